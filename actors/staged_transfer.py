@@ -1,10 +1,10 @@
 """Brings new weights into a vLLM worker: stages them in the background, and commits them at a token boundary.
 
 vLLM's own transfer engines load while they receive, so a transfer that fails half-way leaves a worker that cannot
-serve. Here a worker first receives the whole buffer into memory and verifies it, while generation continues. Only then
-does it open vLLM's weight-update session (start, update, finish). On a CPU the weights are loaded into a twin of the
-model first, and the session swaps the two. On a GPU, where CUDA graphs contain the addresses of the weights and memory
-is short, the session loads from host memory.
+serve. Here a worker first receives the whole buffer into memory and verifies it, while generation continues. Then it
+loads the weights into a twin of the model. Only after that does it open vLLM's weight-update session (start, update,
+finish): on a CPU it swaps the two; on a GPU, where CUDA graphs contain the addresses of the weights, it exchanges their
+contents. Without room for a twin on a GPU, the session loads from host memory.
 
 Importing this module registers the transfer engine with vLLM; `worker_extension_cls` makes every worker import it.
 """
@@ -22,17 +22,14 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.platforms import current_platform
 
 from actors.broadcast import Gpu
 from actors.engine import WeightsRefused, WeightsUnfit
+from actors.kept_twin import KeptTwin
 from actors.receive import Receiver, ReceiverInfo
+from actors.reload import Loaded, loaded_on_cpu, reload
 from actors.shared_memory import map_shared
 from actors.staged_weights import ModelFolder
-from actors.twin import forget_reload, swap, twin_of
 from common.weights import Offer
 from common.wire import decode
 
@@ -45,22 +42,16 @@ class StagedWeights:
     """A verified set of weights, waiting for its commit."""
 
     policy_version: int
-    tensors: dict[str, torch.Tensor]  # in host memory, by the names of the model's loader; empty if there is a twin
-    twin: torch.nn.Module | None  # on a CPU, a copy of the model with these weights; None on a GPU
-    untouched: list[str]  # parameters of the model that its loader took no tensor for; on a GPU filled in at the commit
+    tensors: dict[str, torch.Tensor]  # in host memory, by the names of the model's loader; empty if they are loaded
+    loaded: Loaded | None  # into a twin; None on a GPU without one: the commit loads
 
 
 @dataclass
 class StagedInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """The fields of actors.receive.ReceiverInfo, as plain values that vLLM can send to workers in other processes."""
+    """Plain values, which vLLM can send to workers in other processes."""
 
-    redis_url: str
-    run_id: str
-    actor: str
-    transport: str
-    chunk_bytes: int
-    timeout_s: float
-    disk: str
+    receiver: dict[str, Any]  # the fields of actors.receive.ReceiverInfo
+    twin_room_bytes: int  # of its GPU, which the engine left to a twin
 
 
 @dataclass
@@ -88,7 +79,10 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         self._offer: Offer | None = None  # the newest
         self._received: Future[torch.Tensor | None] | None = None  # None at a worker that does not receive
         self._newest: Future[StagedWeights] | None = None  # of the newest offer, once it was received
-        self._committed: StagedWeights | None = None  # with the weights before in its twin, until they are forgotten
+        self._committed: StagedWeights | None = None  # with the weights before in its twin, until it is settled
+        self._untouched: list[str] = []  # parameters that the last commit brought no tensor for
+        self._has_committed = False
+        self._kept_twin: KeptTwin | None = None  # of a model on a GPU
         self._folder = ModelFolder(
             Path(vllm_config.model_config.model),
             dtype=vllm_config.model_config.dtype,
@@ -97,13 +91,17 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
 
     def init_transfer_engine(self, init_info: StagedInitInfo) -> None:
         """Connect the receiver, if this is the engine's first worker."""
+        if keeps_addresses(self.device):
+            self._kept_twin = KeptTwin(
+                self.model, self.model_config, device=self.device, room_bytes=init_info.twin_room_bytes
+            )
         if self.parallel_config.rank > 0:
             return
         gpu = None
         if self.device.type == "cuda":
             gpu = Gpu(uuid=str(torch.cuda.get_device_properties(self.device).uuid), device=self.device)
         shared = self.parallel_config.world_size > 1
-        self._receiver = Receiver(ReceiverInfo(**vars(init_info)), gpu, shared=shared)
+        self._receiver = Receiver(ReceiverInfo(**init_info.receiver), gpu, shared=shared)
 
     def stage(self, offer: Offer) -> None:
         """Begin to receive and verify `offer` in the background, instead of any earlier offer."""
@@ -115,7 +113,11 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         return self._receiver.shared_path if self._receiver is not None else ""
 
     def prepare(self, shared_path: str) -> None:
-        """Begin to prepare in the background what was received, here or by the first worker at `shared_path`."""
+        """Begin to prepare in the background what was received, here or by the first worker at `shared_path`.
+
+        The last commit must be settled: a twin that is kept has the weights before.
+        """
+        assert self._committed is None, "prepare() before the last commit was settled"
         assert self._received is not None and self._offer is not None, "prepare() without stage()"
         self._newest = self._background.submit(self._prepare, self._offer, self._received.result(), shared_path)
         self._received = None  # it refers to the weights, which the receiver may replace
@@ -148,44 +150,34 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
     def _prepare(self, offer: Offer, received: torch.Tensor | None, shared_path: str) -> StagedWeights:
         version = offer.manifest.policy_version
         tensors = self._folder.tensors(offer.manifest, map_shared(shared_path) if received is None else received)
-        if not current_platform.is_cpu():
-            return StagedWeights(policy_version=version, tensors=tensors, twin=None, untouched=[])
-        twin: Any = twin_of(self.model)
-        forget_experts(twin)
-        initialize_layerwise_reload(twin)
-        untouched = _load(twin, tensors)
-        finalize_layerwise_reload(twin, self.model_config)
-        check_experts(twin)
-        repack_embeddings(twin)
-        forget_reload(twin)
-        return StagedWeights(policy_version=version, tensors={}, twin=twin, untouched=untouched)
+        if self._kept_twin is not None:
+            loaded = self._kept_twin.load(tensors, has_committed=self._has_committed)
+        else:
+            loaded = loaded_on_cpu(self.model, tensors, self.model_config)
+        return StagedWeights(policy_version=version, tensors={} if loaded else tensors, loaded=loaded)
 
     def start_weight_update(self) -> None:
-        """Open the update session: on a GPU, vLLM's loaders now accept whole tensors of a checkpoint."""
-        if not current_platform.is_cpu():
-            initialize_layerwise_reload(self.model)
+        """Open the update session."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the staged weights. The base class would call an accelerator's synchronize, which a CPU lacks."""
+        """Commit the staged weights. The base class would call an accelerator's synchronize, which a CPU lacks."""
         self.receive_weights(self.parse_update_info(update_info))
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize()
+        self._synchronize()
 
     def receive_weights(self, update_info: StagedUpdateInfo) -> None:
-        """Load the staged weights from memory, or swap with the twin. Nothing is transferred."""
+        """Switch to the twin's weights, or load the staged ones from memory. Nothing is transferred."""
         assert self._newest is not None and self._newest.done(), "commit before the stage has ended"
         staged = self._newest.result()
         assert staged.policy_version == update_info.policy_version, "commit of another version than the staged one"
-        if staged.twin is None:
-            staged.untouched[:] = _load(self.model, staged.tensors)
+        if staged.loaded is None:
+            self._untouched = reload(self.model, staged.tensors, self.model_config)
         else:
-            swap(self.model, staged.twin)
-        self._committed = replace(staged, tensors={})
+            staged.loaded.switch()
+            self._untouched = staged.loaded.untouched
+        self._committed, self._has_committed = replace(staged, tensors={}), True
 
     def finish_weight_update(self) -> None:
-        """Close the session. The weights before are kept until `settle_weights`."""
-        if not current_platform.is_cpu():
-            finalize_layerwise_reload(self.model, self.model_config)
+        """Close the session. The weights before are kept until `settle_weights`, if there is a twin."""
         self._newest = None
 
     def settle_weights(self, *, revert: bool) -> bool:
@@ -193,14 +185,19 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         committed, self._committed = self._committed, None
         if not revert:
             return True
-        if committed is None or committed.twin is None:
+        if committed is None or committed.loaded is None:
             return False
-        swap(self.model, committed.twin)
+        committed.loaded.switch()
+        self._synchronize()
         return True
 
     def untouched(self) -> list[str]:
         """The parameters of the model that the last commit brought no tensor for."""
-        return self._committed.untouched if self._committed else []
+        return self._untouched
+
+    def _synchronize(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
 
     def leave_broadcasts(self) -> None:
         if self._receiver is not None:
@@ -251,34 +248,9 @@ class StagingWorker:
         self.weight_transfer_engine.leave_broadcasts()
 
 
-def forget_experts(twin: torch.nn.Module) -> None:
-    """Make a reload of `twin` pack its experts for the CPU's kernels, which vLLM does only if there is no kernel yet.
-
-    A reload into packed experts copied the plain weights over the packed ones: logits were wrong by 10 nats, without an
-    error.
-    """
-    for module in twin.modules():
-        if isinstance(module, FusedMoEMethodBase):
-            module.moe_kernel = None
-
-
-def check_experts(twin: torch.nn.Module) -> None:
-    """Raise WeightsUnfit if a reload has not packed the experts again: a forward pass would end the engine.
-
-    Some of vLLM's loaders, such as that of gpt-oss, copy experts past its reload, into tensors without memory.
-    """
-    if any(isinstance(module, FusedMoEMethodBase) and module.moe_kernel is None for module in twin.modules()):
-        raise WeightsUnfit(
-            f"vLLM's {type(twin).__name__} cannot load experts while it runs: its loader copies them past vLLM's "
-            "reload; train another model, or use a version of vLLM that reloads this one"
-        )
-
-
-def _load(model: Any, tensors: dict[str, torch.Tensor]) -> list[str]:
-    """Give `tensors` to the model's loader; return the names of the parameters that it took nothing for."""
-    known = [name for name, _ in model.named_parameters()]
-    loaded = model.load_weights(tensors.items())
-    return [] if loaded is None else [name for name in known if name not in loaded]
+def keeps_addresses(device: torch.device) -> bool:
+    """Whether a model's tensors must stay where they are: CUDA graphs contain their addresses."""
+    return device.type != "cpu"
 
 
 def _tied(model_config: Any) -> bool:
@@ -286,17 +258,6 @@ def _tied(model_config: Any) -> bool:
     # Of some vision-language models only the whole configuration says so, and not that of its text.
     text = model_config.hf_text_config
     return bool((text if hasattr(text, "tie_word_embeddings") else model_config.hf_config).tie_word_embeddings)
-
-
-def repack_embeddings(model: torch.nn.Module) -> None:
-    """Pack the embedding matrices again on a CPU.
-
-    A reload repacks only layers for which a tensor was loaded. A tied output layer has no tensor of its own, and kept
-    multiplying by the packed copy of the old weights: logits were wrong by 3 nats, without an error.
-    """
-    for module in model.modules():
-        if isinstance(module, VocabParallelEmbedding):
-            module.quant_method.process_weights_after_loading(module)
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, StagedTransferEngine)

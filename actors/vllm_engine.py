@@ -57,6 +57,7 @@ from common.tool_call import ParsedAnswer
 from common.trajectory import Sampling
 from common.weights import Offer
 
+ENGINE_MODULE = "actors.serve_engine"  # what the engine process runs
 START_TIMEOUT_S = 600.0  # enough to load a large model from a slow disk
 CLOSE_TIMEOUT_S = 5.0  # then the process is killed; it has no data that could be lost
 MAX_SILENCE_S = 120.0  # it sends a message every second, but only between two steps: one step may be slow on a CPU
@@ -74,7 +75,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "actors.serve_engine", str(theirs.fileno())],
+                [sys.executable, "-m", ENGINE_MODULE, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | vllm_environment(),

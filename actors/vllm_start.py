@@ -26,9 +26,10 @@ from actors.choices import following_tokens
 from actors.engine import Restriction
 from actors.orders import Ended, EngineSettings, Failed
 from actors.staged_transfer import BACKEND, WORKER_EXTENSION
+from actors.twin_memory import room_for_twin
 from common.chat import end_tokens
 from common.kept_sets import MAX_KEPT_TOKENS
-from common.model_folder import has_weights
+from common.model_folder import has_weights, tensor_shapes
 from common.tokenizer import load_tokenizer, no_own_code
 from common.trajectory import Sampling, VersionSpan
 
@@ -78,18 +79,22 @@ def start_vllm(settings: EngineSettings) -> LLMEngine:
     if not on_gpu:
         # OpenMP may have read OMP_NUM_THREADS too early, when torch was imported. This sets it for this thread.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    arguments = _arguments(settings, on_gpu=on_gpu)
+    gpu_bytes = current_platform.get_device_total_memory() if on_gpu else 0
+    arguments = _arguments(settings, gpu_bytes=gpu_bytes)
     with no_own_code(settings.model_path):
         if not on_gpu and arguments.create_model_config().is_hybrid:
             # vLLM caches the states of layers only at the ends of prefills in parts, which CPU_OPTIONS exclude.
             arguments.enable_prefix_caching = False
         llm = LLMEngine.from_engine_args(arguments)
-    llm.collective_rpc("init_weight_transfer_engine", args=(asdict(settings.receiver),))
+    connected = {"receiver": asdict(settings.receiver), "twin_room_bytes": twin_room_bytes(settings, gpu_bytes)}
+    llm.collective_rpc("init_weight_transfer_engine", args=(connected,))
     llm.set_weight_version(str(settings.policy_version))
     return llm
 
 
-def _arguments(settings: EngineSettings, *, on_gpu: bool) -> EngineArgs:
+def _arguments(settings: EngineSettings, *, gpu_bytes: int) -> EngineArgs:
+    """vLLM's arguments; `gpu_bytes` is the memory of each GPU, 0 on a CPU."""
+    on_gpu = gpu_bytes > 0
     return EngineArgs(
         model=settings.model_path,
         load_format="auto" if has_weights(Path(settings.model_path)) else "dummy",  # the run's weights come at once
@@ -110,7 +115,7 @@ def _arguments(settings: EngineSettings, *, on_gpu: bool) -> EngineArgs:
         disable_log_stats=True,
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
         worker_extension_cls=WORKER_EXTENSION,
-        **(gpu_options(settings) if on_gpu else _cpu_options(settings.kv_cache_bytes)),
+        **(gpu_options(settings, gpu_bytes) if on_gpu else _cpu_options(settings.kv_cache_bytes)),
     )
 
 
@@ -125,16 +130,32 @@ def _cpu_options(kv_cache_bytes: int) -> dict[str, Any]:
     return CPU_OPTIONS | {"kv_cache_memory_bytes": kv_cache_bytes or CPU_KV_CACHE_BYTES}
 
 
-def gpu_options(settings: EngineSettings) -> dict[str, Any]:
+def gpu_options(settings: EngineSettings, gpu_bytes: int) -> dict[str, Any]:
     """The options on a GPU: the memory of the engine, and logits in float32, as the learner computes them.
 
     With a size of its KV cache an engine shares its GPU: vLLM then asks for that size, and for no share of the GPU. It
-    still refuses to start where the share is not free, so the share is next to nothing.
+    still refuses to start where the share is not free, so the share is next to nothing. Else vLLM gets the engine's
+    share without the room for a twin of the weights.
     """
     options: dict[str, Any] = {"hf_overrides": {"head_dtype": "float32"}}
     if settings.kv_cache_bytes:
         return options | {"kv_cache_memory_bytes": settings.kv_cache_bytes, "gpu_memory_utilization": 0.01}
-    return options | {"gpu_memory_utilization": settings.gpu_memory_utilization}
+    share = settings.gpu_memory_utilization - twin_room_bytes(settings, gpu_bytes) / gpu_bytes
+    return options | {"gpu_memory_utilization": share}
+
+
+def twin_room_bytes(settings: EngineSettings, gpu_bytes: int) -> int:
+    """The bytes of each GPU of `gpu_bytes` that this engine leaves to a twin of its weights; 0 on a CPU.
+
+    Also 0 for an engine without a run, whose weights never change. Raises ValueError if the folder has neither weights
+    nor their shapes.
+    """
+    if not gpu_bytes or settings.kv_cache_bytes or not settings.receiver.redis_url:
+        return 0
+    shapes = tensor_shapes(Path(settings.model_path)).values()
+    dtype = getattr(torch, _dtype(settings.dtype, on_gpu=True))
+    weights_bytes = dtype.itemsize * sum(map(math.prod, shapes)) // settings.tensor_parallel
+    return room_for_twin(share_bytes=int(settings.gpu_memory_utilization * gpu_bytes), weights_bytes=weights_bytes)
 
 
 def engine_name() -> str:

@@ -12,7 +12,7 @@ class ActorsConfig:
     count: int = 2  # actor processes that `slipstream up` and `slipstream actors` start
     max_episodes: int = 32  # concurrent episodes in one actor
     kv_cache_bytes: int = 0  # of each engine; 0: 64 MiB on a CPU, what the weights leave of its share of a GPU
-    gpu_memory_utilization: float = WHOLE_GPU  # an engine's share of its GPU; without effect with kv_cache_bytes
+    gpu_memory_utilization: float = WHOLE_GPU  # of a GPU, for all of an engine; without effect with kv_cache_bytes
     tensor_parallel: int = 1  # GPUs of one engine, over which each layer is split; divides the number of heads
     transport: str = "broadcast"  # how actors receive weights: broadcast, pull (for spot actors), or disk
     relay: bool = False  # also start a relay at weights.host, which fetches weights once for the whole host

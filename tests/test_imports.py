@@ -59,5 +59,6 @@ def test_the_learner_imports_without_vllm_and_the_actors_too_but_for_their_engin
 
 
 ENGINE_FILES = tuple(
-    f"actors.{name}" for name in ("vllm_start", "staged_transfer", "twin", "serve_engine", "answer_parser")
+    f"actors.{name}"
+    for name in ("vllm_start", "staged_transfer", "reload", "kept_twin", "serve_engine", "answer_parser")
 )

@@ -7,13 +7,14 @@ import msgspec
 import pytest
 import yaml
 
+from actors.twin_memory import ENGINE_RESERVE_BYTES, GIB
 from common.config import Config, dump_config, load_config
 from common.config_error import ConfigError
 from tests.model_configs import CONFIGS
 from tests.test_fake_gpu import DENSE, run_steps, write_step
 from tools.devices import Split
 from tools.plan.measured_step import MeasuredStep
-from tools.plan.memory import ENGINE_RESERVE_BYTES, GIB, LEARNER_RESERVE_BYTES, engine_memory, host_memory, problems
+from tools.plan.memory import LEARNER_RESERVE_BYTES, engine_memory, host_memory, problems
 from tools.plan.plan import plan
 from tools.plan.plan_options import PlanOptions
 
@@ -85,7 +86,14 @@ def test_a_plan_is_printed_with_what_it_is_made_of(tmp_path: Path, capsys: pytes
     printed = capsys.readouterr().out
     for part in ("estimates from assumptions, never measured", "Each is an option", "the bottleneck is", "6.00 $/h"):
         assert part in printed
-    for part in ("peak of a step", "KV cache", "bytes of a publish", "split: learner 0; actors 1", "It fits"):
+    for part in (
+        "peak of a step",
+        "twin of the weights",
+        "KV cache",
+        "bytes of a publish",
+        "split: learner 0; actors 1",
+        "It fits",
+    ):
         assert part in printed
     assert "DOES NOT FIT" not in printed
 
@@ -103,17 +111,31 @@ def test_the_tiny_model_needs_no_plan_and_impossible_hosts_are_refused(capsys: p
             PlanOptions(**options)  # type: ignore[arg-type]
 
 
-def test_an_engine_has_weights_a_reserve_and_what_is_left_for_keys_and_values() -> None:
+def test_an_engine_has_weights_a_twin_of_them_a_reserve_and_what_is_left_for_keys_and_values() -> None:
     engine = engine_memory(settings(), STEP, gpu_bytes=GPU)
-    assert engine.weights_bytes == 20 * GIB
-    assert engine.kv_bytes == int(0.9 * GPU) - 20 * GIB - ENGINE_RESERVE_BYTES == 49 * GIB
-    assert engine.num_tokens == 49 * 1024
+    assert (engine.weights_bytes, engine.twin_bytes) == (20 * GIB, 22 * GIB)
+    assert engine.kv_bytes == int(0.9 * GPU) - 42 * GIB - ENGINE_RESERVE_BYTES == 27 * GIB
+    assert engine.num_tokens == 27 * 1024
+    assert engine.taken_bytes == int(0.9 * GPU)
     four = engine_memory(settings("actors.tensor_parallel=4"), STEP, gpu_bytes=GPU)
-    assert (four.weights_bytes, four.kv_token_bytes) == (5 * GIB, 1 << 18)
+    assert (four.weights_bytes, four.twin_bytes, four.kv_token_bytes) == (5 * GIB, 7 * GIB, 1 << 18)
     sixteen = engine_memory(settings("actors.tensor_parallel=16"), STEP, gpu_bytes=GPU)
     assert sixteen.kv_token_bytes == 1 << 17  # each of 8 heads is on two GPUs
-    given = engine_memory(settings("actors.kv_cache_bytes=8589934592"), STEP, gpu_bytes=GPU)
-    assert (given.kv_bytes, given.taken_bytes) == (8 * GIB, 31 * GIB)
+
+
+def test_an_engine_whose_kv_cache_would_keep_less_than_half_has_no_twin() -> None:
+    engine = engine_memory(settings("actors.gpu_memory_utilization=0.8"), STEP, gpu_bytes=GPU)
+    assert (engine.twin_bytes, engine.kv_bytes, engine.taken_bytes) == (0, 41 * GIB, 64 * GIB)
+
+
+def test_beside_a_kv_cache_of_a_given_size_a_twin_is_counted_if_it_leaves_a_tenth_of_the_gpu() -> None:
+    given = settings("actors.kv_cache_bytes=8589934592")
+    alone = engine_memory(given, STEP, gpu_bytes=GPU)
+    assert (alone.kv_bytes, alone.twin_bytes, alone.taken_bytes) == (8 * GIB, 22 * GIB, 53 * GIB)
+    tight = engine_memory(given, STEP, gpu_bytes=GPU, beside_bytes=19 * GIB)
+    assert (tight.twin_bytes, tight.taken_bytes) == (22 * GIB, 53 * GIB)
+    full = engine_memory(given, STEP, gpu_bytes=GPU, beside_bytes=19 * GIB + 1)
+    assert (full.kv_bytes, full.twin_bytes, full.taken_bytes) == (8 * GIB, 0, 31 * GIB)
 
 
 def test_the_host_has_slots_for_versions_and_a_copy_of_what_is_trained() -> None:

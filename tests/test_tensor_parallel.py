@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-import torch
 from transformers import Qwen3ForCausalLM
 
 from actors.engine import WeightsRefused
@@ -29,26 +28,21 @@ from tests.vllm_engines import (
     TOLERANCE,
     Offers,
     Policies,
-    changed,
     check_spans,
     forward_logprobs,
+    make_policies,
     probe_by,
     refreshed_in_mid_generation,
     run,
     until,
     worst,
 )
-from tools.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    words = [a + b for a in "abcdefghijklmnopqrstuvwxyz" for b in "abcdefghijklmnopqrstuvwxyz"]
     heads = TinyModelConfig(num_heads=4, num_kv_heads=2)
-    make_tiny_model(folder, texts=words, config=heads, max_tokens=MAX_TOKENS, seed=3)
-    first = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return Policies(folder=folder, models={0: first, 1: changed(first, seed=1), 2: changed(first, seed=2)})
+    return make_policies(tmp_path_factory.mktemp("model") / "tiny", heads)
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,13 @@ import torch
 from torch import nn
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, get_layerwise_info
 
-from actors.twin import forget_reload, swap, twin_of
+from actors.reload import forget_reload, reloadable_twin
+from actors.twin import swap, twin_of
 
 
 def reloaded_twin(model: nn.Module) -> nn.Module:
     """As after a reload: what vLLM keeps of each layer has a loader that is bound to the layer."""
-    twin = twin_of(model)
+    twin = reloadable_twin(model)
     for layer in twin.modules():
         (parameters, _) = get_layerwise_info(layer).restore_metadata
         for tensor in parameters.values():

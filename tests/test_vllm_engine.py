@@ -1,10 +1,12 @@
 """The vLLM engine against a Hugging Face forward pass: log-probabilities, versions, and refreshes in mid-generation."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,6 +20,7 @@ from actors.orders import EngineSettings, engine_settings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import load_config
+from common.model_folder import SHAPES
 from common.tokenizer import load_tokenizer
 from common.trajectory import Sampling, VersionSpan
 from envhub.catalogue import make_any_env
@@ -329,21 +332,43 @@ def test_a_parser_that_vllm_does_not_have_is_refused_before_the_model_is_loaded(
         started(policies, kv_policy="keep", tool_parser="hermos")
 
 
-def test_with_a_size_of_its_kv_cache_an_engine_asks_for_no_share_of_its_gpu() -> None:
+def gpu_options(folder: str, *settings: str, redis_url: str = "redis://127.0.0.1:1") -> dict[str, Any]:
+    """What vLLM is given for a GPU of 80 GiB."""
+    config = load_config(None, ["model.dtype=bfloat16", *settings])
+    receiver = ReceiverInfo(
+        redis_url=redis_url, run_id="r", actor="a", transport="pull", chunk_bytes=1, timeout_s=1.0, disk=""
+    )
+    order = engine_settings(config, config.actors, model_path=folder, policy_version=0, seed=0, receiver=receiver)
+    return vllm_start.gpu_options(order, 80 << 30)
+
+
+HEAD = {"hf_overrides": {"head_dtype": "float32"}}  # the learner's logits are float32 too
+
+
+def shapes_folder(folder: Path, *, num_weights: int) -> str:
+    (folder / SHAPES).write_text(json.dumps({"weight": [num_weights // 2, 2]}))
+    return str(folder)
+
+
+def test_with_a_size_of_its_kv_cache_an_engine_asks_for_no_share_of_its_gpu(tmp_path: Path) -> None:
     """As of vLLM 0.32: with that size it respects no share, but does not start where the share is not free."""
-
-    def options(*settings: str) -> dict[str, Any]:
-        config = load_config(None, list(settings))
-        receiver = ReceiverInfo(
-            redis_url="", run_id="r", actor="a", transport="pull", chunk_bytes=1, timeout_s=1.0, disk=""
-        )
-        return vllm_start.gpu_options(
-            engine_settings(config, config.actors, model_path="", policy_version=0, seed=0, receiver=receiver)
-        )
-
-    head = {"hf_overrides": {"head_dtype": "float32"}}  # the learner's logits are float32 too
-    assert options() == head | {"gpu_memory_utilization": 0.9}
-    assert options("actors.gpu_memory_utilization=0.4") == head | {"gpu_memory_utilization": 0.4}
+    small = shapes_folder(tmp_path, num_weights=1 << 30)
     shared = {"kv_cache_memory_bytes": 16 << 30, "gpu_memory_utilization": 0.01}
-    assert options("actors.kv_cache_bytes=17179869184") == head | shared
+    assert gpu_options(small, "actors.kv_cache_bytes=17179869184") == HEAD | shared
     assert vllm_start._cpu_options(0)["kv_cache_memory_bytes"] == 64 << 20
+
+
+def test_an_engine_leaves_the_room_of_a_twin_within_its_share_if_its_kv_cache_keeps_half(tmp_path: Path) -> None:
+    def share(*settings: str, redis_url: str = "redis://127.0.0.1:1") -> float:
+        options = gpu_options(str(tmp_path), *settings, redis_url=redis_url)
+        assert options.keys() == HEAD.keys() | {"gpu_memory_utilization"}
+        return options["gpu_memory_utilization"]
+
+    shapes_folder(tmp_path, num_weights=7 << 30)  # 14 GiB in bfloat16, and 16 with what its load needs
+    assert share() == pytest.approx(0.9 - 16 / 80)
+    assert share("model.dtype=float32") == 0.9  # 30 of 41 GiB would be the twin's
+    assert share("model.dtype=float32", "actors.tensor_parallel=2") == pytest.approx(0.9 - 16 / 80)
+    assert share("actors.gpu_memory_utilization=0.4") == 0.4
+    assert share(redis_url="") == 0.9  # without a run its weights never change
+    shapes_folder(tmp_path, num_weights=1 << 30)
+    assert share("actors.gpu_memory_utilization=0.4") == pytest.approx(0.4 - 4 / 80)

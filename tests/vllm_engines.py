@@ -105,13 +105,16 @@ class Policies:
     models: dict[int, Qwen3ForCausalLM]
 
 
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
+def make_policies(folder: Path, config: TinyModelConfig) -> Policies:
     words = [a + b for a in "abcdefghijklmnopqrstuvwxyz" for b in "abcdefghijklmnopqrstuvwxyz"]
-    make_tiny_model(folder, texts=words, config=TinyModelConfig(), max_tokens=MAX_TOKENS, seed=3)
+    make_tiny_model(folder, texts=words, config=config, max_tokens=MAX_TOKENS, seed=3)
     first = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return Policies(folder=folder, models={0: first, 1: changed(first, seed=1), 2: changed(first, seed=2)})
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    return make_policies(tmp_path_factory.mktemp("model") / "tiny", TinyModelConfig())
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,7 @@ def server() -> Iterator[Offers]:
     server.close()
 
 
-def started(policies: Policies, *, kv_policy: str, **settings: Any) -> VllmEngine:
+def started(policies: Policies, *, kv_policy: str, tensor_parallel: int = 1, **settings: Any) -> VllmEngine:
     order = EngineSettings(
         model_path=str(policies.folder),
         policy_version=0,
@@ -130,7 +133,7 @@ def started(policies: Policies, *, kv_policy: str, **settings: Any) -> VllmEngin
         dtype="float32",
         kv_cache_bytes=64 << 20,
         max_episodes=32,
-        tensor_parallel=1,
+        tensor_parallel=tensor_parallel,
         kv_policy=kv_policy,
         receiver=ReceiverInfo(
             redis_url="redis://127.0.0.1:1",

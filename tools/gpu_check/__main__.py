@@ -29,6 +29,7 @@ ITEMS = {
     "steps": 90.0,
     "shape": 150.0,
     "publisher": 90.0,
+    "exchange": 60.0,
     "sharing": 90.0,
     "resume": 90.0,
     "loop": 120.0,

@@ -6,12 +6,10 @@ from typing import Any
 
 import torch
 from vllm import EngineArgs, SamplingParams
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from actors.staged_transfer import repack_embeddings
-from actors.twin import forget_reload, swap, twin_of
+from actors.reload import loaded_on_cpu
 from actors.vllm_start import CPU_KV_CACHE_BYTES, CPU_OPTIONS, stop_token_ids
 from common.config import Config
 from tools.peers.episode import Episode
@@ -72,11 +70,4 @@ class HandEngine:
 
 def _load(worker: Any, weights: Mapping[str, torch.Tensor]) -> None:
     """Load into a copy and swap: a reload in place leaves packed layers of a CPU half-way."""
-    model = worker.get_model()
-    twin: Any = twin_of(model)
-    initialize_layerwise_reload(twin)
-    twin.load_weights(weights.items())
-    finalize_layerwise_reload(twin, worker.model_config)
-    repack_embeddings(twin)
-    forget_reload(twin)
-    swap(model, twin)
+    loaded_on_cpu(worker.get_model(), dict(weights), worker.model_config).switch()

@@ -1,20 +1,19 @@
 """What a run needs of GPUs and hosts, from a step on a fake GPU; what does not fit, and what to change.
 
 The learner's numbers are measured on the fake GPU. An engine's are computed: its weights, split evenly over its GPUs,
-and the keys and values of full attention in every layer that attends; what other layers keep of a sequence is left out.
-RESERVES are estimates.
+a twin of them by the rule of the engine itself, and the keys and values of full attention in every layer that attends;
+what other layers keep of a sequence is left out. RESERVES are estimates.
 """
 
 from dataclasses import dataclass
 
+from actors.twin_memory import ENGINE_RESERVE_BYTES, GIB, TWIN_WORK_BYTES, needed_bytes, room_for_twin
 from common.config import Config
 from learner.publisher.shelf import num_slots
 from tools.devices import Split
 from tools.plan.measured_step import MeasuredStep
 
-GIB = 1 << 30
 LEARNER_RESERVE_BYTES = 4 * GIB  # estimate: CUDA's context, NCCL's buffers, and what the allocator cannot use
-ENGINE_RESERVE_BYTES = 3 * GIB  # estimate: CUDA's context, CUDA graphs, and the activations of a prefill
 ENGINE_DTYPE_BYTES = 2
 
 
@@ -23,6 +22,7 @@ class EngineMemory:
     """One engine, in bytes on each of its GPUs."""
 
     weights_bytes: int
+    twin_bytes: int  # for new weights beside them; 0 if there is no room: they are loaded while nothing is generated
     kv_token_bytes: int  # of one token
     kv_bytes: int  # for all keys and values; negative if the weights alone are too large
     taken_bytes: int  # of the GPU, all together
@@ -48,18 +48,29 @@ class HostMemory:
         return max(self.loading_bytes + self.offloaded_bytes, kept)
 
 
-def engine_memory(config: Config, step: MeasuredStep, *, gpu_bytes: int) -> EngineMemory:
-    """The memory of an engine with GPUs of `gpu_bytes`."""
+def engine_memory(config: Config, step: MeasuredStep, *, gpu_bytes: int, beside_bytes: int = 0) -> EngineMemory:
+    """The memory of an engine with GPUs of `gpu_bytes`, of which another process has `beside_bytes`."""
     actors, together = config.actors, config.actors.tensor_parallel
     base_bytes = ENGINE_DTYPE_BYTES * step.num_base_parameters
     weights = -(-base_bytes // together)
     kv_heads = -(-step.num_kv_heads // together)  # at least one on each GPU
     kv_token = step.kv_token_bytes * kv_heads // step.num_kv_heads
-    kv = actors.kv_cache_bytes
-    if not kv:
-        kv = int(actors.gpu_memory_utilization * gpu_bytes) - weights - ENGINE_RESERVE_BYTES
-    taken = weights + max(0, kv) + ENGINE_RESERVE_BYTES
-    return EngineMemory(weights_bytes=weights, kv_token_bytes=kv_token, kv_bytes=kv, taken_bytes=taken)
+    if actors.kv_cache_bytes:
+        kv = actors.kv_cache_bytes
+        free = gpu_bytes - beside_bytes - weights - kv - ENGINE_RESERVE_BYTES
+        fits = needed_bytes(weights, room_bytes=0, total_bytes=gpu_bytes) <= free
+        twin = weights + TWIN_WORK_BYTES if fits else 0
+    else:
+        share = int(actors.gpu_memory_utilization * gpu_bytes)
+        twin = room_for_twin(share_bytes=share, weights_bytes=weights)
+        kv = share - weights - twin - ENGINE_RESERVE_BYTES
+    taken = weights + twin + max(0, kv) + ENGINE_RESERVE_BYTES
+    return EngineMemory(weights_bytes=weights, twin_bytes=twin, kv_token_bytes=kv_token, kv_bytes=kv, taken_bytes=taken)
+
+
+def learner_memory(step: MeasuredStep) -> int:
+    """The bytes that a rank of the learner takes of its GPU."""
+    return max(step.step_peak_bytes, step.loading_peak_bytes) + LEARNER_RESERVE_BYTES
 
 
 def host_memory(config: Config, step: MeasuredStep) -> HostMemory:
@@ -77,8 +88,9 @@ def problems(
     config: Config, step: MeasuredStep, split: Split | None, *, gpu_bytes: int, host_bytes: int | None
 ) -> list[str]:
     """What does not fit, each with what to change; `split` is None if the actors have hosts of their own."""
-    engine, host = engine_memory(config, step, gpu_bytes=gpu_bytes), host_memory(config, step)
-    learner_bytes = max(step.step_peak_bytes, step.loading_peak_bytes) + LEARNER_RESERVE_BYTES
+    learner_bytes, host = learner_memory(step), host_memory(config, step)
+    beside = learner_bytes if split and split.shared else 0
+    engine = engine_memory(config, step, gpu_bytes=gpu_bytes, beside_bytes=beside)
     found = []
     if learner_bytes > gpu_bytes:
         found.append(

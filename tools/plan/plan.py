@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from actors.twin_memory import ENGINE_RESERVE_BYTES, GIB
 from common.config import Config, dump_config
 from common.config_error import ConfigError
 from envhub.rewards.part import reward_parts
@@ -15,12 +16,12 @@ from tools.child import EXIT_BAD_INPUT
 from tools.devices import split_devices
 from tools.plan.measured_step import MeasuredStep
 from tools.plan.memory import (
-    ENGINE_RESERVE_BYTES,
-    GIB,
     LEARNER_RESERVE_BYTES,
+    EngineMemory,
     engine_memory,
     gib,
     host_memory,
+    learner_memory,
     problems,
 )
 from tools.plan.plan_options import PlanOptions
@@ -44,7 +45,9 @@ def plan(config: Config, options: PlanOptions) -> int:
     _check_hosts(config, options)
     step, gpu_bytes = measure(config), int(options.gpu_gib * GIB)
     print_table(f"Learner: {config.learner.ranks} ranks, on each GPU of {gib(gpu_bytes)}", _learner_rows(config, step))
-    print_table("Actors: on each GPU of an engine", _engine_rows(config, step, gpu_bytes=gpu_bytes))
+    beside_bytes = learner_memory(step) if split and split.shared else 0
+    engine = engine_memory(config, step, gpu_bytes=gpu_bytes, beside_bytes=beside_bytes)
+    print_table("Actors: on each GPU of an engine", _engine_rows(config, engine, gpu_bytes=gpu_bytes))
     print_table("Host of the learner", _host_rows(config, step))
     if split:
         print_table("GPUs", {"split": str(split)})
@@ -126,12 +129,14 @@ def _learner_rows(config: Config, step: MeasuredStep) -> dict[str, str]:
     return rows
 
 
-def _engine_rows(config: Config, step: MeasuredStep, *, gpu_bytes: int) -> dict[str, str]:
-    engine = engine_memory(config, step, gpu_bytes=gpu_bytes)
+def _engine_rows(config: Config, engine: EngineMemory, *, gpu_bytes: int) -> dict[str, str]:
     wanted, longest = config.actors.max_episodes, config.model.max_tokens
     at_once = engine.num_tokens // longest
     return {
         "weights, bfloat16": gib(engine.weights_bytes),
+        "twin of the weights, into which new ones are loaded": gib(engine.twin_bytes)
+        if engine.twin_bytes
+        else "no room: new weights are loaded while nothing is generated",
         "reserve (estimate)": gib(ENGINE_RESERVE_BYTES),
         "KV cache": f"{gib(max(0, engine.kv_bytes))}, {engine.num_tokens} tokens of {engine.kv_token_bytes} bytes",
         f"episodes of {longest} tokens that fit": f"{at_once}; actors.max_episodes is {wanted}"

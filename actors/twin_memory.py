@@ -1,0 +1,44 @@
+"""Whether a GPU has room for a twin of an engine's weights beside its KV cache.
+
+Engines are sized by it at their start, and `slipstream plan` counts by it.
+"""
+
+GIB = 1 << 30
+ENGINE_RESERVE_BYTES = 3 * GIB  # estimate: CUDA's context, CUDA graphs, and the activations of a prefill
+# Estimate: a layer is loaded into memory of its own before it is copied to its place; the embedding of a 7B has 1.1 GB.
+TWIN_WORK_BYTES = 2 * GIB
+MARGIN = 0.1  # the share of a GPU that stays free if a twin is not part of the engine's share
+
+
+def room_for_twin(*, share_bytes: int, weights_bytes: int) -> int:
+    """The bytes of its share of a GPU that an engine leaves to a twin of its weights.
+
+    All that a twin needs if the KV cache then keeps at least half of what it would have had, else 0.
+
+    >>> room_for_twin(share_bytes=72 * GIB, weights_bytes=15 * GIB) // GIB, room_for_twin(
+    ...     share_bytes=72 * GIB, weights_bytes=30 * GIB
+    ... )
+    (17, 0)
+    """
+    twin_bytes = weights_bytes + TWIN_WORK_BYTES
+    kv_bytes = share_bytes - weights_bytes - ENGINE_RESERVE_BYTES
+    return twin_bytes if 2 * twin_bytes <= kv_bytes else 0
+
+
+def needed_bytes(twin_bytes: int, *, room_bytes: int, total_bytes: int) -> int:
+    """What must be free for a twin of `twin_bytes`; more, if the engine left it no room and takes what others left."""
+    return twin_bytes + TWIN_WORK_BYTES + (0 if room_bytes else int(MARGIN * total_bytes))
+
+
+def lacks(twin_bytes: int, *, room_bytes: int, free_bytes: int, total_bytes: int) -> str | None:
+    """Why a twin of `twin_bytes` has no room on a GPU of `total_bytes`, and what to set; None if it has."""
+    needed = needed_bytes(twin_bytes, room_bytes=room_bytes, total_bytes=total_bytes)
+    if needed <= free_bytes:
+        return None
+    short = needed - free_bytes
+    share = short / total_bytes + 0.005
+    return (
+        f"a twin needs {needed / GIB:.1f} GiB, and {free_bytes / GIB:.1f} GiB of {total_bytes / GIB:.1f} GiB are free; "
+        f"for one, lower actors.gpu_memory_utilization by {share:.2f} or actors.kv_cache_bytes by {short}, or raise "
+        "actors.tensor_parallel"
+    )
