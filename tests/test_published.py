@@ -16,7 +16,7 @@ from common.weights import Manifest, buffer_bytes, sealed
 from learner.model.lora import adapters_of
 from learner.model.packed_model import PackedModel, load_model
 from learner.model.shards import full_tensors
-from learner.publisher.published import adapted_folder, published_layout, published_tensors
+from learner.publisher.published import Published, adapted_folder
 from learner.ranks import Ranks
 from tests.tiny_model import FLOAT32, save_tiny_model
 
@@ -29,10 +29,10 @@ def model(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> PackedModel
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_weights_are_published_in_the_dtype_of_the_forward_pass(model: PackedModel, dtype: str) -> None:
-    published = dict(published_tensors(model, dtype=dtype))
+    published = dict(Published(model, dtype=dtype).tensors())
     rounded = {name: tensor.to(getattr(torch, dtype)) for name, tensor in full_tensors(model)}
     torch.testing.assert_close(published, rounded, rtol=0, atol=0)
-    laid_out = [(entry.name, entry.dtype, tuple(entry.shape)) for entry in published_layout(model, dtype=dtype)]
+    laid_out = [(entry.name, entry.dtype, tuple(entry.shape)) for entry in Published(model, dtype=dtype).layout]
     assert laid_out == [(name, dtype, tuple(tensor.shape)) for name, tensor in published.items()]
 
 
@@ -49,7 +49,7 @@ def adapted(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> PackedMod
 
 def published(model: PackedModel) -> tuple[Manifest, torch.Tensor]:
     """The manifest of what is published of `model`, and its flat buffer."""
-    entries, tensors = published_layout(model, dtype="bfloat16"), dict(published_tensors(model, dtype="bfloat16"))
+    entries, tensors = Published(model, dtype="bfloat16").layout, dict(Published(model, dtype="bfloat16").tensors())
     buffer = torch.zeros(buffer_bytes(entries), dtype=torch.uint8)
     for entry in entries:
         data = tensors[entry.name].contiguous().flatten().view(torch.uint8)
