@@ -90,7 +90,7 @@ class PinnedPages:
 
     def __init__(self, spans: Sequence[tuple[int, int]], *, device: int) -> None:
         """Begin to pin `spans`, each an address and a number of bytes, for the GPU of that index."""
-        self._spans = spans
+        self.spans = spans
         self._device = device
         self.num_bytes = 0  # pinned so far
         self.settled = threading.Event()  # set once everything is pinned, or CUDA has refused
@@ -107,7 +107,7 @@ class PinnedPages:
         torch.cuda.set_device(self._device)  # of this thread; otherwise it would start a context on GPU 0
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         pinned = list[int]()
-        for address, num_bytes in self._spans:
+        for address, num_bytes in self.spans:
             if self._closing.is_set():
                 break
             if code := int(runtime.cudaHostRegister(address, num_bytes, 0)):
