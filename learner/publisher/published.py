@@ -93,10 +93,17 @@ class Published:
             yield stored_name, tensor
 
     def _part_of(self, number: int) -> slice:
-        """Which of `number` rows or tensors this rank writes: those that FSDP, which chunks, gives to it."""
-        chunk = -(-number // self._num_writers)
-        first = min(self._rank * chunk, number)
-        return slice(first, min(first + chunk, number))
+        return part_of(number, rank=self._rank, num_writers=self._num_writers)
+
+
+def part_of(number: int, *, rank: int, num_writers: int) -> slice:
+    """Which of `number` rows or tensors a rank writes: of rows those that FSDP gives to it, which chunks.
+
+    Of 5 rows 2 writers write rows 0 to 2 and 3 to 4. A rank that is no writer writes none.
+    """
+    chunk = -(-number // num_writers)
+    first = min(rank * chunk, number)
+    return slice(first, min(first + chunk, number))
 
 
 def adapted_folder(model: PackedModel) -> Adapted | None:

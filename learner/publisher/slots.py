@@ -129,16 +129,12 @@ class PinnedPages:
 
 def spans_of(places: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
     """The address and bytes of whole pages that contain `places`; no page is in two spans, no place in parts of two."""
-    spans = list[tuple[int, int]]()
-    for place in sorted(places, key=torch.Tensor.data_ptr):
-        first = place.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-        end = -(-(place.data_ptr() + place.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-        if place.nbytes == 0:
-            continue
-        if spans and first <= sum(spans[-1]):
-            spans[-1] = (spans[-1][0], max(end, sum(spans[-1])) - spans[-1][0])
-        else:
-            spans.append((first, end - first))
+    page, spans = mmap.PAGESIZE, list[tuple[int, int]]()
+    for place in sorted((each for each in places if each.nbytes), key=torch.Tensor.data_ptr):
+        first, end = place.data_ptr() // page * page, -(-(place.data_ptr() + place.nbytes) // page) * page
+        if spans and first <= sum(spans[-1]):  # the end of the span before
+            first, _ = spans.pop()
+        spans.append((first, end - first))
     return spans
 
 
