@@ -183,8 +183,7 @@ class Publisher:
     ) -> None:
         """Publish `tensors` that this process has whole: it is the only rank, or no rank of a learner.
 
-        Returns after the copy. Raises FencedOut, and ValueError if they differ from the layout; then nothing is
-        published. Several ranks publish by `VersionWriter`.
+        Returns after the copy. Raises FencedOut, and NotTheLayout if they differ from it; then nothing is published. Several ranks publish by `VersionWriter`.
         """
         slot, begun_at = self.free_slot(), time.perf_counter()
         self.slots.write(slot, tensors)

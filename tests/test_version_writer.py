@@ -32,7 +32,7 @@ from learner.model.shards import full_tensors, named_shards, whole
 from learner.publish import Publisher
 from learner.publisher.messages import PublisherSettings
 from learner.publisher.published import Published
-from learner.publisher.slots import Slots
+from learner.publisher.slots import NotTheLayout, Slots
 from learner.publisher.version_writer import VersionWriter, _Paths
 from learner.ranks import Ranks, join_ranks, leave_ranks
 from learner.share import share
@@ -198,7 +198,7 @@ def too_little(writer: VersionWriter, version: Published, ranks: Ranks, probe: P
     if ranks.rank == 1:
         version.tensors = lambda: (part for part in make() if part[0] != "model.norm.weight")  # type: ignore[method-assign]
     for number in (3, 4):
-        with pytest.raises(ValueError, match=f"version {number} is not published") as raised:
+        with pytest.raises(NotTheLayout, match=f"version {number} is not published") as raised:
             writer.publish(policy_version=number, probe=probe)
         reasons.append(str(raised.value))
         version.tensors = make  # type: ignore[method-assign]

@@ -23,6 +23,10 @@ OwnRows = Mapping[str, slice | None]  # that a rank writes, by the tensor's name
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+class NotTheLayout(ValueError):
+    """Tensors that differ from the layout. All of them were taken."""
+
+
 class Slots:
     """The slots of a run. Pins them in the background after the first version that comes from a GPU."""
 
@@ -42,8 +46,8 @@ class Slots:
     def write(self, slot: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Write this rank's part of each tensor, one at a time; return the number of bytes once all have arrived.
 
-        Raises ValueError if they differ from the layout, or some are missing. `tensors` is iterated to its end even
-        then, because other ranks may be waiting in a gather.
+        Raises NotTheLayout if they differ from it, or some are missing; even then it has iterated `tensors` to the end,
+        because other ranks may be waiting in a gather.
         """
         places, problem, on_gpu = dict(self._places[slot]), "", False
         for name, tensor in tensors:
@@ -61,7 +65,7 @@ class Slots:
         if places and not problem:
             problem = f"a version needs every tensor of the layout; missing: {sorted(places)}"
         if problem:
-            raise ValueError(problem)
+            raise NotTheLayout(problem)
         return sum(place.nbytes for place in self._places[slot].values())
 
     def close(self) -> None:

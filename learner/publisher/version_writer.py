@@ -12,7 +12,7 @@ from common.config_error import ConfigError
 from common.probe import Probe
 from learner.publish import Publisher
 from learner.publisher.published import Published
-from learner.publisher.slots import Slots
+from learner.publisher.slots import NotTheLayout, Slots
 from learner.ranks import Ranks
 from learner.share import share
 from replay.keys import FencedOut
@@ -49,7 +49,7 @@ class VersionWriter:
     def publish(self, *, policy_version: int, probe: Probe) -> None:
         """Publish the present weights. Collective; returns once all ranks have written their parts.
 
-        Raises FencedOut on every rank, and ValueError on every rank if one of them could not write its part.
+        Raises FencedOut on every rank, and NotTheLayout on every rank if one of them could not write its part.
         """
         turn = share(self._begin() if self._publisher else None, _Turn, ranks=self._ranks)
         assert turn is not None
@@ -82,16 +82,16 @@ class VersionWriter:
             return 0, ""
         try:
             return self._slots.write(slot, self._published.tensors()), ""
-        except ValueError as error:
+        except NotTheLayout as error:
             return 0, str(error)
 
     def _check_whole(self, num_bytes: int, problem: str, policy_version: int) -> None:
-        """Raise ValueError unless the parts that the ranks have written are all bytes of the layout."""
+        """Raise NotTheLayout unless the parts that the ranks have written are all bytes of the layout."""
         expected = sum(entry.num_bytes for entry in self._published.layout)
         written = torch.tensor(num_bytes, device=self._ranks.device)
         dist.all_reduce(written)
         if problem or int(written) != expected:
-            raise ValueError(
+            raise NotTheLayout(
                 f"version {policy_version} is not published: {problem or 'another rank could not write its part'}; the "
                 f"ranks have written {int(written)} of {expected} bytes"
             )
