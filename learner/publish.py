@@ -181,9 +181,9 @@ class Publisher:
     def publish(
         self, tensors: Iterable[tuple[str, torch.Tensor]], *, policy_version: int, probe: Probe | None = None
     ) -> None:
-        """Publish `tensors` that this process has whole: it is the only rank, or no rank of a learner.
+        """Publish `tensors`, which this process has whole; the ranks of a learner publish by `VersionWriter`.
 
-        Returns after the copy. Raises FencedOut, and NotTheLayout if they differ from it; then nothing is published. Several ranks publish by `VersionWriter`.
+        Returns after the copy. Raises FencedOut, and NotTheLayout if they differ from it; then nothing is published.
         """
         slot, begun_at = self.free_slot(), time.perf_counter()
         self.slots.write(slot, tensors)
