@@ -65,7 +65,7 @@ SHOWN = {
     "time/forward_s": "Seconds of forward passes and loss in a step.",
     "time/backward_s": "Seconds of backward passes in a step.",
     "time/optimizer_s": "Seconds of sums over the ranks, clipping and update in a step.",
-    "time/publish_s": "Seconds of a step in which the weights were gathered and copied out.",
+    "time/publish_s": "Seconds of a step in which the weights were copied out, with what must be gathered for that.",
     "time/checkpoint_s": "Seconds of the checkpoint before this record.",
 }
 

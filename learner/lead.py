@@ -1,18 +1,16 @@
-"""Rank 0's duties besides training: archive, ledger, published weights, evaluations and metrics."""
+"""Rank 0's duties besides training: archive, ledger, the publisher, evaluations and metrics."""
 
 import contextlib
 import copy
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
-import torch
 
 from common.config import Config
 from common.config_error import ConfigError
 from common.patience import RedisAway
-from common.probe import Probe
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from common.weights import Adapted
@@ -23,6 +21,7 @@ from learner.links import Links
 from learner.model.flops import Flops
 from learner.publish import Publisher
 from learner.publisher.messages import PublisherSettings
+from learner.publisher.slots import OwnRows
 from learner.refusals import Refusals
 from learner.run_record import RunRecord
 from learner.step_metrics import StepMetrics
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Lead:
-    """Rank 0's duties. Only rank 0 writes records and publishes weights; the other ranks only compute."""
+    """Rank 0's duties. Only rank 0 writes records and offers weights."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class Lead:
         self._archive = archive
         self._conditions = conditions
         self._record = record
-        self._publisher = publisher
+        self.publisher = publisher
         self._settled_step = settled_step
         self.refusals = Refusals(links.fleet, links.bulletin)
         last_step = max((during.step for during in record.tally.evaluations_during), default=0)
@@ -73,13 +72,15 @@ class Lead:
         progress: Progress,
         conditions: dict[str, str],
         publishing: PublisherSettings,
+        own: OwnRows | None = None,
         fence: Fence,
         flops: Flops,
         decode: Callable[[list[int]], str],
     ) -> "Lead":
         """Undo what was done after `progress` in the archive, the ledger and the metrics; start the publisher process.
 
-        `fence` is that of the run's checkpoints; `decode` makes text of tokens. Raises ConfigError, FencedOut.
+        `own` are the rows of each version that rank 0 writes, None for all; `fence` is that of the run's checkpoints;
+        `decode` makes text of tokens. Raises ConfigError, FencedOut.
         """
         started_at_s, tally = run_dir.start_clock(), load_tally(run_dir.tally)
         if progress.step and not run_dir.tally.exists():
@@ -110,7 +111,7 @@ class Lead:
             archive=archive,
             conditions=conditions,
             record=record,
-            publisher=Publisher(publishing, log_path=run_dir.log("publisher")),
+            publisher=Publisher(publishing, log_path=run_dir.log("publisher"), own=own),
             settled_step=progress.step,
         )
 
@@ -161,9 +162,6 @@ class Lead:
             log.warning("writing a checkpoint without knowing whether another learner has taken over: %s", error)
         return partial(self._settle, progress.step, copy.deepcopy(self._record.tally))
 
-    def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int, probe: Probe) -> None:
-        self._publisher.publish(tensors, policy_version=policy_version, probe=probe)
-
     def train_from_here(self) -> None:
         """Set the run's state to TRAINING: actors may expect tickets and weights."""
         self._links.fleet.set_run_state(RunState.TRAINING)
@@ -199,7 +197,7 @@ class Lead:
         """Write the metrics of the step that followed `before`; renew the heartbeat."""
         self._links.fleet.renew()
         self._record.write_step(
-            batch, step, before=before, times_s=times_s, publish=self._publisher.stats, refusals=self.refusals
+            batch, step, before=before, times_s=times_s, publish=self.publisher.stats, refusals=self.refusals
         )
 
     def write_summary(self) -> None:
@@ -216,7 +214,7 @@ class Lead:
 
     def close(self) -> None:
         self._links.close()
-        self._publisher.close()
+        self.publisher.close()
         self._record.close()
 
     def _settle(self, step: int, tally: Tally) -> None:

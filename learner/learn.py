@@ -31,7 +31,8 @@ from learner.links import Links, join_run
 from learner.model.probe import probe_of
 from learner.model.skeleton import vocab_size_of
 from learner.publish import publisher_settings
-from learner.publisher.published import adapted_folder, published_layout, published_tensors
+from learner.publisher.published import Published, adapted_folder
+from learner.publisher.version_writer import VersionWriter
 from learner.ranks import Ranks, resolve_dtype
 from learner.rerun import catch_up
 from learner.share import share
@@ -57,7 +58,8 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
         learner, resumed = load_learner(config, run_dir, ranks)
         durable_step = learner.progress.step if resumed else None
         _recover(learner, resumed=resumed)
-        lead = _take_the_lead(learner, links) if links else None
+        published = Published(learner.model, dtype=config.model.dtype, hosts=config.learner.hosts)
+        lead = _take_the_lead(learner, links, published) if links else None
     except FencedOut:
         raise
     except BaseException:
@@ -70,8 +72,9 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     supplies = _supplies(learner, lead, shutdown)
     if supplies and config.env.repeat:
         supplies.load_tasks(run_dir)
+    versions = VersionWriter(published, ranks=ranks, publisher=lead.publisher if lead else None)
     try:
-        return _trained(learner, lead, supplies, shutdown, durable_step=durable_step)
+        return _trained(learner, lead, versions, supplies, shutdown, durable_step=durable_step)
     except FencedOut:
         raise  # another learner has taken over the run: do not set its state
     except BaseException:
@@ -80,20 +83,27 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
         raise
     finally:
         learner.checkpoints.close()
+        versions.close()
         if lead:
             lead.close()
 
 
 def _trained(
-    learner: Learner, lead: Lead | None, supplies: Supplies | None, shutdown: Shutdown, *, durable_step: int | None
+    learner: Learner,
+    lead: Lead | None,
+    versions: VersionWriter,
+    supplies: Supplies | None,
+    shutdown: Shutdown,
+    *,
+    durable_step: int | None,
 ) -> bool:
     """Train from the first publish to the export; return whether the run is finished.
 
     `durable_step` is the step of the checkpoint that it resumed from; None for a new run.
     """
     config = learner.config
-    _publish(learner, lead)
-    if durable_step is None and not _warm_up(learner, lead, shutdown):
+    _publish(learner, versions)
+    if durable_step is None and not _warm_up(learner, lead, versions, shutdown):
         return False
     begin(learner)
     if durable_step is not None and durable_step < learner.progress.step:
@@ -109,7 +119,7 @@ def _trained(
         lead.train_from_here()
     clock, standstill = Clock(learner.ranks.device), Standstill()
     while learner.progress.step < config.learner.steps:
-        metrics = _step(learner, lead, supplies, clock, shutdown)
+        metrics = _step(learner, lead, versions, supplies, clock, shutdown)
         if metrics is None:
             break
         if learner.progress.step > config.objective.critic_warmup_steps:
@@ -138,7 +148,12 @@ def _recover(learner: Learner, *, resumed: bool) -> None:
 
 
 def _step(
-    learner: Learner, lead: Lead | None, supplies: Supplies | None, clock: Clock, shutdown: Shutdown
+    learner: Learner,
+    lead: Lead | None,
+    versions: VersionWriter,
+    supplies: Supplies | None,
+    clock: Clock,
+    shutdown: Shutdown,
 ) -> StepMetrics | None:
     """Make one optimizer step, from claim to checkpoint; None if a stop was requested before its batch was complete.
 
@@ -158,7 +173,7 @@ def _step(
     metrics = train_on(learner, batch, clock)
     step, last = learner.progress.step, config.steps
     if step % config.publish_every == 0 or step == last:
-        _publish(learner, lead)
+        _publish(learner, versions)
     clock.lap("publish")
     if lead:
         lead.evaluate_regularly(learner.progress)
@@ -194,12 +209,12 @@ def _describe_run(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Links:
     )
 
 
-def _take_the_lead(learner: Learner, links: Links) -> Lead:
+def _take_the_lead(learner: Learner, links: Links, published: Published) -> Lead:
     config = learner.config
     tokenizer = load_tokenizer(learner.model.folder, config.model.template_arguments)
     publishing = publisher_settings(
         config,
-        entries=published_layout(learner.model, dtype=config.model.dtype),
+        entries=published.layout,
         adapted=adapted_folder(learner.model),
         model_folder=learner.model.folder,
         model_files=links.model_files,
@@ -213,6 +228,7 @@ def _take_the_lead(learner: Learner, links: Links) -> Lead:
         progress=learner.progress,
         conditions=conditions_of(config, ranks=learner.ranks),
         publishing=publishing,
+        own=published.own,
         fence=learner.checkpoints.fence,
         flops=learner.flops,
         decode=lambda tokens: str(tokenizer.decode(tokens)),
@@ -240,7 +256,7 @@ def _supplies(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> Suppli
     return Supplies.begin(buffers, config, progress=learner.progress)
 
 
-def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
+def _warm_up(learner: Learner, lead: Lead | None, versions: VersionWriter, shutdown: Shutdown) -> bool:
     """Evaluate the initial model, and imitate the expert while the actors play that evaluation.
 
     False if a stop was requested during the imitation: nothing of it is kept, and a resumed learner repeats it.
@@ -256,7 +272,7 @@ def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
         learner.progress = msgspec.structs.replace(
             learner.progress, policy_version=learner.progress.policy_version + num_steps
         )
-        _publish(learner, lead)
+        _publish(learner, versions)
     return True
 
 
@@ -267,16 +283,11 @@ def _evaluate_start(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> 
         lead.close_evaluation(lead.open_evaluation(learner.progress), name, shutdown)
 
 
-def _publish(learner: Learner, lead: Lead | None) -> None:
-    """Publish the current weights. Every rank takes part in probing and gathering them; only rank 0 publishes."""
-    version, config = learner.progress.policy_version, learner.config
-    probe = probe_of(learner.model, learner.ranks.device, tolerance=config.weights.probe_nats)
-    tensors = published_tensors(learner.model, dtype=config.model.dtype)
-    if lead:
-        lead.publish(tensors, version, probe)
-    else:
-        for _ in tensors:
-            pass
+def _publish(learner: Learner, versions: VersionWriter) -> None:
+    """Publish the current weights. Every rank calls it."""
+    version = learner.progress.policy_version
+    probe = probe_of(learner.model, learner.ranks.device, tolerance=learner.config.weights.probe_nats)
+    versions.publish(policy_version=version, probe=probe)
     learner.progress = msgspec.structs.replace(learner.progress, highest_published=version)
 
 

@@ -1,4 +1,4 @@
-"""The learner's side of publishing: copies weights into shared memory and notifies the publisher process.
+"""Rank 0's side of publishing: the shared memory that weights are copied into, and the publisher process.
 
 Nothing here waits for an actor, for Redis or for a hash. If the publisher has not started a version when a newer one
 arrives, it skips the older one.
@@ -6,8 +6,6 @@ arrives, it skips the older one.
 
 import contextlib
 import logging
-import mmap
-import os
 import socket
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from common.anonymous_memory import AnonymousMemory
 from common.blob_store import run_store
 from common.config import Config
 from common.model_folder import ModelFile
@@ -40,11 +39,10 @@ from learner.publisher.messages import (
     Withdraw,
 )
 from learner.publisher.shelf import num_slots
+from learner.publisher.slots import OwnRows, Slots
 from replay.keys import FencedOut
 
 log = logging.getLogger(__name__)
-
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 WATCH_S = 1.0
 ANSWER_S = 30.0  # a running publisher answers in milliseconds; after this long it has hung and is replaced
@@ -61,8 +59,8 @@ class PublishStats:
     served_bytes: int = 0  # pulled from the current process, up to its last announcement
     announced_version: int = -1  # the newest announced version
     num_bytes: int = 0  # of that version, for a receiver of the version before: its delta, or all weights
-    blocked_s: float = 0.0  # of the last publish: all that the learner waited for, including the copy
-    copy_s: float = 0.0  # of the last publish: the copy alone
+    blocked_s: float = 0.0  # of the last publish: all that the learner waited for
+    copy_s: float = 0.0  # of the last publish: rank 0's part of that, to convert, gather and copy
     broadcast_s: float = 0.0  # of the last completed broadcast: the sending alone
     num_receivers: int = 0  # of the last completed broadcast
 
@@ -106,8 +104,11 @@ class Publisher:
     construct this on a thread that lives at least as long.
     """
 
-    def __init__(self, settings: PublisherSettings, *, log_path: Path) -> None:
-        """Lay out the tensors in shared memory, and start the publisher process, which logs to `log_path`."""
+    def __init__(self, settings: PublisherSettings, *, log_path: Path, own: OwnRows | None = None) -> None:
+        """Lay out the tensors in shared memory, and start the publisher process, which logs to `log_path`.
+
+        `own` are the rows that rank 0 writes; None if it writes all.
+        """
         if settings.disk:
             run_store(settings.disk, settings.run_id)  # refuse an unusable store here, not in each new process
         self._settings = settings
@@ -115,17 +116,25 @@ class Publisher:
         self._log_path = log_path
         self._stats = PublishStats()
         self._refusal = ""
-        self._slot_fds = [
-            os.memfd_create(f"slipstream-weights-{slot}")
+        self._memory = [
+            AnonymousMemory(f"slipstream-weights-{slot}", buffer_bytes(settings.entries))
             for slot in range(num_slots(anchor_every=settings.anchor_every))
         ]
-        self._slots = [_mapped(fd, settings.entries) for fd in self._slot_fds]
+        if own is None:
+            own = {entry.name: None for entry in settings.entries}
+        self.slots = Slots([each.mapped() for each in self._memory], settings.entries, own=own)
         self._free_slots: list[int] = []
+        self._begun_at = 0.0
         self._newest: Submitted | None = None  # None once its slot is free again
         self._start()
         self._using = threading.Lock()  # shared by the learner's thread and the watching thread
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="watch-publisher", daemon=True).start()
+
+    @property
+    def slot_paths(self) -> list[str]:
+        """Where other ranks of this host map the slots: see `map_memory`."""
+        return [each.path for each in self._memory]
 
     @property
     def stats(self) -> PublishStats:
@@ -139,22 +148,46 @@ class Publisher:
         """The pid of the publisher process."""
         return self._process.pid
 
+    def free_slot(self) -> int:
+        """A slot to write the next version into; it stays free until `submit`.
+
+        Waits for no actor. Raises FencedOut once the publisher process has found a newer learner or newer weights.
+        """
+        self._begun_at = time.perf_counter()
+        with self._using:
+            self._read_messages()
+            if self._refusal:
+                raise FencedOut(self._refusal)
+            try:
+                if not self._free_slots:
+                    self._send(Withdraw())
+                    self._await_slot()
+            except (OSError, EOFError) as error:
+                self._restart(error)
+            return self._free_slots[0]
+
+    def submit(self, slot: int, *, policy_version: int, probe: Probe | None, copy_s: float) -> None:
+        """Have the publisher process publish what all ranks have written into `slot`, in `copy_s` on this rank."""
+        with self._using:
+            self._free_slots.remove(slot)
+            self._newest = Submitted(slot=slot, policy_version=policy_version, probe=probe)
+            try:
+                self._send(self._newest)
+            except OSError as error:
+                self._restart(error)  # which sends the newest version
+            self._stats.copy_s = copy_s
+            self._stats.blocked_s = time.perf_counter() - self._begun_at
+
     def publish(
         self, tensors: Iterable[tuple[str, torch.Tensor]], *, policy_version: int, probe: Probe | None = None
     ) -> None:
-        """Copy `tensors` one at a time, and have the publisher process publish them with `probe` as `policy_version`.
+        """Publish `tensors`, which this process has whole; the ranks of a learner publish by `VersionWriter`.
 
-        Returns after the copy. Raises FencedOut once the publisher process has found a newer learner or newer weights,
-        and ValueError if the tensors differ from the layout; then nothing is published.
+        Returns after the copy. Raises FencedOut, and NotTheLayout if they differ from it; then nothing is published.
         """
-        begun = time.perf_counter()
-        with self._using:
-            slot = self._free_slot()
-            self._stats.copy_s = self._copy(tensors, slot)
-            self._free_slots.remove(slot)
-            self._newest = Submitted(slot=slot, policy_version=policy_version, probe=probe)
-            self._submit(self._newest)
-            self._stats.blocked_s = time.perf_counter() - begun
+        slot, begun_at = self.free_slot(), time.perf_counter()
+        self.slots.write(slot, tensors)
+        self.submit(slot, policy_version=policy_version, probe=probe, copy_s=time.perf_counter() - begun_at)
 
     def close(self) -> None:
         """Let the publisher process finish the submitted version, for at most two broadcast timeouts, then end it."""
@@ -169,9 +202,8 @@ class Publisher:
                 log.warning("killing the publisher process, which did not exit when asked to: %s", repr(error))
             self._end()
             self._closed.set()
-        self._slots.clear()
-        for fd in self._slot_fds:
-            os.close(fd)
+        self.slots.close()
+        self._memory.clear()
 
     def _watch(self) -> None:
         """Replace a dead publisher process even while the learner waits for actors, which wait for weights.
@@ -186,17 +218,17 @@ class Publisher:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs, self._log_path.open("ab") as log_file:
-            command = [sys.executable, "-m", "learner.publisher.serve", *map(str, [theirs.fileno(), *self._slot_fds])]
+            fds = [theirs.fileno(), *(each.fd for each in self._memory)]
             self._process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno(), *self._slot_fds],
+                [sys.executable, "-m", "learner.publisher.serve", *map(str, fds)],
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
             )
         self._connection = Connection(ours.detach())
         self._free_slots = [
-            slot for slot in range(len(self._slots)) if self._newest is None or slot != self._newest.slot
+            slot for slot in range(len(self._memory)) if self._newest is None or slot != self._newest.slot
         ]
         self._send(self._settings)
         if self._newest is not None:
@@ -212,36 +244,6 @@ class Publisher:
         self._end()
         self._start()
         self._stats.num_restarts += 1
-
-    @torch.no_grad()
-    def _copy(self, tensors: Iterable[tuple[str, torch.Tensor]], slot: int) -> float:
-        """Copy `tensors` into a slot; return the seconds of copying, without the time to produce the tensors."""
-        copy_s, missing = 0.0, set(self._slots[slot])
-        for name, tensor in tensors:
-            place = self._slots[slot].get(name)
-            if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
-                expected = "no tensor of that name" if place is None else f"{place.dtype} {list(place.shape)}"
-                raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; the layout has {expected}")
-            begun = time.perf_counter()
-            place.copy_(tensor)
-            copy_s += time.perf_counter() - begun
-            missing.discard(name)
-            del tensor  # before the next one is produced
-        if missing:
-            raise ValueError(f"a version needs every tensor of the layout; missing: {sorted(missing)}")
-        return copy_s
-
-    def _free_slot(self) -> int:
-        self._read_messages()
-        if self._refusal:
-            raise FencedOut(self._refusal)
-        try:
-            if not self._free_slots:
-                self._send(Withdraw())
-                self._await_slot()
-        except (OSError, EOFError) as error:
-            self._restart(error)
-        return self._free_slots[0]
 
     def _await_slot(self) -> None:
         deadline = time.monotonic() + ANSWER_S
@@ -278,26 +280,5 @@ class Publisher:
             case Refused(reason=reason):
                 self._refusal = reason
 
-    def _submit(self, message: Submitted) -> None:
-        try:
-            self._send(message)
-        except OSError as error:
-            self._restart(error)  # which sends the newest version
-
     def _send(self, message: ToProcess) -> None:
         self._connection.send_bytes(msgspec.msgpack.encode(message))
-
-
-def _mapped(fd: int, entries: list[TensorEntry]) -> dict[str, torch.Tensor]:
-    """The tensors of a slot by name, as views of its memory."""
-    num_bytes = buffer_bytes(entries)
-    os.ftruncate(fd, num_bytes)
-    # Populate now: page faults would make the first copy into each slot several times slower than later copies.
-    slot = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    flat = torch.frombuffer(slot, dtype=torch.uint8)
-    return {
-        entry.name: flat[entry.offset : entry.offset + entry.num_bytes]
-        .view(TORCH_DTYPES[entry.dtype])
-        .view(entry.shape)
-        for entry in entries
-    }

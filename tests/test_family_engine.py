@@ -20,7 +20,7 @@ from common.trajectory import VersionSpan
 from common.weights import Offer
 from learner.model.packed_model import PackedModel, load_model
 from learner.model.probe import probe_of
-from learner.publisher.published import published_tensors
+from learner.publisher.published import Published
 from learner.ranks import Ranks
 from tests.vllm_engines import LONG, run, until
 from tools.families.__main__ import BEGIN, END, write_table
@@ -66,7 +66,7 @@ def engine(folder: Path) -> Iterator[VllmEngine]:
 def test_experts_and_buffers_are_the_learners_after_every_publish(
     engine: VllmEngine, versions: Versions, models: list[PackedModel]
 ) -> None:
-    assert "model.layers.1.mlp.gate.e_score_correction_bias" in dict(published_tensors(models[0], dtype="float32"))
+    assert "model.layers.1.mlp.gate.e_score_correction_bias" in dict(Published(models[0], dtype="float32").tensors())
     for version in (0, 1):
         assert served(engine, versions, models[version], version, "float32") < EXACT
     assert engine.policy_version == 1
@@ -97,7 +97,7 @@ def test_a_version_of_which_the_engine_computes_something_else_is_refused(
     fault: str, engine: VllmEngine, versions: Versions, models: list[PackedModel]
 ) -> None:
     make, suspect = FAULTS[fault]
-    weights, before = (dict(published_tensors(model, dtype="float32")) for model in (models[2], models[1]))
+    weights, before = (dict(Published(model, dtype="float32").tensors()) for model in (models[2], models[1]))
     offer = versions.offer_of(make(weights, before), policy_version=2, probe=probe_of(models[2], CPU))
     run(engine.stage(offer))
     with pytest.raises(WeightsUnfit, match=f"version 2 is refused by its probe: .* nats a token.*({suspect})"):
@@ -171,7 +171,7 @@ async def crossed(engine: VllmEngine, offer: Offer) -> list[Completion]:
 def test_no_token_of_refused_weights_leaves_the_engine(
     engine: VllmEngine, versions: Versions, models: list[PackedModel]
 ) -> None:
-    wrong = with_layers_exchanged(dict(published_tensors(models[2], dtype="float32")), {})
+    wrong = with_layers_exchanged(dict(Published(models[2], dtype="float32").tensors()), {})
     offer = versions.offer_of(wrong, policy_version=2, probe=probe_of(models[2], CPU))
     for member, completion in enumerate(run(crossed(engine, offer)), start=8):
         spans = [VersionSpan(start=0, stop=len(completion.tokens), policy_version=1)]

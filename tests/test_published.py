@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed.tensor import Shard
 
 from actors import staged_weights
 from actors.engine import WeightsRefused, WeightsUnfit
@@ -16,7 +17,7 @@ from common.weights import Manifest, buffer_bytes, sealed
 from learner.model.lora import adapters_of
 from learner.model.packed_model import PackedModel, load_model
 from learner.model.shards import full_tensors
-from learner.publisher.published import adapted_folder, published_layout, published_tensors
+from learner.publisher.published import Published, adapted_folder, part_of
 from learner.ranks import Ranks
 from tests.tiny_model import FLOAT32, save_tiny_model
 
@@ -29,11 +30,22 @@ def model(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> PackedModel
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_weights_are_published_in_the_dtype_of_the_forward_pass(model: PackedModel, dtype: str) -> None:
-    published = dict(published_tensors(model, dtype=dtype))
+    published = dict(Published(model, dtype=dtype).tensors())
     rounded = {name: tensor.to(getattr(torch, dtype)) for name, tensor in full_tensors(model)}
     torch.testing.assert_close(published, rounded, rtol=0, atol=0)
-    laid_out = [(entry.name, entry.dtype, tuple(entry.shape)) for entry in published_layout(model, dtype=dtype)]
+    laid_out = [(entry.name, entry.dtype, tuple(entry.shape)) for entry in Published(model, dtype=dtype).layout]
     assert laid_out == [(name, dtype, tuple(tensor.shape)) for name, tensor in published.items()]
+
+
+@pytest.mark.parametrize("num_writers", [1, 2, 3, 8])
+def test_the_parts_of_all_writers_are_the_whole_and_as_torch_shards(num_writers: int) -> None:
+    for number in (0, 1, 2, 3, 7, 8, 9, 64, 65):
+        parts = [part_of(number, rank=rank, num_writers=num_writers) for rank in range(2 * num_writers)]
+        assert [index for part in parts for index in range(number)[part]] == list(range(number))
+        assert all(range(number)[part] == range(0) or rank < num_writers for rank, part in enumerate(parts))
+        for rank in range(num_writers):
+            size, first = Shard.local_shard_size_and_offset(number, num_writers, rank)
+            assert (parts[rank].start, parts[rank].stop) == (first, first + size)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +61,7 @@ def adapted(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> PackedMod
 
 def published(model: PackedModel) -> tuple[Manifest, torch.Tensor]:
     """The manifest of what is published of `model`, and its flat buffer."""
-    entries, tensors = published_layout(model, dtype="bfloat16"), dict(published_tensors(model, dtype="bfloat16"))
+    entries, tensors = Published(model, dtype="bfloat16").layout, dict(Published(model, dtype="bfloat16").tensors())
     buffer = torch.zeros(buffer_bytes(entries), dtype=torch.uint8)
     for entry in entries:
         data = tensors[entry.name].contiguous().flatten().view(torch.uint8)

@@ -17,7 +17,7 @@ from common.trajectory import VersionSpan
 from learner.model.lora import adapters_of
 from learner.model.packed_model import load_model
 from learner.pack import TokenSequence, pack
-from learner.publisher.published import adapted_folder, published_tensors
+from learner.publisher.published import Published, adapted_folder
 from learner.ranks import Ranks
 from tests.tiny_model import FLOAT32
 from tests.vllm_engines import (
@@ -87,7 +87,7 @@ def test_published_adapters_are_merged_by_the_engine_to_the_learners_log_probabi
     with torch.no_grad():
         for adapter in adapters_of(model.causal_lm).values():
             adapter.up.to_local().normal_(std=0.1, generator=torch.Generator().manual_seed(1))
-    tensors = dict(published_tensors(model, dtype="float32"))
+    tensors = dict(Published(model, dtype="float32").tensors())
     offer = server.offer_of(tensors, policy_version=4, adapted=adapted_folder(model))
     run(recomputing.stage(offer))
     run(recomputing.commit(4))

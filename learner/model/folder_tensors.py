@@ -17,13 +17,26 @@ def stored(causal_lm: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) ->
 
     A tensor that the caller drops is freed before the next one is taken.
     """
-    converted = _converted(causal_lm)
+    names = stored_names(causal_lm)
     for name, tensor in tensors:
-        if name in converted:
-            yield from revert_weight_conversion(causal_lm, {name: tensor}).items()
+        stored_name = names.get(name, name)
+        if stored_name is None:
+            yield from converted(causal_lm, name, tensor)
         else:
-            yield name, tensor
+            yield stored_name, tensor
         del tensor
+
+
+def stored_names(causal_lm: PreTrainedModel) -> dict[str, str | None]:
+    """By its name in memory, the folder's name of each tensor that is stored as it is; None if it is converted."""
+    shapes = _shapes(causal_lm)
+    kept = {id(tensor): name for name, tensor in revert_weight_conversion(causal_lm, dict(shapes)).items()}
+    return {name: kept.get(id(shape)) for name, shape in shapes.items()}
+
+
+def converted(causal_lm: PreTrainedModel, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The folder's tensors that one tensor becomes whose name in `stored_names` is None."""
+    yield from revert_weight_conversion(causal_lm, {name: tensor}).items()
 
 
 def stored_buffers(causal_lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
@@ -64,10 +77,3 @@ def _shapes(causal_lm: PreTrainedModel) -> dict[str, Tensor]:
     return {
         name: torch.empty(tensor.shape, device="meta") for name, tensor in (*parameters, *stored_buffers(causal_lm))
     }
-
-
-def _converted(causal_lm: PreTrainedModel) -> set[str]:
-    """The names in memory of the tensors that are stored under another name or in another form."""
-    shapes = _shapes(causal_lm)
-    kept = revert_weight_conversion(causal_lm, dict(shapes))
-    return {name for name, shape in shapes.items() if kept.get(name) is not shape}

@@ -3,47 +3,107 @@
 Weights are rounded to the dtype of the forward pass (`model.dtype`), as the engines would round them. In bfloat16 a
 step of RL changes about one in a hundred of them, so deltas are small; in float32 it changes nearly all. Adapters are
 published in float32: each actor adds them to the weights in its own copy of the model's folder.
+
+Each rank of rank 0's host writes a part. Of a tensor that the folder stores as it is in memory, that is the rank's
+shard, its rows: nothing is gathered. A tensor that is converted for the folder is gathered, and of the tensors that it
+becomes, such as one for each expert, each rank writes some. If the ranks are on several hosts, every tensor is
+gathered, as a rank cannot write into another host's memory.
 """
 
-import itertools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from common.model_folder import folder_root
 from common.weights import DOWN, UP, Adapted, TensorEntry, layout
-from learner.model.folder_tensors import stored, stored_buffers
+from learner.model.folder_tensors import converted, stored_buffers, stored_names
 from learner.model.kernel import DTYPES
 from learner.model.lora import adapters_of
 from learner.model.packed_model import PackedModel, name_of
 from learner.model.shards import named_shards, whole
 
 
-def published_layout(model: PackedModel, *, dtype: str) -> list[TensorEntry]:
-    """Name, shape and bytes of each of `published_tensors`, in their order. Gathers nothing."""
-    if adapters_of(model.causal_lm):
-        return layout((name, "float32", tuple(shard.shape)) for name, shard in _adapter_shards(model))
-    shapes = (
-        (name, torch.empty(shard.shape, dtype=DTYPES[dtype], device="meta")) for name, shard in named_shards(model)
-    )
-    tensors = stored(model.causal_lm, itertools.chain(shapes, stored_buffers(model.causal_lm)))
-    return layout((name, name_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors)
+class Published:
+    """The layout of every version of a model, and what this rank writes of it."""
+
+    def __init__(self, model: PackedModel, *, dtype: str, hosts: int = 1) -> None:
+        """`hosts` are those that the ranks are on, each with as many. Gathers nothing."""
+        self._model = model
+        self._dtype = None if adapters_of(model.causal_lm) else DTYPES[dtype]
+        self._names = stored_names(model.causal_lm)
+        _, shard = next(named_shards(model))
+        assert isinstance(shard, DTensor)
+        self._rank, self._hosts = shard.device_mesh.get_local_rank(), hosts
+        self._num_writers = shard.device_mesh.size() // hosts  # the first ranks, which are on rank 0's host
+        tensors = list[tuple[str, Tensor]]()
+        self.own: dict[str, slice | None] = {}  # what this rank writes, see `OwnRows`
+        for name, source in self._sources():
+            shape = torch.empty(source.shape, dtype=self._published_dtype(source), device="meta")
+            if (stored_name := self._name_of_shard(name, source)) is not None:
+                parts = [(stored_name, shape)]
+                self.own[stored_name] = self._part_of(len(shape))
+            else:
+                parts = list(self._parts(name, shape))
+                self.own |= {each: None for each, _ in parts[self._part_of(len(parts))]}
+            tensors += parts
+        self.layout: list[TensorEntry] = layout(
+            (name, name_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors
+        )
+
+    @torch.no_grad()
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What this rank writes now: the rows in `own` of each of these tensors, by name.
+
+        Gathering is collective: every rank iterates to the end, also one that writes nothing. A tensor that the caller
+        drops is freed before the next one is made. Buffers are published as they are, in float32.
+        """
+        for name, source in self._sources():
+            dtype = self._published_dtype(source)
+            if (stored_name := self._name_of_shard(name, source)) is not None:
+                assert isinstance(source, DTensor)
+                yield stored_name, source.to_local().to(dtype)
+            else:
+                tensor = whole(source.to(dtype)) if isinstance(source, DTensor) else source
+                yield from (part for part in self._parts(name, tensor) if part[0] in self.own)
+                del tensor
+
+    def _sources(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors in memory that are published: this rank's shards, then buffers, which every rank has whole."""
+        if self._dtype is None:
+            yield from _adapter_shards(self._model, self._names)
+        else:
+            yield from ((name, shard.detach()) for name, shard in named_shards(self._model))
+            yield from stored_buffers(self._model.causal_lm)
+
+    def _published_dtype(self, source: Tensor) -> torch.dtype:
+        return self._dtype if self._dtype is not None and isinstance(source, DTensor) else source.dtype
+
+    def _name_of_shard(self, name: str, source: Tensor) -> str | None:
+        """The published name of a tensor of which each rank writes its shard; None if it is gathered."""
+        return self._names.get(name, name) if isinstance(source, DTensor) and self._hosts == 1 else None
+
+    def _parts(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The published tensors that a gathered one becomes."""
+        stored_name = self._names.get(name, name)
+        if stored_name is None:
+            yield from converted(self._model.causal_lm, name, tensor)
+        else:
+            yield stored_name, tensor
+
+    def _part_of(self, number: int) -> slice:
+        return part_of(number, rank=self._rank, num_writers=self._num_writers)
 
 
-@torch.no_grad()
-def published_tensors(model: PackedModel, *, dtype: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of `published_layout`, gathered from the ranks one at a time.
+def part_of(number: int, *, rank: int, num_writers: int) -> slice:
+    """Which of `number` rows or tensors a rank writes: of rows those that FSDP gives to it, which chunks.
 
-    Gathering is collective: every rank iterates to the end. A tensor that the caller drops is freed before the next.
-    Buffers are published as they are, in float32.
+    Of 5 rows 2 writers write rows 0 to 2 and 3 to 4. A rank that is no writer writes none.
     """
-    if adapters_of(model.causal_lm):
-        for name, shard in _adapter_shards(model):
-            yield name, whole(shard)
-        return
-    gathered = ((name, whole(shard.detach().to(DTYPES[dtype]))) for name, shard in named_shards(model))
-    yield from stored(model.causal_lm, itertools.chain(gathered, stored_buffers(model.causal_lm)))
+    chunk = -(-number // num_writers)
+    first = min(rank * chunk, number)
+    return slice(first, min(first + chunk, number))
 
 
 def adapted_folder(model: PackedModel) -> Adapted | None:
@@ -55,11 +115,12 @@ def adapted_folder(model: PackedModel) -> Adapted | None:
     return Adapted(root=folder_root(model.folder), scaling=scaling)
 
 
-def _adapter_shards(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
+def _adapter_shards(model: PackedModel, names: dict[str, str | None]) -> Iterator[tuple[str, Tensor]]:
     """This rank's shards of the adapters, each under the name in the folder of the weight that it belongs to."""
     for _ in named_shards(model):  # sharded again, even if a forward pass left parameters gathered
         pass
     for name, adapter in adapters_of(model.causal_lm).items():
-        ((weight, _),) = stored(model.causal_lm, [(name, adapter.up)])
-        yield weight + DOWN, adapter.down
-        yield weight + UP, adapter.up
+        weight = names[name]
+        assert weight is not None, f"{name} has an adapter, and is not stored as it is"
+        yield weight + DOWN, adapter.down.detach()
+        yield weight + UP, adapter.up.detach()

@@ -31,7 +31,7 @@ from learner.model.probe import probe_of
 from learner.model.shards import named_shards
 from learner.model.skeleton import auto_class
 from learner.pack import TokenSequence, pack
-from learner.publisher.published import adapted_folder, published_layout, published_tensors
+from learner.publisher.published import Published, adapted_folder
 from learner.ranks import Ranks
 from tools.families.tiny import MAX_TOKENS, Family, save_tiny, sequence
 
@@ -85,8 +85,9 @@ class Versions:
 
     def offer(self, model: PackedModel, *, policy_version: int, dtype: str) -> Offer:
         """Publish the weights of `model`, or its adapters, with their probe."""
-        probe, tensors = probe_of(model, torch.device("cpu")), dict(published_tensors(model, dtype=dtype))
-        assert [entry.name for entry in published_layout(model, dtype=dtype)] == list(tensors)
+        published, probe = Published(model, dtype=dtype), probe_of(model, torch.device("cpu"))
+        tensors = dict(published.tensors())
+        assert [entry.name for entry in published.layout] == list(tensors)
         return self.offer_of(tensors, policy_version=policy_version, probe=probe, adapted=adapted_folder(model))
 
     def offer_of(

@@ -1,7 +1,7 @@
 """Steps of the learner on a fake GPU: `python -m tools.plan.learner_step CONFIG RANKS [CONFIG RANKS ...]`.
 
 Prints the memory of each as a line of JSON. A step runs the learner's own functions: load and shard, forward, loss,
-backward, AdamW, and the gathering of a publish. The process is rank 0 of RANKS, which has the most to do. It does
+backward, AdamW, and what a publish writes. The process is rank 0 of RANKS, which has the most to do. It does
 nothing else, because the fake device cannot be removed.
 """
 
@@ -46,7 +46,7 @@ from learner.model.skeleton import fill, tensors_of  # noqa: E402
 from learner.model.states import num_attending  # noqa: E402
 from learner.model.value_model import SharedTrunk, ValueModel  # noqa: E402
 from learner.pack import Packed  # noqa: E402
-from learner.publisher.published import published_layout, published_tensors  # noqa: E402
+from learner.publisher.published import Published  # noqa: E402
 from learner.ranks import Ranks, resolve_dtype  # noqa: E402
 from learner.step import StepBatch, StepModels, StepSettings, train_step  # noqa: E402
 from tools.child import EXIT_BAD_INPUT  # noqa: E402
@@ -115,7 +115,8 @@ def _measured(skeletons: _Skeletons, packs: list[Packed], *, config: Config, fak
     _step(models, packs, proximal, config=config, fake=fake)
     waits, step_peak = dict(fake.waits.places), device.peak["cuda"]
     device.begin_peak()
-    published = {_place(tensor) for _, tensor in published_tensors(model, dtype=config.model.dtype)}
+    published = Published(model, dtype=config.model.dtype, hosts=config.learner.hosts)
+    written = {_place(tensor) for _, tensor in published.tensors()}
     config_of_text = model.causal_lm.config.get_text_config()
     kv_heads = getattr(config_of_text, "num_key_value_heads", None) or config_of_text.num_attention_heads
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -130,7 +131,7 @@ def _measured(skeletons: _Skeletons, packs: list[Packed], *, config: Config, fak
         num_kv_heads=kv_heads,
         kv_token_bytes=2 * 2 * num_attending(model.causal_lm) * kv_heads * head_dim_of(model.causal_lm),
         attention=kernel,
-        dtypes=_dtypes(model, optimizer) | {"published": sorted(published)},
+        dtypes=_dtypes(model, optimizer) | {"published": sorted(written)},
         weights_bytes=weights,
         loading_peak_bytes=loading["cuda"],
         loading_host_bytes=loading["cpu"],
@@ -139,7 +140,7 @@ def _measured(skeletons: _Skeletons, packs: list[Packed], *, config: Config, fak
         other_models_bytes=others,
         step_peak_bytes=step_peak,
         publish_peak_bytes=device.peak["cuda"],
-        published_bytes=buffer_bytes(published_layout(model, dtype=config.model.dtype)),
+        published_bytes=buffer_bytes(published.layout),
         waits=waits,
     )
 
