@@ -9,8 +9,8 @@ WHOLE_GPU = 0.9  # the share of a GPU that an engine takes if it has it alone
 
 @dataclass(kw_only=True, slots=True)
 class ActorsConfig:
-    count: int = 2  # actor processes that `slipstream up` and `slipstream actors` start
-    max_episodes: int = 32  # concurrent episodes in one actor
+    count: int = 1  # actor processes that `slipstream up` and `slipstream actors` start
+    max_episodes: int = 64  # concurrent episodes in one actor
     kv_cache_bytes: int = 0  # of each engine; 0: 64 MiB on a CPU, what the weights leave of its share of a GPU
     gpu_memory_utilization: float = WHOLE_GPU  # of a GPU, for all of an engine; without effect with kv_cache_bytes
     tensor_parallel: int = 1  # GPUs of one engine, over which each layer is split; divides the number of heads
@@ -37,7 +37,7 @@ class ActorsConfig:
             self.count,
             "each engine needs GPUs of its own",
         )
-        require(self.max_episodes >= 1, "actors.max_episodes", ">= 1", self.max_episodes, "try 32")
+        require(self.max_episodes >= 1, "actors.max_episodes", ">= 1", self.max_episodes, "try 64")
         require(
             self.kv_cache_bytes >= 0, "actors.kv_cache_bytes", ">= 0", self.kv_cache_bytes, "0 chooses by the device"
         )

@@ -56,9 +56,13 @@ def test_learner_and_one_actor_share_a_gpu_if_the_actors_memory_is_limited(limit
             "`actors.transport` must be pull or disk where learner and actors share GPU 0, got broadcast",
         ),
         (["learner.ranks=9"], EIGHT, "`learner.ranks` must be <= 8, the GPUs for the learner"),
-        (["learner.ranks=7"], EIGHT, r"`actors.count` must be <= 1 for the GPUs of the actors \(7\), got 2"),
         (
-            ["actors.tensor_parallel=4"],
+            ["learner.ranks=7", "actors.count=2"],
+            EIGHT,
+            r"`actors.count` must be <= 1 for the GPUs of the actors \(7\), got 2",
+        ),
+        (
+            ["actors.tensor_parallel=4", "actors.count=2"],
             EIGHT,
             "`actors.count` must be <= 1 .* got 2, each with actors.tensor_parallel=4",
         ),

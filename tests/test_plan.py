@@ -105,7 +105,7 @@ def test_the_tiny_model_needs_no_plan_and_impossible_hosts_are_refused(capsys: p
     with pytest.raises(ConfigError, match=r"`learner.ranks` must be <= "):
         plan(folder, PlanOptions(gpus=8, actor_gpus=8))
     with pytest.raises(ConfigError, match=r"--actor-gpus must be >= actors.count \* actors.tensor_parallel = 4"):
-        plan(settings("model.path=nowhere", "actors.tensor_parallel=2"), PlanOptions(actor_gpus=3))
+        plan(settings("model.path=nowhere", "actors.count=2", "actors.tensor_parallel=2"), PlanOptions(actor_gpus=3))
     for options in ({"gpus": 0}, {"gpu_gib": 0.0}, {"actor_gpus": -1}, {"host_gib": -1.0}):
         with pytest.raises(ConfigError, match="must be"):
             PlanOptions(**options)  # type: ignore[arg-type]

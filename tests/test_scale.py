@@ -29,7 +29,8 @@ def config(redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Pat
     for name, host in (("a", "one"), ("b", "one"), ("c", "two"), ("d", "two")):
         state = MemberState.DRAINING if name == "d" else MemberState.SERVING
         fleet.beat(msgspec.structs.replace(MEMBER, name=name, host=host, state=state))
-    return load_config(None, [f"run.name={run_id}", f"run.root={tmp_path}", f"redis.url={redis_url}"])
+    own = [f"run.name={run_id}", f"run.root={tmp_path}", f"redis.url={redis_url}"]
+    return load_config(None, [*own, "actors.count=2"])
 
 
 def advise(config: Config, *numbers: int) -> None:
