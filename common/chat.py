@@ -10,7 +10,6 @@ context.
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from bisect import bisect_left
@@ -332,15 +331,10 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
     Llama 3's tokenizer ends texts and turns with different tokens; only the generation config names the second one.
     """
-    found = {tokenizer.eos_token_id, *_ends_in_folder(str(tokenizer.name_or_path))}
-    return frozenset(token for token in found if isinstance(token, int))
-
-
-@functools.cache  # every episode asks
-def _ends_in_folder(folder: str) -> tuple[Any, ...]:
-    generation = Path(folder) / "generation_config.json"
+    generation = Path(str(tokenizer.name_or_path)) / "generation_config.json"
     ends = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
-    return tuple(ends) if isinstance(ends, list) else (ends,)
+    found = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
+    return frozenset(token for token in found if isinstance(token, int))
 
 
 def _ends_of_reply(tokenizer: PreTrainedTokenizerBase, reply: dict[str, str], today: datetime) -> dict[str, str]:

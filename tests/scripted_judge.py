@@ -1,5 +1,6 @@
 """A chat server on loopback that answers as a script says: with marks, errors, silence, garbage, or not at all."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -37,13 +38,13 @@ class ScriptedJudge:
                     number = len(judge.requests) - 1
                     judge.num_open += 1
                     judge.most_open = max(judge.most_open, judge.num_open)
-                try:
-                    self._reply(judge._answer(request, number))
-                except OSError:
-                    pass  # the client has gone
-                finally:
-                    with judge._lock:
-                        judge.num_open -= 1
+                with contextlib.suppress(OSError):  # the client has gone
+                    try:
+                        reply = judge._answer(request, number)
+                    finally:  # before the reply is sent: the next request may come right after it
+                        with judge._lock:
+                            judge.num_open -= 1
+                    self._reply(reply)
 
             def _reply(self, reply: Reply | None) -> None:
                 if reply is None:
