@@ -1,4 +1,4 @@
-"""The twin that is kept: when it is made, what becomes of it if a load fails, and when there is none."""
+"""A kept twin: when it is made, what happens to it when a load fails, and when an actor works without it."""
 
 import gc
 import logging
