@@ -137,22 +137,21 @@ def _bits(buffer: memoryview, section: Section) -> Bits:
     return np.frombuffer(buffer, dtype=dtype, count=section.num_elements, offset=section.offset)
 
 
-def _changed(old: memoryview, new: memoryview, section: Section) -> Indices:
-    """The indices of the elements that differ.
+def _changed(before: Bits, after: Bits) -> tuple[Indices, Bits]:
+    """The indices of the elements that differ, and for each one its old bits xor its new ones.
 
-    Words of 8 bytes are compared first: three times faster than elements if few have changed.
+    Words of 8 bytes are compared first, and only those that differ are looked at: most have not changed.
     """
-    before, after = _bits(old, section), _bits(new, section)
-    per_word = _WORD_BYTES // section.element_bytes
+    per_word = _WORD_BYTES // before.itemsize
     num_whole = len(before) // per_word * per_word
-    ours, theirs = before[:num_whole].view(np.uint64), after[:num_whole].view(np.uint64)
+    ours, theirs = (bits[:num_whole].view(np.uint64) for bits in (before, after))
     words = np.flatnonzero(ours != theirs)
-    if len(words) > MAX_DENSITY * len(ours):
-        return np.flatnonzero(before != after)
-    places = [bits[:num_whole].reshape(-1, per_word)[words] for bits in (before, after)]
-    rows, columns = np.nonzero(places[0] != places[1])
-    tail = np.flatnonzero(before[num_whole:] != after[num_whole:]) + num_whole
-    return np.concatenate([words[rows] * per_word + columns, tail])
+    within = (ours[words] ^ theirs[words]).view(before.dtype)
+    places = np.flatnonzero(within != 0)
+    rest = before[num_whole:] ^ after[num_whole:]
+    last = np.flatnonzero(rest != 0)
+    changed = np.concatenate([words[places // per_word] * per_word + places % per_word, last + num_whole])
+    return changed, np.concatenate([within[places], rest[last]])
 
 
 def _planes(bits: Bits) -> npt.NDArray[np.uint8]:
@@ -162,19 +161,17 @@ def _planes(bits: Bits) -> npt.NDArray[np.uint8]:
 
 def _encode(old: memoryview, new: memoryview, section: Section) -> tuple[int, list[tuple[Patch, bytes]]]:
     """The number of changed elements of one section, and its patches with their bodies, one for each changed plane."""
-    changed = _changed(old, new, section)
+    after = _bits(new, section)
+    changed, differences = _changed(_bits(old, section), after)
+    planes, values = _planes(differences), _planes(after[changed])
     patches = []
-    before, after = (_planes(_bits(buffer, section)[changed]) for buffer in (old, new))
     for plane in range(section.element_bytes):
-        here = before[:, plane] != after[:, plane]
-        if not here.any():
+        here = np.flatnonzero(planes[:, plane] != 0)
+        if not len(here):
             continue
         gaps = min((_gaps(changed[here], gap_bytes) for gap_bytes in _GAP_TYPES), key=lambda gaps: gaps.nbytes)
-        num_changed = int(np.count_nonzero(here))
-        patch = Patch(
-            section=section, plane=plane, num_changed=num_changed, gap_bytes=gaps.itemsize, num_gaps=len(gaps)
-        )
-        patches.append((patch, gaps.tobytes() + after[here, plane].tobytes()))
+        patch = Patch(section=section, plane=plane, num_changed=len(here), gap_bytes=gaps.itemsize, num_gaps=len(gaps))
+        patches.append((patch, gaps.tobytes() + values[here, plane].tobytes()))
     return len(changed), patches
 
 
