@@ -14,7 +14,7 @@ import torch
 from actors.broadcast import BroadcastMember, BroadcastMissed, Gpu, Place
 from actors.engine import WeightsRefused
 from actors.pull import Puller, PullFailed, actors_puller
-from actors.shared_memory import SharedMemory
+from actors.weights_memory import WeightsMemory
 from common.blob_store import BlobStore, StoreError, run_store
 from common.chunks import Blob
 from common.connection import connect
@@ -57,23 +57,17 @@ class Receiver:
     """
 
     def __init__(self, info: ReceiverInfo, gpu: Gpu | None = None, *, shared: bool = False) -> None:
-        """`gpu` is None if the actor has none. With `shared`, other processes can map the weights at `shared_path`."""
+        """`gpu` is None if the actor has none. With `shared`, other processes can map `memory`."""
         self._info = info
         self._puller: Puller | None = None
         self._store = run_store(info.disk, info.run_id) if info.transport == "disk" else None
-        self._memory = SharedMemory(0) if shared else None  # of `_buffer`
-        self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._root = ""  # root hash of the weights in `_buffer`; empty if unknown
+        self.memory = WeightsMemory(shared=shared, device=gpu.device if gpu else None)
+        self._root = ""  # root hash of the weights in `memory`; empty if unknown
         self._member: BroadcastMember | None = None
         if info.transport == "broadcast":
             client, key = connect(info.redis_url, patience_s=REDIS_PATIENCE_S), key_from_environment()
             secret = key.secret if key else b""
             self._member = BroadcastMember(client, info.run_id, info.actor, secret=secret, gpu=gpu)
-
-    @property
-    def shared_path(self) -> str:
-        """Where other processes of this machine can map the weights that were received last; empty if not shared."""
-        return self._memory.path if self._memory is not None else ""
 
     def receive(self, offer: Offer) -> torch.Tensor:
         """Return the offered weights, verified, as one flat uint8 tensor on the CPU of `manifest.num_bytes`.
@@ -88,7 +82,7 @@ class Receiver:
                 raise WeightsRefused(f"version {offer.manifest.policy_version}: {error}") from error
             except WeightsError as error:
                 raise WeightsRefused(str(error)) from error
-        return self._buffer
+        return self.memory.flat
 
     def leave_broadcasts(self) -> None:
         """Take part in no more broadcasts; weights can still be pulled. Does not wait."""
@@ -116,7 +110,7 @@ class Receiver:
                 error,
             )
             if not self._root:
-                self._forget(num_bytes=0)  # a late chunk of the failed group may still be written into this memory
+                self._forget()  # a late chunk of the failed group may still be written into this memory
             return False
         return True
 
@@ -128,8 +122,8 @@ class Receiver:
             nonlocal delta, hashing
             if blob == Blob(root=manifest.root, num_bytes=manifest.num_bytes):
                 self._forget(num_bytes=manifest.num_bytes)
-                hashing = ending.enter_context(Hashing(manifest.tensors, self._buffer.numpy().data))
-                return Place(buffer=self._buffer, arrived=hashing.arrived)
+                hashing = ending.enter_context(Hashing(manifest.tensors, self.memory.flat.numpy().data))
+                return Place(buffer=self.memory.flat, arrived=hashing.arrived)
             if not manifest.deltas or blob != manifest.deltas[-1].blob or manifest.deltas[-1].base != self._root:
                 raise BroadcastMissed(
                     f"blob {blob.root} is neither a full snapshot of the version nor a delta on this actor's weights"
@@ -150,13 +144,8 @@ class Receiver:
         deltas = deltas_from(manifest, self._root)
         if deltas is None or sum(delta.blob.num_bytes for delta in deltas) > manifest.num_bytes:
             anchor = anchor_blob(manifest)
-            self._forget(num_bytes=0)
-            fetched = self._fetch(offer, anchor, deadline)
-            if self._memory is None:
-                self._buffer = fetched
-            else:
-                self._forget(num_bytes=anchor.num_bytes)
-                self._buffer.copy_(fetched)
+            self._forget()
+            self.memory.adopt(self._fetch(offer, anchor, deadline))
             self._root = anchor.root
             deltas = deltas_from(manifest, anchor.root)
             if deltas is None:
@@ -188,22 +177,16 @@ class Receiver:
         check_blob(offer.manifest, blob, buffer.numpy().data)
         return buffer
 
-    def _forget(self, *, num_bytes: int) -> None:
-        """Forget the current weights, and make the buffer large enough for a full snapshot of `num_bytes`."""
+    def _forget(self, *, num_bytes: int = 0) -> None:
+        """Forget the current weights, and have room for a full snapshot of `num_bytes`."""
         self._root = ""
-        if self._buffer.numel() == num_bytes:
-            return
-        if self._memory is None:
-            self._buffer = torch.empty(num_bytes, dtype=torch.uint8)
-        else:
-            self._memory = SharedMemory(num_bytes)
-            self._buffer = self._memory.buffer
+        self.memory.resize(num_bytes)
 
     def _apply(self, delta: memoryview) -> None:
         self._root = ""
-        apply_delta(delta, self._buffer.numpy().data)
+        apply_delta(delta, self.memory.flat.numpy().data)
 
     def _verify(self, manifest: Manifest, hashing: Hashing | None = None) -> None:
         self._root = ""
-        verify(manifest, self._buffer.numpy().data, hashing)
+        verify(manifest, self.memory.flat.numpy().data, hashing)
         self._root = manifest.root

@@ -28,8 +28,8 @@ from actors.engine import WeightsRefused, WeightsUnfit
 from actors.kept_twin import KeptTwin
 from actors.receive import Receiver, ReceiverInfo
 from actors.reload import Loaded, loaded_on_cpu, reload
-from actors.shared_memory import map_shared
 from actors.staged_weights import ModelFolder
+from actors.weights_memory import MappedWeights, WeightsMemory
 from common.weights import Offer
 from common.wire import decode
 
@@ -76,6 +76,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         # One thread, so that a stage ends before a newer one begins.
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stage-weights")
         self._receiver: Receiver | None = None  # of the first worker
+        self._memory: WeightsMemory | MappedWeights | None = None  # of received weights
         self._offer: Offer | None = None  # the newest
         self._received: Future[torch.Tensor | None] | None = None  # None at a worker that does not receive
         self._newest: Future[StagedWeights] | None = None  # of the newest offer, once it was received
@@ -95,13 +96,16 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
             self._kept_twin = KeptTwin(
                 self.model, self.model_config, device=self.device, room_bytes=init_info.twin_room_bytes
             )
+        on_gpu = self.device.type == "cuda"
         if self.parallel_config.rank > 0:
+            self._memory = MappedWeights(self.device if on_gpu else None)
             return
         gpu = None
-        if self.device.type == "cuda":
+        if on_gpu:
             gpu = Gpu(uuid=str(torch.cuda.get_device_properties(self.device).uuid), device=self.device)
         shared = self.parallel_config.world_size > 1
         self._receiver = Receiver(ReceiverInfo(**init_info.receiver), gpu, shared=shared)
+        self._memory = self._receiver.memory
 
     def stage(self, offer: Offer) -> None:
         """Begin to receive and verify `offer` in the background, instead of any earlier offer."""
@@ -110,7 +114,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
 
     def shared_path(self) -> str:
         """Where the other workers can map what this one has received; empty if there are none, or it receives none."""
-        return self._receiver.shared_path if self._receiver is not None else ""
+        return self._receiver.memory.path if self._receiver is not None else ""
 
     def prepare(self, shared_path: str) -> None:
         """Begin to prepare in the background what was received, here or by the first worker at `shared_path`.
@@ -149,11 +153,15 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
 
     def _prepare(self, offer: Offer, received: torch.Tensor | None, shared_path: str) -> StagedWeights:
         version = offer.manifest.policy_version
-        tensors = self._folder.tensors(offer.manifest, map_shared(shared_path) if received is None else received)
+        if isinstance(self._memory, MappedWeights):
+            received = self._memory.at(shared_path)
+        assert received is not None and self._memory is not None, "prepare() after shutdown()"
+        tensors = self._folder.tensors(offer.manifest, received)
         if self._kept_twin is not None:
             loaded = self._kept_twin.load(tensors, has_committed=self._has_committed)
         else:
             loaded = loaded_on_cpu(self.model, tensors, self.model_config)
+        self._memory.pinning.used(self._memory.flat)
         return StagedWeights(policy_version=version, tensors={} if loaded else tensors, loaded=loaded)
 
     def start_weight_update(self) -> None:
@@ -204,10 +212,12 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
             self._receiver.leave_broadcasts()
 
     def shutdown(self) -> None:
-        """Close the receiver in the background, after a running stage, which ends by its own deadline."""
+        """Close the receiver and unpin in the background, after a running stage, which ends by its own deadline."""
         if self._receiver is not None:
             self._background.submit(self._receiver.close)
-            self._receiver = None
+        if self._memory is not None:
+            self._background.submit(self._memory.pinning.end)
+        self._receiver = self._memory = None
         self._background.shutdown(wait=False)
 
 

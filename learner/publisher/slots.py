@@ -5,18 +5,13 @@ part of each tensor. Where the tensors are on a GPU, CUDA pins the pages that th
 them at the speed of the bus and without the host.
 """
 
-import logging
-import mmap
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from common.anonymous_memory import Mapped
+from common.pinned_pages import PinnedPages, spans_of
 from common.weights import TensorEntry
-
-log = logging.getLogger(__name__)
 
 OwnRows = Mapping[str, slice | None]  # that a rank writes, by the tensor's name; None: the whole tensor
 
@@ -81,65 +76,8 @@ class Slots:
         for the actors anyway.
         """
         if self.pinned is None:
-            spans = [span for places in self._places for span in spans_of(places.values())]
+            spans = [span for places in self._places for span in spans_of(map(_extent, places.values()))]
             self.pinned = PinnedPages(spans, device=torch.cuda.current_device())
-
-
-class PinnedPages:
-    """Pages of this process that CUDA has pinned, until `close`.
-
-    A thread of its own makes every call. CUDA keeps the error of a failed call for the thread that made it, and torch
-    would raise it from that thread's next kernel, as it cannot clear it: this thread has no kernels.
-    """
-
-    def __init__(self, spans: Sequence[tuple[int, int]], *, device: int) -> None:
-        """Begin to pin `spans`, each an address and a number of bytes, for the GPU of that index."""
-        self.spans = spans
-        self._device = device
-        self.num_bytes = 0  # pinned so far
-        self.settled = threading.Event()  # set once everything is pinned, or CUDA has refused
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pin-slots", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Unpin all; the pages must not be a copy's target any more."""
-        self._closing.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        torch.cuda.set_device(self._device)  # of this thread; otherwise it would start a context on GPU 0
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        pinned = list[int]()
-        for address, num_bytes in self.spans:
-            if self._closing.is_set():
-                break
-            if code := int(runtime.cudaHostRegister(address, num_bytes, 0)):
-                log.warning(
-                    "CUDA cannot pin memory for published weights: cudaHostRegister returned %d for %d bytes, after %d "
-                    "bytes; copies of weights to the rest are right, and slower",
-                    code,
-                    num_bytes,
-                    self.num_bytes,
-                )
-                break
-            pinned.append(address)
-            self.num_bytes += num_bytes
-        self.settled.set()
-        self._closing.wait()
-        for address in pinned:
-            runtime.cudaHostUnregister(address)
-
-
-def spans_of(places: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
-    """The address and bytes of whole pages that contain `places`; no page is in two spans, no place in parts of two."""
-    page, spans = mmap.PAGESIZE, list[tuple[int, int]]()
-    for place in sorted((each for each in places if each.nbytes), key=torch.Tensor.data_ptr):
-        first, end = place.data_ptr() // page * page, -(-(place.data_ptr() + place.nbytes) // page) * page
-        if spans and first <= sum(spans[-1]):  # the end of the span before
-            first, _ = spans.pop()
-        spans.append((first, end - first))
-    return spans
 
 
 def _places(slot: Mapped, entries: Sequence[TensorEntry], own: OwnRows) -> dict[str, torch.Tensor]:
@@ -151,3 +89,7 @@ def _places(slot: Mapped, entries: Sequence[TensorEntry], own: OwnRows) -> dict[
             place, rows = data.view(TORCH_DTYPES[entry.dtype]).view(entry.shape), own[entry.name]
             places[entry.name] = place if rows is None else place[rows]
     return places
+
+
+def _extent(place: torch.Tensor) -> tuple[int, int]:
+    return place.data_ptr(), place.nbytes

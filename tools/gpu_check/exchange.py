@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from actors.exchange import exchange, pieces_of, tensors_of
 from actors.twin import twin_of
+from actors.weights_memory import WeightsMemory
 from tools.gpu_check.findings import Findings
 from tools.gpu_check.shape import QWEN
 
@@ -52,25 +53,52 @@ def check(findings: Findings, device: str) -> None:
         model = Weights(QWEN | REDUCED if device == "cpu" else QWEN)
         twin = twin_of(model)
     old = _on_host(model)
-    new = {name: torch.randn(tensor.shape).bfloat16() for name, tensor in old.items()}
-    new["head.weight"] = new["embed.weight"]
-    num_bytes = sum(tensor.nbytes for name, tensor in new.items() if name != "head.weight")
+    memory = WeightsMemory(device=torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else None)
+    new = _received(memory, old)
+    num_bytes = memory.flat.nbytes
     findings.note("bytes of the weights", num_bytes / 1e9, "GB")
     _load(findings, twin, new, num_bytes, pinned=False)
     if device == "cuda":
-        _load(findings, twin, {name: tensor.pin_memory() for name, tensor in new.items()}, num_bytes, pinned=True)
+        _pin(findings, memory)
+        _load(findings, twin, new, num_bytes, pinned=True)
     replay = _graph(model) if device == "cuda" else None
     _exchange(findings, model, twin, num_bytes)
     findings.require("an odd number of exchanges gives the model the new weights", _same(model, new))
     findings.require("and its twin the old ones", _same(twin, old))
     if replay is not None:
         findings.require("a CUDA graph from before computes with the new weights", replay())
+    memory.pinning.end()
     exchange(pieces_of(model, twin))
     findings.require("one more gives them back", _same(model, old) and _same(twin, new))
 
 
 def _on_host(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors_of(model).items()}
+
+
+def _received(memory: WeightsMemory, old: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Random tensors as an actor receives them: in one flat buffer, each once."""
+    once = {name: tensor for name, tensor in old.items() if name != "head.weight"}
+    memory.resize(sum(tensor.nbytes for tensor in once.values()))
+    parts = torch.split(memory.flat, [tensor.nbytes for tensor in once.values()])
+    new = {
+        name: part.view(torch.bfloat16).view(tensor.shape)
+        for (name, tensor), part in zip(once.items(), parts, strict=True)
+    }
+    for tensor in new.values():
+        tensor.copy_(torch.randn(tensor.shape))
+    return new | {"head.weight": new["embed.weight"]}
+
+
+def _pin(findings: Findings, memory: WeightsMemory) -> None:
+    started = time.perf_counter()
+    for _ in range(2):  # it is pinned at its second use
+        memory.pinning.used(memory.flat)
+    pages = memory.pinning.pages
+    assert pages is not None
+    findings.require("CUDA settles within a minute whether it pins what an actor received", pages.settled.wait(60))
+    findings.note("pinned", pages.num_bytes / 1e9 / (time.perf_counter() - started), "GB/s")
+    findings.require("CUDA pinned all of it", pages.num_bytes >= memory.flat.nbytes, f"{pages.num_bytes} bytes")
 
 
 def _same(model: nn.Module, values: dict[str, Tensor]) -> bool:

@@ -1,0 +1,71 @@
+"""Pages of host memory that CUDA pins: the GPU copies from and to them at the speed of the bus, without the host."""
+
+import logging
+import mmap
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class PinnedPages:
+    """Pages of this process that CUDA has pinned, until `close`.
+
+    A thread of its own makes every call. CUDA keeps the error of a failed call for the thread that made it, and torch
+    would raise it from that thread's next kernel, as it cannot clear it: this thread has no kernels.
+    """
+
+    def __init__(self, spans: Sequence[tuple[int, int]], *, device: int) -> None:
+        """Begin to pin `spans`, each an address and a number of bytes, for the GPU of that index."""
+        self.spans = spans
+        self._device = device
+        self.num_bytes = 0  # pinned so far
+        self.settled = threading.Event()  # set once everything is pinned, or CUDA has refused
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pin-pages", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Unpin all; no copy may be under way."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        from torch import cuda  # here, because most of what imports `common` does without torch
+
+        cuda.set_device(self._device)  # of this thread; otherwise it would start a context on GPU 0
+        runtime: Any = cuda.cudart()  # type: ignore[no-untyped-call]
+        pinned = list[int]()
+        for address, num_bytes in self.spans:
+            if self._closing.is_set():
+                break
+            if code := int(runtime.cudaHostRegister(address, num_bytes, 0)):
+                log.warning(
+                    "CUDA cannot pin memory for weights: cudaHostRegister returned %d for %d bytes, after %d bytes; "
+                    "copies from and to the rest are right, and slower",
+                    code,
+                    num_bytes,
+                    self.num_bytes,
+                )
+                break
+            pinned.append(address)
+            self.num_bytes += num_bytes
+        self.settled.set()
+        self._closing.wait()
+        for address in pinned:
+            runtime.cudaHostUnregister(address)
+
+
+def spans_of(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The address and bytes of whole pages that contain `extents`, each an address and a number of bytes.
+
+    No page is in two spans, and no extent in parts of two.
+    """
+    page, spans = mmap.PAGESIZE, list[tuple[int, int]]()
+    for address, num_bytes in sorted(each for each in extents if each[1]):
+        first, end = address // page * page, -(-(address + num_bytes) // page) * page
+        if spans and first <= sum(spans[-1]):  # the end of the span before
+            first, _ = spans.pop()
+        spans.append((first, end - first))
+    return spans
