@@ -106,7 +106,10 @@ def _apply(buffer: memoryview, patch: Patch, body: memoryview) -> None:
     changed = _indices(np.frombuffer(body[:values_at], dtype=_GAP_TYPES[patch.gap_bytes]))
     if len(changed) != patch.num_changed or (len(changed) and changed[-1] >= section.num_elements):
         raise WeightsError(f"a delta whose gaps at {section.offset} do not lead to {patch.num_changed} elements")
-    _planes(_bits(buffer, section))[changed, patch.plane] = np.frombuffer(body[values_at:], dtype=np.uint8)
+    # One index into bytes: twice as fast as a row and a column.
+    changed *= section.element_bytes
+    changed += patch.plane
+    _bits(buffer, section).view(np.uint8)[changed] = np.frombuffer(body[values_at:], dtype=np.uint8)
 
 
 def _header(delta: memoryview) -> tuple[list[Patch], int]:
@@ -169,20 +172,29 @@ def _encode(old: memoryview, new: memoryview, section: Section) -> tuple[int, li
         here = np.flatnonzero(planes[:, plane] != 0)
         if not len(here):
             continue
-        gaps = min((_gaps(changed[here], gap_bytes) for gap_bytes in _GAP_TYPES), key=lambda gaps: gaps.nbytes)
+        gaps = _shortest_gaps(changed[here])
         patch = Patch(section=section, plane=plane, num_changed=len(here), gap_bytes=gaps.itemsize, num_gaps=len(gaps))
         patches.append((patch, gaps.tobytes() + values[here, plane].tobytes()))
     return len(changed), patches
 
 
-def _gaps(changed: Indices, gap_bytes: int) -> Bits:
+def _shortest_gaps(changed: Indices) -> Bits:
+    """The gaps before the changed elements, in the width that takes fewer bytes."""
+    narrow = _gaps(changed, np.uint8)
+    if len(narrow) <= 2 * len(changed):
+        return narrow
+    return min(narrow, _gaps(changed, np.uint16), key=lambda gaps: gaps.nbytes)
+
+
+def _gaps(changed: Indices, gap_type: type[np.unsignedinteger[Any]]) -> Bits:
     """The gaps before the changed elements: with 1 byte, elements 2, 3, 300 give 2, 0, 255 (an escape), 41."""
-    gap_type = _GAP_TYPES[gap_bytes]
     escape = int(np.iinfo(gap_type).max)
-    num_escapes, last = np.divmod(np.diff(changed, prepend=-1) - 1, escape)
-    gaps = np.full(len(changed) + int(num_escapes.sum()), escape, dtype=gap_type)
-    gaps[np.cumsum(num_escapes + 1) - 1] = last
-    return gaps
+    gaps = np.diff(changed, prepend=-1) - 1
+    large = np.flatnonzero(gaps >= escape)
+    num_escapes, rest = np.divmod(gaps[large], escape)
+    last = gaps.astype(gap_type)
+    last[large] = rest
+    return np.insert(last, np.repeat(large, num_escapes), escape)
 
 
 def _indices(gaps: Bits) -> Indices:
