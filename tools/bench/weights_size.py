@@ -1,4 +1,4 @@
-"""`make bench-weights-size SIZES="1 4"`: publish and refresh of large weights on the host, stage by stage.
+"""`make bench-weights-size SIZES="1 3"`: publish and refresh of large weights on the host, stage by stage.
 
 Each size, in GB, has whole weights and deltas, one receiver and a broadcast over gloo. It needs seven times the size in
 memory. The stages are compared with a memcpy of the weights, or with one gloo broadcast of as many bytes.
