@@ -30,7 +30,8 @@ class Pinning:
         if self._device is None or self._num_uses != 2 or not flat.numel():
             return
         assert self._device.index is not None, "vLLM gives each worker the index of its GPU"
-        self.pages = PinnedPages(spans_of([(flat.data_ptr(), flat.nbytes)]), device=self._device.index)
+        spans = spans_of([(flat.data_ptr(), flat.nbytes)])
+        self.pages = PinnedPages(spans, device=self._device.index, cuda=torch.cuda)
 
     def end(self) -> None:
         """Unpin, before the buffer is freed: CUDA would take whatever comes to its address for pinned. Idempotent."""

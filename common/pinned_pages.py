@@ -16,9 +16,13 @@ class PinnedPages:
     would raise it from that thread's next kernel, as it cannot clear it: this thread has no kernels.
     """
 
-    def __init__(self, spans: Sequence[tuple[int, int]], *, device: int) -> None:
-        """Begin to pin `spans`, each an address and a number of bytes, for the GPU of that index."""
+    def __init__(self, spans: Sequence[tuple[int, int]], *, device: int, cuda: Any) -> None:
+        """Begin to pin `spans`, each an address and a number of bytes, for the GPU of that index.
+
+        `cuda` is `torch.cuda`, which this room does not import.
+        """
         self.spans = spans
+        self._cuda = cuda
         self._device = device
         self.num_bytes = 0  # pinned so far
         self.settled = threading.Event()  # set once everything is pinned, or CUDA has refused
@@ -32,10 +36,8 @@ class PinnedPages:
         self._thread.join()
 
     def _run(self) -> None:
-        from torch import cuda  # here, because most of what imports `common` does without torch
-
-        cuda.set_device(self._device)  # of this thread; otherwise it would start a context on GPU 0
-        runtime: Any = cuda.cudart()  # type: ignore[no-untyped-call]
+        self._cuda.set_device(self._device)  # of this thread; otherwise it would start a context on GPU 0
+        runtime = self._cuda.cudart()
         pinned = list[int]()
         for address, num_bytes in self.spans:
             if self._closing.is_set():

@@ -4,6 +4,7 @@ import logging
 import mmap
 
 import pytest
+import torch
 
 from common.pinned_pages import PinnedPages, spans_of
 from tests.cuda_runtime import Runtime, stand_in
@@ -23,7 +24,7 @@ def test_every_page_is_pinned_by_one_thread_and_unpinned_by_it(monkeypatch: pyte
     runtime = Runtime()
     devices = stand_in(monkeypatch, runtime)
     spans = [(PAGE, 2 * PAGE), (9 * PAGE, PAGE)]
-    pages = PinnedPages(spans, device=3)
+    pages = PinnedPages(spans, device=3, cuda=torch.cuda)
     assert pages.settled.wait(DEADLINE_S)
     assert (list(runtime.pinned.items()), pages.num_bytes, devices) == (spans, 3 * PAGE, [3])
     pages.close()
@@ -36,7 +37,7 @@ def test_memory_that_cuda_refuses_to_pin_is_logged_once_and_what_is_pinned_is_un
     runtime = Runtime(refused=1)
     stand_in(monkeypatch, runtime)
     with caplog.at_level(logging.WARNING):
-        pages = PinnedPages([(number * 4 * PAGE, PAGE) for number in range(1, 6)], device=0)
+        pages = PinnedPages([(number * 4 * PAGE, PAGE) for number in range(1, 6)], device=0, cuda=torch.cuda)
         assert pages.settled.wait(DEADLINE_S)
         pages.close()
     (record,) = caplog.records

@@ -77,7 +77,7 @@ class Slots:
         """
         if self.pinned is None:
             spans = [span for places in self._places for span in spans_of(map(_extent, places.values()))]
-            self.pinned = PinnedPages(spans, device=torch.cuda.current_device())
+            self.pinned = PinnedPages(spans, device=torch.cuda.current_device(), cuda=torch.cuda)
 
 
 def _places(slot: Mapped, entries: Sequence[TensorEntry], own: OwnRows) -> dict[str, torch.Tensor]:
