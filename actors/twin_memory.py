@@ -10,19 +10,21 @@ TWIN_WORK_BYTES = 2 * GIB
 MARGIN = 0.1  # the share of a GPU that stays free if a twin is not part of the engine's share
 
 
-def room_for_twin(*, share_bytes: int, weights_bytes: int) -> int:
+def room_for_twin(*, share_bytes: int, weights_bytes: int, episode_bytes: int) -> int:
     """The bytes of its share of a GPU that an engine leaves to a twin of its weights.
 
-    All that a twin needs if the KV cache then keeps at least half of what it would have had, else 0.
+    All that a twin needs if the KV cache then keeps at least half of what it would have had, and has room for an
+    episode at its longest, `episode_bytes`; else 0.
 
-    >>> room_for_twin(share_bytes=72 * GIB, weights_bytes=15 * GIB) // GIB, room_for_twin(
-    ...     share_bytes=72 * GIB, weights_bytes=30 * GIB
-    ... )
-    (17, 0)
+    >>> [
+    ...     room_for_twin(share_bytes=72 * GIB, weights_bytes=weights * GIB, episode_bytes=episode * GIB) // GIB
+    ...     for weights, episode in ((15, 7), (30, 7), (15, 40))
+    ... ]
+    [17, 0, 0]
     """
     twin_bytes = weights_bytes + TWIN_WORK_BYTES
     kv_bytes = share_bytes - weights_bytes - ENGINE_RESERVE_BYTES
-    return twin_bytes if 2 * twin_bytes <= kv_bytes else 0
+    return twin_bytes if max(twin_bytes, episode_bytes) <= kv_bytes - twin_bytes else 0
 
 
 def needed_bytes(twin_bytes: int, *, room_bytes: int, total_bytes: int) -> int:

@@ -148,14 +148,28 @@ def twin_room_bytes(settings: EngineSettings, gpu_bytes: int) -> int:
     """The bytes of each GPU of `gpu_bytes` that this engine leaves to a twin of its weights; 0 on a CPU.
 
     Also 0 for an engine without a run, whose weights never change. Raises ValueError if the folder has neither weights
-    nor their shapes.
+    nor their shapes, or vLLM refuses its model.
     """
     if not gpu_bytes or settings.kv_cache_bytes or not settings.receiver.redis_url:
         return 0
     shapes = tensor_shapes(Path(settings.model_path)).values()
     dtype = getattr(torch, _dtype(settings.dtype, on_gpu=True))
     weights_bytes = dtype.itemsize * sum(map(math.prod, shapes)) // settings.tensor_parallel
-    return room_for_twin(share_bytes=int(settings.gpu_memory_utilization * gpu_bytes), weights_bytes=weights_bytes)
+    return room_for_twin(
+        share_bytes=int(settings.gpu_memory_utilization * gpu_bytes),
+        weights_bytes=weights_bytes,
+        episode_bytes=_episode_bytes(settings, dtype),
+    )
+
+
+def _episode_bytes(settings: EngineSettings, dtype: torch.dtype) -> int:
+    """The keys and values of the longest episode on each GPU, if every layer attends to all of it."""
+    model = EngineArgs(
+        model=settings.model_path, max_model_len=settings.max_tokens, skip_tokenizer_init=True
+    ).create_model_config()
+    num_heads = -(-model.get_total_num_kv_heads() // settings.tensor_parallel)
+    width: int = num_heads * model.get_head_size() * model.get_total_num_hidden_layers()
+    return 2 * dtype.itemsize * width * settings.max_tokens
 
 
 def engine_name() -> str:

@@ -9,14 +9,25 @@ H100 = 80 * GIB
 SEVEN_B, FOURTEEN_B = 15 * GIB, 29 * GIB
 
 
+def room(weights_bytes: int, *, share_bytes: int = 72 * GIB, episode_bytes: int = GIB) -> int:
+    """By default of 0.9 of an H100, and with short episodes."""
+    return room_for_twin(share_bytes=share_bytes, weights_bytes=weights_bytes, episode_bytes=episode_bytes)
+
+
 def test_an_engine_leaves_room_if_its_kv_cache_keeps_half() -> None:
-    share = 72 * GIB  # 0.9 of an H100; beside 15 GiB of weights and the reserve it has 54 for keys and values
-    assert room_for_twin(share_bytes=share, weights_bytes=SEVEN_B) == 17 * GIB
-    assert room_for_twin(share_bytes=share, weights_bytes=FOURTEEN_B) == 0  # of 40, 31 would be the twin's
+    assert room(SEVEN_B) == 17 * GIB  # beside the weights and the reserve it has 54 GiB for keys and values
+    assert room(FOURTEEN_B) == 0  # of 40, 31 would be the twin's
     limit = (72 - 3 - 2 * 2) * GIB // 3  # the KV cache keeps half, exactly
-    assert room_for_twin(share_bytes=share, weights_bytes=limit) == limit + 2 * GIB
-    assert room_for_twin(share_bytes=share, weights_bytes=limit + 1) == 0
-    assert room_for_twin(share_bytes=20 * GIB, weights_bytes=SEVEN_B) == 0
+    assert room(limit) == limit + 2 * GIB
+    assert room(limit + 1) == 0
+    assert room(SEVEN_B, share_bytes=20 * GIB) == 0
+
+
+def test_an_engine_keeps_the_memory_of_its_longest_episode() -> None:
+    """Without it vLLM would not start."""
+    left = (72 - 3 - 15 - 17) * GIB
+    assert room(SEVEN_B, episode_bytes=left) == 17 * GIB
+    assert room(SEVEN_B, episode_bytes=left + 1) == 0
 
 
 def test_a_twin_that_the_engine_left_room_for_needs_that_to_be_free() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from transformers import DynamicCache, Qwen3ForCausalLM
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 from actors import vllm_start
 from actors.engine import Completion, EngineDied, WeightsRefused, WeightsUnfit
@@ -334,7 +334,7 @@ def test_a_parser_that_vllm_does_not_have_is_refused_before_the_model_is_loaded(
 
 def gpu_options(folder: str, *settings: str, redis_url: str = "redis://127.0.0.1:1") -> dict[str, Any]:
     """What vLLM is given for a GPU of 80 GiB."""
-    config = load_config(None, ["model.dtype=bfloat16", *settings])
+    config = load_config(None, ["model.dtype=bfloat16", "learner.micro_batch_tokens=400000", *settings])
     receiver = ReceiverInfo(
         redis_url=redis_url, run_id="r", actor="a", transport="pull", chunk_bytes=1, timeout_s=1.0, disk=""
     )
@@ -346,6 +346,14 @@ HEAD = {"hf_overrides": {"head_dtype": "float32"}}  # the learner's logits are f
 
 
 def shapes_folder(folder: Path, *, num_weights: int) -> str:
+    """A token of its model has keys and values of 128 KiB in bfloat16."""
+    Qwen3Config(
+        num_hidden_layers=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=1 << 20,
+        architectures=["Qwen3ForCausalLM"],
+    ).save_pretrained(folder)
     (folder / SHAPES).write_text(json.dumps({"weight": [num_weights // 2, 2]}))
     return str(folder)
 
@@ -370,5 +378,7 @@ def test_an_engine_leaves_the_room_of_a_twin_within_its_share_if_its_kv_cache_ke
     assert share("model.dtype=float32", "actors.tensor_parallel=2") == pytest.approx(0.9 - 16 / 80)
     assert share("actors.gpu_memory_utilization=0.4") == 0.4
     assert share(redis_url="") == 0.9  # without a run its weights never change
+    assert share("model.max_tokens=319488") == pytest.approx(0.9 - 16 / 80)  # 39 GiB, which is what is left
+    assert share("model.max_tokens=319489") == 0.9
     shapes_folder(tmp_path, num_weights=1 << 30)
     assert share("actors.gpu_memory_utilization=0.4") == pytest.approx(0.4 - 4 / 80)

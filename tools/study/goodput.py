@@ -31,6 +31,8 @@ SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0")
 GRPO = "objective.advantage=group_standardised"
 ARMS: dict[str, tuple[str, ...]] = {
     "default": (),
+    "repeats": ("env.repeat=0.75",),
+    "screened": ("replay.screen_size=4",),
     "grpo": (GRPO,),
     "grpo repeats": (GRPO, "env.repeat=0.75"),
     "grpo screened": (GRPO, "replay.screen_size=4"),
