@@ -89,8 +89,8 @@ class MappedWeights:
     def at(self, path: str) -> torch.Tensor:
         """The bytes at `path`, as a flat uint8 tensor, without a copy.
 
-        On a CPU they are mapped anew, and writing changes only this view. For a GPU the same memory is mapped once, as
-        its owner has it: to pin a private view would copy each of its pages.
+        On a CPU they are mapped each time, and writing changes only this view. For a GPU the same memory is mapped
+        once, as its owner has it: to pin a private view would copy each of its pages.
         """
         if not self._on_gpu:
             return _as_tensor(map_memory(path, access=mmap.ACCESS_COPY))
