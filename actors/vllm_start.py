@@ -73,8 +73,13 @@ class _Mask:
 def start_vllm(settings: EngineSettings) -> LLMEngine:
     """Return vLLM's LLMEngine, ready to step, with our transfer engine connected. Blocks for 5 to 15 s.
 
-    Raises ValueError if vLLM refuses the model or the sizes.
+    Raises ValueError if vLLM refuses the model or the sizes, or the environment asks for its other model runner.
     """
+    if vllm.envs.VLLM_USE_V2_MODEL_RUNNER:
+        raise ValueError(
+            "VLLM_USE_V2_MODEL_RUNNER must be 0 or unset: vLLM's Model Runner V2 takes other logits processors, and "
+            "nothing here was tested with it"
+        )
     on_gpu = torch.cuda.is_available()
     if not on_gpu:
         # OpenMP may have read OMP_NUM_THREADS too early, when torch was imported. This sets it for this thread.

@@ -19,6 +19,7 @@ from actors.engine import Completion, EngineDied, WeightsRefused, WeightsUnfit
 from actors.orders import EngineSettings, engine_settings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
+from actors.vllm_environment import vllm_environment
 from common.config import load_config
 from common.model_folder import SHAPES
 from common.tokenizer import load_tokenizer
@@ -330,6 +331,13 @@ def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies
 def test_a_parser_that_vllm_does_not_have_is_refused_before_the_model_is_loaded(policies: Policies) -> None:
     with pytest.raises(ValueError, match=r"`model.tool_parser` must be empty, or one of vLLM's: .*; got 'hermos'"):
         started(policies, kv_policy="keep", tool_parser="hermos")
+
+
+def test_the_model_runner_that_is_not_tested_is_refused(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert vllm_environment()["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER must be 0 or unset"):
+        started(policies, kv_policy="keep")
 
 
 def gpu_options(folder: str, *settings: str, redis_url: str = "redis://127.0.0.1:1") -> dict[str, Any]:
