@@ -32,7 +32,6 @@ GRPO = "objective.advantage=group_standardised"
 ARMS: dict[str, tuple[str, ...]] = {
     "default": (),
     "repeats": ("env.repeat=0.75",),
-    "screened": ("replay.screen_size=4",),
     "grpo": (GRPO,),
     "grpo repeats": (GRPO, "env.repeat=0.75"),
     "grpo screened": (GRPO, "replay.screen_size=4"),
