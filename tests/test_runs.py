@@ -58,13 +58,13 @@ def with_own_server(config: Config) -> Config:
 def test_runs_are_listed_by_their_last_step_with_state_success_and_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_run(tmp_path, "new", age_s=60)
+    make_run(tmp_path, "new", age_s=600)  # in minutes, so that the time of this test does not show
     make_run(tmp_path, "old", age_s=7200, **SUMMARY)
     assert runs(load_config(None, [f"run.root={tmp_path}"])) == 0
     _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines] == [
         ["old", "finished", "2", "of", "12", "0.500", "(0.43", "to", "0.57)", "0.625", "$1.25", "2", "h", "ago"],
-        ["new", "stopped", "2", "of", "12", "0.500", "(0.43", "to", "0.57)", "0.625", "60", "s", "ago"],
+        ["new", "stopped", "2", "of", "12", "0.500", "(0.43", "to", "0.57)", "0.625", "10", "min", "ago"],
     ]
 
 
