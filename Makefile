@@ -57,7 +57,7 @@ ON_RANGE := accumulation actor_buffer archive buffer chat chat_families checkpoi
 ON_RANGE += env_client env_server env_worker export fake_gpu fit fsdp gradient group imports learner_buffer
 ON_RANGE += learner_model log logprobs lora loss model_families model_folder objective_proof offspring optimizer
 ON_RANGE += own_modules pack prefixes probe proximal published redis_server reference rollout sandbox shard_writer
-ON_RANGE += shards shared_prefixes skeleton step teacher token_advantages tokenizer trajectory value_loss
+ON_RANGE += shared_prefixes skeleton step teacher token_advantages tokenizer trajectory value_loss
 ON_RANGE += weight_deltas weights wire
 
 test-python:
