@@ -6,8 +6,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
-# Bytecode is kept, which images of containers often forbid: else every process compiles this project again.
-export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup setup-gpu setup-browser quickstart road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-agents bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes
