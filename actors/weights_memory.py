@@ -12,6 +12,8 @@ import torch
 from common.anonymous_memory import AnonymousMemory, Mapped, map_memory
 from common.pinned_pages import PinnedPages, spans_of
 
+NAME = "slipstream-received-weights"  # of shared memory, in /proc
+
 
 class Pinning:
     """Has CUDA pin a buffer that is used again, until `end`; without a GPU it does nothing."""
@@ -46,7 +48,7 @@ class WeightsMemory:
 
     def __init__(self, *, shared: bool = False, device: torch.device | None = None) -> None:
         """With `shared`, other processes can map it at `path`; `device` is that of the model, if it is a GPU."""
-        self._memory = AnonymousMemory("slipstream-received-weights", 0) if shared else None
+        self._memory = AnonymousMemory(NAME, 0) if shared else None
         self.flat = torch.empty(0, dtype=torch.uint8)
         self.pinning = Pinning(device)
 
@@ -63,7 +65,7 @@ class WeightsMemory:
         if self._memory is None:
             self.flat = torch.empty(num_bytes, dtype=torch.uint8)
         else:
-            self._memory = AnonymousMemory("slipstream-received-weights", num_bytes)
+            self._memory = AnonymousMemory(NAME, num_bytes)
             self.flat = _as_tensor(self._memory.mapped())
 
     def adopt(self, received: torch.Tensor) -> None:
