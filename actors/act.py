@@ -60,8 +60,8 @@ async def act(
     its groups back; then the process must end.
     """
     leases, counts, pin, pace, run_failed = Leases(), RefreshCounts(), Pin(), Pace(), False
-    newest = bulletin.stored if actors.transport == "disk" else bulletin.latest
-    refreshing = asyncio.create_task(keep_fresh(setup.engine, newest, counts, pin, pace))
+    later = bulletin.later_stored if actors.transport == "disk" else bulletin.later
+    refreshing = asyncio.create_task(keep_fresh(setup.engine, later, counts, pin, pace))
     judging = asyncio.create_task(_keep_judging(setup, judge_buffers, pace, shutdown))
     pulse = Pulse(setup, counts=counts, actors=actors, shutdown=shutdown)
     beating = asyncio.create_task(

@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from actors.engine import Engine, EngineSpoiled, WeightsRefused, WeightsUnfit
 from actors.pace import Pace
@@ -13,8 +12,8 @@ from common.weights import Offer
 from replay.failures import cut_reason
 from replay.fleet import Refusal
 
-POLL_S, IDLE_POLL_S, MAX_POLL_S = 0.1, 0.02, 1.0
-REST = 10  # asks pause for so many times the CPU of the last one: the offer of a mixture of experts names each expert
+WAIT_S = 0.5  # for an offer, in one request: less than an actor that must leave has time for
+PINNED_POLL_S = 0.05  # how often it is seen whether an evaluation still pins the engine
 RETRY_S = 1.0  # after a first refusal; doubled with each further one, up to
 MAX_RETRY_S = 30.0
 MAX_TRIES = 3  # of a version that does not fit: then only a newer one is tried
@@ -41,8 +40,9 @@ class Tries:
         default_factory=dict
     )  # how often a version did not fit; of the newest version only
 
-    def may_try(self, policy_version: int) -> bool:
-        return self.num_unfit.get(policy_version, 0) < MAX_TRIES
+    def given_up(self) -> int:
+        """The newest version, if it is not tried again; else -1."""
+        return max((version for version, count in self.num_unfit.items() if count >= MAX_TRIES), default=-1)
 
     def refused(self, policy_version: int, *, unfit: bool) -> float:
         """Count a refusal; return the seconds to wait."""
@@ -56,33 +56,37 @@ class Tries:
         self.num_unfit = {}
 
 
-async def keep_fresh(
-    engine: Engine, newest: Callable[[], Offer | None], counts: RefreshCounts, pin: Pin, pace: Pace
-) -> None:
+class Later(Protocol):
+    """Returns the newest offer, as soon as its version is above the given one; None if `wait_s` passes first."""
+
+    def __call__(self, policy_version: int, *, wait_s: float) -> Offer | None: ...
+
+
+async def keep_fresh(engine: Engine, later: Later, counts: RefreshCounts, pin: Pin, pace: Pace) -> None:
     """Refresh `engine` for as long as this runs.
 
-    Consumes the newest offer, which `newest` reads; waits until it is newer than the engine's version, and, before the
-    commit, until no evaluation pins the engine; produces commits. An idle engine asks more often: its groups may wait
-    for these weights. If a version is refused, the old weights keep
-    serving, and the refusal is in `counts` until a version serves. What did not arrive is tried again, ever less often;
-    what does not fit, or fails its probe, is tried MAX_TRIES times. Raises EngineDied.
+    Consumes the newest offer; waits in `later` until there is one, and, before the commit, until no evaluation pins the
+    engine; produces commits. If a version is refused, the old weights keep serving, and the refusal is in `counts`
+    until a version serves. What did not arrive is tried again, ever less often; what does not fit, or fails its probe,
+    is tried MAX_TRIES times. Raises EngineDied.
     """
     staged, tries = -1, Tries()
     while True:
-        offer, cost_s = await asyncio.to_thread(_asked, newest)
-        least_s = POLL_S if engine.load().num_running else IDLE_POLL_S
-        pause_s = pace.every(min(MAX_POLL_S, max(least_s, REST * cost_s)))
-        if offer is not None and offer.manifest.policy_version > max(staged, engine.policy_version):
+        wait_s = 0.0 if staged > engine.policy_version else pace.every(WAIT_S)
+        known = max(staged, engine.policy_version, tries.given_up())
+        offer = await asyncio.to_thread(later, known, wait_s=wait_s)
+        if offer is not None:
             version, staged = offer.manifest.policy_version, -1
-            if tries.may_try(version):
-                try:
-                    await engine.stage(offer)
-                    staged = version
-                except WeightsRefused as error:
-                    await _refused(error, engine, version, counts, pin, tries)
-                    continue
-        if staged <= engine.policy_version or pin.held:
-            await asyncio.sleep(pause_s)
+            try:
+                await engine.stage(offer)
+                staged = version
+            except WeightsRefused as error:
+                await _refused(error, engine, version, counts, pin, tries)
+                continue
+        if staged <= engine.policy_version:
+            continue
+        if pin.held:
+            await asyncio.sleep(pace.every(PINNED_POLL_S))
             continue
         version, staged = staged, -1
         try:
@@ -101,12 +105,6 @@ async def keep_fresh(
         log.info("serving version %d after a pause of %.1f ms", version, 1e3 * counts.last_pause_s)
 
 
-def _asked(newest: Callable[[], Offer | None]) -> tuple[Offer | None, float]:
-    """The newest offer, and the CPU seconds of reading it."""
-    begun = time.thread_time()
-    return newest(), time.thread_time() - begun
-
-
 async def _refused(
     error: WeightsRefused, engine: Engine, version: int, counts: RefreshCounts, pin: Pin, tries: Tries
 ) -> None:
@@ -116,6 +114,6 @@ async def _refused(
     counts.num_refused += 1
     counts.refusal = Refusal(policy_version=version, reason=cut_reason(str(error)), unfit=unfit)
     pin.stuck = True
-    again = f"trying again in {wait_s:.0f} s" if tries.may_try(version) else "waiting for a newer version"
+    again = f"trying again in {wait_s:.0f} s" if version > tries.given_up() else "waiting for a newer version"
     log.warning("version %d refused; the engine keeps version %d; %s: %s", version, engine.policy_version, again, error)
     await asyncio.sleep(wait_s)

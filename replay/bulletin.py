@@ -1,7 +1,8 @@
 """The bulletin: the newest weights on offer, the members of broadcasts, and the relays.
 
 `latest` moves by compare-and-set: an older learner, or a version that is not newer, cannot overwrite it. The offer is
-first written whole under a staging key; the script that moves `latest` only renames that key.
+first written whole under a staging key; the script that moves `latest` only renames that key. It also adds the version
+to a stream, at which actors wait: the offer, which names each expert of a mixture, is read once.
 
 The members of a broadcast are agreed in steps. Actors call `join_broadcast`, and renew it while they live. The
 publisher invites them in its offer. Each invited actor calls `acknowledge` with the number of the group that it is
@@ -31,6 +32,7 @@ from replay.scripts import is_damage
 
 TTL_S = 120  # time to live of every key of one invitation
 MAX_DIGITS = 14  # of a counter
+MAX_SEQUENCE = 2**64 - 1  # of an entry's id in a stream, after its version
 CPU = "cpu"
 
 log = logging.getLogger(__name__)
@@ -98,7 +100,13 @@ class Bulletin:
         refusal = cast(
             bytes,
             self._announce(
-                keys=[keys.epoch_key(self._run_id), self._key(version), self._key(board), staged],
+                keys=[
+                    keys.epoch_key(self._run_id),
+                    self._key(version),
+                    self._key(board),
+                    staged,
+                    self._key(board, "versions"),
+                ],
                 args=[manifest.learner_epoch, manifest.policy_version, manifest.root],
             ),
         )
@@ -113,6 +121,26 @@ class Bulletin:
         """The newest offer whose blobs are on `weights.disk`; None before the first."""
         return self._read("stored")
 
+    def later(self, policy_version: int, *, wait_s: float) -> Offer | None:
+        """The newest offer, as soon as its version is above `policy_version`; None if `wait_s` passes first."""
+        return self._later("latest", policy_version, wait_s)
+
+    def later_stored(self, policy_version: int, *, wait_s: float) -> Offer | None:
+        """Like `later`, of the offers whose blobs are on `weights.disk`."""
+        return self._later("stored", policy_version, wait_s)
+
+    def _later(self, board: str, than: int, wait_s: float) -> Offer | None:
+        name, block_ms = self._key(board, "versions"), int(wait_s * 1000) or None  # Redis waits for ever at 0
+        after: Any = {name: f"{than}-{MAX_SEQUENCE}" if than >= 0 else "0-0"}
+        announced = read_or_nothing(lambda: self._client.xread(after, block=block_ms), name)
+        if announced is not None and not announced:
+            return None
+        offer = self._read(board)
+        if offer is not None and offer.manifest.policy_version > than:
+            return offer
+        time.sleep(wait_s)  # the stream or the offer is damaged: the next announcement replaces both
+        return None
+
     def _read(self, board: str) -> Offer | None:
         name = self._key(board)
         return next((offer for _, offer in read_records(Offer, [(name, self._notices.read(name))])), None)
@@ -121,7 +149,7 @@ class Bulletin:
         """The highest version ever offered, as far as Redis knows; -1 for none. Its offer may be missing or damaged."""
         name, latest = self._key("version"), self.latest()
         kept: Any = read_or_nothing(lambda: self._client.hget(name, "policy_version"), name)
-        announced = int(kept) if kept and kept.isdigit() and len(kept) <= MAX_DIGITS else -1
+        announced = int(kept) if kept and _is_count(kept) else -1
         return max(announced, latest.manifest.policy_version if latest else -1)
 
     def join_broadcast(self, actor: str, *, ttl_s: float) -> None:
@@ -228,11 +256,11 @@ class Bulletin:
         """The number of corrupt chunks from each server, by endpoint."""
         name = self._key("corrupt")
         counts: Any = read_or_nothing(lambda: self._client.hgetall(name), name) or {}
-        return {
-            endpoint.decode(errors="replace"): int(count)
-            for endpoint, count in counts.items()
-            if count.isdigit() and len(count) <= MAX_DIGITS
-        }
+        return {endpoint.decode(errors="replace"): int(count) for endpoint, count in counts.items() if _is_count(count)}
 
     def _key(self, *parts: str | int) -> str:
         return keys.key(self._run_id, "weights", *parts)
+
+
+def _is_count(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= MAX_DIGITS

@@ -51,6 +51,7 @@ _ACTORS_COMMANDS = (
     "ltrim",
     "srandmember",
     "smembers",
+    "xread",
 )
 _ACTORS_STREAM_KEYS = (
     "",
@@ -76,7 +77,9 @@ _ACTORS_RUN_KEYS = (
     "fleet:deadlines",
     "fleet:wanted:*",
     "weights:latest",
+    "weights:latest:versions",
     "weights:stored",
+    "weights:stored:versions",
     "weights:members",
     "weights:acknowledged:*",
     "weights:group:*",

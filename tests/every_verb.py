@@ -137,6 +137,7 @@ def offer_and_take(learner: Bulletin, actor: Bulletin, epoch: int) -> None:
     learner.announce(msgspec.structs.replace(offer, pull_endpoint="tcp://127.0.0.1:2"))
     latest = actor.latest()
     assert latest is not None and latest.pull_endpoint == "tcp://127.0.0.1:2"
+    assert actor.later(0, wait_s=0.1) == latest and actor.later(1, wait_s=0.1) is None
     number = learner.next_invitation()
     actor.acknowledge(number, "a", Acknowledgement(held_group=0, device="cpu", root=""))
     assert list(learner.acknowledgements(number)) == ["a"]

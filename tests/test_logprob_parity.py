@@ -219,7 +219,7 @@ async def episodes_under_refreshes(
     async with asyncio.timeout(120):
         while await asyncio.to_thread(bulletin.latest) is None:  # noqa: ASYNC110 - another process announces it
             await asyncio.sleep(0.05)
-    refreshing = asyncio.create_task(keep_fresh(engine, bulletin.latest, counts, Pin(), Pace()))
+    refreshing = asyncio.create_task(keep_fresh(engine, bulletin.later, counts, Pin(), Pace()))
     task_indices = itertools.count()
     players = [
         asyncio.create_task(play(engine, policies.folder, task_indices, run_id, sampling, enforced=enforced))

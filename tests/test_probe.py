@@ -128,24 +128,31 @@ def raising(error: Exception, *versions: int) -> Callable[[int], None]:
     return refuse
 
 
+class NoFurtherOffer(Exception):
+    pass
+
+
 async def refreshed(engine: RefusingEngine, offers: list[int], counts: RefreshCounts, pin: Pin) -> list[float]:
     """Offer each version of `offers` until it serves or is given up; return the waits in between."""
     waits_s, offered = list[float](), iter(offers)
     current = next(offered)
 
     async def sleep(seconds: float) -> None:
-        nonlocal current
-        if seconds >= refresh.RETRY_S:
-            waits_s.append(seconds)
-        elif (current := next(offered, -1)) < 0:
-            raise asyncio.CancelledError
+        waits_s.append(seconds)
         await asyncio.to_thread(lambda: None)
+
+    def later(policy_version: int, *, wait_s: float) -> Offer | None:
+        nonlocal current
+        if current > policy_version:
+            return offer_of(current)
+        if (current := next(offered, -1)) < 0:
+            raise NoFurtherOffer
+        return None
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(refresh.asyncio, "sleep", sleep)
-        patched.setattr(refresh, "MAX_POLL_S", refresh.RETRY_S / 2)
-        with contextlib.suppress(asyncio.CancelledError):
-            await keep_fresh(engine, lambda: offer_of(current), counts, pin, Pace())
+        with contextlib.suppress(NoFurtherOffer):
+            await keep_fresh(engine, later, counts, pin, Pace())
     return waits_s
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -383,12 +384,49 @@ def test_latest_moves_forward_only(redis_client: redis.Redis, run_id: str) -> No
     assert latest_version(bulletin) == 5
 
 
+def test_an_actor_gets_an_offer_as_soon_as_it_is_announced(redis_client: redis.Redis, run_id: str) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+
+    def announce(policy_version: int) -> None:
+        manifest = manifest_of(weights(5), policy_version=policy_version, learner_epoch=1)
+        bulletin.announce(Offer(manifest=manifest, pull_endpoint="tcp://127.0.0.1:1"))
+
+    assert bulletin.later(-1, wait_s=0.01) is None
+    with ThreadPoolExecutor(1) as executor:
+        for version in (0, 7):
+            waiting = executor.submit(bulletin.later, version - 1, wait_s=60.0)
+            announce(version)
+            offer = waiting.result(timeout=30)
+            assert offer == bulletin.latest() == bulletin.later(-1, wait_s=0.0)
+            assert offer is not None and offer.manifest.policy_version == version
+    assert bulletin.later(7, wait_s=0.01) is bulletin.later(7, wait_s=0.0) is bulletin.later(99, wait_s=0.0) is None
+
+
+@pytest.mark.parametrize("damaged", ["stream", "offer"])
+def test_an_actor_does_not_ask_at_once_again_for_a_damaged_offer(
+    redis_client: redis.Redis, run_id: str, damaged: str
+) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+    manifest = manifest_of(weights(5), policy_version=5, learner_epoch=1)
+    bulletin.announce(Offer(manifest=manifest, pull_endpoint="tcp://127.0.0.1:1"))
+    redis_client.set(keys.key(run_id, "weights", "latest", *(["versions"] if damaged == "stream" else [])), "garbage")
+    begun = time.monotonic()
+    assert bulletin.later(5 if damaged == "stream" else 4, wait_s=0.2) is None
+    assert time.monotonic() - begun >= 0.2
+    bulletin.announce(Offer(manifest=manifest, pull_endpoint="tcp://127.0.0.1:2"))  # which replaces both
+    offer = bulletin.later(4, wait_s=60.0)
+    assert offer is not None and offer.pull_endpoint == "tcp://127.0.0.1:2"
+
+
 def test_an_offer_that_the_server_lost_before_it_was_announced_is_not_announced(
     redis_client: redis.Redis, run_id: str
 ) -> None:
     """As a replica that took over in between."""
     bulletin = Bulletin(redis_client, run_id)
-    names = [keys.epoch_key(run_id), *(keys.key(run_id, "weights", part) for part in ("version", "latest", "lost"))]
+    names = [
+        keys.epoch_key(run_id),
+        *(keys.key(run_id, "weights", part) for part in ("version", "latest", "lost", "number")),
+    ]
     with pytest.raises(redis.ResponseError, match="the staged offer of version 1 is missing"):
         bulletin._announce(keys=names, args=[1, 1, "root"])
     assert bulletin.latest() is None

@@ -22,7 +22,7 @@ import msgspec
 from actors.act import IDLE_S
 from actors.beat import BEAT_S, BEATS
 from actors.pace import Pace
-from actors.refresh import POLL_S
+from actors.refresh import WAIT_S
 from common.trajectory import Task, encode_trajectory
 from common.wire import encode
 from replay.actor_buffer import ORPHAN_TTL_S
@@ -167,6 +167,7 @@ class Actor:
         self._lease: Leased | None = lease
         self._loop, self._settings, self._pace = loop, loop.settings, Pace()
         self._connections = [Connection(server, loop.selector) for server in loop.settings.servers]
+        self._waiting = Connection(loop.settings.servers[0], loop.selector)  # for an offer, in a thread of its own
         self._member = encode(_member(self._name))
 
     def begin(self, phase: float) -> None:
@@ -190,11 +191,10 @@ class Actor:
         self._loop.counted(kind)
         self._connections[shard].ask(*requests, then=then)
 
-    def _look(self) -> None:
-        def again(_: list[Reply]) -> None:
-            self._loop.after(self._pace.every(POLL_S), self._look)
-
-        self._ask("offer", 0, ("SRANDMEMBER", self._run_key("weights", "latest")), then=again)
+    def _wait(self) -> None:
+        block_ms, name = round(1000 * self._pace.every(WAIT_S)), self._run_key("weights", "latest", "versions")
+        self._loop.counted("offer")
+        self._waiting.ask(("XREAD", "BLOCK", block_ms, "STREAMS", name, "0-0"), then=lambda _: self._wait())
 
     def _beat(self) -> None:
         def beat(_: list[Reply]) -> None:
@@ -207,7 +207,7 @@ class Actor:
             self._pace.num_members = replies[0]
             self.num_beats += 1
             if self.num_beats == 2:  # now it knows how many they are
-                self._look()
+                self._wait()
                 self._renew()
             self._loop.after(self._pace.every(BEAT_S, most_s=MEMBER_TTL_S / BEATS), self._beat)
 
