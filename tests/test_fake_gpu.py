@@ -104,6 +104,7 @@ STEPS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "sinks on 2 times 4": (SINKS, TOGETHER, 8),
     "every model on 2 times 4": (DENSE, TOGETHER | EVERY_MODEL, 8),
     "8192 tokens on 8": (LONG, long_step(8192), 8),
+    "8192 tokens with sinks on 8": (SINKS | {"max_position_embeddings": 32768}, long_step(8192), 8),
     "32768 tokens on 2 times 4": (LONG, long_step(32768, **TOGETHER["learner"]), 8),
     "offloaded on 8": (DENSE, {"learner": {"cpu_offload": True}}, 8),
 }
@@ -156,12 +157,8 @@ def test_weights_and_moments_are_float32_on_the_gpu_and_what_is_published_is_bfl
         assert step.dtypes["weights"] == step.dtypes["moments"] == kept, name
         rounded = ["torch.bfloat16 on cpu" if kept is on_host else "torch.bfloat16 on cuda"]
         assert step.dtypes["published"] == (on_gpu if name.startswith("adapters") else rounded), name
-        assert ("memory-efficient" if architecture_of(name) is SINKS else "flash") in step.attention, name
-        assert ("parts that carry a state" in step.attention) == (architecture_of(name) is STATES), name
-
-
-def architecture_of(name: str) -> dict[str, Any]:
-    return STEPS[name][0]
+        assert ("memory-efficient" if "sinks" in name else "flash") in step.attention, name
+        assert ("parts that carry a state" in step.attention) == (STEPS[name][0] is STATES), name
 
 
 def test_a_layer_with_a_state_keeps_no_keys_and_pairs_no_tokens(steps: dict[str, MeasuredStep]) -> None:
@@ -224,6 +221,13 @@ def test_context_ranks_divide_what_a_micro_batch_takes_and_nothing_else(steps: d
 def test_a_sequence_that_one_rank_cannot_hold_fits_four(steps: dict[str, MeasuredStep]) -> None:
     """Activations are nearly all of the memory: four times as many tokens on four ranks take about as much."""
     assert steps["32768 tokens on 2 times 4"].step_peak_bytes < 1.2 * steps["8192 tokens on 8"].step_peak_bytes
+
+
+def test_no_matrix_of_all_scores_of_each_head_is_made(steps: dict[str, MeasuredStep]) -> None:
+    """With sinks all heads share a mask; in the queries' dtype it is for all heads as large as one head's scores."""
+    name = "8192 tokens with sinks on 8"
+    scores_bytes = 2 * SINKS["num_attention_heads"] * 8192**2
+    assert steps[name].step_peak_bytes < steps["8192 tokens on 8"].step_peak_bytes + scores_bytes
 
 
 def test_the_host_waits_for_the_gpu_only_at_the_end_of_a_step(steps: dict[str, MeasuredStep]) -> None:

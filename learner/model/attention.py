@@ -84,11 +84,12 @@ class SharedKeys:
     lengths: tuple[int, ...]  # keys of each sequence
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class PackRows:
     """All rows of a pack, as passed through the layers; with `shared`, of its queries.
 
-    With a bare tuple, torch.compile would check its length, and compile the layers again for each number of rows.
+    torch.compile would check the length of a bare tuple, and PyTorch 2.11's that of one in a frozen dataclass, and
+    compile the layers again for each number of rows.
     """
 
     rows: tuple[Rows, ...]
@@ -322,9 +323,9 @@ def _sees(
 
     With a `window` only to the `window - 1` tokens before it.
     """
-    own = torch.arange(num_keys - num_queries, num_keys, device=device)
-    behind = own[:, None] - torch.arange(num_keys, device=device)
-    return (behind >= 0) & (behind < (window or num_keys))
+    own = num_keys - num_queries  # the key of the first query's token
+    sees = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(own)  # a byte for each pair
+    return sees if window is None else sees.triu(own - window + 1)
 
 
 @torch.enable_grad()  # frozen models are loaded without

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
@@ -40,6 +41,8 @@ PRODUCTS = {
 }
 # What a host reads of a tensor on a device; a GPU must have computed it. With these answers a step continues as usual.
 ANSWERS: dict[str, Any] = {"item": 1.0, "__float__": 1.0, "__int__": 1, "__bool__": False, "__index__": 1}
+
+MASK_ALIGNMENT = 16  # numbers
 
 
 class Stream:
@@ -246,3 +249,32 @@ def _order_nothing(waits: Waits) -> None:
     tensor: Any = Tensor
     tensor.record_stream = lambda *_: None
     tensor.pin_memory = lambda pageable: pageable
+    F.scaled_dot_product_attention = _efficient_attention  # no mode: those are not active where layers are recomputed
+
+
+def _efficient_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The kernel that the learner allows on a GPU. PyTorch asks the GPU for its kernels, and without one computes all
+    scores of a head as a matrix, or refuses. Before the kernel it makes a mask of booleans one of the queries' dtype,
+    and copies that to rows that are a multiple of MASK_ALIGNMENT.
+    """
+    if enable_gqa:
+        raise RuntimeError("the memory-efficient kernel takes as many heads of keys as of queries")
+    bias = None
+    if attn_mask is not None:
+        bias = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, float("-inf"))
+        num_keys = key.shape[2]
+        bias = F.pad(bias, (0, -num_keys % MASK_ALIGNMENT))[..., :num_keys]
+        bias = bias.expand(*query.shape[:3], num_keys)
+    trains = any(each.requires_grad for each in (query, key, value))
+    attend = torch.ops.aten._scaled_dot_product_efficient_attention
+    attended: Tensor = attend(query, key, value, bias, trains, 0.0, is_causal, scale=scale)[0]
+    return attended
