@@ -249,7 +249,10 @@ def _order_nothing(waits: Waits) -> None:
     tensor: Any = Tensor
     tensor.record_stream = lambda *_: None
     tensor.pin_memory = lambda pageable: pageable
-    F.scaled_dot_product_attention = _efficient_attention  # no mode: those are not active where layers are recomputed
+    functional: Any = F
+    functional.scaled_dot_product_attention = (
+        _efficient_attention  # no mode: where layers are recomputed, none is active
+    )
 
 
 def _efficient_attention(
