@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.imported import imported, is_own
 from common.message import Message
+from common.prompt_date import dated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -301,13 +302,16 @@ def rendered(
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The conversation as the chat template renders it; with `to_reply`, up to where the policy continues."""
+    called = list(tools) or None
+    template, dates = dated(tokenizer.get_chat_template(tools=called), today)
     return str(
         tokenizer.apply_chat_template(
             list(messages),
-            tools=list(tools) or None,
+            tools=called,
+            chat_template=template,
             tokenize=False,
             add_generation_prompt=to_reply,
-            strftime_now=today.strftime,
+            **dates,
         )
     )
 

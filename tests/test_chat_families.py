@@ -1,13 +1,14 @@
 """Eight families of chat templates: no sampled token is encoded again, and every branch has a reason."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
 from actors.rehearse import check_template
-from common.chat import Chat, ChatRules, reply_form
+from common.chat import Chat, ChatRules, rendered, reply_form
 from common.config import load_config
 from common.config_error import ConfigError
 from common.dialogue import Tokeniser
@@ -108,6 +109,34 @@ def test_an_argument_of_the_template_keeps_thoughts_and_is_part_of_the_hash(tmp_
     switched_off = load_tokenizer(tmp_path, {"enable_thinking": False})
     prompt = switched_off.decode(Chat(switched_off).open((ASK,)))
     assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        (
+            "{{ strftime_now('%d %b %Y') }} {{ strftime_now( \"%Y\" ) }} {{ strftime_now('%Y') }}",
+            "24 Jul 2026 2026 2026",
+        ),
+        ("{% if strftime_now is defined %}{{ strftime_now('%H:%M:%S') }}{% endif %}", "23:59:59"),
+        ("{{ 'no date' }}", "no date"),
+    ],
+)
+def test_every_date_that_a_template_writes_is_that_of_the_start(tmp_path: Path, template: str, written: str) -> None:
+    tokenizer = family_tokenizer("phi", tmp_path)
+    tokenizer.chat_template = template
+    assert (
+        rendered(tokenizer, [{"role": "user", "content": "a"}], today=datetime.fromtimestamp(MIDNIGHT_S - 1, UTC))
+        == written
+    )
+
+
+@pytest.mark.parametrize("template", ["{{ strftime_now(form) }}", "{% set now = strftime_now %}{{ now('%Y') }}"])
+def test_a_template_whose_dates_cannot_be_kept_is_refused(tmp_path: Path, template: str) -> None:
+    tokenizer = family_tokenizer("phi", tmp_path)
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match="must call strftime_now with a literal format"):
+        rendered(tokenizer, [{"role": "user", "content": "a"}], today=datetime.fromtimestamp(MIDNIGHT_S, UTC))
 
 
 @pytest.mark.parametrize("template", ["\n\n{{ text }}|", "  {% if true %}\n{{ text }}{% endif %}", "{{ text }}"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from common.chat import MARK, encoder, end_of_turn_text, end_tokens
+from common.chat import MARK, encoder, end_of_turn_text, end_tokens, rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,15 +45,7 @@ class Prompts:
         Raises ValueError if the template refuses it.
         """
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=list(tools) or None,
-                    tokenize=False,
-                    add_generation_prompt=to_reply,
-                    strftime_now=self._today.strftime,
-                )
-            )
+            return rendered(self._tokenizer, messages, today=self._today, to_reply=to_reply, tools=tools)
         except (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
 
