@@ -163,6 +163,7 @@ def test_weights_and_moments_are_float32_on_the_gpu_and_what_is_published_is_bfl
 
 def test_a_layer_with_a_state_keeps_no_keys_and_pairs_no_tokens(steps: dict[str, MeasuredStep]) -> None:
     states, dense = steps["states on 8"], steps["dense on 8"]
+    assert (states.num_attending, states.num_layers, dense.num_attending) == (1, 2, 2)
     assert (states.kv_token_bytes, states.flops_per_pair) == (dense.kv_token_bytes / 2, dense.flops_per_pair / 2)
 
 

@@ -31,6 +31,8 @@ STEP = MeasuredStep(
     flops_per_pair=0.0,
     num_kv_heads=8,
     kv_token_bytes=1 << 20,
+    num_attending=2,
+    num_layers=2,
     attention="flash",
     dtypes={},
     weights_bytes=5 * GIB,
@@ -126,6 +128,13 @@ def test_an_engine_has_weights_a_twin_of_them_a_reserve_and_what_is_left_for_key
 def test_an_engine_whose_kv_cache_would_keep_less_than_half_has_no_twin() -> None:
     engine = engine_memory(settings("actors.gpu_memory_utilization=0.8"), STEP, gpu_bytes=GPU)
     assert (engine.twin_bytes, engine.kv_bytes, engine.taken_bytes) == (0, 41 * GIB, 64 * GIB)
+
+
+def test_for_a_twin_the_longest_episode_counts_as_if_every_layer_attended() -> None:
+    given = settings("model.max_tokens=4096")  # 4 GiB in the layers that attend
+    for num_layers, twin in ((2, 22 * GIB), (12, 22 * GIB), (14, 0)):
+        engine = engine_memory(given, msgspec.structs.replace(STEP, num_layers=num_layers), gpu_bytes=GPU)
+        assert (engine.twin_bytes, engine.kv_token_bytes) == (twin, 1 << 20)
 
 
 def test_beside_a_kv_cache_of_a_given_size_a_twin_is_counted_if_it_leaves_a_tenth_of_the_gpu() -> None:

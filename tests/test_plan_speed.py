@@ -16,6 +16,8 @@ BILLION = msgspec.structs.replace(
     STEP,
     num_base_parameters=10**9,
     kv_token_bytes=100_000,
+    num_attending=2,
+    num_layers=2,
     flops_per_token=6e9,
     flops_per_pair=0.0,
     published_bytes=2 * 10**9,

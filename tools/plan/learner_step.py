@@ -119,6 +119,7 @@ def _measured(skeletons: _Skeletons, packs: list[Packed], *, config: Config, fak
     written = {_place(tensor) for _, tensor in published.tensors()}
     config_of_text = model.causal_lm.config.get_text_config()
     kv_heads = getattr(config_of_text, "num_key_value_heads", None) or config_of_text.num_attention_heads
+    attending = num_attending(model.causal_lm)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     flops = flops_of(model, device=torch.device("cpu"), num_ranks=1)
     return MeasuredStep(
@@ -129,7 +130,9 @@ def _measured(skeletons: _Skeletons, packs: list[Packed], *, config: Config, fak
         flops_per_token=flops.per_token,
         flops_per_pair=flops.per_pair,
         num_kv_heads=kv_heads,
-        kv_token_bytes=2 * 2 * num_attending(model.causal_lm) * kv_heads * head_dim_of(model.causal_lm),
+        kv_token_bytes=2 * 2 * attending * kv_heads * head_dim_of(model.causal_lm),
+        num_attending=attending,
+        num_layers=config_of_text.num_hidden_layers,
         attention=kernel,
         dtypes=_dtypes(model, optimizer) | {"published": sorted(written)},
         weights_bytes=weights,

@@ -11,7 +11,9 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     flops_per_token: float  # of training, and of attention for each pair of tokens: see learner.model.flops
     flops_per_pair: float
     num_kv_heads: int
-    kv_token_bytes: int  # keys and values of one token in all layers, in bfloat16, on one GPU
+    kv_token_bytes: int  # keys and values of one token in all layers that attend, in bfloat16, on one GPU
+    num_attending: int  # layers that attend, of
+    num_layers: int
     attention: str  # the kernel, in words
     dtypes: dict[str, list[str]]  # of what stays between steps: "torch.float32 on cuda"
     weights_bytes: int  # with buffers

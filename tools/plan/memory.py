@@ -62,7 +62,8 @@ def engine_memory(config: Config, step: MeasuredStep, *, gpu_bytes: int, beside_
         twin = weights + TWIN_WORK_BYTES if fits else 0
     else:
         share = int(actors.gpu_memory_utilization * gpu_bytes)
-        episode = kv_token * config.model.max_tokens
+        # An engine counts as if every layer attended: vLLM does not say of every hybrid how many do.
+        episode = kv_token * step.num_layers // step.num_attending * config.model.max_tokens
         twin = room_for_twin(share_bytes=share, weights_bytes=weights, episode_bytes=episode)
         kv = share - weights - twin - ENGINE_RESERVE_BYTES
     taken = weights + twin + max(0, kv) + ENGINE_RESERVE_BYTES
