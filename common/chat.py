@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,7 @@ class Chat:
         self._rules = rules or ChatRules()
         self._today = datetime.fromtimestamp(time.time() if started_at_s is None else started_at_s, UTC)
         self._encode = encoder(tokenizer)
-        self._ending = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # not part of a reply's text at its end
+        self._ending = ending_tokens(tokenizer)
         self._messages: list[dict[str, Any]] = []
         self._text = ""  # the conversation up to the last prompt, as the template rendered it
         self._reply = ""  # the text of the reply to that prompt
@@ -330,6 +331,7 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     return lambda text: list(fast.encode(text, add_special_tokens=False).ids)
 
 
+@lru_cache(maxsize=8)  # each episode asks
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """The tokens that end a turn: the tokenizer's own, and those in its folder's generation_config.json.
 
@@ -339,6 +341,12 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     ends = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
     found = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
     return frozenset(token for token in found if isinstance(token, int))
+
+
+@lru_cache(maxsize=8)
+def ending_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that are not part of a reply's text if they are at its end."""
+    return end_tokens(tokenizer).union(tokenizer.all_special_ids)
 
 
 def _ends_of_reply(tokenizer: PreTrainedTokenizerBase, reply: dict[str, str], today: datetime) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from common.chat import Chat, ChatRules, Extension, end_tokens, rendered
+from common.chat import Chat, ChatRules, Extension, ending_tokens, rendered
 from common.message import Message
 from common.trajectory import Trajectory
 
@@ -138,7 +138,7 @@ class _Reader:
         self._tokenizer = tokenizer
         self._rules = rules
         self._today = today
-        self._ending = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # the same as in `Chat`
+        self._ending = ending_tokens(tokenizer)
         marks = _marks(tokenizer, today)
         self._assistant_closings = [mark.closing for mark in marks if mark.role == "assistant"]
         first = _rendered(tokenizer, [Message("user", A)], today)

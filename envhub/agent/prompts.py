@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from common.chat import MARK, encoder, end_of_turn_text, end_tokens, rendered
+from common.chat import MARK, encoder, end_of_turn_text, end_tokens, ending_tokens, rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,7 +29,7 @@ class Prompts:
         self._tokenizer = tokenizer
         self._today = datetime.fromtimestamp(started_at_s, UTC)
         self._encode = encoder(tokenizer)
-        self._ending = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # not part of an answer's text at its end
+        self._ending = ending_tokens(tokenizer)
         self._ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)]
         self._known: dict[str, list[int]] = {}  # the tokens of each text that ends with an answer
         try:

@@ -7,6 +7,7 @@ catalogue differs from the goal in one thing each; half of these differ in somet
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from common.trajectory import Task
 from envhub.bm25 import Bm25
@@ -168,6 +169,7 @@ class _Wish:
     max_price: int  # dollars
 
 
+@lru_cache(maxsize=16)  # siblings play the same task at about the same time
 def make_full_store(task: Task) -> Store:
     """Return the store of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world="shop/full")

@@ -7,6 +7,7 @@ words, but takes hours to learn to look up a separate code.
 
 import random
 from dataclasses import replace
+from functools import lru_cache
 
 from common.trajectory import Task
 from envhub.bm25 import Bm25
@@ -26,6 +27,7 @@ MAX_PRICES = (15, 25, 35, 45)  # between the prices, so that no price equals the
 NUM_COLORS = 3
 
 
+@lru_cache(maxsize=16)  # siblings play the same task at about the same time
 def make_small_store(task: Task) -> Store:
     """Return the store of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world="shop/small")
