@@ -250,9 +250,8 @@ def _order_nothing(waits: Waits) -> None:
     tensor.record_stream = lambda *_: None
     tensor.pin_memory = lambda pageable: pageable
     functional: Any = F
-    functional.scaled_dot_product_attention = (
-        _efficient_attention  # no mode: where layers are recomputed, none is active
-    )
+    # In a mode it would not be replaced where layers are recomputed: that is another thread.
+    functional.scaled_dot_product_attention = _efficient_attention
 
 
 def _efficient_attention(
