@@ -3,22 +3,27 @@
 In the model itself vLLM loads and packs every tensor while nothing is generated. A twin is loaded beside the model.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import sanitize_layer_refs
+from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 
 from actors.engine import WeightsUnfit
 from actors.twin import swap, twin_of
+
+GPT_OSS_EXPERTS = {"gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +38,31 @@ def reload(model: Any, tensors: dict[str, torch.Tensor], model_config: Any) -> l
     """Load `tensors` into a model, or a twin; return the names of the parameters that its loader took nothing for."""
     initialize_layerwise_reload(model)
     known = [name for name, _ in model.named_parameters()]
-    loaded = model.load_weights(tensors.items())
+    loaded = model.load_weights(one_by_one(tensors) if isinstance(model, GptOssForCausalLM) else tensors.items())
     finalize_layerwise_reload(model, model_config)
+    copy_sinks(model, tensors)
     return [] if loaded is None else [name for name in known if name not in loaded]
+
+
+def one_by_one(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors by name, each expert of gpt-oss by itself.
+
+    vLLM's loader copies the tensor of all experts of a layer past its own reload, into a tensor without memory.
+    """
+    for name, tensor in tensors.items():
+        layer, experts, part = name.partition(".mlp.experts.")
+        if experts and part in GPT_OSS_EXPERTS:
+            yield from ((f"{layer}{experts}{number}.{part}", expert) for number, expert in enumerate(tensor))
+        else:
+            yield name, tensor
+
+
+def copy_sinks(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy the sinks of gpt-oss into a reloaded model, for the same reason; each worker has those of its heads."""
+    for name, sinks in model.named_parameters():
+        tensor = tensors.get(name.replace(".attn.sinks", ".self_attn.sinks"))
+        if name.endswith(".attn.sinks") and tensor is not None:
+            sinks.data.copy_(tensor.narrow(0, get_tensor_model_parallel_rank() * len(sinks), len(sinks)))
 
 
 def reloadable_twin(model: nn.Module) -> nn.Module:
@@ -59,6 +86,7 @@ def loaded_on_cpu(model: nn.Module, tensors: dict[str, torch.Tensor], model_conf
     untouched = reload(twin, tensors, model_config)
     check_experts(twin)
     repack_embeddings(twin)
+    give_sinks(model, twin)
     forget_reload(twin)
     return Loaded(switch=partial(swap, model, twin), untouched=untouched)
 
@@ -77,13 +105,29 @@ def forget_experts(twin: nn.Module) -> None:
 def check_experts(twin: nn.Module) -> None:
     """Raise WeightsUnfit if a reload has not packed the experts again: a forward pass would end the engine.
 
-    Some of vLLM's loaders, such as that of gpt-oss, copy experts past its reload, into tensors without memory.
+    A loader may copy experts past vLLM's reload, as that of gpt-oss does without `one_by_one`.
     """
     if any(isinstance(module, FusedMoEMethodBase) and module.moe_kernel is None for module in twin.modules()):
         raise WeightsUnfit(
             f"vLLM's {type(twin).__name__} cannot load experts while it runs: its loader copies them past vLLM's "
             "reload; train another model, or use a version of vLLM that reloads this one"
         )
+
+
+def give_sinks(model: nn.Module, twin: nn.Module) -> None:
+    """Let the attention of `twin` read the sinks of `twin`: its implementation, no module, refers to the model's."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    own = dict(twin.named_parameters())
+    for module in twin.modules():
+        sinks = getattr(module.__dict__.get("impl"), "sinks", None)
+        if sinks is None:
+            continue
+        if id(sinks) not in names:
+            raise WeightsUnfit(
+                "vLLM's attention keeps a copy of its sinks, of another dtype; set model.dtype to bfloat16 or float32"
+            )
+        module.__dict__["impl"] = copy.copy(module.__dict__["impl"])
+        module.__dict__["impl"].sinks = own[names[id(sinks)]]
 
 
 def repack_embeddings(model: nn.Module) -> None:

@@ -194,8 +194,9 @@ def test_adapters_leave_the_experts_as_they_were(
     assert served(engine, versions, adapted, 3, "float32") < EXACT
 
 
-def test_a_family_with_sliding_windows_is_exact_in_every_cell(tmp_path: Path, ranks: Ranks) -> None:
-    cells = measure(FAMILIES["gemma4_text"], tmp_path, ranks=ranks)
+@pytest.mark.parametrize("family", ["gemma4_text", "gpt_oss"])  # sliding windows; experts and sinks
+def test_a_family_is_exact_in_every_cell(family: str, tmp_path: Path, ranks: Ranks) -> None:
+    cells = measure(FAMILIES[family], tmp_path, ranks=ranks)
     assert cells.pop("load") == "yes"
     assert {column: float(cell) < EXACT for column, cell in cells.items()} == dict.fromkeys(COLUMNS[1:], True)
 
