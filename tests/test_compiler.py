@@ -23,7 +23,11 @@ from tests.even_game import load_player, play
 from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_tiny_model
 
 # Dynamo looks at every tensor's gradient, and at those that have none; PyTorch hides that warning where it is no error.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+# PyTorch advises against Python 3.13.0, where its guards are slower.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning"),
+]
 
 # Of one sequence and of many, as long as a layer is wide (64) and not.
 PACKS = [(30, 20, 11), (64,), (40, 40), (7, 6, 5, 4, 3, 2), (9,), (100, 33, 2), (50,) * 5, (24, 4), (128, 64), (13, 13)]
