@@ -36,12 +36,23 @@ class Loaded:
 
 def reload(model: Any, tensors: dict[str, torch.Tensor], model_config: Any) -> list[str]:
     """Load `tensors` into a model, or a twin; return the names of the parameters that its loader took nothing for."""
+    name_loaders(model)
     initialize_layerwise_reload(model)
     known = [name for name, _ in model.named_parameters()]
     loaded = model.load_weights(one_by_one(tensors) if isinstance(model, GptOssForCausalLM) else tensors.items())
     finalize_layerwise_reload(model, model_config)
     copy_sinks(model, tensors)
     return [] if loaded is None else [name for name in known if name not in loaded]
+
+
+def name_loaders(model: nn.Module) -> None:
+    """Give loaders that are partial functions a name, which vLLM's reload asks for (MiniMax M2's norms have such)."""
+    for module in model.modules():
+        for kind in get_layerwise_info(module).restore_metadata:
+            for tensor in kind.values():
+                loader = getattr(tensor, "weight_loader", None)
+                if isinstance(loader, partial):
+                    loader.__name__ = loader.func.__name__  # type: ignore[attr-defined]
 
 
 def one_by_one(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -159,7 +170,7 @@ def _unbound(described: Any, module: nn.Module) -> torch.Tensor:
     """
     loader = getattr(described, "weight_loader", None)
     if loader is not None:
-        while loader.__name__ == "online_process_loader":
+        while getattr(loader, "__name__", "") == "online_process_loader":
             loader = loader.__wrapped__
         described.weight_loader = loader
     unbound: torch.Tensor = sanitize_layer_refs(described, module)

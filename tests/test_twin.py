@@ -2,12 +2,16 @@
 
 import gc
 import weakref
+from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import nn
+from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, get_layerwise_info
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-from actors.reload import forget_reload, reloadable_twin
+from actors.reload import forget_reload, reload, reloadable_twin
 from actors.twin import swap, twin_of
 
 
@@ -58,3 +62,28 @@ def test_tensors_that_share_memory_share_it_in_the_twin_and_not_with_the_model()
     assert twin[0].flat.tolist() == [[12.0, 13.0], [14.0, 15.0]]
     assert model[0].flat.tolist() == [[2.0, 3.0], [4.0, 5.0]]
     assert twin[1].weight.equal(model[1].weight) and twin[1].weight.data_ptr() != model[1].weight.data_ptr()
+
+
+class Norm(nn.Module):
+    """Its loader is a partial function, as in MiniMax M2, which vLLM's CPU build does not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.weight.weight_loader = partial(default_weight_loader)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        for _, tensor in weights:
+            self.weight.weight_loader(self.weight, tensor)
+        return {"weight"}
+
+
+def test_a_loader_that_is_a_partial_function_takes_part_in_a_reload() -> None:
+    model = Norm()
+    record_metadata_for_reloading(model)
+    twin = reloadable_twin(model)
+    for tensor in (torch.tensor([3.0, 4.0]), torch.tensor([5.0, 6.0])):
+        assert reload(twin, {"weight": tensor}, None) == []
+        assert twin.weight.equal(tensor)
+    assert model.weight.equal(torch.ones(2))
+    forget_reload(twin)
