@@ -19,7 +19,7 @@ ROWS = {
     for line in PAGE.read_text().partition(BEGIN)[2].partition(END)[0].splitlines()
     if len(cells := line.strip("| ").split(" | ")) == 1 + len(COLUMNS) and cells[1] == "yes"
 }
-# In bfloat16 the differences are those of rounding, and vary. For images vLLM needs torchvision, which is not installed.
+# In bfloat16 the differences are those of rounding, and vary. For images vLLM needs torchvision, which the lock lacks.
 LEFT_OUT = re.compile("bfloat16|with images")
 ALIKE = [
     family
