@@ -40,6 +40,7 @@ LONGEST = (
     "test_vllm_recompute",
     "test_loop",
     "test_compiler",
+    "test_family_table",
     "test_elastic",
     "test_faults",
     "test_drill",
