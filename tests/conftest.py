@@ -26,11 +26,14 @@ hypothesis.settings.load_profile("same")
 from common.connection import PASSWORD_VARIABLE, connect  # noqa: E402
 from replay.server import Server, start_server  # noqa: E402
 from tests.attempts import Views, make_buffer  # noqa: E402
+from tests.preload import start_by_forks  # noqa: E402
 
 if TYPE_CHECKING:
     from learner.ranks import Ranks
     from tests.inspected import Inspected
 
+
+start_by_forks()
 
 # Files run in parallel. With the longest ones first, no worker is left alone with a long one at the end.
 LONGEST = (

@@ -1,14 +1,11 @@
 """Every family that the table of docs/models.md says to be computed alike is so, by an engine of its own."""
 
 import re
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from learner.ranks import Ranks
-from tests.forked_engine import ForkedEngine, Parent
 from tools.families.__main__ import BEGIN, END, PAGE
 from tools.families.measure import COLUMNS, measure
 from tools.families.tiny import FAMILIES
@@ -28,16 +25,9 @@ ALIKE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def parent() -> Iterator[Parent]:
-    parent = Parent()
-    yield parent
-    parent.close()
-
-
 @pytest.mark.parametrize("family", ALIKE)
-def test_a_family_is_computed_as_the_table_says(family: str, parent: Parent, tmp_path: Path, ranks: Ranks) -> None:
-    cells = measure(FAMILIES[family], tmp_path, ranks=ranks, start=partial(ForkedEngine, parent))
+def test_a_family_is_computed_as_the_table_says(family: str, tmp_path: Path, ranks: Ranks) -> None:
+    cells = measure(FAMILIES[family], tmp_path, ranks=ranks)
     assert cells.pop("load") == "yes"
     for column, cell in cells.items():
         assert float(cell) < 1e-5 + 10 * float(ROWS[family][column]), (column, cells)

@@ -43,10 +43,8 @@ MAX_SHOWN_CHARS = 240
 NOT_REACHED = "-"
 
 
-def measure(
-    family: Family, root: Path, *, ranks: Ranks, start: Callable[[], EngineProcess] = EngineProcess
-) -> dict[str, str]:
-    """One cell for each of COLUMNS. `start` starts an engine's process."""
+def measure(family: Family, root: Path, *, ranks: Ranks) -> dict[str, str]:
+    """One cell for each of COLUMNS."""
     dtype, cells = family.dtype, dict.fromkeys(COLUMNS, NOT_REACHED)
     try:
         folder = save_tiny(family, root / "model")
@@ -56,7 +54,7 @@ def measure(
     cells |= {"load": "yes", "pack": _cell(partial(_difference_of_packing, model, folder, dtype))}
     server, engine = Versions(), None
     try:
-        engine = VllmEngine(start(), engine_settings(folder, dtype))
+        engine = VllmEngine(EngineProcess(), engine_settings(folder, dtype))
         for version, column in enumerate(("version 0", "publish 1", "publish 2")):
             if version:
                 move(model, seed=version)

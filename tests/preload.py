@@ -1,0 +1,291 @@
+"""Lets the processes that tests start begin with their imports done: each is a fork of one that has imported them.
+
+The imports of a tiny learner or engine are most of its start, and take 5 to 6 s of CPU. `start_by_forks` changes
+`subprocess.Popen`, in this process and in those it forks, for the programs in IMAGES; any other program starts as
+before. A program is still a process of its own: a child of the one that started it, with its own command line,
+environment, session and files. With SLIPSTREAM_TEST_FORKS=0 nothing is changed.
+"""
+
+import ctypes
+import fcntl
+import gc
+import importlib
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.shutdown import die_with_parent
+
+SWITCH = "SLIPSTREAM_TEST_FORKS"
+START_S = 300.0  # for the imports, on a busy machine
+MAX_ORDER_BYTES, MAX_FDS = 1 << 17, 64
+ROOM = 1 << 13  # bytes of command line and of environment that a program may have
+FIRST_HIGH_FD = 256  # files move there until the program's own have their numbers
+# What is read when a module is imported: a program that sets it to something else starts as before.
+READ_BY_IMPORTS = ("CUDA", "HF_", "HOME", "LD_", "MKL_", "OMP_", "PYTHON", "TMPDIR", "TORCH", "TRANSFORMERS_", "VLLM_")
+SET_BY_IMPORTS = "TORCHINDUCTOR_CACHE_DIR"  # in a process that has imported torch's compiler; it is read when needed
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+
+class Image(msgspec.Struct, frozen=True):
+    """What a process has imported, and the programs that may be forks of it: what follows `python -m`."""
+
+    imports: tuple[str, ...]
+    programs: tuple[str, ...]
+    leaves: tuple[str, ...]  # those that start no program of an image
+
+
+IMAGES = {
+    "learner": Image(
+        imports=("tools.cli", "tools.train", "tools.prepare", "learner.learn", "learner.publisher.serve"),
+        programs=("tools.cli learner", "learner.publisher.serve"),
+        leaves=("learner.publisher.serve",),
+    ),
+    "vllm": Image(
+        imports=(
+            "tools.cli",
+            "tools.up",
+            "tools.actor_host",
+            "actors.__main__",
+            "actors.serve_engine",
+            "vllm.v1.worker.cpu_worker",
+        ),
+        programs=("tools.cli up", "tools.cli actors", "actors", "actors.serve_engine"),
+        leaves=("actors.serve_engine",),
+    ),
+}
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A program to start. The files that come with the order get the numbers `fds`."""
+
+    arguments: list[str]  # what follows `python -m`
+    environment: dict[str, str]
+    folder: str
+    fds: list[int]
+    parent: int
+    new_session: bool
+    follows_parent: bool
+    is_leaf: bool
+
+
+class Preloaded:
+    """The connection to a process that has imported an image, and forks for this process."""
+
+    def __init__(self, image: str, orders: socket.socket, environment: Mapping[str, str]) -> None:
+        self._image, self._orders, self._environment = image, orders, environment
+        self._one_at_a_time = threading.Lock()
+        orders.settimeout(START_S)
+
+    def imported_with(self, environment: Mapping[str, str]) -> bool:
+        """Whether a program with `environment` would import the same."""
+        own = [name for name in environment if name.startswith(READ_BY_IMPORTS) and name != SET_BY_IMPORTS]
+        return all(self._environment.get(name) == environment[name] for name in own)
+
+    def start(self, order: Order, files: Sequence[int]) -> int:
+        """Start a program as a child of this process; return its id."""
+        with self._one_at_a_time:
+            _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the program's first parent ends, and this process inherits it
+            try:
+                socket.send_fds(self._orders, [msgspec.msgpack.encode(order)], list(files))
+                pid = self._orders.recv(32)
+            finally:
+                _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        if not pid:
+            raise RuntimeError(f"the process that has imported the image `{self._image}` has ended")
+        return int(pid)
+
+
+_preloaded: dict[str, Preloaded] = {}
+_processes: dict[str, subprocess.Popen[bytes]] = {}  # kept, as one that is forgotten while it runs is warned of
+_is_fork = False
+_environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # now, before a test changes it
+
+
+def start_by_forks() -> None:
+    """Start the programs of IMAGES by forks from now on, in this process (Linux only)."""
+    if os.environ.get(SWITCH) != "0" and sys.platform == "linux":
+        subprocess.Popen._execute_child = _fork_or_execute  # type: ignore[attr-defined]
+
+
+def _fork_or_execute(
+    self: Any,
+    args: Any,
+    executable: Any,
+    preexec_fn: Any,
+    close_fds: Any,
+    pass_fds: Any,
+    cwd: Any,
+    env: Any,
+    *rest: Any,
+) -> None:
+    """`Popen._execute_child`, with the same arguments."""
+    streams, new_session = rest[3:9], rest[-2]
+    environment = dict(os.environ if env is None else env)
+    follows_parent = isinstance(preexec_fn, partial) and preexec_fn.func is die_with_parent
+    name = _image_of(args)
+    preloaded = _start_image(name) if name and (preexec_fn is None or follows_parent) else None
+    if name is None or preloaded is None or not preloaded.imported_with(environment):
+        _execute(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
+        return
+    files = [own if given == -1 else given for own, given in enumerate((streams[0], streams[3], streams[5]))]
+    order = Order(
+        arguments=[str(each) for each in args[2:]],
+        environment=environment,
+        folder=str(cwd or Path.cwd()),
+        fds=[0, 1, 2, *pass_fds],
+        parent=os.getpid(),
+        new_session=new_session,
+        follows_parent=follows_parent,
+        is_leaf=args[2] in IMAGES[name].leaves,
+    )
+    self.pid = preloaded.start(order, [*files, *pass_fds])
+    self._child_created = True
+    self._close_pipe_fds(*streams)
+
+
+def _image_of(command: Any) -> str | None:
+    """The name of the image of the command's program; None if it has none."""
+    if not isinstance(command, list) or [str(word) for word in command[:2]] != [sys.executable, "-m"]:
+        return None
+    module, verb = str(command[2]), " ".join(str(word) for word in command[2:4])
+    return next((name for name, image in IMAGES.items() if {module, verb} & set(image.programs)), None)
+
+
+def _start_image(name: str) -> Preloaded | None:
+    """The connection to the process of an image, which it starts; None in a fork of another image."""
+    if name not in _preloaded and not _is_fork:
+        environment = _environment
+        if name == "vllm":
+            from actors.vllm_environment import vllm_environment  # it imports torch
+
+            environment = environment | vllm_environment()
+        ours, theirs = _pair()
+        with theirs:  # the process ends when `ours` is closed
+            _processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "tests.preload", name, str(theirs.fileno()), " " * ROOM],
+                pass_fds=[theirs.fileno()],
+                env={**environment, "ROOM": " " * ROOM},
+                start_new_session=True,
+            )
+        _preloaded[name] = Preloaded(name, ours, environment)
+    return _preloaded.get(name)
+
+
+def main(name: str, orders: socket.socket) -> None:
+    """Import the image, and fork for each order until the other end is closed; in a fork, run the program."""
+    global _is_fork
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    environment = dict(os.environ)
+    for module in IMAGES[name].imports:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # so that a collection in a fork does not write to every page
+    _is_fork = True
+    while True:
+        order, files = _await_order(orders)
+        if order.is_leaf:
+            break
+        ours, theirs = _pair()
+        if os.fork():
+            _preloaded[name] = Preloaded(name, ours, environment)
+            theirs.close()
+            break
+        # This process forks for what the program starts, now that the program has no threads yet.
+        ours.close()
+        orders.close()
+        _close(files)
+        os.setsid()
+        orders = theirs
+    _run(order, files, orders)
+
+
+def _await_order(orders: socket.socket) -> tuple[Order, list[int]]:
+    """Fork for each order, and return it in the new process. Ends this process when the other end is closed."""
+    while True:
+        message, files, _, _ = socket.recv_fds(orders, MAX_ORDER_BYTES, MAX_FDS)
+        if not message:
+            os._exit(0)
+        if not (between := os.fork()):
+            between = os.getpid()
+            if os.fork():
+                os._exit(0)  # now the new process is a child of the one that sent the order
+            while os.getppid() == between:
+                time.sleep(0.001)
+            return msgspec.msgpack.decode(message, type=Order), files
+        os.waitpid(between, 0)
+        _close(files)
+
+
+def _run(order: Order, files: list[int], orders: socket.socket) -> None:
+    """Run the program in this process, and tell who ordered it that it runs."""
+    if order.new_session:
+        os.setsid()
+    os.chdir(order.folder)
+    _give_numbers(files, order.fds)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    _show([sys.executable, "-m", *order.arguments], order.environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if order.follows_parent:
+        die_with_parent(order.parent)
+    orders.send(str(os.getpid()).encode())
+    orders.close()
+    start_by_forks()
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # that the program is imported already
+    sys.argv = order.arguments
+    sys.path[0] = order.folder
+    runpy.run_module(order.arguments[0], run_name="__main__", alter_sys=True)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets with numbers that no program has asked for."""
+    pair = []
+    for each in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        with each:
+            pair.append(socket.socket(fileno=fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, FIRST_HIGH_FD)))
+    return pair[0], pair[1]
+
+
+def _give_numbers(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """Move each file to its number."""
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, FIRST_HIGH_FD) for file in files]
+    _close(files)
+    for file, number in zip(high, numbers, strict=True):
+        os.dup2(file, number)
+    _close(high)
+
+
+def _close(files: Sequence[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
+def _show(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Make /proc show this command line and environment, where those of the imported process were."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end, environment_start, environment_end = map(int, fields[45:49])  # 48 to 51 in proc(5)
+    for words, first, last in (
+        (command, start, end),
+        ([f"{name}={value}" for name, value in environment.items()], environment_start, environment_end),
+    ):
+        shown = "".join(f"{word}\0" for word in words).encode()[: last - first - 1]
+        ctypes.memmove(first, shown.ljust(last - first, b"\0"), last - first)
+
+
+if __name__ == "__main__":
+    importlib.import_module("tests.preload").main(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))

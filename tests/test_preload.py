@@ -1,0 +1,89 @@
+"""A program that is a fork is like one that was started from nothing, and dies like one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.shutdown import die_with_parent
+
+BEYOND = "redis://127.0.0.1:1"  # where nobody answers: the learner asks again for a while, then ends with code 2
+COMMAND = [sys.executable, "-m", "tools.cli", "learner", "run.name=forked", f"redis.url={BEYOND}"]
+
+
+@pytest.fixture(autouse=True)
+def forks() -> None:
+    if os.environ.get("SLIPSTREAM_TEST_FORKS") == "0" or sys.platform != "linux":
+        pytest.skip("no program is a fork")
+
+
+def start(tmp_path: Path, **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*COMMAND, f"run.root={tmp_path}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | environment,
+        start_new_session=True,
+        preexec_fn=partial(die_with_parent, os.getpid()),
+        text=True,
+    )
+
+
+def is_fork(pid: int) -> bool:
+    """Whether it runs, in a fork of the tests' own program."""
+    return "torch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_it_shows_its_own_command_environment_session_and_parent(tmp_path: Path) -> None:
+    with start(tmp_path, COLOUR="blue") as process:
+        shown = psutil.Process(process.pid)
+        assert is_fork(process.pid)
+        assert [word for word in shown.cmdline() if word] == [*COMMAND, f"run.root={tmp_path}"]
+        assert shown.environ()["COLOUR"] == "blue" and "ROOM" not in shown.environ()
+        assert shown.ppid() == os.getpid() and os.getsid(process.pid) == process.pid
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == 2 and f"`redis.url` {BEYOND} does not answer" in said
+
+
+def test_it_is_killed_as_any_process(tmp_path: Path) -> None:
+    with start(tmp_path) as process:
+        offspring = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        assert process.wait(30) == -signal.SIGKILL
+    gone, alive = psutil.wait_procs(offspring, timeout=30)
+    assert len(gone) == 1 and not alive  # what would have forked for it
+
+
+def test_a_program_that_would_import_otherwise_is_no_fork(tmp_path: Path) -> None:
+    with start(tmp_path, OMP_NUM_THREADS="2") as process:
+        assert not is_fork(process.pid)
+        process.kill()
+
+
+def test_it_ends_when_its_parent_does(tmp_path: Path) -> None:
+    parent = f"""
+import subprocess, sys, os, time
+from functools import partial
+from common.shutdown import die_with_parent
+from tests.preload import start_by_forks
+start_by_forks()
+process = subprocess.Popen({[*COMMAND, f"run.root={tmp_path}"]!r}, preexec_fn=partial(die_with_parent, os.getpid()))
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert is_fork(pid)
+        process.kill()
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
