@@ -13,7 +13,7 @@ import pytest
 
 from common.shutdown import die_with_parent
 
-BEYOND = "redis://127.0.0.1:1"  # where nobody answers: the learner asks again for a while, then ends with code 2
+BEYOND = "redis://127.0.0.1:1"  # no server answers there: the learner asks again for a while, then ends with code 2
 COMMAND = [sys.executable, "-m", "tools.cli", "learner", "run.name=forked", f"redis.url={BEYOND}"]
 
 
