@@ -35,7 +35,8 @@ ROOM = 1 << 13  # bytes of command line and of environment that a program may ha
 FIRST_HIGH_FD = 256  # files move there until the program's own have their numbers
 # What is read when a module is imported: a program that sets it to something else starts as before.
 READ_BY_IMPORTS = ("CUDA", "HF_", "HOME", "LD_", "MKL_", "OMP_", "PYTHON", "TMPDIR", "TORCH", "TRANSFORMERS_", "VLLM_")
-SET_BY_IMPORTS = "TORCHINDUCTOR_CACHE_DIR"  # in a process that has imported torch's compiler; it is read when needed
+# What torch and vLLM set when they are imported; so a process that has imported them passes it on.
+SET_BY_IMPORTS = {"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"}
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
@@ -93,8 +94,7 @@ class Preloaded:
 
     def imported_with(self, environment: Mapping[str, str]) -> bool:
         """Whether a program with `environment` would import the same."""
-        own = [name for name in environment if name.startswith(READ_BY_IMPORTS) and name != SET_BY_IMPORTS]
-        return all(self._environment.get(name) == environment[name] for name in own)
+        return all(self._environment.get(name) == environment[name] for name in _read_by_imports(environment))
 
     def start(self, order: Order, files: Sequence[int]) -> int:
         """Start a program as a child of this process; return its id."""
@@ -108,6 +108,10 @@ class Preloaded:
         if not pid:
             raise RuntimeError(f"the process that has imported the image `{self._image}` has ended")
         return int(pid)
+
+
+def _read_by_imports(environment: Mapping[str, str]) -> set[str]:
+    return {name for name in environment if name.startswith(READ_BY_IMPORTS)} - SET_BY_IMPORTS
 
 
 _preloaded: dict[str, Preloaded] = {}
@@ -189,10 +193,13 @@ def _start_image(name: str) -> Preloaded | None:
 def main(name: str, orders: socket.socket) -> None:
     """Import the image, and fork for each order until the other end is closed; in a fork, run the program."""
     global _is_fork
+    orders = _high(orders)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     environment = dict(os.environ)
     for module in IMAGES[name].imports:
         importlib.import_module(module)
+    if new := _read_by_imports(os.environ) - environment.keys():
+        raise RuntimeError(f"the imports have set {sorted(new)}; add what they set to SET_BY_IMPORTS")
     gc.collect()
     gc.freeze()  # so that a collection in a fork does not write to every page
     _is_fork = True
@@ -253,12 +260,15 @@ def _run(order: Order, files: list[int], orders: socket.socket) -> None:
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets with numbers that no program has asked for."""
-    pair = []
-    for each in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET):
-        with each:
-            pair.append(socket.socket(fileno=fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, FIRST_HIGH_FD)))
-    return pair[0], pair[1]
+    """Two connected sockets."""
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return _high(one), _high(other)
+
+
+def _high(connection: socket.socket) -> socket.socket:
+    """The same with a number that no program asks for."""
+    with connection:
+        return socket.socket(fileno=fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, FIRST_HIGH_FD))
 
 
 def _give_numbers(files: Sequence[int], numbers: Sequence[int]) -> None:
