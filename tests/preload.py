@@ -34,7 +34,7 @@ MAX_ORDER_BYTES, MAX_FDS = 1 << 17, 64
 ROOM = 1 << 13  # bytes of command line and of environment that a program may have
 FIRST_HIGH_FD = 256  # files move there until the program's own have their numbers
 # What is read when a module is imported: a program that sets it to something else starts as before.
-READ_BY_IMPORTS = ("CUDA", "HF_", "HOME", "LD_", "MKL_", "OMP_", "PYTHON", "TMPDIR", "TORCH", "TRANSFORMERS_", "VLLM_")
+READ_BY_IMPORTS = ("CUDA", "HF_", "HOME", "LD_", "MKL_", "PYTHON", "TMPDIR", "TORCH", "TRANSFORMERS_", "VLLM_")
 # What torch and vLLM set when they are imported; so a process that has imported them passes it on.
 SET_BY_IMPORTS = {"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"}
 _PR_SET_CHILD_SUBREAPER = 36
@@ -52,9 +52,22 @@ class Image(msgspec.Struct, frozen=True):
 
 IMAGES = {
     "learner": Image(
-        imports=("tools.cli", "tools.train", "tools.prepare", "learner.learn", "learner.publisher.serve"),
-        programs=("tools.cli learner", "learner.publisher.serve"),
-        leaves=("learner.publisher.serve",),
+        imports=(
+            "tools.cli",
+            "tools.train",
+            "tools.prepare",
+            "learner.bounds",
+            "learner.learn",
+            "learner.publisher.serve",
+        ),
+        programs=(
+            "tools.cli learner",
+            "tools.gpu_check",
+            "tools.gpu_check.item",
+            "learner.publisher.serve",
+            "learner.bounds",
+        ),
+        leaves=("learner.publisher.serve", "learner.bounds"),
     ),
     "vllm": Image(
         imports=(
@@ -63,10 +76,11 @@ IMAGES = {
             "tools.actor_host",
             "actors.__main__",
             "actors.serve_engine",
+            "learner.bounds",
             "vllm.v1.worker.cpu_worker",
         ),
-        programs=("tools.cli up", "tools.cli actors", "actors", "actors.serve_engine"),
-        leaves=("actors.serve_engine",),
+        programs=("tools.cli up", "tools.cli actors", "actors", "actors.serve_engine", "learner.bounds"),
+        leaves=("actors.serve_engine", "learner.bounds"),
     ),
 }
 
@@ -163,11 +177,12 @@ def _fork_or_execute(
 
 
 def _image_of(command: Any) -> str | None:
-    """The name of the image of the command's program; None if it has none."""
+    """The name of an image with the command's program, if there is one: in a fork, of its own image."""
     if not isinstance(command, list) or [str(word) for word in command[:2]] != [sys.executable, "-m"]:
         return None
     module, verb = str(command[2]), " ".join(str(word) for word in command[2:4])
-    return next((name for name, image in IMAGES.items() if {module, verb} & set(image.programs)), None)
+    names = [name for name, image in IMAGES.items() if {module, verb} & set(image.programs)]
+    return next((name for name in names if name in _preloaded), names[0] if names else None)
 
 
 def _start_image(name: str) -> Preloaded | None:
@@ -240,12 +255,15 @@ def _await_order(orders: socket.socket) -> tuple[Order, list[int]]:
 
 def _run(order: Order, files: list[int], orders: socket.socket) -> None:
     """Run the program in this process, and tell who ordered it that it runs."""
+    import torch  # every image has imported it; who orders need not
+
     if order.new_session:
         os.setsid()
     os.chdir(order.folder)
     _give_numbers(files, order.fds)
     os.environ.clear()
     os.environ.update(order.environment)
+    torch.set_num_threads(int(order.environment.get("OMP_NUM_THREADS", os.cpu_count() or 1)))  # as torch does itself
     _show([sys.executable, "-m", *order.arguments], order.environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if order.follows_parent:

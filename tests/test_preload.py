@@ -62,7 +62,7 @@ def test_it_is_killed_as_any_process(tmp_path: Path) -> None:
 
 
 def test_a_program_that_would_import_otherwise_is_no_fork(tmp_path: Path) -> None:
-    with start(tmp_path, OMP_NUM_THREADS="2") as process:
+    with start(tmp_path, TORCH_LOGS="recompiles") as process:
         assert not is_fork(process.pid)
         process.kill()
 
