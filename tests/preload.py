@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Image(msgspec.Struct, frozen=True):
     leaves: tuple[str, ...]  # those that start no program of an image
 
 
-IMAGES = {
+IMAGES = {  # by the package that it needs
     "learner": Image(
         imports=(
             "tools.cli",
@@ -181,7 +182,7 @@ def _image_of(command: Any) -> str | None:
     if not isinstance(command, list) or [str(word) for word in command[:2]] != [sys.executable, "-m"]:
         return None
     module, verb = str(command[2]), " ".join(str(word) for word in command[2:4])
-    names = [name for name, image in IMAGES.items() if {module, verb} & set(image.programs)]
+    names = [name for name, image in IMAGES.items() if {module, verb} & set(image.programs) and find_spec(name)]
     return next((name for name in names if name in _preloaded), names[0] if names else None)
 
 
