@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from common.shutdown import die_with_parent
+from tests.stand_ins import wait_until
 
 BEYOND = "redis://127.0.0.1:1"  # no server answers there: the learner asks again for a while, then ends with code 2
 COMMAND = [sys.executable, "-m", "tools.cli", "learner", "run.name=forked", f"redis.url={BEYOND}"]
@@ -37,7 +38,7 @@ def start(tmp_path: Path, **environment: str) -> "subprocess.Popen[str]":
 
 
 def is_fork(pid: int) -> bool:
-    """Whether it runs, in a fork of the tests' own program."""
+    """Whether a process that has just been started is a fork: then it has torch already."""
     return "torch" in Path(f"/proc/{pid}/maps").read_text()
 
 
@@ -69,21 +70,24 @@ def test_a_program_that_would_import_otherwise_is_no_fork(tmp_path: Path) -> Non
 
 def test_it_ends_when_its_parent_does(tmp_path: Path) -> None:
     parent = f"""
-import subprocess, sys, os, time
+import subprocess, os
 from functools import partial
 from common.shutdown import die_with_parent
 from tests.preload import start_by_forks
 start_by_forks()
 process = subprocess.Popen({[*COMMAND, f"run.root={tmp_path}"]!r}, preexec_fn=partial(die_with_parent, os.getpid()))
 print(process.pid, flush=True)
-time.sleep(600)
+process.wait()
 """
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        pid = int(process.stdout.readline())
-        assert is_fork(pid)
+        orphan = psutil.Process(int(process.stdout.readline()))
+        assert is_fork(orphan.pid)
         process.kill()
-    deadline = time.monotonic() + 30
-    while psutil.pid_exists(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: has_ended(orphan), "it ends", deadline_s=30)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
