@@ -41,8 +41,8 @@ def test_a_full_memory_makes_actors_wait_until_the_learner_has_drained_it(
     cast = make_cast(tmp_path, server, run_id, num_tokens=12_000, checkpoint_every=1)
     with connect(server.admin_url) as client, playing(cast):
         wait_for_answers(cast, 30)
-        # A trajectory takes 54 KB, so there is room for 14. 6 queued groups of 4 have more, though some are dropped. With
-        # more than 8 of the 12 open groups queued, the rest would not hold enough for a step that makes room again.
+        # A trajectory takes 54 KB: there is room for 14, and 6 queued groups of 4 have more, though some are dropped.
+        # With more than 8 of the 12 open groups queued, the rest may not fill a step, and only steps make room again.
         wait_until(lambda: 6 <= read_ledger(client, run_id).queued <= 8, "6 to 8 groups are queued")
         cast.learner.send(signal.SIGSTOP)
         client.config_set("maxmemory", client.info("memory")["used_memory"] + (3 << 18))
