@@ -123,7 +123,7 @@ class BareHost:
         assert self._process is not None
         for process in psutil.Process(self._process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if any(word.endswith(("/slipstream", "tests.scripted_actor")) for word in process.cmdline()):
+                if any(word.endswith(("/bin/slipstream", "tests.scripted_actor")) for word in process.cmdline()):
                     return process
         raise LookupError(f"its command does not run on {self.name}:\n{self.said()}")
 
