@@ -2,7 +2,6 @@
 
 import os
 import re
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +14,7 @@ from redis.connection import parse_url
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from common.flag import Flag
 from common.patience import PATIENCE_S, Patience, RedisAway
 
 PASSWORD_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD"
@@ -31,7 +31,7 @@ class RedisUnreachable(ValueError):
     """No Redis server answers at the URL; the message says what to check."""
 
 
-def connect(url: str, *, patience_s: float = PATIENCE_S, ending: threading.Event | None = None) -> redis.Redis:
+def connect(url: str, *, patience_s: float = PATIENCE_S, ending: Flag | None = None) -> redis.Redis:
     """Return a client whose calls retry while Redis does not answer, and raise RedisAway after `patience_s`.
 
     The retries are logged. After `ending` is set, because the process was asked to end, calls retry for
@@ -135,7 +135,7 @@ def _query_options(parts: SplitResult) -> dict[str, Any]:
 
 
 def connect_shards(
-    url: str, shards: Sequence[str], *, patience_s: float = PATIENCE_S, ending: threading.Event | None = None
+    url: str, shards: Sequence[str], *, patience_s: float = PATIENCE_S, ending: Flag | None = None
 ) -> list[redis.Redis]:
     """Return a client for `url` and one for each of `redis.shards`, with the user and the password of `url`.
 
@@ -151,9 +151,7 @@ def _shard_urls(url: str, shards: Sequence[str]) -> list[str]:
     return [url, *(shard.replace("://", f"://{credentials}{at}", 1) if shard else url for shard in shards)]
 
 
-def connect_or_explain(
-    url: str, *, patience_s: float = PATIENCE_S, ending: threading.Event | None = None
-) -> redis.Redis:
+def connect_or_explain(url: str, *, patience_s: float = PATIENCE_S, ending: Flag | None = None) -> redis.Redis:
     """Return a client of a server that answers now; see `connect`. Raises RedisUnreachable."""
     try:
         _wait_for_answer(url, ending)
@@ -182,7 +180,7 @@ def check_servers(url: str, shards: Sequence[str]) -> None:
         connect_or_explain(shard).close()
 
 
-def _wait_for_answer(url: str, ending: threading.Event | None) -> None:
+def _wait_for_answer(url: str, ending: Flag | None) -> None:
     try:
         with connect(url, patience_s=START_PATIENCE_S, ending=ending) as client:
             client.ping()

@@ -10,6 +10,8 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
+from common.flag import Flag
+
 PATIENCE_S = 120.0  # enough for a server that restarts, is suspended for a while, or loads a large file
 ENDING_PATIENCE_S = 5.0  # for a process that was asked to end
 FIRST_PAUSE_S = 0.05
@@ -43,7 +45,7 @@ class Patience(Retry):
     waits.
     """
 
-    def __init__(self, where: str, *, limit_s: float, ending: threading.Event | None) -> None:
+    def __init__(self, where: str, *, limit_s: float, ending: Flag | None) -> None:
         """`where` names the server in messages; after `ending` is set, the limit is ENDING_PATIENCE_S at most."""
         super().__init__(ExponentialWithJitterBackoff(base=FIRST_PAUSE_S, cap=MAX_PAUSE_S), 0)
         self._where = where

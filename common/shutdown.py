@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from common.flag import Flag
+
 EXIT_PREEMPTED = 75  # asked to leave, and left in order: a supervisor may start it again elsewhere
 LEAVE_S = 10.0  # after the drain: enough to hand in partials, release leases and close, even if every call is slow
 # SIGUSR1 is what Slurm's `--signal=USR1@60` sends to a job that is about to be taken down.
@@ -27,7 +29,7 @@ class Shutdown:
 
     def __init__(self, *, at_once: Callable[[], None] = lambda: None) -> None:
         """`at_once` is called before a SIGINT ends the process."""
-        self.requested = threading.Event()
+        self.requested = Flag()
         self.signal: int | None = None
         self._at_once = at_once
         self._nothing_to_lose = False

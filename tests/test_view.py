@@ -2,7 +2,6 @@
 
 import io
 import json
-import threading
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +11,7 @@ import redis
 from rich.console import Console
 
 from common.config import Config, RedisConfig, RunConfig
+from common.flag import Flag
 from common.run_dir import RunDir
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, MemberState
@@ -138,7 +138,7 @@ def test_top_waits_for_a_run_that_no_learner_has_described_yet(
 ) -> None:
     config = Config(run=RunConfig(name=run_id, root=str(tmp_path)), redis=RedisConfig(url=redis_url))
 
-    class Described(threading.Event):
+    class Described(Flag):
         """Stands for Ctrl-C, which does not come: the learner describes the run while `top` waits for it."""
 
         def wait(self, timeout: float | None = None) -> bool:
@@ -149,7 +149,7 @@ def test_top_waits_for_a_run_that_no_learner_has_described_yet(
     assert found is not None and found.as_json()["run"] == run_id
     said = capsys.readouterr().out
     assert said.count("waiting for the learner") == 1
-    interrupted = threading.Event()
+    interrupted = Flag()
     interrupted.set()
     config.run.name = f"{run_id}-other"
     assert view_once_described(config, RunDir(tmp_path, config.run.name), interrupted) is None

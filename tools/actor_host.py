@@ -18,6 +18,7 @@ from actors.notices import watch_notices
 from common.config import Config, dump_config
 from common.config_error import ConfigError
 from common.connection import connect, connect_or_explain
+from common.flag import Flag
 from common.run_dir import RunDir
 from common.shutdown import LEAVE_S, Shutdown
 from envhub.rewards.part import reward_parts
@@ -178,7 +179,7 @@ def _watch(host: Host, relay: Child | None, shutdown: Shutdown) -> Child | None:
     return None
 
 
-def _follow(host: Host, config: Config, ended: threading.Event) -> None:
+def _follow(host: Host, config: Config, ended: Flag) -> None:
     """Apply the wanted number of actors to `host`, in a thread: a Redis that hangs must not delay a notice."""
     name = socket.gethostname()
     with connect(config.redis.url, patience_s=0) as client:

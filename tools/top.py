@@ -1,7 +1,6 @@
 """`slipstream top`: watch a run in the terminal, from any machine that can reach its Redis and its directory."""
 
 import json
-import threading
 from typing import Any
 
 from rich.console import Console
@@ -9,6 +8,7 @@ from rich.live import Live
 
 from actors.join import run_config
 from common.config import Config
+from common.flag import Flag
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from replay.fleet import Fleet, RunState, UnknownRun
@@ -52,7 +52,7 @@ def _show_finished(name: str, summary: dict[str, Any], *, as_json: bool) -> int:
     return 0
 
 
-def view_once_described(config: Config, run_dir: RunDir, interrupted: threading.Event) -> View | None:
+def view_once_described(config: Config, run_dir: RunDir, interrupted: Flag) -> View | None:
     """The view, once the learner has described the run; None after Ctrl-C."""
     logged = False
     while True:
