@@ -226,7 +226,8 @@ def make_setup(
     engine: Engine, *, name: str, run: Config, actors: ActorsConfig, tokenizer: PreTrainedTokenizerBase
 ) -> EpisodeSetup:
     """The setup of every episode of `run` on this actor. Raises ConfigError for a malformed part of a reward."""
-    allowance, parts, episodes = Allowance.of(run), reward_parts(run.env.entries()), Episodes()
+    allowance, parts = Allowance.of(run), reward_parts(run.env.entries())
+    episodes = Episodes(max_running=actors.max_episodes)
     judge_by(OwnJudge(sampler=engine, tokenizer=tokenizer, rules=allowance.rules, episodes=episodes), parts)
     read_as(text_root(tokenizer), parts)
     return EpisodeSetup(

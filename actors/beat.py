@@ -41,7 +41,7 @@ class Pulse:
         self._shutdown = shutdown
         self._started_at_s = time.time()
         self._first = self._last = time.monotonic()
-        self._last_tokens = 0
+        self._last_tokens, self._last_slot_s = 0, setup.episodes.slot_s()
 
     @property
     def join_timeout_s(self) -> float:
@@ -51,8 +51,10 @@ class Pulse:
     def member(self) -> Member:
         """The heartbeat for now. Raises EngineDied."""
         setup, counts, load, now = self._setup, self._counts, self._setup.engine.load(), time.monotonic()
-        tokens_per_s = (load.generated_tokens - self._last_tokens) / max(now - self._last, 1e-6)
-        self._last_tokens, self._last = load.generated_tokens, now
+        elapsed_s, slot_s = max(now - self._last, 1e-6), setup.episodes.slot_s()
+        tokens_per_s = (load.generated_tokens - self._last_tokens) / elapsed_s
+        used_slots = (slot_s - self._last_slot_s) / elapsed_s
+        self._last_tokens, self._last_slot_s, self._last = load.generated_tokens, slot_s, now
         return Member(
             name=setup.actor,
             host=setup.provenance.host,
@@ -65,6 +67,7 @@ class Pulse:
             policy_version=setup.engine.policy_version,
             num_episodes=setup.episodes.num_running,
             max_episodes=self._actors.max_episodes,
+            used_slots=min(used_slots, self._actors.max_episodes),
             generated_tokens=load.generated_tokens,
             kept_tokens=setup.episodes.kept_tokens,
             tokens_per_s=tokens_per_s,

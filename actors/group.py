@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
@@ -30,17 +31,37 @@ log = logging.getLogger(__name__)
 class Episodes:
     """Counters of an actor's episodes."""
 
+    max_running: int = 1  # the actor's slots; the last group that it leases may exceed them
     num_running: int = 0  # without those that wait for their reward
     kept_tokens: int = 0  # sampled by this actor: in stored trajectories, in partials, and as answers of a judge
+    _slot_s: float = 0.0  # until the last change
+    _changed_at_s: float = field(default_factory=time.monotonic)
+
+    def slot_s(self) -> float:
+        """The time that slots have been in use, summed over the slots. An episode without a slot adds none."""
+        return self._slot_s + min(self.num_running, self.max_running) * (time.monotonic() - self._changed_at_s)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count one more episode meanwhile."""
+        self._add(1)
+        try:
+            yield
+        finally:
+            self._add(-1)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Do not count one episode meanwhile: another may begin in its place."""
-        self.num_running -= 1
+        self._add(-1)
         try:
             yield
         finally:
-            self.num_running += 1
+            self._add(1)
+
+    def _add(self, change: int) -> None:
+        self._slot_s, self._changed_at_s = self.slot_s(), time.monotonic()
+        self.num_running += change
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,16 +185,15 @@ async def _play_member(
 
     Waits until the engine serves a policy version that is new enough for the ticket.
     """
-    setup.episodes.num_running += 1
-    try:
-        await setup.engine.serving(lease.ticket.min_policy_version)
-        while attempt is not None:
-            attempt = await _play_once(lease, member, attempt, unstored, siblings, setup, buffer)
-    except ParentLost:
-        log.info("group %d: member %d is not played: its parent is not stored", lease.ticket.group_id, member)
-    finally:
-        siblings.end(member)
-        setup.episodes.num_running -= 1
+    with setup.episodes.running():
+        try:
+            await setup.engine.serving(lease.ticket.min_policy_version)
+            while attempt is not None:
+                attempt = await _play_once(lease, member, attempt, unstored, siblings, setup, buffer)
+        except ParentLost:
+            log.info("group %d: member %d is not played: its parent is not stored", lease.ticket.group_id, member)
+        finally:
+            siblings.end(member)
 
 
 async def _play_once(

@@ -17,7 +17,7 @@ class StepLoad:
 
     num_actors: int
     learner_wait: float  # fraction of the step that the learner waited for its batch
-    slots_used: float  # fraction of the actors' episode slots that play an episode
+    slots_used: float  # fraction of the actors' slots that played an episode, in [0, 1]
     has_queue: bool  # whether groups waited for an actor
 
 
@@ -47,7 +47,7 @@ def _advised_by(recent: Sequence[StepLoad]) -> int:
     """The advice of steps with the same number of actors."""
     num_actors = recent[0].num_actors
     wait = sum(load.learner_wait for load in recent) / WINDOW
-    used = sum(min(load.slots_used, 1.0) for load in recent) / WINDOW
+    used = sum(load.slots_used for load in recent) / WINDOW
     queues = sum(load.has_queue for load in recent)
     if wait > MUCH_WAIT and 2 * queues > WINDOW:
         return min(math.ceil(num_actors / max(1 - wait, 0.5)), 2 * num_actors)

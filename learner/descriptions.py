@@ -48,7 +48,7 @@ SHOWN = {
     "replay/total_failed_*": "Attempts that failed so far in this way, and were played again.",
     "fleet/num_spot_actors": "Actors on spot instances. It falls: they were preempted.",
     "fleet/num_episodes": "Episodes being played. Healthy: actors.max_episodes for each actor.",
-    "fleet/slots_used": "Episodes being played, as a fraction of what the actors could play. Healthy: near 1.",
+    "fleet/slots_used": "Slots that played an episode between two heartbeats, as a fraction of all. Healthy: near 1.",
     "fleet/advised_actors": "Actors that the run can use. More than there are: the learner waits.",
     "fleet/generated_tokens_per_s": "Tokens a second that all engines sample. 0: actors wait for environments.",
     "fleet/kv_use": "KV cache in use, mean over actors. Above 0.9: no new groups begin.",

@@ -137,8 +137,8 @@ def add_cost(metrics: Metrics, cost: Cost) -> None:
 
 
 def slots_used(actors: Sequence[Member]) -> float:
-    """The fraction of the actors' episode slots that play an episode; 0 without actors."""
-    return sum(actor.num_episodes for actor in actors) / max(sum(actor.max_episodes for actor in actors), 1)
+    """The fraction of the actors' slots that played an episode, over their last heartbeat; 0 without actors."""
+    return sum(actor.used_slots for actor in actors) / max(sum(actor.max_episodes for actor in actors), 1)
 
 
 def _produced(sums: dict[str, int]) -> int:

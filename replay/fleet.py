@@ -78,7 +78,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     transport: str  # how it receives weights: "broadcast" or "pull"; "" for a learner
     policy_version: Annotated[int, msgspec.Meta(ge=-1, le=MAX_COUNT)]
     num_episodes: Count  # running now
-    max_episodes: Count  # the most that it runs at a time
+    max_episodes: Count  # its slots
+    used_slots: Amount  # in the mean since the heartbeat before, or since the start; at most `max_episodes`
     generated_tokens: Count  # since its start
     kept_tokens: Count  # those of them in stored trajectories, in partials, and in answers of a judge
     tokens_per_s: Amount  # generated since the heartbeat before

@@ -33,6 +33,7 @@ MEMBER = Member(
     policy_version=3,
     num_episodes=8,
     max_episodes=16,
+    used_slots=8.0,
     generated_tokens=0,
     kept_tokens=0,
     tokens_per_s=12.5,

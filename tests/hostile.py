@@ -92,6 +92,7 @@ RECORDS: list[msgspec.Struct] = [
         policy_version=3,
         num_episodes=2,
         max_episodes=4,
+        used_slots=2.0,
         generated_tokens=100,
         kept_tokens=50,
         tokens_per_s=10.0,

@@ -25,7 +25,6 @@ def advised(readings: list[StepLoad]) -> int:
         (0.0, 0.75, False, 4),  # nearly busy
         (0.0, 0.6, False, 3),  # 4 * 0.6 / 0.85 = 2.8
         (0.0, 0.1, False, 2),  # at most half at once
-        (0.0, 1.5, True, 4),  # a lease may begin more than there are slots
     ],
 )
 def test_advice_follows_who_waits(wait: float, used: float, queue: bool, wanted: int) -> None:

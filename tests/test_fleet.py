@@ -38,6 +38,7 @@ def member(name: str, *, generated_tokens: int = 0) -> Member:
         policy_version=3,
         num_episodes=8,
         max_episodes=16,
+        used_slots=8.0,
         generated_tokens=generated_tokens,
         kept_tokens=0,
         tokens_per_s=12.5,

@@ -336,6 +336,7 @@ def member(
         policy_version=3,
         num_episodes=8,
         max_episodes=16,
+        used_slots=8.0,
         generated_tokens=generated_tokens,
         kept_tokens=kept_tokens,
         tokens_per_s=12.5,

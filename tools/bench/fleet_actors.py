@@ -310,6 +310,7 @@ def _member(name: str) -> Member:
         policy_version=3,
         num_episodes=8,
         max_episodes=64,
+        used_slots=8.0,
         generated_tokens=10_000_000,
         kept_tokens=9_000_000,
         tokens_per_s=2400.0,

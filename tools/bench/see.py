@@ -206,6 +206,7 @@ ACTOR = Member(
     policy_version=HOUR_S,
     num_episodes=24,
     max_episodes=32,
+    used_slots=24.0,
     generated_tokens=1_000_000,
     kept_tokens=900_000,
     tokens_per_s=500.0,
