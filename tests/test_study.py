@@ -24,6 +24,7 @@ from tests.processes import GUESS
 from tests.tiny_model import FLOAT32, VOCAB_SIZE, save_tiny_model
 from tools.prepare import prepare
 from tools.study import formats as study_formats
+from tools.study import imitation as study_imitation
 from tools.study import lag as study_lag
 from tools.study import tree_noise
 from tools.study import trees as study_trees
@@ -274,6 +275,26 @@ def test_a_short_study_of_formats_writes_its_table_and_runs_nothing_twice(tmp_pa
     kept.write_text(kept.read_text().replace('"seed":0', '"seed":99'))
     study_formats.main(arguments)
     assert json.loads((tmp_path / "docs/formats.json").read_text())["results"][0]["seed"] == 99
+
+
+def test_a_short_study_of_imitation_counts_the_tokens_of_the_expert(ranks: Ranks, tmp_path: Path) -> None:
+    settings = (
+        *("warm_start.episodes=4", "eval.num_tasks=4", "replay.group_size=2", "replay.groups_per_step=1"),
+        *(
+            "model.tiny.hidden_size=32",
+            "model.tiny.num_layers=1",
+            "model.tiny.num_heads=1",
+            "model.tiny.num_kv_heads=1",
+        ),
+    )
+    cells = [
+        study_imitation.Cell(episodes=episodes, rate="1e-3", seed=0, folder=tmp_path, settings=settings)
+        for episodes in (1, 2)
+    ]
+    warm_start(cells[0].warm_config(), ranks=ranks)
+    one, two = (study_imitation.run_cell(cell, ranks=ranks) for cell in cells)
+    assert 0 < one.tokens < two.tokens < 2 * 192
+    assert study_imitation.table([one, two]).count("\n") == 4
 
 
 def test_a_short_study_of_trees_samples_as_many_tokens_with_trees_as_without(ranks: Ranks, tmp_path: Path) -> None:
