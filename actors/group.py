@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedTokenizerBase
 
 from actors.engine import Engine, EngineDied
+from actors.inserts import Inserts
 from actors.resume import forked_tape, resumed_tape
 from actors.reward import Scoring, rewarded
 from actors.rollout import Allowance, EpisodeFailed, fresh_env, rollout
@@ -77,6 +78,7 @@ class EpisodeSetup:
     allowance: Allowance
     provenance: Provenance
     episodes: Episodes
+    inserts: Inserts = field(default_factory=Inserts)
     parse: Parse | None = None  # None: the run names no parser of answers
     scoring: Scoring | None = None  # None: the rewards of the environments are the whole reward
 
@@ -231,7 +233,7 @@ async def _play_once(
             with setup.episodes.aside():
                 trajectory = await rewarded(trajectory, tape, scoring=setup.scoring)
             unstored[member] = trajectory
-        if await _insert(lease, trajectory, buffer):
+        if await _insert(lease, trajectory, setup.inserts, buffer):
             setup.episodes.kept_tokens += _num_sampled_here(lease, trajectory)
             siblings.add(trajectory)
     except EpisodeFailed as failure:
@@ -244,13 +246,13 @@ async def _play_once(
     return None
 
 
-async def _insert(lease: Lease, trajectory: Trajectory, buffer: ActorBuffer) -> bool:
+async def _insert(lease: Lease, trajectory: Trajectory, inserts: Inserts, buffer: ActorBuffer) -> bool:
     """Insert, and retry while the server is full; return False if the lease was lost.
 
     Raises EpisodeFailed if the buffer refuses the record: then the engine is at fault.
     """
     try:
-        while (result := await asyncio.to_thread(buffer.insert, lease, trajectory)) is InsertResult.FULL:
+        while (result := await inserts.insert(buffer, lease, trajectory)) is InsertResult.FULL:
             log.warning(
                 "Redis has no memory left: retrying to insert group %d member %d in %.1f s",
                 trajectory.group_id,

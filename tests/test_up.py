@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ from common.config import load_config
 from common.connection import PASSWORD_VARIABLE, connect
 from common.metrics import read_metrics
 from common.run_dir import RunDir
+from common.shutdown import die_with_parent
 from replay.fleet import Fleet, RunFacts, RunState
 from replay.keys import key
 from replay.ledger import read_ledger
@@ -52,6 +54,7 @@ class Up:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
             )
 
     def said(self) -> str:
