@@ -60,15 +60,17 @@ IMAGES = {  # by the package that it needs
             "learner.bounds",
             "learner.learn",
             "learner.publisher.serve",
+            "tests.several_ranks",
         ),
         programs=(
             "tools.cli learner",
             "tools.gpu_check",
             "tools.gpu_check.item",
+            "tests.several_ranks",
             "learner.publisher.serve",
             "learner.bounds",
         ),
-        leaves=("learner.publisher.serve", "learner.bounds"),
+        leaves=("tests.several_ranks", "learner.publisher.serve", "learner.bounds"),
     ),
     "vllm": Image(
         imports=(

@@ -7,8 +7,6 @@ and three others are made once each, and leave what they found.
 import dataclasses
 import json
 import math
-import os
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +25,9 @@ from learner.model.packed_model import PackedModel, load_model
 from learner.model.proximal import Proximal
 from learner.model.shards import full_tensors
 from learner.pack import Packed, TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered, pack
-from learner.ranks import Ranks, context_of, join_ranks, leave_ranks
+from learner.ranks import Ranks, context_of
 from learner.step import StepBatch, StepModels, StepSettings, train_step
+from tests.several_ranks import SeveralRanks
 from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_tiny_model
 
 # The lengths of each step's sequences. In the last step of three ranks two have nothing to do.
@@ -58,20 +57,12 @@ def results(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Path:
     save_model_without_float32(path / "float64")
     train_all(path, ranks=ranks)
     for num_ranks in (2, 3):
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = int(listener.getsockname()[1])
-        torch.multiprocessing.spawn(be_a_rank, args=(num_ranks, port, path), nprocs=num_ranks)
+        SeveralRanks(be_a_rank, path, num_ranks=num_ranks).wait()
     return path
 
 
-def be_a_rank(rank: int, num_ranks: int, port: int, path: Path) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    train_all(path, ranks=join_ranks(timeout_s=120))
-    leave_ranks()
-    os._exit(0)  # as tools/cli.py ends a rank, and for its reason
+def be_a_rank(ranks: Ranks, path: str) -> None:
+    train_all(Path(path), ranks=ranks)
 
 
 def train_all(path: Path, *, ranks: Ranks) -> None:

@@ -1,8 +1,6 @@
 """Fitting to recorded conversations: each gradient against a second way to it, whatever the batch was cut into."""
 
 import dataclasses
-import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +24,8 @@ from learner.fit import fit
 from learner.fit_options import FitOptions
 from learner.model.reward_model import RewardModel
 from learner.pack import TokenSequence
-from learner.ranks import Ranks, context_of, join_ranks, leave_ranks
+from learner.ranks import Ranks, context_of
+from tests.several_ranks import SeveralRanks
 from tools.tiny_model import make_tiny_model
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -177,23 +176,16 @@ def test_a_side_that_ends_in_what_both_say_weighs_as_much_as_the_other(folder: P
 
 @pytest.fixture(scope="module")
 def on_two_ranks(folder: Path) -> Path:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = int(listener.getsockname()[1])
-    torch.multiprocessing.spawn(be_one_of_two, args=(port, folder), nprocs=2)
+    SeveralRanks(be_one_of_two, folder, num_ranks=2).wait()
     return folder.parent
 
 
-def be_one_of_two(rank: int, port: int, folder: Path) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    ranks = join_ranks(timeout_s=120)
+def be_one_of_two(ranks: Ranks, model: str) -> None:
+    folder = Path(model)
     for goal in GOALS:
         train(goal, folder, folder.parent / f"{goal}_on_two", ranks)
         together = dataclasses.replace(ranks, context=context_of(2, 2))
         train(goal, folder, folder.parent / f"{goal}_on_two_together", together)
-    leave_ranks()
-    os._exit(0)  # as tools/cli.py ends a rank, and for its reason
 
 
 def train(

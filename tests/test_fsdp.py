@@ -5,8 +5,6 @@ This process is the one rank, two others are made once and leave what they found
 
 import dataclasses
 import json
-import os
-import socket
 from contextlib import closing
 from pathlib import Path
 
@@ -33,10 +31,11 @@ from learner.model.probe import probe_of
 from learner.model.shards import full_tensors, whole
 from learner.model.value_model import ValueModel
 from learner.pack import count_loss_tokens, micro_batches, numbered
-from learner.ranks import Ranks, context_of, join_ranks, leave_ranks
+from learner.ranks import Ranks, context_of
 from learner.step import StepBatch, StepModels, StepSettings, train_step
 from tests import even_game
 from tests.even_game import load_player
+from tests.several_ranks import SeveralRanks
 from tests.test_model_families import EXACT, SEEING, save
 from tests.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
@@ -68,17 +67,12 @@ def results(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Path:
         train(path / f"{name}_model", path / f"{name}_on_one", ranks=ranks)
     for game in GAMES:
         play(path / "untied_model", path / f"{game}_on_one", game=game, ranks=ranks)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = int(listener.getsockname()[1])
-    torch.multiprocessing.spawn(be_one_of_two, args=(port, path), nprocs=2)
+    SeveralRanks(be_one_of_two, path, num_ranks=2).wait()
     return path
 
 
-def be_one_of_two(rank: int, port: int, path: Path) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    ranks = join_ranks(timeout_s=120)
+def be_one_of_two(ranks: Ranks, folder: str) -> None:
+    rank, path = ranks.rank, Path(folder)
     for name in KINDS:
         train(path / f"{name}_model", path / f"{name}_on_two", ranks=ranks)
     for game in GAMES:
@@ -96,8 +90,6 @@ def be_one_of_two(rank: int, port: int, path: Path) -> None:
     resume(path / "tied_model", path / "tied_on_one", path / "resumed_on_two", ranks=ranks)
     explode(path / "tied_model", path / f"explosion_{rank}.json", ranks=ranks)
     judge(path / "tied_model", path / f"values_{rank}.json", ranks=ranks)
-    leave_ranks()
-    os._exit(0)  # as tools/cli.py ends a rank, and for its reason
 
 
 def train(model_folder: Path, out: Path, *, ranks: Ranks, compile: bool = False) -> None:

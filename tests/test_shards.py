@@ -2,16 +2,14 @@
 
 import asyncio
 import json
-import os
 import re
 import signal
-import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
-import torch
 
 from actors.beat import BEAT_S, Leases, Pulse, keep_beating
 from actors.pace import Pace
@@ -22,7 +20,7 @@ from common.config_error import ConfigError
 from common.connection import RedisUnreachable, check_servers, connect, connect_shards
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
-from learner.ranks import join_ranks, leave_ranks
+from learner.ranks import Ranks
 from learner.supplies import Supplies, shards_of, whole_batch
 from replay.fleet import Fleet, RunFacts, RunState
 from replay.keys import key
@@ -31,6 +29,7 @@ from replay.server import Server, start_server
 from replay.shards import Shards, audit_shards, read_shards
 from tests.attempts import Views, make_buffer, ticket
 from tests.processes import GUESS, Run, nothing_runs
+from tests.several_ranks import SeveralRanks
 from tests.test_group import Actor, until
 from tests.test_patience import wait_until
 from tests.test_supply import differ, shutdown, work
@@ -91,21 +90,18 @@ def test_two_ranks_read_a_shard_each_and_learn_from_both(
     redis_url: str, buffers: list[Views], run_id: str, tmp_path: Path
 ) -> None:
     Shards(learners(buffers)).acquire_epochs()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = torch.multiprocessing.spawn(be_one_of_two, args=(port, redis_url, run_id, tmp_path), nprocs=2, join=False)
-    while not ranks.join(timeout=0.1):
+    ranks = SeveralRanks(be_one_of_two, redis_url, run_id, tmp_path, num_ranks=2)
+    while ranks.running:
         for buffer in buffers:
             work(buffer.actor, run_id, returns=differ)
+        time.sleep(0.1)
+    ranks.wait()
     found = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2)]
     assert found == [{"read": [0, 2], "learned": [0, 1, 2, 3]}, {"read": [1, 3], "learned": [0, 1, 2, 3]}]
 
 
-def be_one_of_two(rank: int, port: int, redis_url: str, run_id: str, path: Path) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    ranks = join_ranks(timeout_s=120)
+def be_one_of_two(ranks: Ranks, redis_url: str, run_id: str, folder: str) -> None:
+    rank, path = ranks.rank, Path(folder)
     config = load_config(
         None, [f"run.name={run_id}", "replay.group_size=2", "replay.groups_per_step=4", "redis.shards=['']"]
     )
@@ -121,7 +117,6 @@ def be_one_of_two(rank: int, port: int, redis_url: str, run_id: str, path: Path)
         name: [group.ticket.group_id for group in batch.groups] for name, batch in (("read", part), ("learned", whole))
     }
     (path / f"rank_{rank}.json").write_text(json.dumps(ids))
-    leave_ranks()
 
 
 def test_ranks_read_disjoint_shards_and_group_ids_continue() -> None:

@@ -1,9 +1,7 @@
 """Loading at size: rank 0 reads the folder, and the others never hold more than their shards and one tensor."""
 
 import json
-import os
 import re
-import socket
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,9 @@ from learner.hosts import check_alike, check_hosts, facts_of
 from learner.model.export import save_hf
 from learner.model.packed_model import PackedModel, load_model
 from learner.model.shards import full_tensors
-from learner.ranks import Ranks, join_ranks, leave_ranks
+from learner.ranks import Ranks
 from learner.shared_folder import check_shared
+from tests.several_ranks import SeveralRanks
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.tiny_model import FLOAT32, save_scaling_model, save_tiny_model
 
@@ -37,17 +36,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_model(path / "small")
     save_scaling_model(path / "scaled")
     merging_tokenizer(CHATML).save_pretrained(path / "wide")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = int(listener.getsockname()[1])
-    torch.multiprocessing.spawn(be_one_of_two, args=(port, path), nprocs=2)
+    SeveralRanks(be_one_of_two, path, num_ranks=2).wait()
     return path
 
 
-def be_one_of_two(rank: int, port: int, path: Path) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    ranks = join_ranks(timeout_s=300)
+def be_one_of_two(ranks: Ranks, folder: str) -> None:
+    rank, path = ranks.rank, Path(folder)
     load(path / "small", ranks)  # what is imported once is not counted
     before = peak_bytes(forget=True)
     model = load(path / "wide", ranks)
@@ -76,7 +70,6 @@ def be_one_of_two(rank: int, port: int, path: Path) -> None:
     assert not list(path.rglob("seen_by_all_ranks_*"))
     hosts_that_were_not_started_alike_are_refused(path, ranks)
     (path / f"rank_{rank}.json").write_text(json.dumps({"loading": loading, "exporting": exporting}))
-    leave_ranks()
 
 
 def hosts_that_were_not_started_alike_are_refused(path: Path, ranks: Ranks) -> None:

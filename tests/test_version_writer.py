@@ -6,8 +6,6 @@ Two and three ranks are started once each, and leave what they found.
 import dataclasses
 import json
 import mmap
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,12 +32,13 @@ from learner.publisher.messages import PublisherSettings
 from learner.publisher.published import Published
 from learner.publisher.slots import NotTheLayout, Slots
 from learner.publisher.version_writer import VersionWriter, _Paths
-from learner.ranks import Ranks, join_ranks, leave_ranks
+from learner.ranks import Ranks
 from learner.share import share
 from replay import keys
 from replay.bulletin import Bulletin
 from replay.keys import FencedOut
 from replay.server import Server
+from tests.several_ranks import SeveralRanks
 from tests.test_model_families import EXACT, SEEING, save
 from tests.test_weights import CHUNK_BYTES, flat_bytes, latest_version, receiver_info, wait_until
 from tests.tiny_model import FLOAT32, save_tiny_model
@@ -64,19 +63,12 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             save(FAMILIES[kind], path / kind)
         else:
             save_tiny_model(path / kind, tie=kind == "tied")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = int(listener.getsockname()[1])
-    arguments = (num_ranks, port, path, redis_server.secret_url)
-    torch.multiprocessing.spawn(be_one, args=arguments, nprocs=num_ranks)
+    SeveralRanks(be_one, path, redis_server.secret_url, num_ranks=num_ranks).wait()
     return path
 
 
-def be_one(rank: int, num_ranks: int, port: int, path: Path, redis_url: str) -> None:
-    place = {"RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ |= {name: str(value) for name, value in place.items()}
-    torch.set_num_threads(1)
-    ranks = join_ranks(timeout_s=120)
+def be_one(ranks: Ranks, folder: str, redis_url: str) -> None:
+    path = Path(folder)
     found: dict[str, object] = {}
     for kind in KINDS:
         lora = LoraConfig(rank=3 if kind == "adapters" else 0)
@@ -87,12 +79,10 @@ def be_one(rank: int, num_ranks: int, port: int, path: Path, redis_url: str) -> 
         for dtype in DTYPE_NAMES:
             found[f"{kind} {dtype}"] = copied(model, dtype, ranks)
         if kind == "experts":
-            found["several hosts"] = copied(model, "bfloat16", ranks, hosts=num_ranks)
+            found["several hosts"] = copied(model, "bfloat16", ranks, hosts=ranks.num_ranks)
         if kind == "tied":
             found |= published(model, ranks, path, redis_url)
-    (path / f"{rank}.json").write_text(json.dumps(found))
-    leave_ranks()
-    os._exit(0)  # as tools/cli.py ends a rank, and for its reason
+    (path / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 
 def copied(model: PackedModel, dtype: str, ranks: Ranks, *, hosts: int = 1) -> dict[str, object]:

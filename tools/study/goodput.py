@@ -31,6 +31,7 @@ SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0")
 GRPO = "objective.advantage=group_standardised"
 ARMS: dict[str, tuple[str, ...]] = {
     "default": (),
+    "large": ("replay.group_size=16", "replay.groups_per_step=4"),
     "repeats": ("env.repeat=0.75",),
     "grpo": (GRPO,),
     "grpo repeats": (GRPO, "env.repeat=0.75"),

@@ -1,0 +1,76 @@
+"""Calls a function of a test on several ranks, each a process: `python -m tests.several_ranks MODULE FUNCTION ...`."""
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import IO
+
+import torch
+
+from common.shutdown import die_with_parent
+from learner.ranks import join_ranks, leave_ranks
+from tests.processes import POLL_S, REPOSITORY
+
+TIMEOUT_S = 300.0  # of a collective
+
+
+class SeveralRanks:
+    """The processes of a function, which each get `Ranks` and the same arguments as text."""
+
+    def __init__(self, function: Callable[..., None], *arguments: object, num_ranks: int) -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = int(listener.getsockname()[1])
+        place = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = ["-m", "tests.several_ranks", function.__module__, function.__name__, *map(str, arguments)]
+        self._outputs: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(num_ranks)]  # noqa: SIM115 - see `wait`
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, *command],
+                cwd=REPOSITORY,
+                env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+                stdout=output,
+                stderr=output,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+            for rank, output in enumerate(self._outputs)
+        ]
+
+    @property
+    def running(self) -> bool:
+        """Whether all have neither ended nor failed."""
+        codes = [process.poll() for process in self._processes]
+        return None in codes and not any(codes)
+
+    def wait(self) -> None:
+        """Wait for the end of all. Raises AssertionError if one fails, with its output; then all are killed."""
+        try:
+            while self.running:
+                time.sleep(POLL_S)
+            for process, output in zip(self._processes, self._outputs, strict=True):
+                if process.returncode:
+                    output.seek(0)
+                    raise AssertionError(output.read().decode(errors="replace"))
+        finally:
+            for process, output in zip(self._processes, self._outputs, strict=True):
+                process.kill()
+                process.wait()
+                output.close()
+
+
+def main(module: str, function: str, *arguments: str) -> None:
+    """Be one rank."""
+    torch.set_num_threads(1)
+    getattr(importlib.import_module(module), function)(join_ranks(timeout_s=TIMEOUT_S), *arguments)
+    leave_ranks()
+    os._exit(0)  # as tools/cli.py ends a rank, and for its reason
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
