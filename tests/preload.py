@@ -36,6 +36,7 @@ ROOM = 1 << 13  # bytes of command line and of environment that a program may ha
 FIRST_HIGH_FD = 256  # files move there until the program's own have their numbers
 # What is read when a module is imported: a program that sets it to something else starts as before.
 READ_BY_IMPORTS = ("CUDA", "HF_", "HOME", "LD_", "MKL_", "PYTHON", "TMPDIR", "TORCH", "TRANSFORMERS_", "VLLM_")
+READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_")  # what torchrun tells its ranks: read when they join
 # What torch and vLLM set when they are imported; so a process that has imported them passes it on.
 SET_BY_IMPORTS = {"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"}
 _PR_SET_CHILD_SUBREAPER = 36
@@ -60,10 +61,17 @@ IMAGES = {  # by the package that it needs
             "learner.bounds",
             "learner.learn",
             "learner.publisher.serve",
+            "tools.fit",
+            "tools.torchrun",
             "tests.several_ranks",
         ),
         programs=(
             "tools.cli learner",
+            "tools.cli dpo",
+            "tools.cli prm",
+            "tools.cli reward",
+            "tools.cli sft",
+            "tools.torchrun",
             "tools.gpu_check",
             "tools.gpu_check.item",
             "tests.several_ranks",
@@ -82,8 +90,15 @@ IMAGES = {  # by the package that it needs
             "learner.bounds",
             "vllm.v1.worker.cpu_worker",
         ),
-        programs=("tools.cli up", "tools.cli actors", "actors", "actors.serve_engine", "learner.bounds"),
-        leaves=("actors.serve_engine", "learner.bounds"),
+        programs=(
+            "tools.cli up",
+            "tools.cli actors",
+            "actors",
+            "actors.serve_engine",
+            "tests.exchanging_engine",
+            "learner.bounds",
+        ),
+        leaves=("actors.serve_engine", "tests.exchanging_engine", "learner.bounds"),
     ),
 }
 
@@ -99,6 +114,7 @@ class Order(msgspec.Struct, frozen=True):
     new_session: bool
     follows_parent: bool
     is_leaf: bool
+    is_unbuffered: bool
 
 
 class Preloaded:
@@ -128,7 +144,8 @@ class Preloaded:
 
 
 def _read_by_imports(environment: Mapping[str, str]) -> set[str]:
-    return {name for name in environment if name.startswith(READ_BY_IMPORTS)} - SET_BY_IMPORTS
+    read = {name for name in environment if name.startswith(READ_BY_IMPORTS) and not name.startswith(READ_LATER)}
+    return read - SET_BY_IMPORTS
 
 
 _preloaded: dict[str, Preloaded] = {}
@@ -164,26 +181,37 @@ def _fork_or_execute(
         _execute(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
         return
     files = [own if given == -1 else given for own, given in enumerate((streams[0], streams[3], streams[5]))]
+    command = _after_m(args)
     order = Order(
-        arguments=[str(each) for each in args[2:]],
+        arguments=command,
         environment=environment,
         folder=str(cwd or Path.cwd()),
         fds=[0, 1, 2, *pass_fds],
         parent=os.getpid(),
         new_session=new_session,
         follows_parent=follows_parent,
-        is_leaf=args[2] in IMAGES[name].leaves,
+        is_leaf=command[0] in IMAGES[name].leaves,
+        is_unbuffered=args[1] == "-u",
     )
     self.pid = preloaded.start(order, [*files, *pass_fds])
     self._child_created = True
     self._close_pipe_fds(*streams)
 
 
+def _after_m(command: Any) -> list[str]:
+    """What follows `python -m` or `python -u -m`; empty for another command."""
+    words = [str(word) for word in command] if isinstance(command, list | tuple) else []
+    if words[:2] == [sys.executable, "-u"]:
+        del words[1]
+    return words[2:] if words[:2] == [sys.executable, "-m"] else []
+
+
 def _image_of(command: Any) -> str | None:
     """The name of an image with the command's program, if there is one: in a fork, of its own image."""
-    if not isinstance(command, list) or [str(word) for word in command[:2]] != [sys.executable, "-m"]:
+    words = _after_m(command)
+    if not words:
         return None
-    module, verb = str(command[2]), " ".join(str(word) for word in command[2:4])
+    module, verb = words[0], " ".join(words[:2])
     names = [name for name, image in IMAGES.items() if {module, verb} & set(image.programs) and find_spec(name)]
     return next((name for name in names if name in _preloaded), names[0] if names else None)
 
@@ -275,6 +303,8 @@ def _run(order: Order, files: list[int], orders: socket.socket) -> None:
     orders.close()
     start_by_forks()
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # that the program is imported already
+    if order.is_unbuffered:
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     sys.argv = order.arguments
     sys.path[0] = order.folder
     runpy.run_module(order.arguments[0], run_name="__main__", alter_sys=True)
