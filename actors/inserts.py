@@ -49,7 +49,7 @@ async def _store(buffer: ActorBuffer, inserts: list[Insert]) -> None:
         else:  # one of them; those before it may be stored, and another insert of them changes nothing
             for each in inserts:
                 await _store(buffer, [each])
-    except Exception as error:
+    except Exception as error:  # whatever it is, those who wait raise it
         _fail(inserts, error)
     else:
         for each, result in zip(inserts, results, strict=True):

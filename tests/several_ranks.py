@@ -49,19 +49,23 @@ class SeveralRanks:
         return None in codes and not any(codes)
 
     def wait(self) -> None:
-        """Wait for the end of all. Raises AssertionError if one fails, with its output; then all are killed."""
+        """Wait for the end of all. If one fails, all are killed; then AssertionError is raised, with what all wrote.
+
+        When one has failed, the others soon fail too, as they lose their connection to it.
+        """
         try:
             while self.running:
                 time.sleep(POLL_S)
-            for process, output in zip(self._processes, self._outputs, strict=True):
-                if process.returncode:
-                    output.seek(0)
-                    raise AssertionError(output.read().decode(errors="replace"))
         finally:
+            failed = any(process.returncode for process in self._processes)
+            wrote = []
             for process, output in zip(self._processes, self._outputs, strict=True):
                 process.kill()
                 process.wait()
+                output.seek(0)
+                wrote.append(output.read().decode(errors="replace"))
                 output.close()
+        assert not failed, "\n".join(wrote)
 
 
 def main(module: str, function: str, *arguments: str) -> None:

@@ -66,9 +66,9 @@ def test_each_shard_gives_its_share_of_a_step(
     shards = Shards(learners(buffers))
     assert shards.acquire_epochs().epochs == [1, 1]
     supplies = Supplies.begin(dict(enumerate(learners(buffers))), config, progress=START)
-    told = Shutdown()
-    told.requested.set()
-    assert supplies.next_batch(START, told) is None  # no actor has worked yet
+    stopping = Shutdown()
+    stopping.requested.set()
+    assert supplies.next_batch(START, stopping) is None  # no actor has worked yet
     for supply in supplies._supplies:
         supply.admit(1, [], published_version=0)
     opened = [{lease.ticket.group_id for lease in work(buffer.actor, run_id, returns=differ)} for buffer in buffers]
