@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from common.learner_config import OptimConfig, WarmStartConfig
 from common.trajectory import Trajectory
-from learner.model.gradient import apply_gradient, backward
+from learner.model.gradient import Update, apply_gradient, backward
 from learner.model.optimizer import make_optimizer, make_schedule
 from learner.model.packed_model import PackedModel, expect_backward
 from learner.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
@@ -51,26 +53,48 @@ def imitate(
     optimizer = make_optimizer(model, config=optim)
     schedule = make_schedule(optimizer, config=optim, num_steps=len(batches))
     for step, batch in enumerate(batches, start=1):
-        num_loss_tokens = count_loss_tokens(batch)
-        loss_sums = []
-        packs = micro_batches(
+        loss, update = imitate_batch(
+            model,
             batch,
-            max_tokens=micro_batch_tokens,
-            num_ranks=ranks.num_packing,
-            rank=ranks.packing_rank,
-            share_prefixes=model.shares_prefixes,
-            context=ranks.context,
+            optimizer=optimizer,
+            schedule=schedule,
+            max_grad_norm=optim.max_grad_norm,
+            ranks=ranks,
+            micro_batch_tokens=micro_batch_tokens,
         )
-        for number, packed in enumerate(packs, start=1):
-            expect_backward(model, last=number == len(packs))
-            with model.at_temperature(1.0):
-                loss_sum = -model(packed.to(ranks.device)).logprobs.sum()
-            backward(loss_sum, ranks=ranks, divisor=num_loss_tokens)
-            loss_sums.append(loss_sum.detach())
-        update = apply_gradient(optimizer, schedule, max_grad_norm=optim.max_grad_norm)
-        loss = summed_over_ranks({"loss_sum": sum(loss_sums)}, ranks=ranks)["loss_sum"] / num_loss_tokens
         on_step(WarmStartStep(step=step, num_steps=len(batches), loss=loss, skipped=update.skipped))
     return len(batches)
+
+
+def imitate_batch(
+    model: PackedModel,
+    batch: Sequence[TokenSequence],
+    *,
+    optimizer: torch.optim.Optimizer,
+    schedule: LambdaLR,
+    max_grad_norm: float,
+    ranks: Ranks,
+    micro_batch_tokens: int,
+) -> tuple[float, Update]:
+    """One step of `imitate` on the sequences of all ranks; return its loss in nats a token, and the update."""
+    num_loss_tokens = count_loss_tokens(batch)
+    loss_sums = []
+    packs = micro_batches(
+        batch,
+        max_tokens=micro_batch_tokens,
+        num_ranks=ranks.num_packing,
+        rank=ranks.packing_rank,
+        share_prefixes=model.shares_prefixes,
+        context=ranks.context,
+    )
+    for number, packed in enumerate(packs, start=1):
+        expect_backward(model, last=number == len(packs))
+        with model.at_temperature(1.0):
+            loss_sum = -model(packed.to(ranks.device)).logprobs.sum()
+        backward(loss_sum, ranks=ranks, divisor=num_loss_tokens)
+        loss_sums.append(loss_sum.detach())
+    update = apply_gradient(optimizer, schedule, max_grad_norm=max_grad_norm)
+    return summed_over_ranks({"loss_sum": sum(loss_sums)}, ranks=ranks)["loss_sum"] / num_loss_tokens, update
 
 
 def _batches(

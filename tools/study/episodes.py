@@ -3,11 +3,12 @@
 import asyncio
 import math
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
+from actors.engine import Sampler
 from actors.resume import forked_tape
 from actors.reward import Scoring, rewarded
 from actors.rollout import Allowance, fresh_env, rollout
@@ -16,6 +17,8 @@ from actors.tape import Attempt, Tape
 from common.action_format import format_of
 from common.config import Config
 from common.trajectory import Provenance, Sampling, Task, Trajectory
+from envhub.driving import DrivingEnv
+from envhub.env import Env
 from envhub.rewards.part import reward_parts
 from learner.curriculum import Curriculum
 from learner.objective.advantage import returns_differ
@@ -26,6 +29,14 @@ from tools.study.sampler import LockstepSampler
 
 MAX_WAVES = 10  # each has one episode per slot
 UNHURRIED_S = 1e6  # no timeout: a study may be suspended and continued
+
+
+Watch = Callable[[Sampler, Env, Task], Sampler]
+"""Puts a sampler before that of an episode, which also sees the environment."""
+
+
+def _unwatched(sampler: Sampler, _env: Env, _task: Task) -> Sampler:
+    return sampler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,16 +107,25 @@ def _is_useful(group: Group, config: Config) -> bool:
     return not config.objective.compares_siblings or returns_differ(returns)
 
 
+def train_episodes(setup: StudySetup, tasks: Sequence[int], *, watch: Watch) -> list[Trajectory]:
+    """One sampled episode of each of the train tasks with these indices; `watch` sees each turn."""
+    return _singles(setup, [Task(env=setup.config.env.name, split="train", index=index) for index in tasks], watch)
+
+
 def held_out(setup: StudySetup, *, num_tasks: int) -> list[Trajectory]:
     """One sampled episode of each of the first `num_tasks` held-out tasks."""
+    tasks = [Task(env=setup.config.env.name, split="held_out", index=index) for index in range(num_tasks)]
+    return _singles(setup, tasks, _unwatched)
+
+
+def _singles(setup: StudySetup, tasks: Sequence[Task], watch: Watch) -> list[Trajectory]:
     config, room = setup.config, setup.sampler.num_slots
-    tasks = [Task(env=config.env.name, split="held_out", index=index) for index in range(num_tasks)]
     sampling = ticket_of(0, tasks[0], config, step=1, min_policy_version=0).sampling
     tapes = [Tape(attempt=_attempt(task, config, sampling, group_id=task.index, member=0)) for task in tasks]
     return [
         trajectory
-        for start in range(0, num_tasks, room)
-        for trajectory in setup.runner.run(_play_all(tapes[start : start + room], setup))
+        for start in range(0, len(tapes), room)
+        for trajectory in setup.runner.run(_play_all(tapes[start : start + room], setup, watch))
     ]
 
 
@@ -149,13 +169,13 @@ def _attempt(task: Task, config: Config, sampling: Sampling, *, group_id: int, m
     )
 
 
-async def _play_all(tapes: Sequence[Tape], setup: StudySetup) -> list[Trajectory]:
+async def _play_all(tapes: Sequence[Tape], setup: StudySetup, watch: Watch = _unwatched) -> list[Trajectory]:
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_play(tape, setup)) for tape in tapes]
+        tasks = [group.create_task(_play(tape, setup, watch)) for tape in tapes]
     return [task.result() for task in tasks]
 
 
-async def _play(tape: Tape, setup: StudySetup) -> Trajectory:
+async def _play(tape: Tape, setup: StudySetup, watch: Watch) -> Trajectory:
     """Play one episode. Raises EpisodeFailed if the environment fails, as a study does not redo episodes."""
     env_config, attempt = setup.config.env, tape.attempt
     scoring = Scoring(
@@ -169,7 +189,7 @@ async def _play(tape: Tape, setup: StudySetup) -> Trajectory:
             trajectory = await rollout(
                 tape,
                 env=env,
-                sampler=seat,
+                sampler=seat if isinstance(env, DrivingEnv) else watch(seat, env, attempt.task),
                 tokenizer=setup.tokenizer,
                 action_format=format_of(env_config),
                 allowance=replace(
