@@ -150,6 +150,13 @@ def _check_groups(config: Config) -> None:
         "it compares the members of a group; gae and reinforce_pp do not",
     )
     require(
+        replay.drop_zero_variance or config.objective.compares_siblings,
+        "replay.drop_zero_variance",
+        f"true with objective.advantage {config.objective.advantage}",
+        replay.drop_zero_variance,
+        "it trains every group, so there is nothing to turn off",
+    )
+    require(
         replay.screen_size == 0 or config.objective.compares_returns_alone,
         "replay.screen_size",
         f"0 with this objective (advantage {config.objective.advantage}, allocation {config.objective.allocation})",

@@ -80,6 +80,7 @@ class ReplayConfig:
     max_fork_turn: int = 4  # a fork begins after 1 to this many turns, drawn before the group is played
     groups_per_step: int = 8  # groups that one optimizer step consumes
     target_lag: int = 2  # optimizer steps of work that actors may be ahead; 0 is synchronous
+    drop_zero_variance: bool = True  # replace groups in which nothing has an advantage; false: train every group
     max_lag: int = 8  # optimizer steps; older tokens are left out of the loss, groups without newer tokens are dropped
     order: str = "oldest"  # which ready groups a step takes: oldest, freshest, uniform or prioritised
     max_uses: int = 1  # the most steps that learn from one group
@@ -147,6 +148,13 @@ class ReplayConfig:
             f"0, or 2 to replay.group_size - 1 = {self.group_size - 1}",
             self.screen_size,
             "0 plays all attempts at once",
+        )
+        require(
+            self.screen_size == 0 or self.drop_zero_variance,
+            "replay.screen_size",
+            "0 where replay.drop_zero_variance is false",
+            self.screen_size,
+            "a screen is there to drop such groups early",
         )
         least = max(2, math.ceil(self.group_size / MAX_TREE_SIZE))
         require(

@@ -212,7 +212,7 @@ class Supply:
             if is_unfit or not is_cut_alike or not sampling.could_be(used.temperature):
                 # From before a restart with another configuration.
                 rejected.setdefault("other_sampling", []).append(group)
-            elif teaches(group, objective=self._config.objective):
+            elif not self._config.replay.drop_zero_variance or teaches(group, objective=self._config.objective):
                 useful.append(group)
             else:
                 rejected.setdefault("zero_variance", []).append(group)

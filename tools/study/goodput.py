@@ -32,6 +32,7 @@ GRPO = "objective.advantage=group_standardised"
 ARMS: dict[str, tuple[str, ...]] = {
     "default": (),
     "large": ("replay.group_size=16", "replay.groups_per_step=4"),
+    "kept": ("replay.drop_zero_variance=false",),
     "repeats": ("env.repeat=0.75",),
     "grpo": (GRPO,),
     "grpo repeats": (GRPO, "env.repeat=0.75"),
