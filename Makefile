@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: setup setup-gpu setup-browser quickstart road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-agents bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes
 .PHONY: bench-replay bench-rewards bench-see bench-weights bench-weights-size families gpu-check judge-check soak chaos drill
-.PHONY: study-agents study-credit study-durations study-formats study-goodput study-imitation study-lag study-markets study-overlap study-prm
+.PHONY: study-agents study-correction study-durations study-formats study-goodput study-imitation study-lag study-markets study-overlap study-prm
 .PHONY: study-search study-simulator study-tree-noise study-trees
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-python test-spot
 
@@ -191,9 +191,9 @@ study-goodput: setup
 study-imitation: setup
 	$(BIN)/python -m tools.study.imitation
 
-# What they learn if an expert says which turn was good, or what to do instead: 6 runs, 40 minutes on two cores.
-study-credit: setup
-	$(BIN)/python -m tools.study.credit
+# What they learn if an expert says in each of their states what to do: three runs, ten minutes on two cores.
+study-correction: setup
+	$(BIN)/python -m tools.study.correction
 
 # What the simulator predicts for three fleets, beside what they do: some ten minutes of quiet cores.
 study-simulator: setup

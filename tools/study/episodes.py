@@ -104,7 +104,8 @@ def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> H
 
 def _is_useful(group: Group, config: Config) -> bool:
     returns = [trajectory.total_reward for trajectory in group.trajectories]
-    return not config.objective.compares_siblings or returns_differ(returns)
+    takes_all = not (config.objective.compares_siblings and config.replay.drop_zero_variance)
+    return takes_all or returns_differ(returns)
 
 
 def train_episodes(setup: StudySetup, tasks: Sequence[int], *, watch: Watch) -> list[Trajectory]:
