@@ -150,3 +150,22 @@ def test_what_a_killed_process_had_started_is_found_by_its_number(tmp_path: Path
     assert len(running(one)) == 1
     assert end_offspring_of(process.pid) == 1
     until(lambda: not running(one), "it is gone")
+
+
+ENDS_LATE = """
+import builtins, os
+from envhub.isolation import offspring
+offspring.begin_episode()
+class Late:
+    def __del__(self, opened=open):
+        opened("/dev/null").close()
+builtins.kept = [offspring, os, Late]  # Python sets the names of modules that it cannot delete to None, one by one
+os.late = Late()
+builtins.late = Late()
+"""
+
+
+def test_a_process_that_has_played_ends_without_a_word() -> None:
+    """Python calls hooks at its very end too, when the names of modules are None."""
+    done = subprocess.run([sys.executable, "-c", ENDS_LATE], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

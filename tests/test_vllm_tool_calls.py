@@ -29,6 +29,8 @@ from tools.tiny_model import make_tiny_model
 
 __all__ = ["server"]  # a fixture
 
+MOST_CHANGES = 8  # of the weights, in search of a call in which they change
+
 # Each is one token, so that a model that knows nothing writes calls and thoughts. The template writes other spaces.
 CALL = '<tool_call>{"name":"look","arguments":{"at":"sky"}}</tool_call>'
 MARKS = [CALL, '<tool_call>{"name":', "<think>", "</think>"]
@@ -192,21 +194,28 @@ def test_so_they_have_where_long_thoughts_are_closed(engine: VllmEngine, version
 def test_so_they_have_in_sub_agents_branches_and_calls_in_which_the_weights_change(
     engine: VllmEngine, versions: Versions, server: Offers
 ) -> None:
-    weights = {name: value.detach() for name, value in versions.policies.models[1].named_parameters()}
+    """By chance no call runs when the weights change, most often on a busy machine: then they change again."""
+    weights = [
+        {name: value.detach() for name, value in each.named_parameters()} for each in versions.policies.models.values()
+    ]
+    alternating = replace(versions, learners=versions.learners * MOST_CHANGES)
 
-    async def episodes() -> list[Trajectory]:
-        await engine.stage(server.offer_of(weights, policy_version=1))
+    async def episodes(policy_version: int) -> list[Trajectory]:
+        await engine.stage(server.offer_of(weights[policy_version % 2], policy_version=policy_version))
         playing = [asyncio.create_task(episode("delegates", index, engine, versions)) for index in range(16)]
         generated = engine.load().generated_tokens
         while engine.load().generated_tokens < generated + 300:  # noqa: ASYNC110 - the engine's thread counts
             await asyncio.sleep(0.005)
         while engine.load().num_running < 8:  # noqa: ASYNC110 - so that the commit falls into calls
             await asyncio.sleep(0.001)
-        await engine.commit(1)
+        await engine.commit(policy_version)
         return await asyncio.gather(*playing)
 
-    found = counts_of(asyncio.run(episodes()), versions)
-    print(found)
-    assert found.calls >= 3 and found.invalid >= 3 and found.thoughts >= 5
-    assert found.branches >= 16 and found.crossings >= 1
-    assert found.worst < TOLERANCE
+    for policy_version in range(1, MOST_CHANGES):
+        found = counts_of(asyncio.run(episodes(policy_version)), alternating)
+        print(found)
+        assert found.calls >= 3 and found.invalid >= 3 and found.thoughts >= 5 and found.branches >= 16
+        assert found.worst < TOLERANCE
+        if found.crossings:
+            break
+    assert found.crossings >= 1

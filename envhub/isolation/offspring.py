@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -82,9 +82,12 @@ def _install_hook() -> None:
     sys.addaudithook(_mark)
 
 
-def _mark(event: str, arguments: tuple[object, ...]) -> None:
-    """Mark a process before it starts: in this process's environment, or in the one passed to it."""
-    if event not in _STARTS:
+def _mark(event: str, arguments: tuple[object, ...], starts: Collection[str] = _STARTS) -> None:
+    """Mark a process before it starts: in this process's environment, or in the one passed to it.
+
+    `starts` is an argument because Python still calls hooks at its end, when the names of this module are None.
+    """
+    if event not in starts:
         return
     episode = _episode.get()
     _num_started[episode] += bool(episode)
