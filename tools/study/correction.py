@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from actors.engine import Completion, Restriction, Sampler
 from common.action_format import ActionFormat, format_of
 from common.chat import reply_form
-from common.config import Config, load_config
+from common.config import Config
 from common.run_dir import write_whole
 from common.trajectory import Sampling, Task, Trajectory
 from envhub.catalogue import num_held_out
@@ -34,9 +34,10 @@ from tools.bench.benchmark import today
 from tools.prepare import expert_reply
 from tools.study.cells import ranks, run_cells
 from tools.study.episodes import held_out, train_episodes
-from tools.study.goodput import SEEDS, TASK, spread_over_seeds
+from tools.study.goodput import SEEDS, spread_over_seeds
 from tools.study.page import markdown
-from tools.study.run import Practice, practice, snapshot, warm_start
+from tools.study.run import Practice, practice, snapshot
+from tools.study.warm_cell import WarmCell, make_warm
 
 EPISODES_PER_STEP = 16
 RATE = "1e-3"
@@ -109,39 +110,19 @@ class Asking:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """One run, and the place of its files."""
+class Cell(WarmCell):
+    """How long the policy plays, and how often it is evaluated."""
 
-    seed: int
-    folder: Path
     max_tokens: int = MAX_TOKENS
     every: int = EVERY
-    settings: tuple[str, ...]  # `a.b=c` that all cells share
 
     @property
     def name(self) -> str:
         return f"corrected-seed{self.seed}"
 
-    @property
-    def result(self) -> Path:
-        return self.folder / f"{self.name}.json"
-
-    @property
-    def warm_name(self) -> str:
-        return f"warm-seed{self.seed}"
-
     def config(self) -> Config:
         """What the cell trains with."""
-        model = f"model.path={self.folder / self.warm_name / 'trained_model'}"
-        return self._loaded(self.name, model, f"optim.lr={RATE}")
-
-    def warm_config(self) -> Config:
-        """The run that makes the first weights of the cell."""
-        return self._loaded(self.warm_name)
-
-    def _loaded(self, name: str, *settings: str) -> Config:
-        own = (f"run.name={name}", f"run.root={self.folder}", f"run.seed={self.seed}")
-        return load_config(TASK, ["eval.num_tasks=400", *self.settings, *settings, *own])
+        return self.trained_with(f"optim.lr={RATE}")
 
 
 def run_cell(cell: Cell, *, ranks: Ranks) -> Result:
@@ -221,13 +202,9 @@ def main(arguments: Sequence[str]) -> None:
     ]
     options.folder.mkdir(parents=True, exist_ok=True)
     missing = [cell for cell in cells if not cell.result.exists()]
-    run_cells(missing, warm=_warm, warm_name=lambda cell: cell.warm_name, run=_run, workers=options.workers)
+    run_cells(missing, warm=make_warm, warm_name=lambda cell: cell.warm_name, run=_run, workers=options.workers)
     results = [msgspec.json.decode(cell.result.read_bytes(), type=Result) for cell in cells]
     print(f"{table(results)}\n`{' '.join(['python -m tools.study.correction', *arguments])}`, {today()}.")
-
-
-def _warm(cell: Cell) -> None:
-    warm_start(cell.warm_config(), ranks=ranks())
 
 
 def _run(cell: Cell) -> str:

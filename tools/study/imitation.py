@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from common.action_format import format_of
-from common.config import Config, load_config
+from common.config import Config
 from common.run_dir import write_whole
 from common.trajectory import Task
 from envhub.catalogue import num_held_out
@@ -25,9 +25,10 @@ from tools.bench.benchmark import today
 from tools.prepare import NoisyExpert, expert_episodes
 from tools.study.cells import ranks, run_cells
 from tools.study.episodes import held_out
-from tools.study.goodput import SEEDS, TASK, spread_over_seeds
+from tools.study.goodput import SEEDS, spread_over_seeds
 from tools.study.page import markdown
-from tools.study.run import practice, snapshot, warm_start
+from tools.study.run import practice, snapshot
+from tools.study.warm_cell import WarmCell, make_warm
 
 EPISODES = (2000, 4000, 8000)
 RATES = ("1e-3", "3e-3")  # the highest is that of the quickstart's warm start
@@ -45,39 +46,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """One run, and the place of its files."""
+class Cell(WarmCell):
+    """A number of the expert's episodes, and the learning rate at the start."""
 
     episodes: int
     rate: str
-    seed: int
-    folder: Path
-    settings: tuple[str, ...]  # `a.b=c` that all cells share
 
     @property
     def name(self) -> str:
         return f"{self.episodes}-{self.rate}-seed{self.seed}"
 
-    @property
-    def result(self) -> Path:
-        return self.folder / f"{self.name}.json"
-
-    @property
-    def warm_name(self) -> str:
-        return f"warm-seed{self.seed}"
-
     def config(self) -> Config:
         """What the cell trains with."""
-        model = f"model.path={self.folder / self.warm_name / 'trained_model'}"
-        return self._loaded(self.name, model, f"warm_start.lr={self.rate}", "warm_start.noise=0.0")
-
-    def warm_config(self) -> Config:
-        """The run that makes the first weights of all cells of this seed."""
-        return self._loaded(self.warm_name)
-
-    def _loaded(self, name: str, *settings: str) -> Config:
-        own = (f"run.name={name}", f"run.root={self.folder}", f"run.seed={self.seed}")
-        return load_config(TASK, ["eval.num_tasks=400", *self.settings, *settings, *own])
+        return self.trained_with(f"warm_start.lr={self.rate}", "warm_start.noise=0.0")
 
 
 def run_cell(cell: Cell, *, ranks: Ranks) -> Result:
@@ -144,13 +125,9 @@ def main(arguments: Sequence[str]) -> None:
     ]
     options.folder.mkdir(parents=True, exist_ok=True)
     missing = [cell for cell in cells if not cell.result.exists()]
-    run_cells(missing, warm=_warm, warm_name=lambda cell: cell.warm_name, run=_run, workers=options.workers)
+    run_cells(missing, warm=make_warm, warm_name=lambda cell: cell.warm_name, run=_run, workers=options.workers)
     results = [msgspec.json.decode(cell.result.read_bytes(), type=Result) for cell in cells]
     print(f"{table(results)}\n`{' '.join(['python -m tools.study.imitation', *arguments])}`, {today()}.")
-
-
-def _warm(cell: Cell) -> None:
-    warm_start(cell.warm_config(), ranks=ranks())
 
 
 def _run(cell: Cell) -> str:
