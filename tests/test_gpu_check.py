@@ -141,7 +141,9 @@ def test_steps_with_another_learning_rate_or_a_frozen_tensor_are_noticed(tmp_pat
     for group in mine.optimizer.param_groups:
         group["initial_lr"] *= 1.1
     mine.schedule.base_lrs = [1.1 * lr for lr in mine.schedule.base_lrs]
-    found = broken(partial(steps._compare, what="dense", mine=mine, theirs=theirs, dtype="float32"))
+    found = broken(
+        partial(steps._compare, what="dense", mine=mine, theirs=theirs, limits=steps.LIMITS["dense", "float32"])
+    )
     assert any("every tensor moves" in name for name in found)
     assert any("error of a tensor's change" in name for name in found)
 

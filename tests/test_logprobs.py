@@ -264,7 +264,7 @@ def test_a_token_without_an_alternative_teaches_nothing() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logits_of_bfloat16_numbers_are_those_of_float32(temperature: float) -> None:
-    """The product that uses tensor cores on a GPU: here its values and its gradients."""
+    """On a GPU tensor cores multiply them: here the values and the gradients."""
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(shape, generator=generator).bfloat16() for shape in ((5, 8), (11, 8)))
     bias, targets = torch.randn(11, generator=generator), torch.arange(5)
@@ -283,4 +283,34 @@ def test_logits_of_bfloat16_numbers_are_those_of_float32(temperature: float) -> 
     torch.testing.assert_close(*entropies, atol=bias_error, rtol=0)
     torch.testing.assert_close(*of_states, atol=0.05, rtol=0.05)
     torch.testing.assert_close(*of_head, atol=0.05, rtol=0.05)
-    assert torch.backends.cuda.matmul.fp32_precision != "tf32"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, "of each token"])
+@pytest.mark.parametrize("sets", ["none", "all", "some"])
+def test_the_derivative_is_that_of_differences(sets: str, temperature: float | str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    hidden, weight, bias = (
+        torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
+        for shape in ((5, 3), (7, 3), (7,))
+    )
+    targets, kept = random_kept(tokens=5, words=7, width=3)
+    has_kept = torch.tensor([True, False, True, True, False])
+    named: dict[str, Any] = {} if sets == "none" else {"kept": kept}
+    if sets == "some":
+        named = {"kept": kept.masked_fill(~has_kept[:, None], -1), "has_kept": has_kept}
+    each = torch.tensor([0.5, 1.0, 2.0, 0.8, 1.3], dtype=torch.float64)
+
+    def both(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        found = chunked_logprobs(
+            hidden,
+            weight,
+            bias,
+            targets,
+            temperature=each if isinstance(temperature, str) else temperature,
+            chunk_tokens=2,
+            entropy_gradient=True,
+            **named,
+        )
+        return found.logprobs, found.entropies
+
+    assert torch.autograd.gradcheck(both, (hidden, weight, bias))

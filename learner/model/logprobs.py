@@ -1,21 +1,17 @@
 """Log-probabilities of loss tokens, without a tensor of [tokens, vocabulary]."""
 
-import contextlib
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils._pytree import register_dataclass
-from torch.utils.checkpoint import checkpoint
 
 from learner.context import LossStates
 from learner.pack import Packed
+
+ABSENT = -1e30  # a logit whose probability is 0, and finite: 0 * -inf would be NaN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,111 +81,183 @@ def chunked_logprobs(
     """
     if not isinstance(temperature, Tensor) and temperature <= 0:
         raise ValueError(f"temperature must be > 0, got {temperature}; only sampled trajectories can be trained on")
-    # At least float32: bfloat16 logits are wrong in the second digit.
-    dtype = torch.promote_types(hidden.dtype, torch.float32)
-    weight, bias = head_weight.to(dtype), None if head_bias is None else head_bias.to(dtype)
-    logprobs, entropies = [], []
-    # At least one chunk, even an empty one: the backward pass of every rank must reach the head, or the sizes of FSDP's
-    # collectives would differ.
-    last_start = max(0, len(targets) - 1) // chunk_tokens * chunk_tokens
-    for start in range(0, last_start + 1, chunk_tokens):
-        chunk = slice(start, start + chunk_tokens)
-        # The backward pass begins with the last chunk, so to drop its logits would save nothing.
-        run = _logprobs if start == last_start else _recomputed_logprobs
-        chunk_kept = None if kept is None else kept[chunk]
-        chunk_has_kept = None if has_kept is None else has_kept[chunk]
-        chunk_temperature = temperature[chunk, None] if isinstance(temperature, Tensor) else temperature
-        chunk_logprobs, chunk_entropies = run(
-            hidden[chunk], weight, bias, targets[chunk], chunk_kept, chunk_has_kept, chunk_temperature, entropy_gradient
+    sampled = _Sampled(targets=targets, kept=kept, has_kept=has_kept, temperature=temperature)
+    logprobs, entropies = _Logprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, head_weight, head_bias, sampled, chunk_tokens, entropy_gradient
+    )
+    return TokenLogprobs(logprobs=logprobs, entropies=entropies)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sampled:
+    """The sampled tokens, and from what each was sampled: see `chunked_logprobs`."""
+
+    targets: Int[Tensor, " tokens"]
+    kept: Int[Tensor, "tokens width"] | None
+    has_kept: Bool[Tensor, " tokens"] | None
+    temperature: Float[Tensor, " tokens"] | float
+
+    def part(self, chunk: slice) -> "_Sampled":
+        """The tokens of `chunk`."""
+        kept, has_kept, temperature = self.kept, self.has_kept, self.temperature
+        return _Sampled(
+            targets=self.targets[chunk],
+            kept=None if kept is None else kept[chunk],
+            has_kept=None if has_kept is None else has_kept[chunk],
+            temperature=temperature[chunk] if isinstance(temperature, Tensor) else temperature,
         )
-        logprobs.append(chunk_logprobs)
-        entropies.append(chunk_entropies)
-    return TokenLogprobs(logprobs=torch.cat(logprobs), entropies=torch.cat(entropies))
 
 
-def _logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    kept: Tensor | None,
-    has_kept: Tensor | None,
-    temperature: Tensor | float,
-    entropy_gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    states = hidden.to(weight.dtype)
-    if hidden.dtype == torch.bfloat16:
-        logits = product_of_bfloat16(states, weight)
-        logits = (logits if bias is None else logits + bias).div_(temperature)
-    else:  # divide the states, not the logits: they are smaller
-        logits = F.linear(states / temperature, weight)
-        logits = logits if bias is None else logits + bias / temperature
-    of_targets = logits.gather(1, targets[:, None]).squeeze(1)
-    if kept is None:
-        normaliser, entropies = _softmax_sums(logits, None, entropy_gradient)
-        return of_targets - normaliser, entropies
-    absent = kept < 0
-    if has_kept is not None:
-        absent = absent & has_kept[:, None]  # a row without any finite logit would have gradients of NaN
-    kept_logits = logits.gather(1, kept.clamp(min=0).long()).masked_fill(absent, -math.inf)
-    normaliser, entropies = _softmax_sums(kept_logits, absent, entropy_gradient)
-    if has_kept is not None:
-        of_whole, entropies_of_whole = _softmax_sums(logits, None, entropy_gradient)
-        normaliser = torch.where(has_kept, normaliser, of_whole)
-        entropies = torch.where(has_kept, entropies, entropies_of_whole)
-    return of_targets - normaliser, entropies
+class _Logprobs(torch.autograd.Function):
+    """`chunked_logprobs`, with its derivative written out, which takes fewer passes over the logits than autograd.
 
-
-def _softmax_sums(logits: Tensor, absent: Tensor | None, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-    """The logarithm of each row's sum of exponentials, and the entropy of its softmax; `absent` logits are -inf."""
-    normaliser = logits.logsumexp(dim=-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        # H = log Z - sum(p * logit)
-        probabilities = (logits - normaliser[:, None]).exp()
-        finite = logits if absent is None else logits.masked_fill(absent, 0.0)  # 0 * -inf would be NaN
-        entropies = normaliser - (probabilities * finite).sum(dim=-1)
-    return normaliser, entropies
-
-
-_recomputed_logprobs = partial(checkpoint, _logprobs, use_reentrant=False, preserve_rng_state=False)
-
-
-def product_of_bfloat16(
-    states: Float[Tensor, "tokens hidden"], weight: Float[Tensor, "vocab hidden"]
-) -> Float[Tensor, "tokens vocab"]:
-    """`states @ weight.T` of float32 tensors whose numbers are bfloat16: as exact as in float32, but with tensor cores.
-
-    A GPU's TF32 rounds the factors to 10 bits. Those of bfloat16 have 7, so nothing is lost, and sums are in float32.
-    In the backward pass the gradient of the logits is rounded to 10 bits.
+    d logprob / d logit[j] = (1[j = target] - p[j]) / T
+    d entropy / d logit[j] = -p[j] * (log p[j] + entropy) / T
     """
-    product: Tensor = _Product.apply(states, weight)  # type: ignore[no-untyped-call]
-    return product
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(states, weight)
-        with _tf32():
-            return states @ weight.T
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        states, weight = ctx.saved_tensors
-        with _tf32():
-            return (
-                gradient @ weight if ctx.needs_input_grad[0] else None,
-                gradient.T @ states if ctx.needs_input_grad[1] else None,
-            )
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        sampled: _Sampled,
+        chunk_tokens: int,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        found = []
+        for chunk in _chunks(hidden, chunk_tokens):
+            part = sampled.part(chunk)
+            logits = _logits(hidden[chunk], weight, bias, part.temperature)
+            found.append(_of_chunk(logits, part))
+        logprobs, entropies = (torch.cat(each) for each in zip(*found, strict=True))
+        # The backward pass begins with the last chunk, so to drop its logits would save nothing.
+        ctx.save_for_backward(hidden, weight, bias, logits)
+        ctx.sampled, ctx.chunk_tokens, ctx.entropy_gradient = sampled, chunk_tokens, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, logits = ctx.saved_tensors
+        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        of_weight = weight.new_zeros(weight.shape, dtype=logits.dtype) if ctx.needs_input_grad[1] else None
+        of_bias = logits.new_zeros(logits.shape[1]) if ctx.needs_input_grad[2] else None
+        for chunk in reversed(_chunks(hidden, ctx.chunk_tokens)):
+            part = ctx.sampled.part(chunk)
+            if logits is None:
+                logits = _logits(hidden[chunk], weight, bias, part.temperature)
+            entropy_part = of_entropies[chunk] if ctx.entropy_gradient else None
+            gradient = _gradient(logits, part, of_logprobs[chunk], entropy_part)
+            logits = None
+            if of_bias is not None:
+                of_bias += gradient.sum(dim=0)
+            # As precise as what comes of it, which is a gradient of tensors of this dtype.
+            gradient = gradient.to(hidden.dtype)
+            if of_hidden is not None:
+                of_hidden[chunk] = _product(gradient, weight)
+            if of_weight is not None:
+                of_weight += _product(gradient.T, hidden[chunk])
+        of_weight = None if of_weight is None else of_weight.to(weight.dtype)
+        return of_hidden, of_weight, of_bias, None, None, None
 
 
-@contextlib.contextmanager
-def _tf32() -> Iterator[None]:
-    """Let float32 products on a GPU use TF32 within the block: other products, such as merged adapters, must not."""
-    matmul: Any = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "tf32"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
+def _chunks(hidden: Tensor, chunk_tokens: int) -> list[slice]:
+    """At least one, even an empty one: the backward pass of every rank must reach the head, or the sizes of FSDP's
+    collectives would differ."""
+    return [slice(start, start + chunk_tokens) for start in range(0, max(1, len(hidden)), chunk_tokens)]
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor | float) -> Tensor:
+    logits = _product(hidden, weight.T)
+    if bias is not None:
+        logits += bias
+    if isinstance(temperature, Tensor):
+        return logits.div_(temperature[:, None])
+    return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right` in at least float32: bfloat16 logits are wrong in the second digit.
+
+    A GPU's tensor cores multiply bfloat16 numbers exactly, and add in float32.
+    """
+    if left.is_cuda and left.dtype == right.dtype == torch.bfloat16:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    dtype = torch.promote_types(left.dtype, torch.float32)
+    return left.to(dtype) @ right.to(dtype)
+
+
+def _of_chunk(logits: Tensor, sampled: _Sampled) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of each token of a chunk."""
+    if sampled.kept is None:
+        return _of_whole(logits, sampled.targets)
+    of_kept = _of_kept(logits, sampled.targets, _kept_logits(logits, sampled))
+    if sampled.has_kept is None:
+        return of_kept
+    both = zip(of_kept, _of_whole(logits, sampled.targets), strict=True)
+    logprobs, entropies = (torch.where(sampled.has_kept, kept, whole) for kept, whole in both)
+    return logprobs, entropies
+
+
+def _of_whole(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    table = logits.log_softmax(dim=-1)
+    return table.gather(1, targets[:, None]).squeeze(1), _entropies(table)
+
+
+def _of_kept(logits: Tensor, targets: Tensor, kept_logits: Tensor) -> tuple[Tensor, Tensor]:
+    of_targets = logits.gather(1, targets[:, None]).squeeze(1)
+    return of_targets - kept_logits.logsumexp(dim=-1), _entropies(kept_logits.log_softmax(dim=-1))
+
+
+def _kept_logits(logits: Tensor, sampled: _Sampled) -> Tensor:
+    """The logits of the kept ids, ABSENT where there is none; of a row without kept ids any finite numbers."""
+    assert sampled.kept is not None
+    absent = sampled.kept < 0
+    if sampled.has_kept is not None:
+        absent = absent & sampled.has_kept[:, None]
+    return logits.gather(1, _ids(sampled.kept)).masked_fill(absent, ABSENT)
+
+
+def _ids(kept: Tensor) -> Tensor:
+    return kept.clamp(min=0).long()
+
+
+def _entropies(table: Float[Tensor, "tokens words"]) -> Float[Tensor, " tokens"]:
+    """Of the distributions whose log-probabilities are in the rows of `table`."""
+    return -table.exp().mul_(table).sum(dim=-1)
+
+
+def _gradient(
+    logits: Float[Tensor, "tokens vocab"],
+    sampled: _Sampled,
+    of_logprobs: Float[Tensor, " tokens"],
+    of_entropies: Float[Tensor, " tokens"] | None,
+) -> Float[Tensor, "tokens vocab"]:
+    """The gradient of the logits before temperature; `of_entropies` is None if entropies need none."""
+    upstream = torch.stack([of_logprobs] if of_entropies is None else [of_logprobs, of_entropies])
+    upstream = upstream / sampled.temperature
+    if sampled.kept is None:
+        gradient = _softmax_gradient(logits, upstream)
+    else:
+        of_kept = upstream
+        if sampled.has_kept is None:
+            gradient = torch.zeros_like(logits)
+        else:
+            of_kept = upstream * sampled.has_kept
+            gradient = _softmax_gradient(logits, upstream * ~sampled.has_kept)
+        of_kept_logits = _softmax_gradient(_kept_logits(logits, sampled), of_kept)
+        gradient.scatter_add_(1, _ids(sampled.kept), of_kept_logits)
+    return gradient.scatter_add_(1, sampled.targets[:, None], upstream[0][:, None])
+
+
+def _softmax_gradient(
+    logits: Float[Tensor, "tokens words"], upstream: Float[Tensor, "kinds tokens"]
+) -> Float[Tensor, "tokens words"]:
+    """The gradient of logits in a softmax, but for what a log-probability's own logit gets: see `_Logprobs`."""
+    of_logprobs = upstream[0][:, None]
+    if len(upstream) == 1:
+        return logits.softmax(dim=-1).mul_(-of_logprobs)
+    table = logits.log_softmax(dim=-1)
+    return table.exp().mul_(((table + _entropies(table)[:, None]) * upstream[1][:, None]).add_(of_logprobs)).neg_()

@@ -18,8 +18,14 @@ from tools.gpu_check.kernels import relative_error
 
 NUM_STEPS = 3
 FAMILIES = {"dense": "qwen3", "experts": "qwen3_moe"}
-# Of the gradient's norm, and of a tensor's change over all steps (root of the mean squared error).
-LIMITS = {"float32": (1e-4, 5e-3), "bfloat16": (5e-2, 0.5)}
+# Of the gradient's norm, and of a tensor's change over all steps (root of the mean squared error). In bfloat16 a token
+# whose router nearly ties may go to other experts: 0.51 was found on an H100. Unrelated changes would differ by 1.4.
+LIMITS = {
+    ("dense", "float32"): (1e-4, 5e-3),
+    ("dense", "bfloat16"): (5e-2, 0.5),
+    ("experts", "float32"): (1e-4, 5e-3),
+    ("experts", "bfloat16"): (5e-2, 0.8),
+}
 
 
 def check(findings: Findings, device: str) -> None:
@@ -27,17 +33,18 @@ def check(findings: Findings, device: str) -> None:
     ranks = small.one_rank(device)
     findings.note("backend of the rank", torch.distributed.get_backend())
     with tempfile.TemporaryDirectory() as root:
-        for kind, family in FAMILIES.items():
-            folder = small.save(family, Path(root))
-            for dtype in LIMITS:
-                mine = small.load(folder, ranks=ranks, dtype=dtype)
-                theirs = small.load(folder, ranks=small.on_cpu(ranks), dtype=dtype, micro_batch_tokens=128)
-                _compare(findings, f"{kind}, {dtype}", mine, theirs, dtype=dtype)
+        for (kind, dtype), limits in LIMITS.items():
+            folder = small.save(FAMILIES[kind], Path(root))
+            mine = small.load(folder, ranks=ranks, dtype=dtype)
+            theirs = small.load(folder, ranks=small.on_cpu(ranks), dtype=dtype, micro_batch_tokens=128)
+            _compare(findings, f"{kind}, {dtype}", mine, theirs, limits)
     leave_ranks()
 
 
-def _compare(findings: Findings, what: str, mine: small.Trained, theirs: small.Trained, *, dtype: str) -> None:
-    max_norm_error, max_change_error = LIMITS[dtype]
+def _compare(
+    findings: Findings, what: str, mine: small.Trained, theirs: small.Trained, limits: tuple[float, float]
+) -> None:
+    max_norm_error, max_change_error = limits
     before, norms = theirs.weights(), []
     findings.require(f"{what}: same weights at the start", equal(before, mine.weights()))
     for step in range(NUM_STEPS):
