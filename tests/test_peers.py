@@ -52,19 +52,21 @@ def test_an_episode_has_the_tokens_and_the_rewards_of_the_actors(prepared: tuple
         assert episode.success == trajectory.success
 
 
-def test_the_loop_by_hand_makes_its_steps_and_the_page_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arm", ["by hand", "by hand kept"])
+def test_the_loop_by_hand_makes_its_steps_and_the_page_is_written(arm: str, tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "peers.md").write_text(f"# Peers\n\n{BEGIN}Nothing.\n{END}")
-    arguments = ["--arms", "by hand", "--seeds", "0", "--steps", "2"]
+    arguments = ["--arms", arm, "--seeds", "0", "--steps", "2"]
     main([*arguments, "--folder", str(tmp_path / "cells"), "--docs", str(docs), *SHORT])
-    cell = msgspec.json.decode((tmp_path / "cells" / "by_hand-seed0.json").read_bytes(), type=Cell)
+    cell = msgspec.json.decode((tmp_path / "cells" / f"{arm.replace(' ', '_')}-seed0.json").read_bytes(), type=Cell)
     assert [point.step for point in cell.result.points] == [0, 1, 2]
     assert cell.result.points[-1].episodes >= 16
     assert 0 < cell.result.trained_tokens <= cell.result.points[-1].tokens
+    assert (cell.result.trained_tokens == cell.result.points[-1].tokens) == (arm == "by hand kept")
     assert cell.cpu_seconds[0] == 0 < cell.cpu_seconds[-1]
     assert cell.peak_memory_bytes > 100e6
-    assert "| by hand |" in (docs / "peers.md").read_text()
+    assert f"| {arm} |" in (docs / "peers.md").read_text()
     assert (docs / "peers.json").exists()
 
 

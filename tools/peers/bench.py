@@ -31,8 +31,9 @@ from tools.study.goodput import GOALS, SEEDS, SHARED, SUCCESS, TASK, Point, Resu
 from tools.study.page import markdown, with_table
 from tools.study.run import warm_start
 
-OURS, PEERS = tuple(goodput.ARMS), ("by hand", "trl", "trl refilled")
-ARMS = ("default", "synchronous", *PEERS)  # where none are named
+BY_HAND: dict[str, tuple[str, ...]] = {"by hand": (), "by hand kept": goodput.ARMS["kept"]}  # settings of each
+OURS, PEERS = tuple(goodput.ARMS), (*BY_HAND, "trl", "trl refilled")
+ARMS = ("default", "synchronous", "by hand", "trl", "trl refilled")  # where none are named
 STEPS = {"trl": 300}  # its steps are cheaper: no group is replaced
 OTHER_STEPS = 200
 NUM_RANKS = 2  # of the loop by hand: one for each core
@@ -84,7 +85,7 @@ class Plan:
         config = self.folder / f"{self.name}.yaml"
         write_whole(config, dump_config(self.config))
         files = [str(config), self.config.model.path, str(self.out)]
-        if self.arm == "by hand":
+        if self.arm in BY_HAND:
             store = self.folder / f"{self.name}.store"
             store.unlink(missing_ok=True)  # of a run that was cut off
             peers = ["--num-ranks", str(NUM_RANKS), "--store", str(store)]
@@ -115,7 +116,7 @@ def run_cell(plan: Plan, *, seed: int) -> Cell:
 
 
 def _run_all(plan: Plan, meter: Meter) -> None:
-    vllm = vllm_environment() | CPU_ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo"} if plan.arm == "by hand" else {}
+    vllm = vllm_environment() | CPU_ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo"} if plan.arm in BY_HAND else {}
     environment = {**os.environ, **vllm, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     with (plan.folder / f"{plan.name}.log").open("wb") as log:
         start = partial(
@@ -168,7 +169,7 @@ def plan_of(arm: str, seed: int, *, folder: Path, steps: int | None, settings: S
         "warm_start.episodes=0",
         f"learner.steps={steps or STEPS.get(arm, OTHER_STEPS)}",
     )
-    all_settings = (*SHARED, *settings, *own, *start, name)
+    all_settings = (*SHARED, *BY_HAND.get(arm, ()), *settings, *own, *start, name)
     return Plan(
         arm=arm,
         config=load_config(TASK, list(all_settings)),

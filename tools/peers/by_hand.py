@@ -1,7 +1,8 @@
 """The loop by hand: one process per core plays its groups with vLLM, then trains on them, in turn.
 
 `python -m tools.peers.by_hand CONFIG MODEL OUT --rank R --num-ranks N --store FILE`. It has no queue, no ledger and no
-checkpoint: this is the least that training on a task costs. Groups of equal returns are replaced at once.
+checkpoint: this is the least that training on a task costs. Groups of equal returns are replaced at once, or kept with
+`replay.drop_zero_variance=false`.
 """
 
 import argparse
@@ -68,7 +69,7 @@ class HandRank:
         run.episodes, run.tokens, run.trained_tokens = (int(count) for count in self._summed(self._counts.clone()))
 
     def _play(self) -> list[list[Episode]]:
-        """This rank's share of the groups of a step, all with returns that differ."""
+        """This rank's share of the groups of a step: those of equal returns are replaced, unless all are kept."""
         useful: list[list[Episode]] = []
         group_of: dict[int, list[Episode]] = {}
 
@@ -83,7 +84,7 @@ class HandRank:
             self._counts[:2] += torch.tensor([1, len(episode.tokens)])
             if not all(member.done for member in group):
                 return ()
-            if returns_differ(group):
+            if returns_differ(group) or not self._config.replay.drop_zero_variance:
                 useful.append(group)
                 return ()
             return begun()
