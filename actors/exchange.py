@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-PIECE_BYTES = 16 << 20  # of the temporary; small enough for the L2 cache of an H100, so that only weights leave it
+PIECE_BYTES = 64 << 20  # of the temporary: on an H100 3.1 GB take 7.6 ms with it, 9.9 with 16 MiB, 7.5 with 256
 
 
 class Unpaired(ValueError):

@@ -27,6 +27,7 @@ ITEMS = {
     "packing": 90.0,
     "head": 60.0,
     "steps": 90.0,
+    "combinations": 120.0,
     "shape": 150.0,
     "publisher": 90.0,
     "exchange": 60.0,
