@@ -31,7 +31,7 @@ from tools.study.goodput import GOALS, SEEDS, SHARED, SUCCESS, TASK, Point, Resu
 from tools.study.page import markdown, with_table
 from tools.study.run import warm_start
 
-BY_HAND: dict[str, tuple[str, ...]] = {"by hand": (), "by hand kept": goodput.ARMS["kept"]}  # settings of each
+BY_HAND = {"by hand": (), "by hand kept": goodput.ARMS["kept"], "by hand cool": goodput.ARMS["cool"]}  # with settings
 OURS, PEERS = tuple(goodput.ARMS), (*BY_HAND, "trl", "trl refilled")
 ARMS = ("default", "synchronous", "by hand", "trl", "trl refilled")  # where none are named
 STEPS = {"trl": 300}  # its steps are cheaper: no group is replaced

@@ -29,10 +29,12 @@ GOALS = (0.8, 0.88)
 SHARED = ("eval.every=20", "eval.num_tasks=200")
 SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0")
 GRPO = "objective.advantage=group_standardised"
+KEPT = ("replay.drop_zero_variance=false",)
 ARMS: dict[str, tuple[str, ...]] = {
     "default": (),
     "large": ("replay.group_size=16", "replay.groups_per_step=4"),
-    "kept": ("replay.drop_zero_variance=false",),
+    "kept": KEPT,
+    "cool": (*KEPT, "sampling.temperature=0.6"),
     "repeats": ("env.repeat=0.75",),
     "grpo": (GRPO,),
     "grpo repeats": (GRPO, "env.repeat=0.75"),
