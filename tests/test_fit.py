@@ -226,7 +226,10 @@ def test_two_ranks_do_what_one_does(goal: Goal, folder: Path, on_two_ranks: Path
         assert set(one) == set(two)
         assert all(torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-4) for name in one)
         for here, there in zip(first, read_metrics(run / "metrics.jsonl"), strict=True):
-            for name in set(here) - {"time"}:
+            unlike = {"time"}
+            if abs(there.get("fit/margin", 1.0)) < 1e-6:  # policy and reference are still equal: its sign is rounding
+                unlike.add("fit/accuracy")
+            for name in set(here) - unlike:
                 assert here[name] == pytest.approx(there[name], rel=1e-3, abs=1e-4), name
 
 
