@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tools.study.goodput import Point, Result, point_at, table
-from tools.study.rising import pooled, rising
+from tools.study.rising import mean_curve, pooled, rising
 from tools.study.rising import table as table_of_both
 
 
@@ -55,3 +55,5 @@ def test_pooled_evaluations_never_fall_and_a_lucky_one_reaches_nothing() -> None
     assert later is not None and later.step == 70
     found = table_of_both([lucky], 0.8)
     assert "| default | **16,000** (16,000) | **70,000** (70,000) |" in found
+    both = [result(0.4, 0.6, 0.8, 0.8), result(0.4, 0.8, 1.0)]  # 0.5 and 0.6 after 10,000 tokens
+    assert [point.success for point in mean_curve(both).points] == pytest.approx([0.4, 0.55, 0.7, 0.8])

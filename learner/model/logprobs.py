@@ -153,7 +153,7 @@ class _Logprobs(torch.autograd.Function):
             logits = None
             if of_bias is not None:
                 of_bias += gradient.sum(dim=0)
-            # As precise as what comes of it, which is a gradient of tensors of this dtype.
+            # The gradients that are computed from it have this dtype too.
             gradient = gradient.to(hidden.dtype)
             if of_hidden is not None:
                 of_hidden[chunk] = _product(gradient, weight)
@@ -164,8 +164,10 @@ class _Logprobs(torch.autograd.Function):
 
 
 def _chunks(hidden: Tensor, chunk_tokens: int) -> list[slice]:
-    """At least one, even an empty one: the backward pass of every rank must reach the head, or the sizes of FSDP's
-    collectives would differ."""
+    """Parts of the tokens: at least one, even an empty one.
+
+    The backward pass of every rank must reach the head, or the sizes of FSDP's collectives would differ.
+    """
     return [slice(start, start + chunk_tokens) for start in range(0, max(1, len(hidden)), chunk_tokens)]
 
 
@@ -212,7 +214,7 @@ def _of_kept(logits: Tensor, targets: Tensor, kept_logits: Tensor) -> tuple[Tens
 
 
 def _kept_logits(logits: Tensor, sampled: _Sampled) -> Tensor:
-    """The logits of the kept ids, ABSENT where there is none; of a row without kept ids any finite numbers."""
+    """The logit of each kept id, and ABSENT as padding. A row without kept ids has finite numbers of no meaning."""
     assert sampled.kept is not None
     absent = sampled.kept < 0
     if sampled.has_kept is not None:

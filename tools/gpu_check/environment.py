@@ -25,7 +25,7 @@ def check(findings: Findings, device: str) -> None:
     findings.note("CPU cores", os.cpu_count() or 0)
     findings.note("host memory", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, "GiB")
     findings.note("packages missing", ", ".join(each for each in OPTIONAL if _is_missing(each)) or "none")
-    findings.note("C++ compiler", shutil.which(os.environ.get("CXX", "g++")) or "none")
+    findings.note("C++ compiler", "found" if shutil.which(os.environ.get("CXX", "g++")) else "none")
     findings.require("PyTorch has gloo", dist.is_gloo_available())
     if device == "cuda":
         findings.require("PyTorch sees a GPU", torch.cuda.is_available())

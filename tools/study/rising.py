@@ -2,7 +2,8 @@
 
 A goal counts as reached at the first evaluation that reaches it, so the more often a run is evaluated and the more it
 swings, the earlier it arrives by luck. Here the evaluations of a run are pooled first, until none is below the one
-before it (isotonic regression, by pooling adjacent violators). Both measures are printed for every arm of the files.
+before it (isotonic regression, by pooling adjacent violators). Both measures are printed for every arm of the files,
+and where the mean curve over the seeds, pooled likewise, reaches the goal.
 """
 
 import argparse
@@ -15,8 +16,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tools.study.goodput import Result, spread_over_seeds
+from tools.study.goodput import Point, Result, spread_over_seeds
 from tools.study.page import markdown
+
+STRIDE = 10_000  # tokens between two points of a mean curve
 
 
 def rising(values: Sequence[float]) -> list[float]:
@@ -55,8 +58,28 @@ def table(results: Sequence[Result], goal: float) -> str:
         arms[result.arm].append(result)
     rows = []
     for arm, own in arms.items():
-        rows.append([arm, _spread(own, goal), _spread([pooled(result) for result in own], goal)])
-    return markdown(["arm", f"tokens to {goal:.0%}, first evaluation", "pooled evaluations"], rows)
+        mean = mean_curve(own).reached(goal)
+        of_mean = f"{mean.tokens:,.0f}" if mean else "never"
+        rows.append([arm, _spread(own, goal), _spread([pooled(result) for result in own], goal), of_mean])
+    return markdown(["arm", f"tokens to {goal:.0%}, first evaluation", "pooled evaluations", "mean curve"], rows)
+
+
+def mean_curve(results: Sequence[Result]) -> Result:
+    """The mean success of the runs after equal tokens, pooled, as far as all of them came."""
+    last = min(result.points[-1].tokens for result in results)
+    tokens = np.arange(0.0, last, STRIDE)
+    successes = np.mean(
+        [
+            np.interp(tokens, [point.tokens for point in result.points], [point.success for point in result.points])
+            for result in results
+        ],
+        axis=0,
+    )
+    points = [
+        Point(step=0, success=success, seconds=0.0, episodes=0.0, tokens=after)
+        for success, after in zip(successes.tolist(), tokens.tolist(), strict=True)
+    ]
+    return pooled(msgspec.structs.replace(results[0], points=points))
 
 
 def _spread(results: Sequence[Result], goal: float) -> str:
