@@ -38,10 +38,12 @@ def check_template(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
     _check_judges(run, tokenizer)
     for label, part in run.env.entries().items():
         if part.name in DRIVING:
-            if run.env.enforce_admissible:
-                raise ConfigError(
-                    f"`env.enforce_admissible` must be false for `env.name` {part.name}: it plays its episodes itself"
-                )
+            for key, off in (("enforce_admissible", False), ("max_invalid_turns", 0)):
+                if getattr(run.env, key) != off:
+                    raise ConfigError(
+                        f"`env.{key}` must be {str(off).lower()} for `env.name` {part.name}: it plays its episodes "
+                        "itself"
+                    )
             continue  # it renders its prompts itself
         try:
             first, possible = asyncio.run(_first_observation(run, label))

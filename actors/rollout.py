@@ -53,6 +53,7 @@ class Allowance:
     max_tokens: int
     step_timeout_s: float
     episode_timeout_s: float
+    max_invalid_turns: int = 0  # in a row, after which the episode ends; 0: no limit
     rules: ChatRules = field(default_factory=ChatRules)
     shows_admissible: bool = False  # whether each prompt lists the admissible actions
     enforces_admissible: bool = False  # whether actions are sampled among them
@@ -66,6 +67,7 @@ class Allowance:
             max_tokens=config.model.max_tokens,
             step_timeout_s=config.env.step_timeout_s,
             episode_timeout_s=config.env.episode_timeout_s,
+            max_invalid_turns=config.env.max_invalid_turns,
             rules=ChatRules.of(config.model),
             shows_admissible=config.env.show_admissible,
             enforces_admissible=config.env.enforce_admissible,
@@ -282,4 +284,7 @@ def spent(tape: Tape, allowance: Allowance) -> StopReason | None:
         return StopReason.MAX_TURNS
     if len(tape.tokens) - tape.branch_starts[-1] >= allowance.max_tokens:
         return StopReason.MAX_TOKENS
+    most = allowance.max_invalid_turns
+    if 0 < most <= len(tape.turns) and not any(turn.valid_action for turn in tape.turns[-most:]):
+        return StopReason.MAX_INVALID_TURNS
     return None

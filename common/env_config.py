@@ -33,6 +33,7 @@ class EnvConfig:
     max_success: float = 1.0  # an environment of the mixture with more success than this is too easy by now
     aside_weight: float = 0.1  # multiplies the weight of an environment that is too hard or too easy
     max_turns: int = 12  # of an episode; to reach it is an outcome that the policy is responsible for
+    max_invalid_turns: int = 0  # an episode ends after so many turns in a row without a valid action; 0: no limit
     action_format: str = "plain"  # plain, action_tag, react, outcome, tools, a name in env.formats, or `module:Class`
     formats: dict[str, Any] = field(default_factory=dict)  # your own: {NAME: {instructions, write, pattern}}
     show_admissible: bool = False  # every observation ends with the list of the actions that are possible in it
@@ -44,6 +45,13 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         require(self.max_turns >= 1, "env.max_turns", ">= 1", self.max_turns, "an episode has at least one turn")
+        require(
+            self.max_invalid_turns >= 0,
+            "env.max_invalid_turns",
+            ">= 0",
+            self.max_invalid_turns,
+            "0 is no limit, 3 is usual",
+        )
         for name in ("step_timeout_s", "episode_timeout_s"):
             value = getattr(self, name)
             require(value > 0, f"env.{name}", "> 0", value, "leave it out for the default")

@@ -16,6 +16,7 @@ SHOWN = {
     "produced/reward_in_*": "Mean return of the finished episodes of one environment.",
     "produced/share_of_*": "Share of one environment among the finished episodes. Healthy: its weight in the mixture.",
     "trained/valid_actions": "Share of the batch's actions that the environment could read. Healthy: above 0.9.",
+    "trained/ended_by_*": "Share of the batch's episodes that a limit of the run ended. It falls.",
     "trained/reward_of_*": "Mean of one component of the reward in the batch. One rises and others fall: exploited.",
     "trained/value_of_*": "Mean of what a part of env.rewards measured in the batch, without its weight.",
     "eval/success_greedy": "Held-out tasks solved at temperature 0. Far below the sampled: greedy decoding loops.",

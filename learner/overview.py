@@ -59,7 +59,7 @@ PINNED = {
 # The other metrics that are shown under their own names; the rest is under `debug/`.
 SHOWN = re.compile(
     r"eval/success_(greedy|\w+_in_\w+|low|high)|produced/(episodes|(success|reward|share)_\w+)"
-    r"|trained/(valid_actions|reward_of_\w+|value_of_\w+|return|tokens|best|worst|random)"
+    r"|trained/(valid_actions|ended_by_\w+|reward_of_\w+|value_of_\w+|return|tokens|best|worst|random)"
     r"|lag/(max|oldest_token)|mismatch/(kl|effective_sample_size|ratio_max|ratio_of_trajectory)"
     r"|optim/(loss|grad_norm|lr|skipped|reference_kl|clip_fraction_(high|low)|masked_fraction)"
     r"|perf/(step_s|goodput|mfu|trained_tokens_per_s)"

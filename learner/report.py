@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from common.metrics import Metrics
-from common.trajectory import Trajectory
+from common.trajectory import OUTCOME_OF, Outcome, StopReason, Trajectory
 from learner.checkpoint import Progress
 from learner.cost import Cost
 from learner.model.flops import Flops
@@ -17,6 +17,9 @@ from learner.supply import Batch
 from learner.tally import Tally
 from replay.fleet import Member
 from replay.ledger import REPEATED, Ledger
+
+# What ends an episode of the policy's that the environment has not ended.
+LIMITS = [reason for reason, outcome in OUTCOME_OF.items() if outcome is Outcome.POLICY and reason != StopReason.DONE]
 
 
 def step_metrics(
@@ -156,6 +159,8 @@ def _add_rewards(metrics: Metrics, trajectories: list[Trajectory]) -> None:
         metrics.add("trained/score", trajectory.score)
         metrics.add("trained/valid_actions", sum(t.valid_action for t in trajectory.turns), len(trajectory.turns))
         metrics.add("trained/branches", len(trajectory.branch_starts) - 1)
+        for limit in LIMITS:
+            metrics.add(f"trained/ended_by_{limit.value}", float(trajectory.stop_reason is limit))
         for turn in trajectory.turns:
             for component, reward in turn.rewards.items():
                 metrics.add(f"trained/reward_of_{component}", reward, 0)
