@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.answer import boundary, parsed
+from actors.answer import Boundary, parsed
 from common.action_format import ACT, ActionFormat, ParsedAction, ToolCalls, called
 from common.chat import Chat
 from common.message import Message
@@ -95,7 +95,7 @@ def bare(text: str) -> str:
 
 async def admissible(env: Env, *, key: str) -> list[str]:
     """Return the actions that are possible now. Raises EnvError if `env` lists none, which `env.KEY` needs."""
-    with boundary():
+    with Boundary():
         if isinstance(env, EnvClient):  # it waits for its server, and must not block other episodes
             choices = await asyncio.to_thread(env.admissible)
         else:

@@ -1,11 +1,11 @@
 """Calls an environment, or a format of actions, and raises EnvError for everything that goes wrong in it."""
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from numbers import Real
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +24,7 @@ MAX_LOGGED_CHARS = 20_000  # of an environment's exception
 MAX_QUOTED_CHARS = 100
 
 log = logging.getLogger(__name__)
+_entered = ContextVar[None]("entered")
 _logged_places = set[str]()  # file and line of every failure whose traceback this process has logged
 
 Observed = TypeVar("Observed", bound=Observation)
@@ -32,7 +33,7 @@ Rendered = TypeVar("Rendered")
 
 async def answer(ask: Callable[[], Awaitable[Observed]], *, timeout_s: float) -> Observed:
     """Return the observation of `ask()`. Raises EnvError if it fails, is malformed or takes over `timeout_s`."""
-    with boundary():
+    with Boundary():
         try:
             async with asyncio.timeout(timeout_s):
                 with step_within(timeout_s):
@@ -43,29 +44,42 @@ async def answer(ask: Callable[[], Awaitable[Observed]], *, timeout_s: float) ->
         return observation
 
 
-@contextlib.contextmanager
-def boundary() -> Iterator[None]:
-    """Turn every exception of an environment into an EnvError, except the cancellation of this task.
+class Boundary:
+    """Turns every exception of an environment into an EnvError, except the cancellation of the task that entered.
 
-    That includes KeyboardInterrupt: `common/shutdown.py` handles signals and never raises it.
+    That includes KeyboardInterrupt: `common/shutdown.py` handles signals and never raises it. It is a class because an
+    actor enters it four times a turn, and a generator takes three times as long.
     """
-    task = _current_task()
-    try:
-        yield
-    except EnvError as error:
-        raise EnvError(_text_of(error)) from error  # its text may be too long, or raise
-    except asyncio.CancelledError:
-        if task is None or task.cancelling():
-            raise
-        raise EnvError("the environment awaited something that was cancelled") from None  # this task was not cancelled
-    except BaseException as error:
-        if isinstance(error, GeneratorExit) and _current_task() is not task:
-            raise  # the garbage collector closes this coroutine
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> None:
+        self._token = _entered.set(None)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None or (isinstance(error, GeneratorExit) and self._is_left_by_another()):
+            return
+        if isinstance(error, EnvError):
+            raise EnvError(_text_of(error)) from error  # its text may be too long, or raise
+        if isinstance(error, asyncio.CancelledError):
+            task = _current_task()
+            if task is None or task.cancelling():
+                return
+            # This task was not cancelled.
+            raise EnvError("the environment awaited something that was cancelled") from None
         where = _place_of(error)
         if where not in _logged_places:
             _logged_places.add(where)
             log.warning("an environment failed at %s; traceback shown once\n%s", where, _full_text(error))
         raise EnvError(f"{type(error).__name__}: {_text_of(error)} ({where})") from error
+
+    def _is_left_by_another(self) -> bool:
+        """Whether not the task that entered is running, but the garbage collector, which closes its coroutine."""
+        try:
+            _entered.reset(self._token)
+        except ValueError:  # the token is of another task's context
+            return True
+        return False
 
 
 def _current_task() -> asyncio.Task[object] | None:
@@ -101,7 +115,7 @@ def _place_of(error: BaseException) -> str:
 def state_key(env: Env) -> str:
     """The key of `env`'s state for the record: a long key is cut and ends with its digest. Raises EnvError."""
     try:
-        with boundary():
+        with Boundary():
             key = env.state_key()
             if isinstance(key, str) and len(key) > MAX_OBSERVATION_CHARS:
                 raise EnvError(f"it has {len(key)} characters, the limit is {MAX_OBSERVATION_CHARS}")
@@ -120,7 +134,7 @@ def in_tokens(render: Callable[[tuple[Message, ...]], Rendered], messages: tuple
     A chat template may refuse a role, and a tokenizer refuses half a surrogate pair.
     """
     try:
-        with boundary():
+        with Boundary():
             return render(messages)
     except EnvError as error:
         raise EnvError(f"its messages cannot be turned into tokens: {error}") from error
@@ -129,7 +143,7 @@ def in_tokens(render: Callable[[tuple[Message, ...]], Rendered], messages: tuple
 def parsed(action_format: ActionFormat, completion: str) -> ParsedAction:
     """The action in `completion`. Raises EnvError if the format, which may be the user's own, fails."""
     try:
-        with boundary():
+        with Boundary():
             action = action_format.parse(completion)
             if not isinstance(action, ParsedAction):
                 raise EnvError(f"parse returned {_quoted(action)}, expected a ParsedAction")

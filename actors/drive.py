@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from actors.answer import boundary, check_observation
+from actors.answer import Boundary, check_observation
 from actors.engine import Completion, EngineError, Sampler
 from actors.resume import ReplayMismatch
 from actors.tape import Tape
@@ -83,7 +83,7 @@ async def drive(tape: Tape, *, env: DrivingEnv, sampler: Sampler, terms: Terms, 
 
 async def _ending(env: DrivingEnv, terms: Terms, calls: "Calls") -> Ending:
     """The end of the episode, checked. Raises EnvError for everything that goes wrong in the environment."""
-    with boundary():
+    with Boundary():
         ending = await env.play_episode(calls.task, terms, calls.generate)
         check_observation(ending)
         if not isinstance(ending, Ending) or not ending.rewards:

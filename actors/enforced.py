@@ -14,7 +14,7 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from actors.actions import bare
-from actors.answer import boundary
+from actors.answer import Boundary
 from actors.choices import widest
 from actors.engine import Completion, Restriction, Sampler, Scorer
 from actors.tape import Attempt
@@ -113,7 +113,7 @@ class Enforcer:
 
         Raises EnvError if an action would be read as another one, or if there are too many.
         """
-        with boundary():  # a tokenizer refuses half a surrogate pair, and a format may be the user's
+        with Boundary():  # a tokenizer refuses half a surrogate pair, and a format may be the user's
             found = self._sequences(actions, written=written)
         num_tokens = sum(map(len, found))
         if num_tokens > MAX_ACTION_TOKENS or (found and widest(found, ends=self._ends) >= MAX_KEPT_TOKENS):

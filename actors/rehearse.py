@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from actors.answer import answer, boundary
+from actors.answer import Boundary, answer
 from actors.rollout import EpisodeFailed, fresh_env, with_instructions
 from common.action_format import ACT, ToolCalls, format_of, marks_of
 from common.chat import Chat, ChatRules, encoder
@@ -82,7 +82,7 @@ async def _first_observation(run: Config, label: str) -> tuple[Observation, list
         possible = list[str]()
         for key in ("show_admissible", "enforce_admissible"):
             if getattr(run.env, key):
-                with boundary():
+                with Boundary():
                     possible = list(map(str, env.admissible() or ()))  # type: ignore[union-attr]
                 if not possible:
                     raise ConfigError(

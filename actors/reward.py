@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from actors.answer import boundary
+from actors.answer import Boundary
 from actors.engine import EngineDied
 from actors.rollout import EpisodeFailed
 from actors.tape import Exchange, Tape
@@ -91,7 +91,7 @@ async def _measured(episode: Episode, parts: Sequence[Part], timeout_s: float) -
 
 async def _values(part: Part, episode: Episode, timeout_s: float) -> Values:
     try:
-        with boundary():  # in this task: a SystemExit that left it would end the actor
+        with Boundary():  # in this task: a SystemExit that left it would end the actor
             return await part.values(episode, timeout_s=timeout_s)
     except EnvError as error:
         if isinstance(error.__cause__, EngineDied):  # of a judge that is the run's own policy: no attempt fails

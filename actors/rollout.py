@@ -11,7 +11,7 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from actors.actions import Actions
-from actors.answer import answer, boundary, in_tokens, state_key
+from actors.answer import Boundary, answer, in_tokens, state_key
 from actors.drive import drive, terms_of
 from actors.enforced import Enforcer
 from actors.engine import Completion, EngineDied, EngineError, Sampler
@@ -89,7 +89,7 @@ async def fresh_env(
     mark = begin_episode()
     try:
         try:
-            with boundary():
+            with Boundary():
                 env = make_any_env(part.name, part.options)
         except EnvError as error:
             raise EpisodeFailed(StopReason.ENV_ERROR, f"the environment cannot be made: {error}") from error
@@ -110,7 +110,7 @@ async def _closing(env: Env | DrivingEnv, name: str, *, timeout_s: float) -> Asy
         raise
     finally:
         try:
-            with boundary():
+            with Boundary():
                 async with asyncio.timeout(timeout_s):
                     await env.close()
         except EnvError as error:  # the episode is complete anyway

@@ -20,7 +20,8 @@ def step_within(timeout_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        _deadline_s.reset(token)
+        with contextlib.suppress(ValueError):  # the garbage collector closes this coroutine, in another task's context
+            _deadline_s.reset(token)
 
 
 def left_s() -> float:

@@ -3,13 +3,16 @@
 import asyncio
 import builtins
 import contextlib
+import gc
 import sys
 import tracemalloc
+import unittest.mock
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from actors import answer as answers
 from actors.event_loop import run as run_loop
 from actors.rollout import EpisodeFailed, fresh_env
 from common.env_config import MixtureEntry
@@ -113,6 +116,26 @@ def test_no_exception_of_an_environment_is_anything_but_its_failure() -> None:
         with pytest.raises(EpisodeFailed) as failed:
             play(Broken(error), engine_of(script))
         assert failed.value.outcome is Outcome.ENV_FAILURE, error
+
+
+def test_an_episode_that_the_garbage_collector_closes_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """As where a process ends whose loop was closed in the middle of a step."""
+    begun, loop = asyncio.Event(), asyncio.new_event_loop()
+
+    async def steps() -> Observation:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stepping = loop.create_task(answers.answer(steps, timeout_s=60.0))
+    loop.run_until_complete(begun.wait())
+    loop.close()
+    ignored = list[object]()
+    with unittest.mock.patch("sys.unraisablehook", ignored.append):
+        del stepping, loop
+        gc.collect()
+    assert not ignored
+    assert not [record for record in caplog.records if record.name == "actors.answer"]
 
 
 def test_a_gigantic_observation_is_refused_before_any_of_it_is_copied() -> None:
