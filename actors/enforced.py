@@ -72,8 +72,10 @@ class Enforcer:
             wrote_more = written is not None and not all(choices or [[]])
             if left <= 0 or wrote_more:
                 return replace(found, finish_reason="length")
-            if choices and self._rank and left > 1:
-                return found.then(await self._likeliest([*prompt, *found.tokens], choices))
+            # Without those that would be cut off: less of an action is likelier than all of it.
+            whole = [choice for choice in choices if len(choice) < left] if self._rank else []
+            if whole:
+                return found.then(await self._likeliest([*prompt, *found.tokens], whole))
             more = await self._sampler.generate(
                 [*prompt, *found.tokens],
                 msgspec.structs.replace(attempt.sampling, max_turn_tokens=left),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from learner.objective.advantage import RETURN_RESOLUTION
 from learner.sealed_file import NotWhole, read_sealed, write_sealed
 
 _SCHEMA = 1
@@ -38,7 +39,7 @@ class MixedTasks:
         self._variances.pop(index, None)
         mean = sum(returns) / len(returns)
         variance = sum((each - mean) ** 2 for each in returns) / len(returns)
-        if variance > 0:
+        if max(returns) - min(returns) > RETURN_RESOLUTION:
             self._variances[index] = variance
         if len(self._variances) > KEPT:
             self.forget(next(iter(self._variances)))

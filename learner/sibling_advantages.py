@@ -21,7 +21,7 @@ from learner.objective.advantage import (
     returns_to_go,
     standardised_advantages,
 )
-from learner.objective.baseline import gradient_energy, shrunk_advantages
+from learner.objective.baseline import gradient_energy, shrunk_advantages, shrunk_differences
 from learner.pack import TokenSequence, sequences_of
 from learner.token_rewards import allocated, over_all_tokens, rewards_of_turns, tokens_of_turns
 
@@ -149,19 +149,21 @@ def same_state_advantages(
 def advantages_by_task(
     groups: Sequence[Sequence[MeasuredTrajectory]], objective: ObjectiveConfig
 ) -> list[list[TokenSequence]]:
-    """One advantage per trajectory: its return less its penalties, compared with siblings and batch."""
-    returns = [
-        np.array([member.trajectory.total_reward - float(member.penalties.sum()) for member in members])
-        for members in groups
-    ]
+    """One advantage per trajectory: its return and its penalties, each compared with those of siblings and batch.
+
+    Penalties are never compared in standard deviations: see `advantages_by_group`.
+    """
+    returns = [np.array([member.trajectory.total_reward for member in members]) for members in groups]
+    penalties = [np.array([float(member.penalties.sum()) for member in members]) for members in groups]
     energies = None
     if objective.advantage == "opob":
         energies = [
             np.array([gradient_energy(member.current_logprobs, ratios=member.lagged_ratios) for member in members])
             for members in groups
         ]
+    gains, losses = shrunk_advantages(returns, energies=energies), shrunk_differences(penalties, energies=energies)
     sequences: list[list[TokenSequence]] = []
-    for members, advantages in zip(groups, shrunk_advantages(returns, energies=energies), strict=True):
-        for member, advantage in zip(members, advantages, strict=True):
+    for members, gain, loss in zip(groups, gains, losses, strict=True):
+        for member, advantage in zip(members, gain - loss, strict=True):
             sequences.append(sequences_of(member.trajectory, advantage=float(advantage)))
     return sequences

@@ -6,7 +6,7 @@ from common.objective_config import BATCH_SHRUNK, DISTILLATION, TREE, WITH_CRITI
 from learner.batch_advantages import advantages_by_batch, advantages_by_critic, advantages_by_teacher
 from learner.measure import Measured
 from learner.measured_trajectory import MeasuredTrajectory, measured_trajectories
-from learner.objective.advantage import RETURN_RESOLUTION, own_advantages, returns_differ
+from learner.objective.advantage import RETURN_RESOLUTION, centred_advantages, own_advantages, returns_differ
 from learner.pack import TokenSequence, numbered
 from learner.sibling_advantages import (
     GROUP_RELATIVE,
@@ -53,12 +53,10 @@ def teaches(group: Group, *, objective: ObjectiveConfig) -> bool:
         return True
     if objective.advantage in TURN_RELATIVE:
         rewards = [rewards_of_turns(trajectory) for trajectory in group.trajectories]
-        compared = TURN_RELATIVE[objective.advantage]
-        advantages = same_state_advantages(group.trajectories, rewards, objective, compared=compared)
+        advantages = same_state_advantages(group.trajectories, rewards, objective, compared=centred_advantages)
         return any(bool((abs(each) > RETURN_RESOLUTION).any()) for each in advantages)
     if objective.allocation == "per_turn" and objective.advantage in GROUP_RELATIVE:
-        compared = GROUP_RELATIVE[objective.advantage]
-        advantages = advantages_of_turns(group.trajectories, compared)
+        advantages = advantages_of_turns(group.trajectories, centred_advantages)
         return any(bool((abs(each) > RETURN_RESOLUTION).any()) for each in advantages)
     returns = [trajectory.total_reward for trajectory in group.trajectories]
     if "advantage" in objective.own_parts:

@@ -56,9 +56,13 @@ def test_without_siblings_the_batch_is_all_there_is() -> None:
     assert only == pytest.approx(in_units([leave_one_out_advantages([1.0, 0.0, 0.0])]), rel=1e-5)
     mixed = shrunk_advantages(groups([1.0, 0.0], [1.0]))
     assert np.isfinite(np.concatenate(mixed)).all()
+    assert np.concatenate(shrunk_advantages(groups([1.0]))).tolist() == [0.0]  # there is nothing to compare it with
 
 
-@pytest.mark.parametrize("returns", [groups([1, 1], [1, 1]), groups([0.3, 0.1 + 0.2], [0.3, 0.3])])
+@pytest.mark.parametrize(
+    "returns",
+    [groups([1, 1], [1, 1]), groups([0.3, 0.1 + 0.2], [0.3, 0.3]), groups([1e12 / 3] * 3, [1e12 / 3] * 3)],
+)
 def test_a_batch_of_equal_returns_has_no_advantages(returns: Groups) -> None:
     assert np.abs(np.concatenate(shrunk_advantages(returns))).max() < 1e-6
 

@@ -13,7 +13,7 @@ from common.dialogue import Tokeniser
 from learner.fit_options import FitOptions
 from tests.small_tokenizer import CHATML, byte_tokenizer
 from tools import conversation_rows
-from tools.conversation_rows import BadRow, Conversation, conversation_of, read_lines
+from tools.conversation_rows import BadRow, Conversation, conversation_of, prompted, read_lines
 from tools.fit_rows import read_samples
 
 TALK = [("user", "Look."), ("assistant", "Ok."), ("user", "A door."), ("assistant", "open door")]
@@ -61,6 +61,14 @@ def test_a_system_column_comes_first_and_moves_what_is_not_learnt_from() -> None
     conversation = conversation_of({"system": "Be brief.", "conversations": AGENT_INSTRUCT})
     assert told(conversation) == [("system", "Be brief."), *TALK]
     assert learnt(conversation) == ["open door"]
+
+
+def test_a_system_column_comes_once_where_a_row_has_two_columns() -> None:
+    prompt, reply = [{"role": "user", "content": "q"}], [{"role": "assistant", "content": "a"}]
+    expected = [("system", "Be brief."), ("user", "q"), ("assistant", "a")]
+    row = {"system": "Be brief.", "prompt": prompt, "completion": reply, "chosen": reply, "rejected": reply}
+    assert told(conversation_of(row)) == expected
+    assert [told(prompted(row, column)) for column in ("chosen", "rejected")] == [expected, expected]
 
 
 @pytest.mark.parametrize("as_text", [False, True])

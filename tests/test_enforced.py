@@ -279,6 +279,31 @@ def test_a_ranked_action_is_the_likeliest_as_a_whole(rank: str, likeliest: str, 
     assert all(turn.finish_reason == "stop" for turn in episode.turns)
 
 
+@pytest.mark.parametrize(
+    ("room", "context", "written"),
+    [(200, 200, "search[plain dress]"), (15, 200, "click[red]"), (200, 15, "click[red]"), (5, 200, None)],
+)
+def test_only_actions_that_fit_are_ranked(room: int, context: int, written: str | None) -> None:
+    """What is left of an action that is cut off would be likelier than all of it. `context` is behind the prompt."""
+    tokenizer, attempt = byte_tokenizer(CHATML), attempt_on(max_turn_tokens=room)
+    env = Listing("click[red]", "search[plain dress]")
+
+    def played(max_tokens: int) -> Trajectory:
+        return play(
+            env,
+            Ranking(tokenizer, lambda turn: ""),
+            attempt=attempt,
+            tokenizer=tokenizer,
+            action_format=action_format("plain"),
+            allowance=replace(LONG, rank="mean", max_turns=1, max_tokens=max_tokens),
+        )
+
+    num_prompt = played(LONG.max_tokens).turns[0].start
+    (turn,) = played(num_prompt + context).turns
+    assert turn.stop - turn.start <= min(room, context)
+    assert (env.got[-1], turn.finish_reason) == (written, "stop") if written else turn.finish_reason == "length"
+
+
 # --- What is no action.
 
 EVASIONS = {

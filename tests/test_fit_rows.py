@@ -109,6 +109,30 @@ def test_pairs_of_others_are_taken_as_they_are(tmp_path: Path, has_prompt: bool)
     assert pair.sides[0].messages[:3] == pair.sides[1].messages[:3] == tuple(Message(**message) for message in prompt)
 
 
+@pytest.mark.parametrize("has_prompt", [True, False])
+def test_pairs_have_the_prompt_of_single_conversations(tmp_path: Path, has_prompt: bool) -> None:
+    """Also what `tools` and `system` add to it; and a message with `loss: false` is not learnt from."""
+    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
+    prompt = [{"role": "user", "content": "q"}]
+    replies = [
+        [{"role": "assistant", "content": text, "loss": False}, *prompt, {"role": "assistant", "content": "end"}]
+        for text in ("a", "b")
+    ]
+    extra = {"tools": tools, "system": "Be brief."}
+    row = {"prompt": prompt, "chosen": replies[0], "rejected": replies[1]}
+    if not has_prompt:
+        row = {"chosen": prompt + replies[0], "rejected": prompt + replies[1]}
+    (pair,), _ = read(tmp_path, [row | extra], goal="dpo")
+    (single,), _ = read(tmp_path, [{"prompt": prompt, "completion": replies[0]} | extra], goal="sft")
+    assert pair.sides[0] == single.sides[0]
+    assert [(side.learn_from, side.unlearnt) for side in pair.sides] == [(2, {2}), (2, {2})]
+
+
+def test_returns_that_differ_by_rounding_are_equal(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="in a group of equal returns"):
+        read(tmp_path, [earned(1, 0.1 + 0.2, "a"), earned(1, 0.3, "b")], goal="dpo")
+
+
 def test_what_is_held_out_is_whole_groups_and_the_same_whatever_else_is_there(tmp_path: Path) -> None:
     rows = [earned(group, member, f"{group} {member}") for group in range(200) for member in range(3)]
     path = written(tmp_path / "rows.jsonl", rows)

@@ -280,12 +280,14 @@ def with_divergence(group: Group, advantage: str, beta: float, divergences: list
     """Of the loss tokens of each member, whose divergence is all in its first token."""
     objective = ObjectiveConfig(advantage=advantage, kl_coefficient=beta, kl_place="reward", gamma=0.5)
     reference = np.concatenate([[-1.0 - nats, -1.0, -1.0] for nats in divergences])
-    found = sequences_with_advantages([group], objective=objective, measured=Measured(reference_logprobs=reference))
+    measured = Measured(reference_logprobs=reference, current_logprobs=np.full(len(reference), -1.0))
+    found = sequences_with_advantages([group], objective=objective, measured=measured)
     return [sequence.advantages[sequence.loss_mask].tolist() for sequence in found]
 
 
 @pytest.mark.parametrize(
-    "advantage", ["group_standardised", "group_centred", "leave_one_out", "gigpo", "gigpo_centred"]
+    "advantage",
+    ["group_standardised", "group_centred", "leave_one_out", "gigpo", "gigpo_centred", "shrunk", "opob"],
 )
 def test_advantages_are_linear_in_the_coefficient_of_the_divergence(advantage: str) -> None:
     """Also where siblings earned all but the same: by their deviation it would be multiplied to any size."""
@@ -296,6 +298,14 @@ def test_advantages_are_linear_in_the_coefficient_of_the_divergence(advantage: s
         )
         assert (much - without) == pytest.approx(100 * (little - without), abs=1e-4)
         assert abs(much - without).max() < 1.0
+
+
+@pytest.mark.parametrize("changes", [{}, {"advantage": "gigpo"}, {"allocation": "per_turn"}], ids=str)
+@pytest.mark.parametrize("last", [33333.3, 1e12 / 3])
+def test_equal_returns_teach_nothing_however_large_they_are(changes: dict[str, str], last: float) -> None:
+    group = group_of(*(two_turns(0.0, last) for _ in range(7)))
+    assert not teaches(group, objective=ObjectiveConfig(**changes))
+    assert not any(any(each) for each in advantages([group], **changes))
 
 
 def test_siblings_pay_in_the_unit_of_their_standardised_advantage() -> None:

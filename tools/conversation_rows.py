@@ -131,11 +131,22 @@ def conversation_of(row: Row) -> Conversation:
             messages, unlearnt = _messages(row, column)
             return _with_tools(row, Conversation(messages=messages, unlearnt=unlearnt))
     if "completion" in row:
-        (prompt, _), (completion, unlearnt) = _messages(row, "prompt"), _messages(row, "completion")
-        moved = frozenset(len(prompt) + index for index in unlearnt)
-        return _with_tools(row, Conversation(messages=prompt + completion, learn_from=len(prompt), unlearnt=moved))
+        return prompted(row, "completion")
     hint = "; rows with only a prompt are tasks: see docs/dataset.md" if "prompt" in row else ""
     raise BadRow(f"neither `messages` nor `prompt` and `completion`, but {', '.join(row) or 'nothing'}{hint}")
+
+
+def prompted(row: Row, column: str) -> Conversation:
+    """The conversation of `prompt` and `column`, learnt from the latter; of `column` alone in a row without a prompt.
+
+    Raises BadRow.
+    """
+    if "prompt" not in row and column != "completion":
+        messages, unlearnt = _messages(row, column)
+        return _with_tools(row, Conversation(messages=messages, unlearnt=unlearnt))
+    (prompt, _), (reply, unlearnt) = _messages(row, "prompt"), _messages(row, column, begins=False)
+    moved = frozenset(len(prompt) + index for index in unlearnt)
+    return _with_tools(row, Conversation(messages=prompt + reply, learn_from=len(prompt), unlearnt=moved))
 
 
 def labelled(row: Row, conversation: Conversation, *, hard: bool) -> Conversation:
@@ -164,14 +175,17 @@ def messages_of(row: Row, column: str) -> tuple[Message, ...]:
     return _messages(row, column)[0]
 
 
-def _messages(row: Row, column: str) -> tuple[tuple[Message, ...], frozenset[int]]:
-    """The messages in one column, and the indices of those with `loss: false`."""
+def _messages(row: Row, column: str, *, begins: bool = True) -> tuple[tuple[Message, ...], frozenset[int]]:
+    """The messages in one column, and the indices of those with `loss: false`.
+
+    The text in the column `system` comes before those that begin a conversation.
+    """
     value = row.get(column)
     if not isinstance(value, list) or not value:
         raise BadRow(f"`{column}` must be a list of messages with role and content, got {value!r:.80}")
     messages = [_message(column, each) for each in value]
     spared = [index for index, each in enumerate(value) if each.get("loss") is False]
-    if isinstance(system := row.get("system"), str) and system and messages[0].role != "system":
+    if begins and isinstance(system := row.get("system"), str) and system and messages[0].role != "system":
         messages.insert(0, Message("system", system))
         spared = [index + 1 for index in spared]
     return tuple(messages), frozenset(spared)

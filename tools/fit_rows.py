@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.config_error import ConfigError
-from common.message import Message
 from learner.fit_options import FitOptions
+from learner.objective.advantage import RETURN_RESOLUTION
 from tools.conversation_rows import (
     COLUMNS,
     BadRow,
@@ -26,7 +26,7 @@ from tools.conversation_rows import (
     Row,
     conversation_of,
     labelled,
-    messages_of,
+    prompted,
     read_lines,
 )
 
@@ -149,13 +149,8 @@ def _pairs(rows: Iterable[tuple[int, Row]], left_out: Counter[str]) -> list[Samp
     for group in _grouped(singles):
         best, worst = max(group, key=lambda each: each.earned), min(group, key=lambda each: each.earned)
         left_out["neither best nor worst of their group"] += max(0, len(group) - 2)
-        if best.earned > worst.earned:
-            whole = (best.sides[0], worst.sides[0])
-            forks = _split_at_fork(*(side.messages for side in whole))
-            sides = (
-                dataclasses.replace(side, learn_from=fork.learn_from) for side, fork in zip(whole, forks, strict=True)
-            )
-            pairs.append(dataclasses.replace(best, sides=tuple(sides)))
+        if best.earned - worst.earned > RETURN_RESOLUTION:
+            pairs.append(dataclasses.replace(best, sides=_from_fork(best.sides[0], worst.sides[0])))
         else:
             left_out["in a group of equal returns"] += min(2, len(group))
     return list(_without_repeats(pairs, left_out))
@@ -169,20 +164,17 @@ def _sample(number: int, row: Row, earned: float, sides: tuple[Conversation, ...
 
 
 def _sides(row: Row) -> tuple[Conversation, ...]:
-    chosen, rejected = messages_of(row, "chosen"), messages_of(row, "rejected")
-    if "prompt" not in row:
-        return _split_at_fork(chosen, rejected)
-    prompt = messages_of(row, "prompt")
-    return tuple(Conversation(messages=prompt + side, learn_from=len(prompt)) for side in (chosen, rejected))
+    chosen, rejected = prompted(row, "chosen"), prompted(row, "rejected")
+    return (chosen, rejected) if "prompt" in row else _from_fork(chosen, rejected)
 
 
-def _split_at_fork(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> tuple[Conversation, ...]:
+def _from_fork(chosen: Conversation, rejected: Conversation) -> tuple[Conversation, ...]:
     """Two conversations, learnt from where they begin to differ: what is the same teaches no preference."""
+    both = chosen.messages, rejected.messages
     fork = next(
-        (place for place, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other),
-        min(len(chosen), len(rejected)),
+        (place for place, (one, other) in enumerate(zip(*both, strict=False)) if one != other), min(map(len, both))
     )
-    return tuple(Conversation(messages=side, learn_from=fork) for side in (chosen, rejected))
+    return tuple(dataclasses.replace(side, learn_from=fork) for side in (chosen, rejected))
 
 
 def return_of(row: Row, *, needed: bool) -> float:

@@ -84,6 +84,7 @@ def batch_standardised_advantages(numbers: Float[np.ndarray, " tokens"]) -> Floa
     >>> batch_standardised_advantages(np.array([3.0, 3.0, 0.0, 0.0])).round(3).tolist()
     [1.0, 1.0, -1.0, -1.0]
     """
+    numbers = numbers - numbers[:1]  # as in `_group`
     advantages: npt.NDArray[np.float64] = (numbers - numbers.mean()) / (numbers.std() + RETURN_RESOLUTION)
     return advantages
 
@@ -195,9 +196,11 @@ def returns_differ(returns: Sequence[float]) -> bool:
 
 
 def _group(returns: Sequence[float]) -> npt.NDArray[np.float64]:
+    """The returns less the first one: then equal returns have a mean of exactly 0, however large they are."""
     group = np.asarray(returns, dtype=np.float64)
     if group.size < 2:
         raise ValueError(f"a group must have at least 2 returns, got {group.size}; see `replay.group_size`")
     if not np.all(np.isfinite(group)):
         raise ValueError(f"the returns of a group must be finite, got {group.tolist()}; check the rewards")
-    return group
+    from_first: npt.NDArray[np.float64] = group - group[0]
+    return from_first

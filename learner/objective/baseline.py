@@ -46,7 +46,26 @@ def shrunk_advantages(
     >>> [each.round(3).tolist() for each in shrunk_advantages([np.array([1.0, 1.0]), np.array([1.0, 0.0])])]
     [[0.577, 0.577], [0.577, -1.732]]
     """
-    weights = [np.ones(len(group)) for group in returns] if energies is None else energies
+    differences = shrunk_differences(returns, energies=energies)
+    deviation = float(np.concatenate(differences).std()) + RETURN_RESOLUTION
+    return [each / deviation for each in differences]
+
+
+def shrunk_differences(
+    numbers: Sequence[Float[np.ndarray, " _members"]],
+    *,
+    energies: Sequence[Float[np.ndarray, " _members"]] | None = None,
+) -> list[Float[np.ndarray, " _members"]]:
+    """As `shrunk_advantages`, but in the unit of `numbers`, and linear in them. A trajectory alone has 0.
+
+    So penalties are compared: in their own deviations their coefficient would cancel where all returns are equal.
+
+    >>> [each.round(3).tolist() for each in shrunk_differences([np.array([0.1, 0.1]), np.array([0.1, 0.0])])]
+    [[0.033, 0.033], [0.033, -0.1]]
+    """
+    weights = [np.ones(len(group)) for group in numbers] if energies is None else energies
+    first = numbers[0][0]  # subtracted from all: equal numbers then have differences of exactly 0, however large
+    returns = [group - first for group in numbers]
     between, within = _variances(returns)
     total, of_all = (
         sum(float(w.sum()) for w in weights),
@@ -59,8 +78,7 @@ def shrunk_advantages(
         siblings = len(group) - 1
         trust = 1 / (1 + within / siblings / between) if siblings and between else 0.0
         differences.append(group - trust * others - (1 - trust) * batch)
-    deviation = float(np.concatenate(differences).std()) + RETURN_RESOLUTION
-    return [each / deviation for each in differences]
+    return differences
 
 
 def gradient_energy(current_logprobs: Float[np.ndarray, " tokens"], *, ratios: Float[np.ndarray, " tokens"]) -> float:
@@ -104,7 +122,7 @@ def _variances(returns: Sequence[npt.NDArray[np.float64]]) -> tuple[float, float
 def _mean_of_others(
     values: npt.NDArray[np.float64], *, weights: npt.NDArray[np.float64], total: float, total_weight: float
 ) -> npt.NDArray[np.float64]:
-    """For each of `values`, the weighted mean of all others in `total`; 0 if there are no others."""
+    """For each of `values`, the weighted mean of all others in `total`; the value itself if there are no others."""
     weight = total_weight - weights
     others: npt.NDArray[np.float64] = (total - weights * values) / np.where(weight > 0, weight, 1.0)
-    return others
+    return np.where(weight > 0, others, values)
