@@ -20,7 +20,7 @@ from common.config_error import ConfigError, require
 from common.env_config import MAX_PAIRED, TOOLS, EnvConfig
 from common.learner_config import EvalConfig, LearnerConfig, OptimConfig, WarmStartConfig, WeightsConfig
 from common.model_config import ModelConfig
-from common.objective_config import ObjectiveConfig
+from common.objective_config import BATCH_SHRUNK, ObjectiveConfig
 from common.replay_config import ReplayConfig, SamplingConfig
 
 RECIPES = Path(__file__).parents[1] / "conf"  # in the repository, and beside the packages of a wheel
@@ -149,12 +149,30 @@ def _check_groups(config: Config) -> None:
         replay.group_size,
         "it compares the members of a group; gae and reinforce_pp do not",
     )
+    alone = config.objective.advantage in (*BATCH_SHRUNK, "reinforce_pp")
     require(
-        replay.drop_zero_variance or config.objective.compares_siblings,
+        replay.group_size * replay.groups_per_step >= 2 or not alone,
+        "replay.groups_per_step",
+        f">= 2 with objective.advantage {config.objective.advantage} and replay.group_size 1",
+        replay.groups_per_step,
+        "it compares an attempt with the others of its step",
+    )
+    trains_all = f"objective.advantage {config.objective.advantage}"
+    if config.objective.returns_come_later:
+        trains_all = "objective.reward_model"
+    require(
+        replay.drop_zero_variance or (config.objective.compares_siblings and not config.objective.returns_come_later),
         "replay.drop_zero_variance",
-        f"true with objective.advantage {config.objective.advantage}",
+        f"true with {trains_all}",
         replay.drop_zero_variance,
         "it trains every group, so there is nothing to turn off",
+    )
+    require(
+        replay.num_trees == 0 or not config.env.counts_visits,
+        "replay.num_trees",
+        "0 with a part run_novelty in env.rewards",
+        replay.num_trees,
+        "the bonus of a turn depends on when it is given, so attempts that share the turn would differ in it",
     )
     require(
         replay.screen_size == 0 or config.objective.compares_returns_alone,
@@ -286,6 +304,7 @@ def _is_of_files(message: str, files: Sequence[str]) -> bool:
 
 def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapping[str, object]]) -> Config:
     structured = OmegaConf.structured(Config)
+    _check_presets([file for file in (path, *presets) if isinstance(file, str)])
     try:
         for preset in [*([path] if path is not None else []), *presets]:
             changes = OmegaConf.load(config_file(preset)) if isinstance(preset, str) else OmegaConf.create(dict(preset))
@@ -314,12 +333,41 @@ def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapp
     return config
 
 
+def _check_presets(files: Sequence[str]) -> None:
+    """Raise ConfigError for two presets of the objective: what only the first one sets would remain."""
+    objectives = [file for file in files if Path(file).parent.parts[-2:] == ("conf", "objective")]
+    if len(objectives) > 1:
+        raise ConfigError(
+            f"{' and '.join(objectives)} are presets of the whole objective, and what only one of them sets would "
+            "remain in the other; give one, and set single keys as in objective.kl_coefficient=0.01"
+        )
+
+
 def _merged(config: Any, changes: Any) -> Any:
-    """`config` with `changes`. A changed env.name clears env.options: they belong to one environment."""
-    name = OmegaConf.select(changes, "env.name") if OmegaConf.is_dict(changes) else None
-    if name is not None and name != config.env.name:
-        config.env.options = {}
+    """`config` with `changes`. An empty mapping replaces, as in env.mixture={}.
+
+    Options belong to one environment: its changed name, in `env` or in an entry of the mixture, clears them.
+    """
+    if OmegaConf.is_dict(changes):
+        _empty(config, changes)
+        if OmegaConf.is_dict(env := changes.get("env")):
+            entries = env.get("mixture") or {}
+            pairs = [(config.env.mixture[label], entries[label]) for label in entries if label in config.env.mixture]
+            for part, change in [(config.env, env), *pairs]:
+                if OmegaConf.is_dict(change) and change.get("name", part.name) != part.name:
+                    part.options = {}
     return OmegaConf.merge(config, changes)
+
+
+def _empty(config: Any, changes: Any) -> None:
+    """Empty every mapping of `config` that is empty in `changes`; a section, such as `env`, is no mapping."""
+    for key in [key for key in changes if key in config and OmegaConf.is_dict(changes[key])]:
+        if not OmegaConf.is_dict(config[key]):
+            continue
+        if changes[key]:
+            _empty(config[key], changes[key])
+        elif not dataclasses.is_dataclass(OmegaConf.get_type(config, key)):
+            config[key] = {}
 
 
 def differences(before: Config, now: Config) -> list[str]:

@@ -52,6 +52,13 @@ class EnvConfig:
             self.max_invalid_turns,
             "0 is no limit, 3 is usual",
         )
+        require(
+            self.max_invalid_turns < self.max_turns,
+            "env.max_invalid_turns",
+            f"< env.max_turns = {self.max_turns}",
+            self.max_invalid_turns,
+            "an episode ends after that many turns anyway",
+        )
         for name in ("step_timeout_s", "episode_timeout_s"):
             value = getattr(self, name)
             require(value > 0, f"env.{name}", "> 0", value, "leave it out for the default")
@@ -64,6 +71,14 @@ class EnvConfig:
             self.rewards,
             "every environment of a mixture has its own parts: env.mixture.LABEL.rewards",
         )
+        for key, value, default in (("name", self.name, "shop"), ("options", self.options, {})):
+            require(
+                not self.mixture or value == default,
+                f"env.{key}",
+                f"left out with env.mixture ({', '.join(self.mixture)})",
+                value,
+                f"each environment of it has its own, env.mixture.LABEL.{key}; env.mixture={{}} removes them all",
+            )
         for label, entry in self.mixture.items():
             require(
                 LABEL.fullmatch(label) is not None,

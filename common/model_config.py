@@ -54,6 +54,14 @@ class LoraConfig:
             self.target_modules,
             "leave it empty for every linear layer but the head",
         )
+        given = [name for name, default in (("alpha", 32), ("target_modules", [])) if getattr(self, name) != default]
+        require(
+            self.rank > 0 or not given,
+            f"model.lora.{' and model.lora.'.join(given)}",
+            "left out with model.lora.rank 0",
+            [getattr(self, name) for name in given],
+            "without adapters every weight is trained; 16 is a usual rank",
+        )
 
 
 def is_jinja_value(value: object) -> bool:

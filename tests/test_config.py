@@ -9,7 +9,7 @@ import pytest
 
 from common.config import Config, differences, dump_config, key_paths, load_config
 from common.config_error import ConfigError
-from common.env_config import MixtureEntry
+from common.env_config import EnvConfig, MixtureEntry
 from common.model_config import TinyModelConfig
 from learner.objective.coherence import check_coherence
 from tools.check_input import check_env
@@ -163,7 +163,26 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_what_was_never_run(path:
             "`replay.samples_per_insert` must be 0, or in [1, replay.max_uses = 2], got 2.5",
         ),
         (["replay.samples_per_insert=0.5"], "must be 0, or in [1, replay.max_uses = 1], got 0.5"),
+        (["env.max_invalid_turns=12"], "`env.max_invalid_turns` must be < env.max_turns = 12, got 12; an episode ends"),
+        (["env.mixture.a.name=kg", "env.name=grid"], "`env.name` must be left out with env.mixture (a), got 'grid'"),
+        (["env.mixture.a.name=kg", "env.options.hops=1"], "env.mixture.LABEL.options; env.mixture={} removes them all"),
+        (["model.lora.alpha=64"], "`model.lora.alpha` must be left out with model.lora.rank 0, got [64]"),
         # Sections that contradict each other.
+        (
+            ["replay.drop_zero_variance=false", "objective.reward_model=models/reward"],
+            "`replay.drop_zero_variance` must be true with objective.reward_model, got False; it trains every group",
+        ),
+        *(
+            (
+                [f"objective.advantage={name}", "replay.group_size=1", "replay.groups_per_step=1"],
+                f"`replay.groups_per_step` must be >= 2 with objective.advantage {name} and replay.group_size 1, got 1",
+            )
+            for name in ("shrunk", "opob", "reinforce_pp")
+        ),
+        (
+            ["replay.num_trees=2", "objective.advantage=tree", "env.rewards.run_novelty={weight: 0.1}"],
+            "`replay.num_trees` must be 0 with a part run_novelty in env.rewards, got 2",
+        ),
         (
             ["replay.max_lag=1"],
             "`replay.max_lag` must be >= replay.target_lag + learner.publish_every + replay.max_uses - 2 = 2",
@@ -261,6 +280,23 @@ def test_another_environment_begins_without_the_options_of_the_one_before(tmp_pa
     assert load_config(path, ["env.name=own:Env", "env.options.people=3"]).env.options == {"people": 3}
     assert load_config(path, [], presets=[str(tmp_path / "own.yaml")]).env.options == {}
     assert load_config(path, ["env.name=shop"]).env.options == {"profile": "small"}
+
+
+def test_an_empty_mapping_replaces_and_a_renamed_entry_begins_without_options() -> None:
+    def env_of(*overrides: str) -> EnvConfig:
+        return load_config("conf/mixture.yaml", list(overrides)).env
+
+    assert env_of("env.mixture={}", "env.name=grid", "env.options.size=4").entries().keys() == {"grid"}
+    assert env_of("env.mixture.household.name=kg").mixture["household"].options == {}
+    assert env_of("env.mixture.household.weight=1").mixture["household"].options["profile"] == "small"
+    assert load_config("conf/quickstart.yaml", ["env.options={}"]).env.options == {}
+    assert load_config("conf/quickstart.yaml", ["env={}"]).env.options == {"profile": "small"}  # a section
+
+
+def test_of_two_presets_of_the_objective_what_one_sets_would_remain_in_the_other() -> None:
+    presets = ["conf/objective/grpo.yaml", "conf/objective/dapo.yaml"]
+    with pytest.raises(ConfigError, match=r"grpo\.yaml and conf/objective/dapo\.yaml are presets of"):
+        load_config("conf/quickstart.yaml", [], presets=presets)
 
 
 def test_differences_are_told_by_key() -> None:

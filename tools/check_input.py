@@ -68,6 +68,10 @@ def check_input(config: Config) -> None:
     check_held_out(config)
     if config.model.path:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
+    objective = config.objective  # these two are loaded after the warm start
+    for key, folder in (("reward_model", objective.reward_model), ("reference_model", objective.reference_model)):
+        if folder and not (key == "reference_model" and objective.teacher_url):
+            _check_files(f"objective.{key}", Path(folder))
     check_host(config.weights.host)
     _check_disk(config)
     check_room(config)
@@ -192,13 +196,7 @@ def check_model_folder(folder: Path, *, max_tokens: int) -> None:
     """Raise ConfigError unless `folder` has the files of a chat model with a context of `max_tokens`."""
     if not folder.is_dir():
         raise ConfigError(f"`model.path` {folder} is not a directory; name one, or a model of the Hub as MAKER/NAME")
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"`model.path` {folder} is not a Hugging Face model folder: it has no config.json")
-    check_not_quantised(folder)
-    if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"`model.path` {folder} has no *.safetensors; save the weights with save_pretrained")
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ConfigError(f"`model.path` {folder} has no tokenizer; save it beside the weights with save_pretrained")
+    _check_files("model.path", folder)
     has_template = any((folder / name).is_file() for name in TEMPLATE_FILES)
     if not has_template and "chat_template" not in _read_json(folder / "tokenizer_config.json"):
         raise ConfigError(f"`model.path` {folder}: its tokenizer has no chat template; Slipstream trains chat models")
@@ -207,6 +205,17 @@ def check_model_folder(folder: Path, *, max_tokens: int) -> None:
         raise ConfigError(
             f"`model.max_tokens` must be <= {longest}, the context of the model in {folder}, got {max_tokens}; lower it"
         )
+
+
+def _check_files(key: str, folder: Path) -> None:
+    """Raise ConfigError unless `folder`, the value of `key`, has the files of a model."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"`{key}` {folder} is not a Hugging Face model folder: it has no config.json")
+    check_not_quantised(folder)
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"`{key}` {folder} has no *.safetensors; save the weights with save_pretrained")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ConfigError(f"`{key}` {folder} has no tokenizer; save it beside the weights with save_pretrained")
 
 
 def _read_json(path: Path) -> dict[str, object]:

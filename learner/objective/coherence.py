@@ -10,7 +10,7 @@ import math
 
 from common.config import Config
 from common.config_error import ConfigError
-from common.objective_config import DISTILLATION, GROUP_RELATIVE, MASK_BOUNDS, TREE, WITH_CRITIC, ObjectiveConfig
+from common.objective_config import DISTILLATION, GIGPO, GROUP_RELATIVE, MASK_BOUNDS, TREE, WITH_CRITIC, ObjectiveConfig
 from common.replay_config import ReplayConfig
 
 # GSPO's ratio is a mean over a whole sequence, so usual clips are a few 1e-4; for single tokens they are around 0.2.
@@ -289,6 +289,15 @@ def _check_effect(objective: ObjectiveConfig) -> None:
                 f"it has no effect with objective.{other_key} {getattr(objective, other_key)}",
                 f"leave it out, or choose {' or '.join(sorted(allowed))}",
             )
+    if objective.advantage in GIGPO and objective.same_state_weight == 0 and objective.gamma != 1:
+        refuse(
+            "gamma",
+            objective.gamma,
+            "it discounts what follows a state, and objective.same_state_weight is 0",
+            "leave it out, or choose a weight above 0",
+        )
+    if objective.reward_model and objective.reward_model_weight == 0:
+        refuse("reward_model_weight", 0.0, "the reward model would have no effect", "leave objective.reward_model out")
 
 
 def _check_proximal(objective: ObjectiveConfig, max_lag: int) -> None:
