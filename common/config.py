@@ -96,6 +96,14 @@ def check_sections(config: Config) -> None:
     _check_turns(config)
     _check_reward_model(config)
     _check_judges(config)
+    num_envs = len(config.env.entries())
+    require(
+        not config.eval.num_tasks or config.eval.num_tasks >= num_envs,
+        "eval.num_tasks",
+        f"0, or >= {num_envs}, the number of environments in env.mixture",
+        config.eval.num_tasks,
+        "an evaluation plays tasks of each",
+    )
     replay, learner = config.replay, config.learner
     slowest_lag = replay.target_lag + (learner.publish_every - 1) + (replay.max_uses - 1)
     require(

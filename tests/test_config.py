@@ -169,6 +169,10 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_what_was_never_run(path:
         (["model.lora.alpha=64"], "`model.lora.alpha` must be left out with model.lora.rank 0, got [64]"),
         # Sections that contradict each other.
         (
+            ["env.mixture.a.name=kg", "env.mixture.b.name=grid", "eval.num_tasks=1"],
+            "`eval.num_tasks` must be 0, or >= 2, the number of environments in env.mixture, got 1",
+        ),
+        (
             ["replay.drop_zero_variance=false", "objective.reward_model=models/reward"],
             "`replay.drop_zero_variance` must be true with objective.reward_model, got False; it trains every group",
         ),

@@ -56,6 +56,12 @@ def test_noise_makes_some_episodes_fail_and_is_imitated_like_the_rest() -> None:
     assert all(turn.valid_action for trajectory in noisy for turn in trajectory.turns)
 
 
+def test_where_there_are_fewer_tasks_than_episodes_they_come_again_with_other_noise() -> None:
+    few = demonstrations("env.num_train_tasks=3", "warm_start.noise=0.5")
+    assert [trajectory.task.index for trajectory in few] == [number % 3 for number in range(20)]
+    assert len({tuple(actions(trajectory)) for trajectory in few if trajectory.task.index == 0}) > 1
+
+
 def test_the_same_seed_gives_the_same_episodes_and_another_seed_others() -> None:
     first = [without_times(trajectory) for trajectory in demonstrations("warm_start.noise=0.3")]
     assert [without_times(trajectory) for trajectory in demonstrations("warm_start.noise=0.3")] == first

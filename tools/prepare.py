@@ -188,11 +188,11 @@ def completion_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Completion:
 
 
 def demonstrate(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[Trajectory]:
-    """Yield `warm_start.episodes` expert episodes on train tasks."""
+    """Yield `warm_start.episodes` expert episodes on train tasks; where there are fewer tasks, they come again."""
     curriculum = Curriculum(config.env, seed=config.run.seed)
     tasks = {
-        index: Task(env=curriculum.label(index), split="train", index=index)
-        for index in range(config.warm_start.episodes)
+        number: Task(env=curriculum.label(number), split="train", index=number % config.env.num_train_tasks)
+        for number in range(config.warm_start.episodes)
     }
     noise, written_as = config.warm_start.noise, format_of(config.env)
     yield from expert_episodes(
