@@ -127,8 +127,8 @@ def write(folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, keep: i
 
     Every rank of `group`, a gloo group, calls it, on one file system. The checkpoint is durable when this returns: its
     shards and then its manifest are synced to disk. If it cannot be written, every rank raises ValueError with the
-    reason, and the older checkpoints stay. If another process has taken `fence`, that of `folder`, rank 0 raises
-    FencedOut, and no checkpoint is finished.
+    reason, and the older checkpoints stay. An old one that cannot be removed is logged, and the next write tries again.
+    If another process has taken `fence`, that of `folder`, rank 0 raises FencedOut, and no checkpoint is finished.
     """
     path, rank = folder / f"step_{snapshot.progress.step:06d}", dist.get_rank(group)
     try:
@@ -138,15 +138,19 @@ def write(folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, keep: i
             storage_writer=ShardWriter(path),
             process_group=group,
         )
-        _on_first_rank(partial(_finish, path, snapshot, keep, fence), group)
+        _on_first_rank(partial(_finish, path, snapshot, fence), group)
     except (OSError, CheckpointException) as error:
         if rank == 0:
             with fence.held():
-                shutil.rmtree(path, ignore_errors=True)
+                if not _was_finished(path):
+                    shutil.rmtree(path, ignore_errors=True)
         raise ValueError(
             f"cannot write the checkpoint {path}: {error}; free disk space or repair the disk (older checkpoints are "
             "intact)"
         ) from error
+    if rank == 0:
+        with fence.held():
+            _keep_newest(folder, keep)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -307,12 +311,11 @@ def _begin(path: Path, fence: Fence) -> None:
         _make_empty(path)
 
 
-def _finish(path: Path, snapshot: Snapshot, keep: int, fence: Fence) -> None:
+def _finish(path: Path, snapshot: Snapshot, fence: Fence) -> None:
     manifest = _manifest_of(path, snapshot)  # it reads every shard: longer than a fence may be held
     with fence.held():
         write_sealed(path / MANIFEST, manifest, schema=_SCHEMA)
         sync_path(path.parent)
-        _keep_newest(path.parent, keep)
 
 
 def _make_empty(path: Path) -> None:
@@ -382,7 +385,10 @@ def _keep_newest(folder: Path, keep: int) -> None:
     kept = finished_checkpoints(folder)[-keep:]
     for path in folder.glob("step_*"):
         if path not in kept and _is_checkpoint(path):
-            _remove(path)
+            try:
+                _remove(path)
+            except OSError as error:
+                log.warning("cannot remove the old checkpoint %s; the next checkpoint tries again: %s", path, error)
 
 
 def _remove(path: Path) -> None:

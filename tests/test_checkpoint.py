@@ -1,3 +1,4 @@
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -182,6 +183,41 @@ def test_a_full_disk_leaves_the_older_checkpoint_intact_and_is_reported_later(
         learner.begin(writer, 2, lambda: covered.append(2))
         writer.wait()
         assert covered == [2]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_an_old_checkpoint_that_cannot_be_removed_is_logged_and_the_new_one_stays(
+    tmp_path: Path,
+    tiny: Path,
+    ranks: Ranks,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    keep: int,
+) -> None:
+    """As on NFS, where the folder of a file that another program has open cannot be removed."""
+    learner, covered, rmtree = make_learner(tiny, ranks), [], shutil.rmtree
+
+    def rmtree_except_the_first(path: Path, ignore_errors: bool = False) -> None:
+        if path.name == "step_000001":
+            raise OSError(39, "Directory not empty", str(path))
+        rmtree(path, ignore_errors=ignore_errors)
+
+    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=keep)) as writer:
+        for step in range(1, keep + 1):
+            learner.begin(writer, step)
+        writer.wait()
+        with monkeypatch.context() as open_elsewhere:
+            open_elsewhere.setattr(shutil, "rmtree", rmtree_except_the_first)
+            learner.begin(writer, keep + 1, lambda: covered.append(keep + 1))
+            writer.wait()
+        assert latest_checkpoint(tmp_path) == tmp_path / f"step_{keep + 1:06d}"
+        assert covered == [keep + 1]
+        assert f"cannot remove the old checkpoint {tmp_path / 'step_000001'}" in caplog.text
+        learner.begin(writer, keep + 2)
+        writer.wait()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"step_{keep + back:06d}" for back in range(3 - keep, 3)
+    ]
 
 
 def raise_failure_in_time(writer: CheckpointWriter) -> None:
