@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.optim.lr_scheduler import LambdaLR
 
-from learner.checkpoint import Progress, Snapshot, take_snapshot, write
+from learner.checkpoint import Progress, Snapshot, agreed_checkpoint, set_aside_after, take_snapshot, write
 from learner.fence import Fence
 from learner.model.critic import Critic
 from learner.model.packed_model import PackedModel
@@ -41,6 +41,16 @@ class CheckpointWriter:
         use_device = partial(torch.cuda.set_device, ranks.device) if on_gpu else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=use_device)
         self._under_way: Future[None] | None = None
+
+    def newest(self, *, ranks: Ranks) -> Path | None:
+        """The checkpoint to resume from: see `agreed_checkpoint`. Damaged ones of later steps are set aside.
+
+        Collective. Raises ConfigError, FencedOut.
+        """
+        newest = agreed_checkpoint(self._folder, ranks=ranks)
+        if newest and ranks.rank == 0:
+            set_aside_after(newest, fence=self.fence)
+        return newest
 
     def begin(
         self,

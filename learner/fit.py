@@ -113,7 +113,7 @@ def fit(
     # Before a checkpoint is read: until then the model is the reference policy.
     training, validation = (_material(fitted, each) for each in (examples, held_out))
     checkpoints = CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints)
-    newest = checkpoint.agreed_checkpoint(run_dir.checkpoints, ranks=ranks)
+    newest = checkpoints.newest(ranks=ranks)
     if newest is not None:
         fitted.progress = checkpoint.load(
             newest, model=fitted.model, optimizer=fitted.optimizer, schedule=fitted.schedule

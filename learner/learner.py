@@ -109,7 +109,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
     progress = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
     # Before the newest checkpoint is looked for: an earlier learner must not finish another one meanwhile.
     checkpoints = CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints)
-    newest = checkpoint.agreed_checkpoint(run_dir.checkpoints, ranks=ranks)
+    newest = checkpoints.newest(ranks=ranks)
     if newest is not None:
         progress = checkpoint.load(
             newest, model=model, optimizer=optimizer, schedule=schedule, critic=critic, proximal=proximal

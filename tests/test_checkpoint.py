@@ -151,6 +151,27 @@ def test_a_half_written_checkpoint_is_never_resumed(tmp_path: Path, tiny: Path, 
     assert learner.load(learner.save(tmp_path, 2)) == progress_at(2)
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_checkpoint_of_a_later_step_does_not_replace_newer_ones(
+    tmp_path: Path, tiny: Path, ranks: Ranks, keep: int
+) -> None:
+    learner = make_learner(tiny, ranks)
+    older, damaged = learner.save(tmp_path, 5), learner.save(tmp_path, 10)
+    (shard,) = damaged.glob("*.safetensors")
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=keep)) as writer:
+        assert writer.newest(ranks=ranks) == older
+        for step in (7, 8):
+            learner.begin(writer, step)
+            writer.wait()
+            assert latest_checkpoint(tmp_path) == tmp_path / f"step_{step:06d}"
+    kept = ["step_000008"] if keep == 1 else ["step_000007", "step_000008"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*kept, "step_000010.damaged"]
+    (tmp_path / "step_000010.damaged" / shard.name).write_bytes(whole)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_000008"
+
+
 def test_a_truncated_shard_is_refused(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
     learner = make_learner(tiny, ranks)
     path = learner.save(tmp_path, 1)
