@@ -53,6 +53,11 @@ class RunDir:
         """The totals of all steps so far."""
         return self.path / "tally.json"
 
+    @property
+    def next_tally(self) -> Path:
+        """The tally of the checkpoint that is being written; it becomes `tally` once that is durable."""
+        return self.path / "next_tally.json"
+
     def mixed_tasks(self, shard: int) -> Path:
         """The tasks that a shard's groups may repeat."""
         return self.path / f"mixed_tasks-{shard:02d}.json"

@@ -1,7 +1,6 @@
 """Rank 0's duties besides training: archive, ledger, the publisher, evaluations and metrics."""
 
 import contextlib
-import copy
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +25,7 @@ from learner.refusals import Refusals
 from learner.run_record import RunRecord
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
-from learner.tally import CURE, EvalDuring, Tally, load_tally
+from learner.tally import EvalDuring, save_tally, tally_at
 from replay.archive import ArchivedStep, ArchiveWriter
 from replay.diagnosis import Diagnosis
 from replay.fleet import RunState
@@ -82,13 +81,14 @@ class Lead:
         `own` are the rows of each version that rank 0 writes, None for all; `fence` is that of the run's checkpoints;
         `decode` makes text of tokens. Raises ConfigError, FencedOut.
         """
-        started_at_s, tally = run_dir.start_clock(), load_tally(run_dir.tally)
-        if progress.step and not run_dir.tally.exists():
-            raise ConfigError(f"{run_dir.tally} is missing, but {progress.step} steps have been made; {CURE}")
+        started_at_s, tally = run_dir.start_clock(), tally_at(progress.step, run_dir)
         _check_base(tally.base_root, publishing.adapted)
         tally.base_root = publishing.adapted.root if publishing.adapted else ""
         archive = ArchiveWriter(run_dir.trajectories, config.run.name, epoch=links.epoch)
         archive.cut_after(progress.step)
+        if progress.step:  # before these steps are settled: see `_settle`
+            with fence.held():
+                save_tally(tally, run_dir.tally)
         # The weights contain what the steps up to the checkpoint claimed, and nothing that later steps claimed.
         links.shards.settle(progress.step)
         num_reopened = links.shards.reopen(progress.step)
@@ -149,7 +149,7 @@ class Lead:
             self._archive.append(step)
 
     def prepare_checkpoint(self, progress: Progress) -> Callable[[], None]:
-        """Sync the archive to disk, and check that no other learner has taken over the run.
+        """Sync archive and tally to disk, and check that no other learner has taken over the run.
 
         Return a function that settles the steps that the checkpoint covers; any thread may call it once the checkpoint
         is durable. A learner that was suspended while another took over must not overwrite the other's checkpoints.
@@ -160,7 +160,8 @@ class Lead:
             self._links.shards.settle(self._settled_step)  # settles nothing new: only checks the epoch
         except RedisAway as error:
             log.warning("writing a checkpoint without knowing whether another learner has taken over: %s", error)
-        return partial(self._settle, progress.step, copy.deepcopy(self._record.tally))
+        self._record.prepare_tally(progress.step)
+        return partial(self._settle, progress.step)
 
     def train_from_here(self) -> None:
         """Set the run's state to TRAINING: actors may expect tickets and weights."""
@@ -217,14 +218,13 @@ class Lead:
         self.publisher.close()
         self._record.close()
 
-    def _settle(self, step: int, tally: Tally) -> None:
+    def _settle(self, step: int) -> None:
         """Settle all claims up to `step`, once a checkpoint that covers it is durable.
 
-        `tally` is a copy from that step; training may have made later steps since. It is saved first: if the checkpoint
-        is lost, the tally says which steps count as trained and must be made again.
+        The tally of that step comes first: if the checkpoint is lost, the tally says which steps count as trained and
+        must be made again.
         """
-        tally.durable_step = step
-        self._record.save_tally(tally)
+        self._record.adopt_tally()
         try:
             self._links.shards.settle(step)
             self._settled_step = step

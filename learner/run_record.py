@@ -13,7 +13,7 @@ from common.config import Config
 from common.events import Events
 from common.headline import headline, wilson
 from common.metrics import Metrics, MetricsWriter, read_metrics
-from common.run_dir import RunDir, write_json
+from common.run_dir import RunDir, sync_path, write_json
 from learner.advice import MEMORY, StepLoad, advised_actors
 from learner.checkpoint import Progress
 from learner.cost import Cost, cost_of
@@ -203,10 +203,16 @@ class RunRecord:
         }
         write_json(self._run_dir.summary, summary)
 
-    def save_tally(self, tally: Tally) -> None:
-        """Write `tally`, a copy from the step of a checkpoint. Raises FencedOut."""
+    def prepare_tally(self, step: int) -> None:
+        """Write the present totals as those of `step`, whose checkpoint is not durable yet. Raises FencedOut."""
         with self._fence.held():
-            save_tally(tally, self._run_dir.tally)
+            save_tally(msgspec.structs.replace(self.tally, durable_step=step), self._run_dir.next_tally)
+
+    def adopt_tally(self) -> None:
+        """Make the next tally the run's, once its checkpoint is durable. Raises FencedOut."""
+        with self._fence.held():
+            self._run_dir.next_tally.replace(self._run_dir.tally)
+            sync_path(self._run_dir.path)
 
     def close(self) -> None:
         self._watch.close()

@@ -1,15 +1,19 @@
 """Running totals of a run, stored beside its checkpoints, so that a resumed run reports on all of its steps."""
 
+import logging
 from pathlib import Path
 
 import msgspec
 
 from common.config_error import ConfigError
+from common.run_dir import RunDir
 from learner.sealed_file import NotWhole, read_sealed, write_sealed
 from replay.ledger import Ledger, ledger_of
 
 _SCHEMA = 1
 CURE = "restore it from a copy, or train again from the archive in a new run with `slipstream learner --replay-archive`"
+
+log = logging.getLogger(__name__)
 
 
 class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +59,23 @@ def load_tally(path: Path) -> Tally:
         return read_sealed(path, Tally, schema=_SCHEMA)
     except NotWhole as error:
         raise ConfigError(f"{error}; {CURE}") from error
+
+
+def tally_at(step: int, run_dir: RunDir) -> Tally:
+    """The tally of the steps up to `step`, that of the checkpoint which the learner resumed from. Raises ConfigError.
+
+    If the learner was killed after that checkpoint was durable, its tally may still be the next one.
+    """
+    tally, following = load_tally(run_dir.tally), load_tally(run_dir.next_tally)
+    if run_dir.tally.exists() and tally.durable_step >= step:
+        return tally
+    if following.durable_step == step:
+        return following
+    if not run_dir.tally.exists():
+        raise ConfigError(f"{run_dir.tally} is missing, but {step} steps have been made; {CURE}")
+    log.error("%s lacks steps %d to %d: the totals of the run are too low", run_dir.tally, tally.durable_step + 1, step)
+    tally.durable_step = step
+    return tally
 
 
 def save_tally(tally: Tally, path: Path) -> None:

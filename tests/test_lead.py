@@ -22,6 +22,7 @@ from learner.links import join_run
 from learner.model.flops import Flops
 from learner.publish import publisher_settings
 from learner.supply import Batch, Supply
+from learner.tally import load_tally, tally_at
 from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet
@@ -197,6 +198,43 @@ def test_a_step_is_settled_when_its_checkpoint_is_durable_and_later_ones_are_not
     settle()
     assert (buffer.ledger().claimed, buffer.ledger().trained) == (1, 1)
     assert run_dir.tally.exists()
+
+
+def test_a_learner_killed_before_its_checkpoint_was_settled_leaves_a_whole_tally(
+    redis_client: redis.Redis, actor: ActorBuffer, redis_url: str, run_id: str, tmp_path: Path
+) -> None:
+    """The tally says that the step is trained before Redis does; else its loss would not be noticed."""
+    first = begin(redis_client, redis_url, run_id, tmp_path)
+    first.prepare_checkpoint(START)()
+    play_and_record(first, actor, run_id, step=1)
+    first.prepare_checkpoint(msgspec.structs.replace(START, step=1))  # is durable, and the learner is killed
+    first.close()
+    at_first = load_tally(RunDir(tmp_path, run_id).tally)
+    assert (at_first.durable_step, at_first.lag) == (0, {})
+    resumed = begin(redis_client, redis_url, run_id, tmp_path, progress=msgspec.structs.replace(START, step=1))
+    resumed.close()
+    assert resumed.shards[0].ledger().trained == 1
+    tally = load_tally(RunDir(tmp_path, run_id).tally)
+    assert (tally.durable_step, tally.lag) == (1, {"0": 2})
+
+
+def test_the_tally_of_a_checkpoint_that_never_was_durable_is_not_used(
+    redis_client: redis.Redis, actor: ActorBuffer, redis_url: str, run_id: str, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path, run_id)
+    first = begin(redis_client, redis_url, run_id, tmp_path)
+    play_and_record(first, actor, run_id, step=1)
+    first.prepare_checkpoint(msgspec.structs.replace(START, step=1))()
+    play_and_record(first, actor, run_id, step=2)
+    first.prepare_checkpoint(msgspec.structs.replace(START, step=2))
+    first.close()
+    assert tally_at(1, run_dir).lag == {"0": 2} and tally_at(2, run_dir).lag == {"0": 4}
+    run_dir.next_tally.unlink()
+    lacking = tally_at(2, run_dir)
+    assert (lacking.durable_step, lacking.lag) == (2, {"0": 2})
+    run_dir.tally.unlink()
+    with pytest.raises(ConfigError, match=r"tally\.json is missing, but 2 steps have been made; restore it"):
+        tally_at(2, run_dir)
 
 
 def test_a_learner_that_was_fenced_out_begins_no_checkpoint_and_settles_none(
