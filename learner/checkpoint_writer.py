@@ -24,14 +24,15 @@ class CheckpointWriter:
     The threads use a separate process group, so that their collectives never mix with those of training.
     """
 
-    def __init__(self, folder: Path, *, ranks: Ranks, keep: int) -> None:
+    def __init__(self, folder: Path, *, ranks: Ranks, keep: int, check: Callable[[], None] = lambda: None) -> None:
         """After each checkpoint, all but the newest `keep` in `folder` are removed. Collective.
 
-        No earlier writer can finish a checkpoint there after this: `folder` stays as it is until `begin`.
+        No earlier writer can finish a checkpoint there after this: `folder` stays as it is until `begin`. `check` is
+        that of `Fence.take`, on rank 0.
         """
         self.fence = Fence(folder)
         if ranks.rank == 0:
-            self.fence.take()
+            self.fence.take(check)
         self._folder = folder
         self._keep = keep
         self._group = dist.new_group(backend="gloo")

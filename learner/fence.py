@@ -13,7 +13,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common.config_error import ConfigError
@@ -32,13 +32,16 @@ class Fence:
         self._file = folder.with_suffix(".writer")
         self._token = ""
 
-    def take(self) -> None:
+    def take(self, check: Callable[[], None] = lambda: None) -> None:
         """Fence out every earlier writer. Waits for the one that writes at this moment.
 
-        Raises ConfigError where that one does not finish: it has been stopped in the middle of a write.
+        `check` raises FencedOut if a later writer has announced itself. No other process takes over while it runs, so
+        a later one takes over afterwards. Raises ConfigError where the earlier writer does not finish: it has been
+        stopped in the middle of a write.
         """
         self._token = f"{uuid.uuid4().hex} process {os.getpid()} on {socket.gethostname()}"
         with self._locked() as descriptor:
+            check()
             os.truncate(descriptor, 0)
             os.pwrite(descriptor, self._token.encode(), 0)
             os.fsync(descriptor)

@@ -47,7 +47,6 @@ class Lead:
         conditions: dict[str, str],
         record: RunRecord,
         publisher: Publisher,
-        settled_step: int,
     ) -> None:
         """`begin` makes one for a run."""
         self._links = links
@@ -56,7 +55,6 @@ class Lead:
         self._conditions = conditions
         self._record = record
         self.publisher = publisher
-        self._settled_step = settled_step
         self.refusals = Refusals(links.fleet, links.bulletin)
         last_step = max((during.step for during in record.tally.evaluations_during), default=0)
         self._regular = RegularEvaluation(links.evaluation, config, last_step=last_step)
@@ -85,9 +83,9 @@ class Lead:
         _check_base(tally.base_root, publishing.adapted)
         tally.base_root = publishing.adapted.root if publishing.adapted else ""
         archive = ArchiveWriter(run_dir.trajectories, config.run.name, epoch=links.epoch)
-        archive.cut_after(progress.step)
-        if progress.step:  # before these steps are settled: see `_settle`
-            with fence.held():
+        with fence.held():
+            archive.cut_after(progress.step)
+            if progress.step:  # before these steps are settled: see `_settle`
                 save_tally(tally, run_dir.tally)
         # The weights contain what the steps up to the checkpoint claimed, and nothing that later steps claimed.
         links.shards.settle(progress.step)
@@ -112,7 +110,6 @@ class Lead:
             conditions=conditions,
             record=record,
             publisher=Publisher(publishing, log_path=run_dir.log("publisher"), own=own),
-            settled_step=progress.step,
         )
 
     @property
@@ -157,7 +154,7 @@ class Lead:
         """
         self._archive.sync()
         try:
-            self._links.shards.settle(self._settled_step)  # settles nothing new: only checks the epoch
+            self._links.check_epochs()
         except RedisAway as error:
             log.warning("writing a checkpoint without knowing whether another learner has taken over: %s", error)
         self._record.prepare_tally(progress.step)
@@ -227,7 +224,6 @@ class Lead:
         self._record.adopt_tally()
         try:
             self._links.shards.settle(step)
-            self._settled_step = step
         except RedisAway as error:
             log.warning("step %d is not settled yet; the next start will settle it: %s", step, error)
 

@@ -55,7 +55,8 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     resolve_dtype(config, ranks.device)
     links = _describe_run(config, run_dir, shutdown) if ranks.rank == 0 else None
     try:
-        learner, resumed = load_learner(config, run_dir, ranks)
+        check = links.check_epochs if links else lambda: None
+        learner, resumed = load_learner(config, run_dir, ranks, check=check)
         durable_step = learner.progress.step if resumed else None
         _recover(learner, resumed=resumed)
         published = Published(learner.model, dtype=config.model.dtype, hosts=config.learner.hosts)

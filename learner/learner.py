@@ -89,8 +89,13 @@ class Learner:
         return flops_of(self.model, device=self.ranks.device, num_ranks=self.ranks.num_ranks)
 
 
-def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner, bool]:
-    """The learner from its newest intact checkpoint, or a new one; and whether it was resumed. Raises ConfigError."""
+def load_learner(
+    config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callable[[], None] = lambda: None
+) -> tuple[Learner, bool]:
+    """The learner from its newest intact checkpoint, or a new one; and whether it was resumed.
+
+    On rank 0, `check` raises FencedOut if another learner has taken over. Raises ConfigError, FencedOut.
+    """
     resolve_dtype(config, ranks.device)
     if config.objective.own_parts:  # on every rank, as each imports them from its own disk
         check_bounds(
@@ -108,7 +113,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
     proximal = Proximal(model, decay=config.objective.proximal_decay) if config.objective.has_proximal else None
     progress = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
     # Before the newest checkpoint is looked for: an earlier learner must not finish another one meanwhile.
-    checkpoints = CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints)
+    checkpoints = CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints, check=check)
     newest = checkpoints.newest(ranks=ranks)
     if newest is not None:
         progress = checkpoint.load(

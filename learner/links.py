@@ -34,6 +34,10 @@ class Links:
     epoch: int  # of the first shard; publishing checks it
     model_files: list[ModelFile]  # that actors on other hosts pull
 
+    def check_epochs(self) -> None:
+        """Raise FencedOut if another learner has taken over the run."""
+        self.shards.settle(0)  # no group is claimed for step 0: this only compares the epochs
+
     def give_up(self) -> None:
         """Set the run's state to FAILED: the learner could not begin, and actors wait for another start."""
         with contextlib.suppress(RedisAway):

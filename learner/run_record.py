@@ -93,14 +93,15 @@ class RunRecord:
         config: Config,
         decode: Callable[[list[int]], str],
     ) -> "RunRecord":
-        """Remove the metrics of every step after `step`; later steps add to the rest."""
-        writer = MetricsWriter(
-            jsonl=run_dir.metrics,
-            tensorboard=run_dir.tensorboard,
-            resume_step=step,
-            place=place_of,
-            describe=describe,
-        )
+        """Remove the metrics of every step after `step`; later steps add to the rest. Raises FencedOut."""
+        with fence.held():
+            writer = MetricsWriter(
+                jsonl=run_dir.metrics,
+                tensorboard=run_dir.tensorboard,
+                resume_step=step,
+                place=place_of,
+                describe=describe,
+            )
         settings = Events(run_dir.tensorboard)
         settings.write_settings(settings_of(config), COMPARED)
         settings.close()

@@ -18,7 +18,7 @@ from common.weights import Adapted, layout
 from learner.checkpoint import Progress
 from learner.fence import Fence
 from learner.lead import Lead
-from learner.links import join_run
+from learner.links import Links, join_run
 from learner.model.flops import Flops
 from learner.publish import publisher_settings
 from learner.supply import Batch, Supply
@@ -59,16 +59,32 @@ def begin(
 ) -> Lead:
     run_dir = RunDir(root, run_id)
     run_dir.create()
-    config = config_of(run_id)
-    config.redis.url = redis_url
-    links = join_run(
-        client, config, model_folder=root, model_files=[], vocab_size=100, tokenizer_root="", own_modules={}
+    links = join(client, run_id)
+    return begin_with(links, taken(run_dir), redis_url, run_dir, progress=progress, adapted=adapted)
+
+
+def join(client: redis.Redis, run_id: str) -> Links:
+    return join_run(
+        client,
+        config_of(run_id),
+        model_folder=Path(),
+        model_files=[],
+        vocab_size=100,
+        tokenizer_root="",
+        own_modules={},
     )
+
+
+def begin_with(
+    links: Links, fence: Fence, redis_url: str, run_dir: RunDir, *, progress: Progress, adapted: Adapted | None = None
+) -> Lead:
+    config = config_of(run_dir.path.name)
+    config.redis.url = redis_url
     publishing = publisher_settings(
         config,
         entries=WEIGHTS,
         adapted=adapted,
-        model_folder=root,
+        model_folder=run_dir.path,
         model_files=[],
         learner_epoch=links.epoch,
         device="cpu",
@@ -80,7 +96,7 @@ def begin(
         progress=progress,
         conditions={},
         publishing=publishing,
-        fence=taken(run_dir),
+        fence=fence,
         flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
         decode=str,
     )
@@ -243,15 +259,7 @@ def test_a_learner_that_was_fenced_out_begins_no_checkpoint_and_settles_none(
     claim_one(lead, actor, run_id, step=1)
     progress = msgspec.structs.replace(START, step=1)
     settle = lead.prepare_checkpoint(progress)
-    join_run(
-        redis_client,
-        config_of(run_id),
-        model_folder=Path(),
-        model_files=[],
-        vocab_size=100,
-        tokenizer_root="",
-        own_modules={},
-    )
+    join(redis_client, run_id)
     with pytest.raises(FencedOut):
         settle()
     with pytest.raises(FencedOut):
