@@ -29,6 +29,7 @@ from learner.tally import EvalDuring, save_tally, tally_at
 from replay.archive import ArchivedStep, ArchiveWriter
 from replay.diagnosis import Diagnosis
 from replay.fleet import RunState
+from replay.keys import FencedOut
 from replay.learner_buffer import LearnerBuffer
 from replay.shards import Epochs
 
@@ -206,8 +207,8 @@ class Lead:
         self._links.fleet.set_run_state(RunState.FINISHED)
 
     def fail(self) -> None:
-        """Set the run's state to FAILED, so that no actor waits for the learner forever."""
-        with contextlib.suppress(RedisAway):
+        """Set the run's state to FAILED, so that no actor waits forever, unless another learner has taken over."""
+        with contextlib.suppress(RedisAway, FencedOut):
             self._links.fleet.set_run_state(RunState.FAILED)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from learner.evaluation import STREAM as EVAL_STREAM
 from replay.bulletin import Bulletin
 from replay.expiry import Revoker
 from replay.fleet import Fleet, RunFacts, RunState
+from replay.keys import FencedOut
 from replay.learner_buffer import LearnerBuffer
 from replay.repertoire import Repertoire
 from replay.shards import Epochs, Shards
@@ -39,8 +40,8 @@ class Links:
         self.shards.settle(0)  # no group is claimed for step 0: this only compares the epochs
 
     def give_up(self) -> None:
-        """Set the run's state to FAILED: the learner could not begin, and actors wait for another start."""
-        with contextlib.suppress(RedisAway):
+        """Set the run's state to FAILED, unless another learner has taken over: actors wait for another start."""
+        with contextlib.suppress(RedisAway, FencedOut):
             self.fleet.set_run_state(RunState.FAILED)
         self.close()
 
@@ -80,6 +81,7 @@ def join_run(
     revokers = [Revoker.start(each, run_id) for each in dict.fromkeys(clients)]
     epochs = shards.acquire_epochs()
     evaluation.adopt_epoch(epochs.epochs[0])
+    fleet.adopt_epoch(epochs.epochs[0])
     # In this order: actors that wait after a learner failed read the facts as soon as the state is STARTING.
     fleet.describe_run(
         RunFacts(

@@ -15,7 +15,7 @@ from common.model_folder import MAX_FILES, ModelFile
 from common.wire import WireError, decode, encode
 from replay import scripts
 from replay.failures import MAX_REASON_CHARS
-from replay.keys import key
+from replay.keys import FencedOut, epoch_key, key
 from replay.notice import Notices
 from replay.records import log_skipped, read_or_nothing, read_records, write_over
 
@@ -23,6 +23,7 @@ MEMBER_TTL_S = 15.0
 RUNS_KEY = "slipstream:runs"  # the names of the runs that this server knows
 MAX_WANTED = 4096  # actors of one host
 MAX_COUNT = 1 << 53
+NO_EPOCH = 1 << 53  # of a process that is no learner: above every epoch
 BATCH_MEMBERS = 1000  # records that one request reads
 
 log = logging.getLogger(__name__)
@@ -123,10 +124,16 @@ class Fleet:
         self._beat = scripts.load(client, "beat")
         self._members = scripts.load(client, "members")
         self._enlist = scripts.load(client, "enlist")
+        self._put_as_learner = scripts.load(client, "put_as_learner")
         self._notices = Notices(client)
+        self._epoch = NO_EPOCH
         self._described: RunFacts | None = None  # what this process has described, for `renew`
         self._state: RunState | None = None
         self.num_unreadable = 0  # member records that the last read skipped
+
+    def adopt_epoch(self, epoch: int) -> None:
+        """Write facts and state as the learner of `epoch`, so only until a newer learner acquires one."""
+        self._epoch = epoch
 
     def beat(self, member: Member) -> int:
         """Send the heartbeat of `member`, which is valid for MEMBER_TTL_S; return how many members are alive now."""
@@ -176,9 +183,9 @@ class Fleet:
         write_over(self._client, lambda: self._client.zrem(deadlines, name), kinds={deadlines: "zset"})
 
     def describe_run(self, facts: RunFacts) -> None:
-        """Publish the facts of the run, so that actors can join it."""
+        """Publish the facts of the run, so that actors can join it. Raises FencedOut."""
         self._described = facts
-        self._notices.put(key(self._run_id, "facts"), encode(facts))
+        self._put("facts", encode(facts))
         write_over(self._client, lambda: self._enlist(keys=[RUNS_KEY], args=[self._run_id]), kinds={RUNS_KEY: "set"})
 
     def run_facts(self) -> RunFacts:
@@ -192,12 +199,12 @@ class Fleet:
             raise self._unreadable("facts", str(error)) from None
 
     def set_run_state(self, state: RunState) -> None:
-        """Publish how far the run has come."""
+        """Publish how far the run has come. Raises FencedOut."""
         self._state = state
-        self._notices.put(key(self._run_id, "state"), state.value)
+        self._put("state", state.value)
 
     def renew(self) -> None:
-        """Publish the facts and the state again if they are missing or damaged."""
+        """Publish the facts and the state again if they are missing or damaged. Raises FencedOut."""
         try:
             self.run_facts()
             self.run_state()
@@ -217,6 +224,11 @@ class Fleet:
             return RunState(state.decode(errors="replace"))
         except ValueError as error:
             raise self._unreadable("state", str(error)) from None
+
+    def _put(self, what: str, value: str | bytes) -> None:
+        keys = [epoch_key(self._run_id), key(self._run_id, what)]
+        if newest := self._put_as_learner(keys=keys, args=[self._epoch, value]):
+            raise FencedOut(f"the learner of epoch {newest} has taken over: this one does not write the run's {what}")
 
     def _unreadable(self, what: str, why: str) -> UnknownRun:
         return UnknownRun(

@@ -22,6 +22,7 @@ FILES = (
     ("join_broadcast",),
     ("members",),
     ("put",),
+    ("put_as_learner",),
 )
 
 log = logging.getLogger(__name__)

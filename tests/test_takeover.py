@@ -21,7 +21,7 @@ from learner.supply import Batch
 from replay.actor_buffer import ActorBuffer
 from replay.archive import Archive
 from replay.fleet import Fleet, RunState
-from replay.keys import FencedOut
+from replay.keys import FencedOut, epoch_key
 from tests.attempts import make_buffer
 from tests.small_tokenizer import shop_tokenizer
 from tests.test_lead import START, actor, begin_with, claim_one, join, play_and_record, taken
@@ -75,6 +75,23 @@ def test_suspended_after_it_took_the_folder_it_cuts_no_file_of_its_successor(
                 begin_with(suspended, fence, redis_url, run_dir, progress=START)
     assert Archive(run_dir.trajectories, run_id).steps == [1]
     assert [record["step"] for record in read_metrics(run_dir.metrics)] == [1]
+
+
+def test_a_learner_that_was_replaced_does_not_set_the_state_of_the_run(
+    redis_client: redis.Redis, redis_url: str, run_id: str, run_dir: RunDir
+) -> None:
+    with closing(join(redis_client, run_id)) as loading, closing(join(redis_client, run_id)) as links:
+        replaced = begin_with(links, taken(run_dir), redis_url, run_dir, progress=START)
+        with closing(replaced), closing(join(redis_client, run_id)) as successor:
+            successor.fleet.set_run_state(RunState.TRAINING)
+            replaced.fail()
+            loading.give_up()
+            with pytest.raises(FencedOut, match="epoch 3 has taken over: this one does not write the run's state"):
+                replaced.finish()
+            assert successor.fleet.run_state() is RunState.TRAINING
+            redis_client.set(epoch_key(run_id), "9" * 20)  # is malformed, and no newer learner
+            successor.fleet.set_run_state(RunState.FINISHED)
+            assert successor.fleet.run_state() is RunState.FINISHED
 
 
 def test_a_learner_that_is_replaced_while_it_loads_its_model_ends_before_it_takes_the_folder(
