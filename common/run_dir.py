@@ -58,6 +58,11 @@ class RunDir:
         """The tally of the checkpoint that is being written; it becomes `tally` once that is durable."""
         return self.path / "next_tally.json"
 
+    @property
+    def highest_version(self) -> Path:
+        """The highest version number that may have been published."""
+        return self.path / "highest_version.json"
+
     def mixed_tasks(self, shard: int) -> Path:
         """The tasks that a shard's groups may repeat."""
         return self.path / f"mixed_tasks-{shard:02d}.json"

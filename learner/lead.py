@@ -16,6 +16,7 @@ from common.weights import Adapted
 from learner.checkpoint import Progress
 from learner.evaluation import Evaluation, RegularEvaluation
 from learner.fence import Fence
+from learner.highest_version import load_highest_version
 from learner.links import Links
 from learner.model.flops import Flops
 from learner.publish import Publisher
@@ -48,6 +49,7 @@ class Lead:
         conditions: dict[str, str],
         record: RunRecord,
         publisher: Publisher,
+        highest_version: int,
     ) -> None:
         """`begin` makes one for a run."""
         self._links = links
@@ -56,6 +58,7 @@ class Lead:
         self._conditions = conditions
         self._record = record
         self.publisher = publisher
+        self._highest_version = highest_version
         self.refusals = Refusals(links.fleet, links.bulletin)
         last_step = max((during.step for during in record.tally.evaluations_during), default=0)
         self._regular = RegularEvaluation(links.evaluation, config, last_step=last_step)
@@ -81,6 +84,7 @@ class Lead:
         `decode` makes text of tokens. Raises ConfigError, FencedOut.
         """
         started_at_s, tally = run_dir.start_clock(), tally_at(progress.step, run_dir)
+        highest_version = load_highest_version(run_dir.highest_version)
         _check_base(tally.base_root, publishing.adapted)
         tally.base_root = publishing.adapted.root if publishing.adapted else ""
         archive = ArchiveWriter(run_dir.trajectories, config.run.name, epoch=links.epoch)
@@ -111,6 +115,7 @@ class Lead:
             conditions=conditions,
             record=record,
             publisher=Publisher(publishing, log_path=run_dir.log("publisher"), own=own),
+            highest_version=highest_version,
         )
 
     @property
@@ -129,10 +134,14 @@ class Lead:
 
     def with_fresh_version(self, progress: Progress) -> Progress:
         """`progress` with a version above every published one, so that no version number is used twice."""
-        offered = self._links.bulletin.highest_version()
-        highest = offered if offered >= 0 else progress.highest_published
+        offered = self._links.bulletin.highest_version()  # -1 if the server came back empty
+        highest = max(offered, self._highest_version, progress.highest_published)
         version = progress.policy_version if highest < 0 else max(progress.policy_version, highest) + 1
         return progress.resumed_as(version)
+
+    def reserve_version(self, policy_version: int) -> None:
+        """Write the number of a version to the run's folder, before the version is published. Raises FencedOut."""
+        self._record.reserve_version(policy_version)
 
     def archive(self, batch: Batch, before: Progress) -> None:
         """Archive the batch of the step that follows `before`. Raises ArchiveError."""

@@ -103,7 +103,7 @@ def _trained(
     `durable_step` is the step of the checkpoint that it resumed from; None for a new run.
     """
     config = learner.config
-    _publish(learner, versions)
+    _publish(learner, lead, versions)
     if durable_step is None and not _warm_up(learner, lead, versions, shutdown):
         return False
     begin(learner)
@@ -174,7 +174,7 @@ def _step(
     metrics = train_on(learner, batch, clock)
     step, last = learner.progress.step, config.steps
     if step % config.publish_every == 0 or step == last:
-        _publish(learner, versions)
+        _publish(learner, lead, versions)
     clock.lap("publish")
     if lead:
         lead.evaluate_regularly(learner.progress)
@@ -273,7 +273,7 @@ def _warm_up(learner: Learner, lead: Lead | None, versions: VersionWriter, shutd
         learner.progress = msgspec.structs.replace(
             learner.progress, policy_version=learner.progress.policy_version + num_steps
         )
-        _publish(learner, versions)
+        _publish(learner, lead, versions)
     return True
 
 
@@ -284,9 +284,11 @@ def _evaluate_start(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> 
         lead.close_evaluation(lead.open_evaluation(learner.progress), name, shutdown)
 
 
-def _publish(learner: Learner, versions: VersionWriter) -> None:
+def _publish(learner: Learner, lead: Lead | None, versions: VersionWriter) -> None:
     """Publish the current weights. Every rank calls it."""
     version = learner.progress.policy_version
+    if lead:
+        lead.reserve_version(version)
     probe = probe_of(learner.model, learner.ranks.device, tolerance=learner.config.weights.probe_nats)
     versions.publish(policy_version=version, probe=probe)
     learner.progress = msgspec.structs.replace(learner.progress, highest_published=version)

@@ -22,6 +22,7 @@ from learner.episode_texts import episode_texts
 from learner.evaluation import Evaluation
 from learner.fence import Fence
 from learner.fleet_watch import FleetWatch
+from learner.highest_version import save_highest_version
 from learner.links import Links
 from learner.model.flops import Flops
 from learner.overview import COMPARED, place_of, settings_of
@@ -214,6 +215,11 @@ class RunRecord:
         with self._fence.held():
             self._run_dir.next_tally.replace(self._run_dir.tally)
             sync_path(self._run_dir.path)
+
+    def reserve_version(self, policy_version: int) -> None:
+        """Write the number of a version that is about to be published, the highest so far. Raises FencedOut."""
+        with self._fence.held():
+            save_highest_version(policy_version, self._run_dir.highest_version)
 
     def close(self) -> None:
         self._watch.close()

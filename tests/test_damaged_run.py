@@ -20,6 +20,7 @@ from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from common.tokenizer import load_tokenizer
 from learner.checkpoint import finished_checkpoints, latest_checkpoint
+from learner.highest_version import load_highest_version
 from learner.learn import _recover, learn
 from learner.learner import load_learner
 from learner.ranks import Ranks
@@ -170,6 +171,7 @@ def resumed(finished: ARun, run_dir: RunDir) -> list[str]:
         learner.checkpoints.close()
     run_dir.start_clock()
     load_tally(run_dir.tally)
+    assert load_highest_version(run_dir.highest_version) in (-1, load_highest_version(finished.dir.highest_version))
     ArchiveWriter(run_dir.trajectories, "damaged", epoch=9).cut_after(learner.progress.step)
     MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=learner.progress.step).close()
     return [f"{learner.progress.step}", *(str(value.double().sum().item()) for value in learner.model.parameters())]
@@ -189,7 +191,7 @@ def files_of(run_dir: RunDir) -> Iterator[Path]:
     """One of each kind; of checkpoints, those of the newest."""
     newest = finished_checkpoints(run_dir.checkpoints)[-1]
     yield from sorted(newest.iterdir())
-    yield from (run_dir.tally, run_dir.path / "started_at", run_dir.metrics, run_dir.config)
+    yield from (run_dir.tally, run_dir.highest_version, run_dir.path / "started_at", run_dir.metrics, run_dir.config)
     yield max(run_dir.trajectories.iterdir())
     yield from sorted(path for path in run_dir.model.iterdir() if path.is_file())
 

@@ -17,6 +17,7 @@ from common.shutdown import Shutdown
 from common.weights import Adapted, layout
 from learner.checkpoint import Progress
 from learner.fence import Fence
+from learner.highest_version import load_highest_version
 from learner.lead import Lead
 from learner.links import Links, join_run
 from learner.model.flops import Flops
@@ -293,6 +294,27 @@ def test_a_resumed_learner_uses_versions_above_every_published_one_and_records_w
     fresh = lead.with_fresh_version(begun)
     assert (fresh.step, fresh.policy_version) == (5, 10)
     assert fresh.lags(np.array([3, 5, 9, 10], np.int32)).tolist() == [2, 0, 0, 0]
+
+
+def test_no_version_number_is_used_twice_after_a_server_was_emptied(
+    redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path
+) -> None:
+    """Actors still serve version 14, which is younger than the checkpoint."""
+    first = begin(redis_client, redis_url, run_id, tmp_path)
+    first.prepare_checkpoint(START)()
+    first.reserve_version(14)
+    first.close()
+    redis_client.flushdb()
+    at_ten = msgspec.structs.replace(START, step=10, policy_version=10, highest_published=10)
+    resumed = begin(redis_client, redis_url, run_id, tmp_path, progress=at_ten)
+    resumed.close()
+    fresh = resumed.with_fresh_version(at_ten)
+    assert fresh.policy_version == 15
+    assert fresh.lags(np.array([10, 14, 15], np.int32)).tolist() == [0, 0, 0]
+    taken(RunDir(tmp_path, run_id))
+    with pytest.raises(FencedOut):
+        resumed.reserve_version(15)
+    assert load_highest_version(RunDir(tmp_path, run_id).highest_version) == 14
 
 
 def test_adapters_are_not_trained_further_on_other_weights(
