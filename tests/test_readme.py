@@ -1,10 +1,15 @@
-"""What the README shows is what the repository does: its commands, its settings and its environment."""
+"""What the README shows is what the repository does: its commands, its settings and its environment.
+
+Every `slipstream up` of the docs with a file of conf/ is accepted too.
+"""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from common.config import load_config
+from learner.bounds import check_objective
 from tools.cli import VERBS, main
 
 REPOSITORY = Path(__file__).parents[1]
@@ -13,6 +18,14 @@ COMMANDS = [line.split("#")[0].split()[1:] for line in re.findall(r"^slipstream 
 STARTED = [
     words for words in COMMANDS if words[0] in ("up", "learner", "actors", "top") and not words[1].startswith("--")
 ]
+UP = re.compile(r"\bslipstream up ((?:[^\n`\\]|\\\n)*)")
+OF_CONF = [
+    (page.name, words)
+    for page in sorted((REPOSITORY / "docs").rglob("*.md"))
+    for words in (found.split("#")[0].replace("\\\n", " ").split() for found in UP.findall(page.read_text()))
+    if any(word.startswith("conf/") for word in words)
+    and not any("my_" in word or ("=" not in word and not word.startswith("conf/")) for word in words)
+]  # without files that the page makes
 
 
 def blocks(language: str) -> list[str]:
@@ -36,6 +49,18 @@ def test_every_configuration_of_a_command_loads(
     monkeypatch.chdir(tmp_path)
     assert main([*(word.replace("HOST", "127.0.0.1") for word in words), "--print-config"]) == 0
     assert "run:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("page", "words"), OF_CONF, ids=lambda each: each if isinstance(each, str) else each[-1])
+def test_every_run_that_the_docs_start_from_conf_is_accepted(page: str, words: list[str]) -> None:
+    files = [str(REPOSITORY / word) for word in words if "=" not in word]
+    check_objective(load_config(files[0], [word for word in words if "=" in word], presets=files[1:]))
+
+
+def test_the_docs_start_runs_from_conf() -> None:
+    assert {"objectives.md", "formats.md", "search.md", "environments.md", "mixture.md"} <= {
+        page for page, _ in OF_CONF
+    }
 
 
 def test_the_environment_is_the_one_that_the_docs_show_whole() -> None:
