@@ -197,6 +197,32 @@ def test_other_engines_refuse_a_learner_on_several_hosts(engine: str) -> None:
         launch(configured("learner.hosts=2", "learner.ranks=2"), engine=engine, dry_run=True, options=hosts())
 
 
+def test_hosts_without_the_gpus_of_a_run_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    eight = ["model.dtype=bfloat16", "learner.ranks=8", "actors.count=2"]
+    for settings, options, complaint in (
+        (
+            eight,
+            hosts(learner_gpus=0),
+            "`--learner-gpus` must be at least 8, .* got 0; add --learner-gpus=8, or set model",
+        ),
+        (
+            ["learner.ranks=8"],
+            hosts(learner_gpus=4),
+            "`--learner-gpus` must be at least 8, .* got 4; add --learner-gpus=8",
+        ),
+        (eight, hosts(learner_gpus=8, actor_gpus=0), "`--actor-gpus` must be at least 1 .* got 0; add --actor-gpus=2"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            launch(configured(*settings), engine="slurm", dry_run=True, options=options)
+    for settings, options in (
+        (eight, hosts(learner_gpus=8, actor_gpus=2)),
+        ([*eight, "learner.hosts=2"], hosts(learner_gpus=4, actor_gpus=2)),
+        (["learner.ranks=2"], hosts(learner_gpus=0, actor_gpus=0)),
+        (eight, hosts(learner_gpus=0, actor_gpus=0, sbatch="--gres=gpu:8")),
+    ):
+        assert launch(configured(*settings), engine="slurm", dry_run=True, options=options) == 0
+
+
 @pytest.mark.parametrize(("code", "is_queued_again"), [(EXIT_PREEMPTED, True), (0, False), (1, False)])
 def test_a_slurm_job_hands_its_signal_on_and_is_queued_again_only_if_it_left(
     tmp_path: Path, code: int, is_queued_again: bool

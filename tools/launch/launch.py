@@ -41,6 +41,7 @@ def launch(config: Config, *, engine: str, dry_run: bool, options: LaunchOptions
             f"`learner.hosts` must be 1 on {engine}, got {config.learner.hosts}: only Slurm's scripts start a learner "
             "on several hosts; elsewhere start `slipstream learner` on each host (docs/running.md)"
         )
+    _check_gpus(config, options)
     plan = ENGINES[engine](config, options)
     folder = _folder(config)
     for name, text in plan.files.items():
@@ -62,6 +63,28 @@ def launch(config: Config, *, engine: str, dry_run: bool, options: LaunchOptions
         if code:
             return code
     return 0
+
+
+def _check_gpus(config: Config, options: LaunchOptions) -> None:
+    """Raise ConfigError for hosts without GPUs, or with too few for the learner's ranks.
+
+    bfloat16 shows that the model is for GPUs. Options of sbatch may request them too.
+    """
+    if any(option.startswith(("--gpus", "--gres")) for option in options.sbatch.split()):
+        return
+    is_for_gpus, ranks = config.model.dtype == "bfloat16", config.learner.ranks_per_host
+    auto = ", or set model.dtype=auto for hosts without GPUs"
+    if options.learner_gpus < ranks and (is_for_gpus or options.learner_gpus):
+        raise ConfigError(
+            f"`--learner-gpus` must be at least {ranks}, one for each rank of the learner on its host, got "
+            f"{options.learner_gpus}; add --learner-gpus={ranks}{auto if is_for_gpus else ''}"
+        )
+    if is_for_gpus and not options.actor_gpus:
+        per_host = config.actors.count * config.actors.tensor_parallel
+        raise ConfigError(
+            f"`--actor-gpus` must be at least 1 where `model.dtype` is bfloat16, got 0; add --actor-gpus={per_host} for "
+            f"actors.count={config.actors.count} on each host{auto}"
+        )
 
 
 def _folder(config: Config) -> Path:

@@ -10,8 +10,8 @@ from common.config_error import require
 class LaunchOptions:
     actor_hosts: int = 2  # hosts, pods or tasks; each one runs `slipstream actors`
     actor_gpus: int = 0  # GPUs of each actor host
-    learner_gpus: int = 0  # GPUs of the learner's host
-    gpu: str = ""  # kind of GPU, such as H100; empty: any
+    learner_gpus: int = 0  # GPUs of each of the learner's hosts, one for each of its ranks there
+    gpu: str = ""  # kind of GPU, such as H100; empty: any; SkyPilot needs it
     cpus: int = 4  # CPUs of each host, at least
     memory_gib: int = 16  # memory of each host, at least
     on_demand: bool = False  # SkyPilot takes on-demand instances for actors; spot instances otherwise
