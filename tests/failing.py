@@ -25,3 +25,10 @@ class UnmadeEnv(GuessEnv):
 
     def __init__(self) -> None:
         raise OSError("no such database")
+
+
+class ExpertlessEnv(GuessEnv):
+    """Has no expert."""
+
+    def expert(self) -> str:
+        raise NotImplementedError

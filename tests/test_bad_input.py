@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from common.config import load_config
+from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE, connect
 from common.shutdown import EXIT_PREEMPTED
 from replay.fleet import Fleet, RunFacts
@@ -18,6 +20,7 @@ from replay.server import Server
 from tests.processes import GUESS, REPOSITORY, Run, nothing_runs
 from tools.check_input import check_model_folder
 from tools.cli import main
+from tools.prepare import prepare
 from tools.up import free_port
 
 REASON = "the last one: env_failure: RuntimeError: the database is gone"
@@ -115,6 +118,17 @@ def test_an_environment_that_cannot_be_had_is_named_before_anything_starts(refus
     assert "`env.options` {'size': 3} are not valid for shop" in refused("up", "env.options.size=3")
     assert "`env.options.profile` must be small or full" in refused("up", "env.options.profile=big")
     assert "did you mean action_tag?" in refused("up", "env.action_format=acton_tag")
+
+
+def test_a_run_that_needs_a_missing_expert_is_answered_with_what_to_do_without(
+    refused: Refused, tmp_path: Path
+) -> None:
+    env, cure = "env.name=tests.failing:ExpertlessEnv", "set model.path=FOLDER and warm_start.episodes=0"
+    assert f"has no expert; without one, begin with a model that can already play: {cure}" in refused("up", env)
+    assert "has no expert" in refused("up", env, f"model.path={tmp_path}", "warm_start.episodes=2")
+    assert "`model.path` /no/model is not a directory" in refused("up", env, "model.path=/no/model")
+    with pytest.raises(ConfigError, match=f"failed to play: NotImplementedError: .*{cure}"):
+        prepare(load_config(None, [env, f"run.root={tmp_path}"]))
 
 
 def test_an_address_that_cannot_be_bound_is_named_before_anything_starts(refused: Refused) -> None:

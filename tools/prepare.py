@@ -34,6 +34,7 @@ from common.trajectory import Provenance, Sampling, Task, Trajectory, VersionSpa
 from envhub.catalogue import make_env
 from envhub.env import Env, EnvError
 from learner.curriculum import Curriculum
+from tools.check_input import WITHOUT_EXPERT
 from tools.child import EXIT_BAD_INPUT
 from tools.tiny_model import make_tiny_model
 
@@ -64,7 +65,7 @@ def prepare(config: Config) -> RunDir:
         _make_what_is_missing(config, run_dir)
     except (EnvError, EpisodeFailed) as error:
         names = ", ".join(config.env.entries())
-        raise ConfigError(f"`env.name` {names}: its expert failed to play: {error}") from error
+        raise ConfigError(f"`env.name` {names}: its expert failed to play: {error}; {WITHOUT_EXPERT}") from error
     return run_dir
 
 

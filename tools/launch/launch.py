@@ -82,8 +82,8 @@ def _check_gpus(config: Config, options: LaunchOptions) -> None:
     if is_for_gpus and not options.actor_gpus:
         per_host = config.actors.count * config.actors.tensor_parallel
         raise ConfigError(
-            f"`--actor-gpus` must be at least 1 where `model.dtype` is bfloat16, got 0; add --actor-gpus={per_host} for "
-            f"actors.count={config.actors.count} on each host{auto}"
+            f"`--actor-gpus` must be at least 1 where `model.dtype` is bfloat16, got 0; add --actor-gpus={per_host} "
+            f"for actors.count={config.actors.count} on each host{auto}"
         )
 
 
