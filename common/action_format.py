@@ -200,7 +200,7 @@ def action_format(name: str, defined: Mapping[str, Any] | None = None) -> Action
     names = [*FORMATS, TOOLS, *(defined or ())]
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]}?" if near else "see docs/formats.md"
-    known = f"one of {', '.join(names)}, or module:Class for your own"
+    known = f"one of {', '.join(names)}, a name that you define in env.formats, or module:Class for your own"
     require(name in names, "env.action_format", known, name, hint)
     return FORMATS[name]
 

@@ -222,7 +222,8 @@ def test_a_re_run_reports_that_the_file_of_a_part_has_changed(on_disk: Path, ran
     [
         (
             "reakt",
-            "must be one of plain, action_tag, react, outcome, tools, or module:Class for your own, got 'reakt'",
+            "must be one of plain, action_tag, react, outcome, tools, a name that you define in env.formats, or "
+            "module:Class for your own, got 'reakt'; did you mean react?",
         ),
         ("tests.wrong_parts:nothing", "nothing must be a class, got function"),
         ("tests.wrong_parts:Deaf", "failed: RuntimeError: I hear nothing; it is made without arguments"),
