@@ -1,5 +1,6 @@
 """The command line: help, settings from files and overrides, and what every verb does with them."""
 
+import argparse
 import functools
 import inspect
 import os
@@ -14,7 +15,7 @@ from common.config import key_paths, load_config
 from common.connection import PASSWORD_VARIABLE
 from learner.fit_options import FitOptions
 from replay.server import start_server
-from tools.cli import _parsed, main
+from tools.cli import _parsed, _parser, main
 from tools.collect_options import CollectOptions
 from tools.doctor import print_missing
 from tools.launch.launch_options import LaunchOptions
@@ -62,6 +63,23 @@ def test_every_setting_is_read_by_a_verb() -> None:
     sections = {section for verb in VERBS.values() for section in verb.settings}
     read = [path for path in key_paths() if any(f"{path}.".startswith(f"{section}.") for section in sections)]
     assert read == key_paths()
+
+
+def test_every_option_of_every_verb_has_a_description() -> None:
+    verbs = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    parsers = {verb: parser for action in verbs for verb, parser in action.choices.items()}
+    for verb, parser in list(parsers.items()):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers |= {f"{verb} {question}": each for question, each in action.choices.items()}
+    bare = [
+        f"{verb} {action.option_strings or action.dest}"
+        for verb, parser in parsers.items()
+        for action in parser._actions
+        if not isinstance(action, argparse._SubParsersAction)
+        and not re.sub(r"\(default: .*\)$", "", action.help or "").strip()
+    ]
+    assert set(VERBS) <= set(parsers) and bare == []
 
 
 OPERANDS = {

@@ -1,5 +1,6 @@
 """The help on settings: every key with its default and its comment, read from the source of the configuration."""
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -32,9 +33,10 @@ def _comment(path: str) -> str:
 
 
 def comment(section: type, name: str) -> str:
-    """The comment after the field `name` of a dataclass."""
-    found = re.search(rf"^    {name}: [^\n]*?  # (.+)$", _source(section), re.MULTILINE)
-    return found.group(1) if found else ""
+    """The comment after the field `name` of a dataclass, or of one that it inherits from."""
+    sources = (_source(kind) for kind in section.__mro__ if dataclasses.is_dataclass(kind))
+    found = (re.search(rf"^    {name}: [^\n]*?  # (.+)$", source, re.MULTILINE) for source in sources)
+    return next((match.group(1) for match in found if match), "")
 
 
 @functools.cache

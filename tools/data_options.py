@@ -17,9 +17,7 @@ class DataOptions:
     max_chars: int = 0  # drop rows with more characters in all messages; 0: no limit
     action_format: str = ""  # drop rows with a reply in another format than this env.action_format; empty: any reply
     max_repetition: float = 1.0  # drop rows in which a larger share of the assistant's 5-word runs came before
-    near_duplicates: float = (
-        0.0  # drop rows this similar to an earlier one (Jaccard, 5-word runs); 0: exact repeats only
-    )
+    near_duplicates: float = 0.0  # drop rows this similar to an earlier one (Jaccard, 5-word runs); 0: equal rows only
     judge: str = ""  # a YAML file with a judge, which marks the rows that passed all filters; see docs/data.md
     min_mark: float = 0.0  # drop rows with a lower mark
     held_out: float = 0.0  # fraction of the tasks whose rows go to a second file

@@ -14,7 +14,7 @@ class SimulateOptions:
     restart_s: float = 120.0  # until a lost actor is replaced
     learner_speed: float = 1.0  # of what was measured: 8 for eight times the ranks, if they scale
     steps: int = 100  # optimizer steps that are measured
-    seed: int = 0
+    seed: int = 0  # of everything that is drawn: episodes, times and losses of actors
     json: bool = False  # print one JSON object
 
     def __post_init__(self) -> None:
