@@ -3,9 +3,11 @@
 import dataclasses
 import itertools
 import os
+import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE
 from common.curve import KEY_VARIABLE
 from common.shutdown import EXIT_PREEMPTED
+from tools.cli import main
 from tools.launch.kubernetes import manifest
 from tools.launch.launch import ENGINES, launch
 from tools.launch.launch_options import LaunchOptions
 from tools.launch.skypilot import actors_task, launch_job, learner_task
 from tools.launch.slurm import actors_script, learner_script
 
+REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 60.0
 SETTINGS = Path("/shared/launch/demo/config.yaml")
 
@@ -221,6 +225,17 @@ def test_hosts_without_the_gpus_of_a_run_are_refused(capsys: pytest.CaptureFixtu
         (eight, hosts(learner_gpus=0, actor_gpus=0, sbatch="--gres=gpu:8")),
     ):
         assert launch(configured(*settings), engine="slurm", dry_run=True, options=options) == 0
+
+
+def test_every_launch_of_the_page_is_accepted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))  # `main` changes it
+    text = (REPOSITORY / "docs" / "fleet.md").read_text().replace("\\\n", " ")
+    commands = [shlex.split(line)[1:] for line in re.findall(r"^slipstream launch .* conf/.*$", text, re.MULTILINE)]
+    assert {command[1] for command in commands} == {"slurm", "kubernetes", "skypilot"}
+    for command in commands:
+        assert main([str(REPOSITORY / word) if word.startswith("conf/") else word for word in command]) == 0
 
 
 @pytest.mark.parametrize(("code", "is_queued_again"), [(EXIT_PREEMPTED, True), (0, False), (1, False)])
