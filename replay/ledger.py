@@ -135,14 +135,16 @@ def read_ledger(client: redis.Redis, run_id: str, *, stream: str = "train") -> L
 
 def ledger_of(counters: Mapping[bytes, bytes]) -> Ledger:
     """The ledger of the stored counters."""
-    numbers: dict[str, int | float] = {"last_group_id": -1}
+    numbers: dict[str, int | float] = {}
     unreadable = []
     for name, value in counters.items():
         number = _number(name, value)
         if number is None:
             unreadable.append(name.decode(errors="replace"))
         else:
-            numbers[name.decode(errors="replace")] = number
+            readable = name.decode(errors="replace")  # several malformed names may become one
+            numbers[readable] = numbers.get(readable, 0) + number
+    numbers.setdefault("last_group_id", -1)
     fields: dict[str, Any] = {"unreadable": unreadable}
     for field in dataclasses.fields(Ledger):
         if field.name in fields:

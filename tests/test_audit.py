@@ -128,3 +128,13 @@ def test_the_audit_names_a_lease_without_a_fence_and_a_fence_without_a_lease(
     if not redis_client.hdel(group, "fence"):
         redis_client.hset(group, "fence", 1)
     assert buffer.audit() == [wrong]
+
+
+def test_accounts_whose_names_are_not_utf_8_count_in_the_sum(buffer: Views, redis_client: redis.Redis) -> None:
+    """Both names become the same text, and the books balance, or the learner would repair them for ever."""
+    buffer.learner.drop([0, 1], "surplus")
+    counters = f"{buffer.base}:counters"
+    redis_client.hdel(counters, "dropped:surplus")
+    redis_client.hset(counters, mapping={b"dropped:\xff": 1, b"dropped:\xfe": 1})
+    ledger = buffer.learner.ledger()
+    assert (ledger.dropped, ledger.balanced, ledger.repairs) == ({"\ufffd": 2}, True, 0)

@@ -1,7 +1,9 @@
 -- fail: (group_id, member, attempt, fence, outcome, description) -> the number of the next attempt; false if there is
 -- none.
+local OUTCOMES = { truncated = true, env_failure = true, infra_failure = true, preempted = true, replay_mismatch = true }
 local id, member, attempt = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local group = group_key(id)
+if not OUTCOMES[ARGV[5]] then return redis.error_reply('ERR malformed outcome') end
 if not holds(id, ARGV[4]) or flaw(id, 'leased') or redis.call('HEXISTS', group, 'member:' .. member) == 1 then return false end
 local current = tonumber(redis.call('HGET', group, 'attempt:' .. member) or '0')
 if current ~= attempt then return current end -- this call was made before, and its reply was lost
