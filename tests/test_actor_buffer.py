@@ -144,7 +144,16 @@ def test_what_is_no_record_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    "result", [(), ("shop",), ("shop", "much", "1"), ("shop", "nan", "1"), ("shop", "inf", "0"), ("shop", "1.5", "yes")]
+    "result",
+    [
+        (),
+        ("shop",),
+        ("shop", "much", "1"),
+        ("shop", "nan", "1"),
+        ("shop", "inf", "0"),
+        ("shop", "1.5", "yes"),
+        ("shop" * 100, "1.0", "1"),
+    ],
 )
 def test_an_insert_without_a_result_is_refused_and_changes_nothing(
     buffer: Views, redis_client: redis.Redis, run_id: str, result: tuple[str, ...]

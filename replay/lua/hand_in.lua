@@ -3,7 +3,7 @@
 local id, member, record = ARGV[1], ARGV[2], ARGV[3]
 local group = group_key(id)
 local payload, attempt, fence = read_record(record)
-if not payload then return redis.error_reply('ERR malformed record: ' .. record) end
+if not payload then return redis.error_reply('ERR malformed record') end
 local held = or_nothing(redis.pcall('HGET', group, 'partial:' .. member))
 if held and read_record(held) == payload then
   count('dedup_hits', 1)
@@ -15,6 +15,7 @@ if stored or not holds(id, fence) or (redis.call('HGET', group, 'attempt:' .. me
   count('fenced_inserts', 1)
   return 'fenced'
 end
+if not is_member(member, size_of(id)) then return redis.error_reply('ERR malformed member') end
 if redis.call('PERSIST', KEYS[2]) == 0 then return 'full' end
 
 remove_partial(id, member, 'discarded:superseded')

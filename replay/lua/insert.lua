@@ -2,16 +2,18 @@
 -- as in visits.py), payload in KEYS[2]. Commits the payload that was SET just before, removes its time to live, and
 -- counts its episode as produced, and its states as visited. The last member of a screen completes the group if all of
 -- the screen have the same return; if not, the group grows, and is queued again for its other members.
+local MAX_ENVIRONMENT = 256 -- bytes
 local NUM_BUCKETS = 262144 -- as in visits.py
 local RESOLUTION = 1e-6 -- returns that differ by less are equal; RETURN_RESOLUTION in learner/objective/advantage.py
 local id, member, record = ARGV[1], ARGV[2], ARGV[3]
 local environment, total_reward, success = ARGV[4], ARGV[5], ARGV[6]
 local group = group_key(id)
 local payload, attempt, fence, newest = read_record(record)
-if not payload then return redis.error_reply('ERR malformed record: ' .. record) end
+if not payload then return redis.error_reply('ERR malformed record') end
 -- Checked before any change: a script that fails half-way does not undo its changes.
 local earned = tonumber(total_reward)
-if not environment or not earned or earned - earned ~= 0 or (success ~= '0' and success ~= '1') then
+if not environment or #environment > MAX_ENVIRONMENT or not earned or earned - earned ~= 0
+  or (success ~= '0' and success ~= '1') then
   return redis.error_reply('ERR malformed result: ' .. tostring(total_reward) .. ', ' .. tostring(success))
 end
 for i = 7, #ARGV, 2 do
@@ -34,6 +36,7 @@ if stored or facts[2] ~= fence or (facts[3] or '0') ~= attempt then
   count('fenced_inserts', 1)
   return 'fenced'
 end
+if not is_member(member, checked_size(id, facts[7])) then return redis.error_reply('ERR malformed member') end
 if redis.call('PERSIST', KEYS[2]) == 0 then return 'full' end
 
 local num_stored = (whole(facts[6]) or 0) + 1

@@ -8,6 +8,8 @@ local counters = base .. ':counters'
 local epoch_key = string.gsub(base, '[^:]+$', 'epoch') -- not from KEYS: actors may not read it, whatever they pass
 local STATES = { 'queued', 'leased', 'judging', 'ready', 'claimed', 'quarantined' }
 local MAX_MEMBERS = 4096
+local MAX_RECORD = 1024 -- bytes; without the actor's name it has at most 106
+local MAX_DESCRIPTION = 8192 -- bytes; MAX_REASON_CHARS in failures.py, with four bytes for each, and a few numbers
 local MAX_DIGITS = 15 -- no counter of a run has so many, and doubles are exact up to there
 local TOO_LONG = string.rep('%d', MAX_DIGITS)
 
@@ -163,20 +165,31 @@ end
 -- Returns 'attempt:fence', which is part of the payload's key, then attempt, fence and newest_policy_version; nil if
 -- the record is malformed.
 local function read_record(record)
+  if #record > MAX_RECORD then return end
   local numbers, payload, attempt, fence, newest =
     string.match(record, '^(((%d+):(%d+)):(%d+):%d+:%d+:%d+:%d+):')
   if numbers and not string.find(numbers, TOO_LONG) then return payload, attempt, fence, newest end
+end
+
+-- Whether the text `member`, as Python writes a number, is one of a group's members.
+local function is_member(member, num_members)
+  local number = whole(member)
+  return number and number < num_members and string.format('%d', number) == member
 end
 
 local function payload_key(kind, id, member, record)
   return base .. ':' .. kind .. ':' .. id .. ':' .. member .. ':' .. (read_record(record) or '')
 end
 
--- How many members a group has. Raises DAMAGED for a malformed number, so that no loop runs up to it.
-local function size_of(id)
-  local size = whole(redis.call('HGET', group_key(id), 'num_members')) or 0
+-- The number of members that is stored as `text`. Raises DAMAGED if it is malformed, so that no loop runs up to it.
+local function checked_size(id, text)
+  local size = whole(text) or 0
   if size < 1 or size > MAX_MEMBERS then error('DAMAGED: group ' .. id .. ' has no num_members') end
   return size
+end
+
+local function size_of(id)
+  return checked_size(id, redis.call('HGET', group_key(id), 'num_members'))
 end
 
 -- The names of the fields of up to 100 members from `first` on: Lua cannot pass more than some thousand arguments at
