@@ -79,7 +79,7 @@ class Supply:
         self._taught = deque[bool](maxlen=USEFUL_WINDOW)
         self._dropped_returns: list[float] = []  # of the members of groups dropped for the present step
         self._last_equal_return = 0.0  # mean return of the last group whose members all had the same
-        self._awaited = set[int]()  # ids of a synchronous step's groups that were opened and not claimed yet
+        self._awaited = set[int]()  # ids of a synchronous step's groups that were not claimed at the last look
         self._early = dict[int, Group]()  # by id, claimed ones that wait for groups with lower ids
         replay = config.replay
         # The number of groups that a step's groups are chosen from.
@@ -149,13 +149,10 @@ class Supply:
         if not self._in_order:
             return self._claim_ready(step, num_missing, policy_version=policy_version, max_lag=max_lag)
         if not self._is_next_here():
-            ledger = self._buffer.ledger()
-            if ledger.ready:
-                claimed = self._claim_ready(step, ledger.ready, policy_version=policy_version, max_lag=max_lag)
+            if num_ready := self._buffer.ledger().ready:
+                claimed = self._claim_ready(step, num_ready, policy_version=policy_version, max_lag=max_lag)
                 self._early |= {group.ticket.group_id: group for group in claimed}
-                self._awaited -= self._early.keys()
-            elif not ledger.queued + ledger.leased + ledger.judging:
-                self._awaited.clear()  # they failed, and were dropped
+            self._awaited = self._buffer.unclaimed()  # whoever opened them: a learner before this one may have
         return [self._early.pop(min(self._early))] if self._is_next_here() else []
 
     def _is_next_here(self) -> bool:
@@ -193,14 +190,15 @@ class Supply:
 
     def _drop_surplus(self, dropped: Counter[str]) -> None:
         """Drop what was opened for a synchronous step that is complete without it. Unfinished ones have no returns."""
+        if not self._in_order:
+            return
         self._drop(self._early.values(), "surplus", dropped)
-        if self._awaited:
+        self._early.clear()
+        if unclaimed := self._buffer.unclaimed():
             before = self._buffer.ledger().dropped.get("surplus", 0)
-            self._buffer.drop(self._awaited, reason="surplus")  # some may have failed, and are dropped already
+            self._buffer.drop(unclaimed, reason="surplus")  # some may have failed, and are dropped already
             if num_new := self._buffer.ledger().dropped.get("surplus", 0) - before:
                 dropped["surplus"] += num_new
-        self._early.clear()
-        self._awaited.clear()
 
     def _sorted_out(self, claimed: list[Group]) -> tuple[list[Group], dict[str, list[Group]]]:
         """The groups to learn from, and the others by the reason for dropping them; remember how many taught."""
@@ -236,18 +234,12 @@ class Supply:
         # A learner before this one opened these.
         known = range(self._next_group_id, ledger.last_group_id + 1, self._every)
         self._next_group_id += len(known) * self._every
-        self._await(known)
         if room <= 0:
             return
         ids = range(self._next_group_id, self._next_group_id + room * self._every, self._every)
         oldest_allowed = max(0, published_version - replay.target_lag)
         self._buffer.open([self._ticket(group_id, step=step, min_policy_version=oldest_allowed) for group_id in ids])
         self._next_group_id += room * self._every
-        self._await(ids)
-
-    def _await(self, group_ids: range) -> None:
-        if self._in_order:
-            self._awaited.update(group_ids)
 
     def _ticket(self, group_id: int, *, step: int, min_policy_version: int) -> Ticket:
         task, is_repeat = self.curriculum.choose(group_id)

@@ -156,6 +156,10 @@ class LearnerBuffer:
         self._verbs.repair(f"they do not balance: {found.to_dict()}")
         return self._books()
 
+    def unclaimed(self) -> set[int]:
+        """The ids of the groups that are queued, leased, judging or ready."""
+        return {int(group_id) for group_id in self._verbs.call("unclaimed")}
+
     def failures(self) -> list[Failure]:
         """The last hundred failed attempts, newest first."""
         return read_failures(self._client, self._base)

@@ -60,6 +60,7 @@ LEARNERS = (
     "settle",
     "reopen",
     "books",
+    "unclaimed",
     "quarantine",
     "repair",
 )
