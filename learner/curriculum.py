@@ -20,14 +20,16 @@ class Choice(NamedTuple):
 
     task: Task
     is_repeat: bool  # chosen because attempts at it differed, so its success says nothing about all tasks
+    variance: float | None = None  # of the returns of its last group; forgotten until this group is observed
 
 
 class Curriculum:
     """Distributes groups over the entries of `env.mixture` by weight; what is too hard or too easy gets less.
 
-    It measures success on all claimed groups of new tasks, including those that teach nothing. A restarted learner
-    begins with no measurements, and has them again after a few groups of each environment. A share `env.repeat` of the
-    groups repeats tasks of `MixedTasks`.
+    It measures success on all claimed groups of new tasks, including those that teach nothing. Of a group with a screen
+    only the screen counts: whether the other members were played depends on its returns. A restarted learner begins
+    with no measurements, and has them again after a few groups of each environment. A share `env.repeat` of the groups
+    repeats tasks of `MixedTasks`.
     """
 
     def __init__(self, config: EnvConfig, *, seed: int) -> None:
@@ -38,15 +40,19 @@ class Curriculum:
         self._mixed = {label: MixedTasks() for label in self._entries}
 
     def observe(self, groups: Iterable[Group]) -> None:
-        """Add the success and the returns of `groups` to what is known of their environments and tasks."""
+        """Add the success and the returns of `groups` to what is known of their environments and tasks.
+
+        A group that an earlier step has used is known already.
+        """
         for group in groups:
             task, trajectories = group.ticket.task, group.trajectories
-            if task.env not in self._entries:  # a group from before a restart, of another mixture
+            if group.num_uses > 1 or task.env not in self._entries:  # of another mixture, from before a restart
                 continue
             if self._config.repeat:
                 self._mixed[task.env].observe(task.index, [trajectory.total_reward for trajectory in trajectories])
             if not group.ticket.is_repeat:
-                self._success[task.env].append(sum(each.success for each in trajectories) / len(trajectories))
+                measured = trajectories[: group.ticket.screen_size or None]
+                self._success[task.env].append(sum(each.success for each in measured) / len(measured))
 
     def weights(self) -> dict[str, float]:
         """The current weight of each environment; the weights need not add up to 1."""
@@ -61,12 +67,21 @@ class Curriculum:
         Unless it is a repeat, no task of an environment is visited twice before all of them had their turn.
         """
         label, dice = self.label(group_id), random.Random(f"{self._seed}/{group_id}/repeat")
-        index = self._mixed[label].take(dice) if dice.random() < self._config.repeat else None
-        if index is not None:
-            return Choice(Task(env=label, split="train", index=index), is_repeat=True)
-        index = task_index(group_id, self._config.num_train_tasks, self._seed)
-        self._mixed[label].forget(index)
-        return Choice(Task(env=label, split="train", index=index), is_repeat=False)
+        variances = self._mixed[label].to_dict()
+        repeated = self._mixed[label].take(dice) if dice.random() < self._config.repeat else None
+        if repeated is None:
+            index = task_index(group_id, self._config.num_train_tasks, self._seed)
+            self._mixed[label].forget(index)
+        else:
+            index = repeated
+        task = Task(env=label, split="train", index=index)
+        return Choice(task, is_repeat=repeated is not None, variance=variances.get(index))
+
+    def take_back(self, choice: Choice) -> None:
+        """Remember again what was known of the task: its group is dropped before it is observed."""
+        label, index = choice.task.env, choice.task.index
+        if choice.variance is not None:
+            self._mixed[label] = MixedTasks({index: choice.variance} | self._mixed[label].to_dict())
 
     def mixed_tasks(self) -> dict[str, dict[int, float]]:
         """What `restore` needs, by environment."""

@@ -15,7 +15,7 @@ from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
 from common.versions import Resumption, oldest_within
 from envhub.rewards.part import actors_judge, judged_envs, reward_parts
-from learner.curriculum import Curriculum
+from learner.curriculum import Choice, Curriculum
 from learner.refusals import Refusals
 from learner.token_advantages import teaches
 from learner.tree import why_not_trained
@@ -80,6 +80,7 @@ class Supply:
         self._dropped_returns: list[float] = []  # of the members of groups dropped for the present step
         self._last_equal_return = 0.0  # mean return of the last group whose members all had the same
         self._awaited = set[int]()  # ids of a synchronous step's groups that were not claimed at the last look
+        self._choices = dict[int, Choice]()  # by id, of the groups that were opened for a synchronous step
         self._early = dict[int, Group]()  # by id, claimed ones that wait for groups with lower ids
         replay = config.replay
         # The number of groups that a step's groups are chosen from.
@@ -192,9 +193,14 @@ class Supply:
         """Drop what was opened for a synchronous step that is complete without it. Unfinished ones have no returns."""
         if not self._in_order:
             return
+        unclaimed = self._buffer.unclaimed()
+        for group_id in sorted(unclaimed | self._early.keys()):
+            if group_id in self._choices:
+                self.curriculum.take_back(self._choices[group_id])
+        self._choices.clear()
         self._drop(self._early.values(), "surplus", dropped)
         self._early.clear()
-        if unclaimed := self._buffer.unclaimed():
+        if unclaimed:
             before = self._buffer.ledger().dropped.get("surplus", 0)
             self._buffer.drop(unclaimed, reason="surplus")  # some may have failed, and are dropped already
             if num_new := self._buffer.ledger().dropped.get("surplus", 0) - before:
@@ -215,8 +221,8 @@ class Supply:
             else:
                 rejected.setdefault("zero_variance", []).append(group)
                 self._last_equal_return = statistics.mean(_returns(group))
-        num_equal = len(rejected.get("zero_variance", []))
-        self._taught += [True] * len(useful) + [False] * num_equal
+        for did, groups in ((True, useful), (False, rejected.get("zero_variance", []))):
+            self._taught += [did for group in groups if group.num_uses == 1]  # new ones: only these are opened
         return useful, rejected
 
     def admit(self, step: int, kept: list[Group], *, published_version: int) -> None:
@@ -242,9 +248,12 @@ class Supply:
         self._next_group_id += room * self._every
 
     def _ticket(self, group_id: int, *, step: int, min_policy_version: int) -> Ticket:
-        task, is_repeat = self.curriculum.choose(group_id)
-        ticket = ticket_of(group_id, task, self._config, step=step, min_policy_version=min_policy_version)
-        return msgspec.structs.replace(ticket, is_repeat=is_repeat, is_judged=task.env in self._judged_envs)
+        choice = self.curriculum.choose(group_id)
+        if self._in_order:
+            self._choices[group_id] = choice
+        ticket = ticket_of(group_id, choice.task, self._config, step=step, min_policy_version=min_policy_version)
+        is_judged = choice.task.env in self._judged_envs
+        return msgspec.structs.replace(ticket, is_repeat=choice.is_repeat, is_judged=is_judged)
 
     def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int, useful: float) -> int:
         """The number of groups to open so that `num_uses` more uses are possible, the rest of this step's included.

@@ -193,7 +193,7 @@ def share_of_mixed_groups(repeat: float, *, num_tasks: int, spread: float, num_g
     curriculum, dice, num_mixed = Curriculum(config, seed=1), random.Random(5), 0
     chances = [dice.betavariate(4 / spread, 1 / spread) for _ in range(num_tasks)]
     for group_id in range(num_groups):
-        task, is_repeat = curriculum.choose(group_id)
+        task, is_repeat, _ = curriculum.choose(group_id)
         successes = [dice.random() < chances[task.index] for _ in range(8)]
         curriculum.observe([finished(task.index, successes=successes, is_repeat=is_repeat)])
         num_mixed += 0 < sum(successes) < 8
@@ -206,3 +206,48 @@ def test_repeats_pay_where_tasks_differ_in_difficulty_and_change_little_where_th
     share = partial(share_of_mixed_groups, num_tasks=num_tasks)
     assert share(0.75, spread=10.0) > 2 * share(0.0, spread=10.0)
     assert share(0.75, spread=0.05) == pytest.approx(share(0.0, spread=0.05), abs=0.1)
+
+
+def test_a_group_is_observed_at_its_first_use_only() -> None:
+    curriculum = Curriculum(mixture(min_success=0.1, max_success=0.7, aside_weight=0.2, repeat=0.5), seed=2)
+    equal = [finished(index, label="easy", successes=EQUAL) for index in range(FEWEST)]
+    mixed = finished(99, label="easy", successes=MIXED)
+    curriculum.observe([mixed, *equal])
+    assert curriculum.weights() == {"craft": 3.0, "easy": 0.2}
+    known = curriculum.mixed_tasks()
+    assert known["easy"] == {99: 0.25}
+    curriculum.observe([msgspec.structs.replace(mixed, num_uses=uses) for uses in range(2, 2 + WINDOW)])
+    assert curriculum.weights() == {"craft": 3.0, "easy": 0.2}, "later uses say nothing new of the environment"
+    curriculum.observe([finished(99, label="easy", successes=EQUAL, is_repeat=True)])
+    curriculum.observe([msgspec.structs.replace(mixed, num_uses=2)])
+    assert curriculum.mixed_tasks()["easy"] == {}, "nor of the task, whose newest group had equal returns"
+
+
+def test_the_success_of_groups_with_a_screen_is_that_of_their_screens() -> None:
+    """By hand: 6 of the screens' 8 episodes succeed. With all members it would be (1/8 + 1/8 + 1 + 1) / 4 = 0.56."""
+    screened = [
+        finished(0, label="easy", successes=[True, False] + [False] * 6),
+        finished(1, label="easy", successes=[True, False] + [False] * 6),
+        finished(2, label="easy", successes=[True, True]),
+        finished(3, label="easy", successes=[True, True]),
+    ]
+    groups = [
+        msgspec.structs.replace(group, ticket=msgspec.structs.replace(group.ticket, screen_size=2))
+        for group in screened
+    ]
+    assert 2 * len(groups) >= FEWEST
+    for limits, weight in (((0.74, 0.76), 1.0), ((0.0, 0.74), 0.2), ((0.76, 1.0), 0.2)):
+        curriculum = Curriculum(mixture(min_success=limits[0], max_success=limits[1], aside_weight=0.2), seed=2)
+        curriculum.observe(groups * 2)
+        assert curriculum.weights() == {"craft": 3.0, "easy": weight}
+
+
+def test_a_choice_that_is_taken_back_leaves_its_task_known() -> None:
+    curriculum = repeating()
+    curriculum.observe([finished(index, successes=MIXED) for index in range(20)])
+    known = curriculum.mixed_tasks()
+    choices = [curriculum.choose(group_id) for group_id in range(20)]
+    assert sum(choice.is_repeat for choice in choices) > 10 and curriculum.mixed_tasks() != known
+    for choice in choices:
+        curriculum.take_back(choice)
+    assert curriculum.mixed_tasks() == known

@@ -195,6 +195,15 @@ def test_synchronous_training_with_reuse_has_enough_groups_for_each_step(
     assert buffer.learner.ledger().opened == 4
 
 
+def test_the_share_of_groups_that_teach_counts_no_group_twice(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer.learner, config("replay.max_uses=2", "replay.max_lag=9"), first_group_id=0)
+    supply.admit(1, [], published_version=0)
+    work(buffer.actor, run_id, returns=differ)
+    for step in (1, 2):
+        supply.next_batch(step, policy_version=0, published_version=0, shutdown=shutdown)
+    assert list(supply._taught) == [True, True]
+
+
 def test_no_group_is_used_twice_in_one_step(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
     supply = Supply(buffer.learner, config("replay.max_uses=2"), first_group_id=0)
     supply.admit(1, [], published_version=0)
