@@ -68,6 +68,11 @@ class RunDir:
         return self.path / f"mixed_tasks-{shard:02d}.json"
 
     @property
+    def fit(self) -> Path:
+        """What the checkpoints of `slipstream sft`, `dpo`, `reward` or `prm` depend on."""
+        return self.path / "fit.json"
+
+    @property
     def redis(self) -> Path:
         return self.path / "redis"
 

@@ -107,7 +107,7 @@ def fit(
     A run that was stopped continues from its checkpoint. Every rank passes all of the examples, in the same order.
     Raises ConfigError if the run was started with other examples or settings.
     """
-    check_identity(run_dir.path / "fit.json", identity_of(goal, examples, config, options), ranks=ranks)
+    check_identity(run_dir.fit, identity_of(goal, examples, config, options), ranks=ranks)
     num_steps = options.epochs * -(-len(examples) // options.batch_rows)
     fitted = _load(goal, config, options, ranks=ranks, num_steps=num_steps)
     # Before a checkpoint is read: until then the model is the reference policy.

@@ -42,6 +42,14 @@ def check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) -> 
     Raises ConfigError if another is recorded there, and on every rank unless all of them have the same.
     """
     check_alike({name: str(value) for name, value in identity.items()}, ranks=ranks)
+    check_recorded(path, identity)
+    dist.barrier()  # every rank has looked before rank 0 writes
+    if ranks.rank == 0:
+        write_json(path, identity)
+
+
+def check_recorded(path: Path, identity: dict[str, object]) -> None:
+    """Raise ConfigError if another identity than `identity` is recorded in `path`."""
     if path.exists():
         try:
             before = json.loads(path.read_text())
@@ -54,6 +62,3 @@ def check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) -> 
             raise ConfigError(
                 f"the run in {path.parent} was started with another {' and '.join(others)}; choose another `run.name`"
             )
-    dist.barrier()  # every rank has looked before rank 0 writes
-    if ranks.rank == 0:
-        write_json(path, identity)

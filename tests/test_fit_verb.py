@@ -81,6 +81,11 @@ def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(fold
     assert len(losses) == 40 and losses[-1] < 0.5 * losses[0]
     again = slipstream("sft", *arguments)
     assert again.returncode == 0 and "resumed from step_000040" in again.stderr
+    run = folder / "runs" / "sft"
+    before = {path: path.read_bytes() for path in (run / "config.yaml", run / "fit.json")}
+    other = slipstream("sft", *arguments, "--epochs=3", "optim.lr=0.5")
+    assert other.returncode == 2 and "was started with another --epochs; choose another `run.name`" in other.stderr
+    assert all(path.read_bytes() == content for path, content in before.items())
 
 
 @pytest.mark.parametrize("goal", ["dpo", "reward"])
@@ -100,4 +105,22 @@ def test_what_is_missing_is_reported_at_once(folder: Path, capsys: pytest.Captur
     assert "`--data` must name a file of conversations, got 'nowhere.jsonl'" in capsys.readouterr().err
     assert main(["reward", *settings(folder, "none", "--beta=0")]) == 2
     assert "`--beta` must be > 0" in capsys.readouterr().err
+    (folder / "long.jsonl").write_text((folder / "rows.jsonl").read_text().splitlines(keepends=True)[-2])
+    assert main(["sft", *settings(folder, "none", f"--data={folder}/long.jsonl")]) == 2
+    assert "has no row to train on: 1 longer than model.max_tokens, 32" in capsys.readouterr().err
     assert not (folder / "runs" / "none").exists()
+
+
+@pytest.mark.parametrize("goal", ["sft", "dpo", "reward", "prm"])
+def test_a_run_of_another_kind_is_left_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str], goal: str) -> None:
+    asked, right = {"role": "user", "content": "one"}, {"role": "assistant", "content": "one"}
+    row = {"messages": [asked, right], "turn_labels": [1.0]}
+    pair = {"chosen": [asked, right], "rejected": [asked, {"role": "assistant", "content": "two"}]}
+    (folder / "few.jsonl").write_text(json.dumps(pair if goal in ("dpo", "reward") else row) + "\n")
+    run = folder / "runs" / f"of-up-{goal}"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("run: {name: of-up}\n")
+    assert main([goal, *settings(folder, run.name, f"--data={folder}/few.jsonl")]) == 2
+    assert "is a run of another kind" in (message := capsys.readouterr().err) and "choose another run.name" in message
+    assert [path.name for path in run.iterdir()] == ["config.yaml"]
+    assert (run / "config.yaml").read_text() == "run: {name: of-up}\n"

@@ -12,7 +12,7 @@ from common.config import Config, dump_config
 from common.config_error import ConfigError
 from common.dialogue import Tokeniser
 from common.log import log_to_stderr
-from common.run_dir import RunDir, write_whole
+from common.run_dir import RunDir, write_json, write_whole
 from common.shutdown import Shutdown, die_with_parent
 from learner.fit_options import FitOptions
 from tools.check_input import check_model_folder
@@ -35,13 +35,16 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
     shutdown, run_dir = Shutdown(), RunDir(config.run.root, config.run.name)
     with shutdown.nothing_to_lose():
         trained, held_out, left_out = read_samples(options, goal=goal)
-        if "RANK" in os.environ:
+        is_rank = "RANK" in os.environ
+        if is_rank:
             die_with_parent(os.getppid())  # torchrun
         elif config.learner.host_rank:
             become_torchrun(goal, config, run_dir, *as_arguments(options))  # host 0 prepares the run
         else:
-            _prepare(config, run_dir, options, goal=goal)
+            _check(config, run_dir)
         examples, measured = _examples(config, goal, (trained, held_out), left_out, data=options.data)
+        if not is_rank:
+            _prepare(config, run_dir, options, goal=goal, examples=examples)
         from learner.fit import fit  # after the quick checks, as it imports torch
         from learner.hosts import check_hosts
         from learner.ranks import join_ranks, leave_ranks
@@ -64,7 +67,8 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
     return 0 if finished else shutdown.stopped_code
 
 
-def _prepare(config: Config, run_dir: RunDir, options: FitOptions, *, goal: "Goal") -> None:
+def _check(config: Config, run_dir: RunDir) -> None:
+    """Raise ConfigError unless the model can be trained on conversations, in a directory that is free for that."""
     if not config.model.path:
         raise ConfigError("`model.path` is empty; name the Hugging Face model folder that training begins with")
     if config.model.context == "summary":
@@ -73,7 +77,22 @@ def _prepare(config: Config, run_dir: RunDir, options: FitOptions, *, goal: "Goa
             "leave it out"
         )
     check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
+    if run_dir.config.exists() and not run_dir.fit.exists():
+        raise ConfigError(
+            f"`run.name` {config.run.name} is a run of another kind, in {run_dir.path}; choose another run.name"
+        )
+
+
+def _prepare(
+    config: Config, run_dir: RunDir, options: FitOptions, *, goal: "Goal", examples: "Sequence[Example]"
+) -> None:
+    """Write what the run depends on. Raises ConfigError if it was started with other examples or settings."""
+    from learner.fit_identity import check_recorded, identity_of  # after the quick checks, as it imports torch
+
+    identity = identity_of(goal, examples, config, options)
+    check_recorded(run_dir.fit, identity)
     run_dir.create()
+    write_json(run_dir.fit, identity)  # before the configuration, without which it is no run of another kind
     write_whole(run_dir.config, dump_config(config))
     if config.learner.ranks > 1:
         become_torchrun(goal, config, run_dir, *as_arguments(options))
