@@ -5,6 +5,7 @@ import base64
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -253,7 +254,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a port that is none": (["seen", "--port", "70000"], "--port"),
     "steps that are not archived": (["seen", "--file", "x.html", "--steps", "1:5"], "has no archived step"),
     "steps that are none": (["seen", "--file", "x.html", "--steps", "all"], "FIRST:LAST"),
-    "a folder that is none": (["seen", "--file", "/dev/null/x.html"], "--file /dev/null/x.html cannot be written"),
+    "a folder that is none": (["seen", "--file", f"{__file__}/x.html"], f"{__file__} is not a directory"),
     "steps without a file": (["seen", "--steps", "6:7"], "together with --file"),
 }
 
@@ -264,6 +265,29 @@ def test_a_mistake_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     arguments, named = WRONG[mistake]
     assert main(["view", *arguments, f"run.root={tmp_path}"]) == 2
     assert named in capsys.readouterr().err
+
+
+def test_one_file_replaces_no_other_unless_it_is_forced_and_never_one_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    mine, pipe = tmp_path / "mine.html", tmp_path / "pipe"
+    mine.write_text("mine")
+    os.mkfifo(pipe)
+    of_run = run_dir.path / "view.html"
+    refused = {
+        mine: "exists; choose another file, or overwrite it with --force",
+        pipe: "it exists and is not a regular file",
+        run_dir.config: "is in the directory of the run",
+        of_run: "is in the directory of the run",
+    }
+    before = run_dir.config.read_bytes()
+    for target, why in refused.items():
+        assert main(["view", str(run_dir.path), "--file", str(target)]) == 2
+        assert str(target) in (message := capsys.readouterr().err) and why in message
+        assert (main(["view", str(run_dir.path), "--file", str(target), "--force"]) == 0) is (target == mine)
+    assert mine.read_text().startswith("<!doctype html>") and pipe.is_fifo()
+    assert run_dir.config.read_bytes() == before and not of_run.exists()
 
 
 def test_a_run_without_an_archive_or_a_tokenizer_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
             drill.add_options(one)
         if verb == "scale":
             scale.add_options(one)
-        if verb in ("collect", "data"):
+        if verb in ("collect", "data", "view"):
             one.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
         if verb in ("up", "road"):
             one.add_argument("--dry-run", action="store_true", help="print what would be started, and exit")

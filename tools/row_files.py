@@ -14,12 +14,19 @@ Row = dict[str, Any]
 def check_free(path: Path, *, force: bool) -> None:
     """Raise ConfigError unless rows can be written to `path`; `force` allows it to exist."""
     _writer(path)
+    check_writable(path, force=force)
+
+
+def check_writable(path: Path, *, force: bool) -> None:
+    """Raise ConfigError unless `path` can become a file, or be replaced as one; `force` allows it to exist."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"cannot write {path}: it exists and is not a regular file; choose another")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; choose another file, or overwrite it with --force")
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is not a directory; create it, or choose another")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"cannot write {path}: it is a directory, or its directory is not writable; choose another")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: its directory is not writable; choose another")
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

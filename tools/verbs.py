@@ -104,7 +104,7 @@ VERBS = {
         "look into the steps, groups and episodes of RUN in a browser: `slipstream view RUN`",
         "tools.viewer.viewer:view",
         ("run.name", "run.root", "model.path"),
-        lambda given: {"runs": given.runs},
+        lambda given: {"runs": given.runs, "force": given.force},
         ViewOptions,
     ),
     "top": Verb("watch a run in the terminal", "tools.top:top", RUN, own=TopOptions),

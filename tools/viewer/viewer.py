@@ -5,6 +5,8 @@ from pathlib import Path
 
 from common.config import Config, load_config
 from common.config_error import ConfigError
+from common.run_dir import RunDir
+from tools.row_files import check_writable
 from tools.runs import find_run
 from tools.viewer.pages import Pages
 from tools.viewer.server import serve
@@ -12,13 +14,15 @@ from tools.viewer.single_file import write_file
 from tools.viewer.view_options import ViewOptions
 
 
-def view(config: Config, *, runs: Sequence[str], options: ViewOptions) -> int:
+def view(config: Config, *, runs: Sequence[str], force: bool, options: ViewOptions) -> int:
     """Serve the page of the run, or write it to options.file; return 0. Raises ConfigError, NotRecorded."""
     if len(runs) > 1:
         raise ConfigError(f"`slipstream view` shows one run, got {', '.join(runs)}; start it once for each")
     run_dir = find_run(runs[0] if runs else config.run.name, config.run.root)
     if not run_dir.config.is_file():
         raise ConfigError(f"{run_dir.config} does not exist; give the directory of a run")
+    if options.file:
+        _check_target(Path(options.file), run_dir, force=force)
     elsewhere = [f"model.path={config.model.path}"] if config.model.path else []
     pages = Pages(load_config(str(run_dir.config), elsewhere), run_dir)
     if options.file:
@@ -26,6 +30,13 @@ def view(config: Config, *, runs: Sequence[str], options: ViewOptions) -> int:
     else:
         serve(pages, port=options.port)
     return 0
+
+
+def _check_target(target: Path, run_dir: RunDir, *, force: bool) -> None:
+    """Raise ConfigError unless the page can be written to `target`, which must not be among the files of the run."""
+    if target.resolve().is_relative_to(run_dir.path.resolve()):
+        raise ConfigError(f"--file {target} is in the directory of the run, {run_dir.path}; choose another folder")
+    check_writable(target, force=force)
 
 
 def _steps(pages: Pages, wanted: str) -> list[int]:
