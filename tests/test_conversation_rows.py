@@ -57,6 +57,24 @@ def test_every_published_shape_is_the_same_conversation(row: dict[str, Any], tau
     assert learnt(conversation) == taught
 
 
+@pytest.mark.parametrize("column", ["task", "content", "return", "name of a column", "nested"])
+def test_a_row_with_half_a_character_anywhere_is_named_with_its_line(tmp_path: Path, column: str) -> None:
+    half: dict[str, Any] = {
+        "content": {"messages": [{"role": "user", "content": "\ud83d"}, *ROLE_CONTENT[1:]]},
+        "name of a column": {"\udc00": 1},
+        "nested": {"tools": [{"deep": ["\ud800x"]}]},
+    }.get(column, {column: "\ud800"})
+    path = tmp_path / "rows.jsonl"
+    whole = {"messages": ROLE_CONTENT, "task": "\U0001f600"}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (whole, {"messages": ROLE_CONTENT} | half)))
+    first, second = read_lines(path)
+    assert first.row == whole and "has half a character, \\ud" in second.fault
+    with pytest.raises(ConfigError, match=f"{path}, line 2 has half a character"):
+        read_samples(FitOptions(data=str(path)), goal="sft")
+    path.write_bytes(b'{"task": "\xed\xa0\x80"}\n')
+    assert "is not JSON: 'utf-8' codec can't decode" in next(read_lines(path)).fault
+
+
 def test_a_system_column_comes_first_and_moves_what_is_not_learnt_from() -> None:
     conversation = conversation_of({"system": "Be brief.", "conversations": AGENT_INSTRUCT})
     assert told(conversation) == [("system", "Be brief."), *TALK]

@@ -12,6 +12,7 @@ Calls of tools are written as text, and `tools` is described in the system messa
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ ALIASES = {
 COLUMNS = ("messages", "conversations", "conversation")  # of a whole conversation
 MAX_LINE_BYTES = 64 << 20
 BATCH_ROWS = 64  # of a parquet file, in memory at a time
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escaped half of a character
 Row = dict[str, Any]
 
 
@@ -98,8 +100,15 @@ def _jsonl(path: Path, skip: int) -> Iterator[Line]:
 def _line(number: int, text: bytes) -> Line:
     shown = text[:2000].decode(errors="replace")
     try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        row = json.loads(text.decode("utf-8-sig"))
+        if _SURROGATE.search(text):
+            json.dumps(row, ensure_ascii=False).encode()  # pairs of them are a character; halves raise
+    except UnicodeEncodeError as error:
+        half = error.object[error.start].encode("unicode_escape").decode()
+        return Line(number=number, row={}, fault=f"has half a character, {half}; complete or remove it", text=shown)
+    except RecursionError:
+        return Line(number=number, row={}, fault="is nested too deeply", text=shown)
+    except ValueError as error:
         return Line(number=number, row={}, fault=f"is not JSON: {error}", text=shown)
     if not isinstance(row, dict):
         return Line(number=number, row={}, fault=f"must be a JSON object, got a {type(row).__name__}", text=shown)
@@ -119,7 +128,7 @@ def _parquet(path: Path, skip: int) -> Iterator[Line]:
                 for row in batch.slice(num_skipped).to_pylist():
                     num_read += 1
                     yield Line(number=num_read, row=row)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         message = " ".join(str(error).split())
         raise ConfigError(f"{path} is damaged after row {num_read}: {message}; restore it from a copy") from error
 
