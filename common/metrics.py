@@ -17,6 +17,7 @@ from common.config_error import ConfigError
 from common.events import Events
 from common.run_dir import write_whole
 
+MAX_DIGITS = 18  # of a whole number: 10**18 < 2**63
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -152,10 +153,15 @@ def read_metrics(jsonl: Path) -> list[dict[str, float]]:
 
 def _record(line: bytes) -> dict[str, float] | None:
     try:
-        record = json.loads(line)
+        record = json.loads(line, parse_int=_whole)
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+
+
+def _whole(text: str) -> int | float:
+    """A whole number; a longer one as a float, so that no reader overflows."""
+    return int(text) if len(text) <= MAX_DIGITS else float(text)
 
 
 def _cut_after(jsonl: Path, step: int) -> None:

@@ -70,21 +70,33 @@ def test_runs_are_listed_by_their_last_step_with_state_success_and_cost(
 
 def test_a_damaged_run_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path, "whole", age_s=60)
-    for name in ("config", "summary", "halves"):
+    damaged = ("config", "summary", "halves", "deep", "nothing", "huge", "folder")
+    for name in damaged:
         make_run(tmp_path, name, age_s=60, **SUMMARY)
     RunDir(tmp_path, "config").config.write_text("run: [")
     RunDir(tmp_path, "summary").summary.write_text('{"cost": ')
     RunDir(tmp_path, "halves").summary.write_text('{"eval": {}}')
+    RunDir(tmp_path, "deep").config.write_text("run: " + 3000 * "[" + 3000 * "]")
+    for name, value in (("nothing", "null"), ("huge", 400 * "9")):
+        with RunDir(tmp_path, name).metrics.open("a") as file:
+            file.write(f'{{"step": 3, "trained/reward": 0, "time": {value}, "produced/success": {value}}}\n')
+    (metrics := RunDir(tmp_path, "folder").metrics).unlink()
+    metrics.mkdir()
+    with RunDir(tmp_path, "whole").metrics.open("a") as file:
+        file.write(f'{{"step": {400 * "9"}, "trained/reward": 0.5, "time": 0}}\n')
     assert main(["runs", f"run.root={tmp_path}"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "stopped" in lines["whole"]
-    for name in ("config", "summary", "halves"):
+    for name in damaged:
         assert "unreadable" in lines[name]
 
 
 def test_where_no_run_is_the_next_step_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", f"run.root={tmp_path}"]) == 0
     assert capsys.readouterr().out == f"there are no runs under {tmp_path}/; start one with `slipstream up`\n"
+    (tmp_path / "file").write_text("")
+    assert main(["runs", f"run.root={tmp_path}/file"]) == 2
+    assert f"`run.root` {tmp_path}/file is not a directory" in capsys.readouterr().err
 
 
 def test_a_run_on_a_server_of_the_users_is_running_while_its_processes_are_alive(

@@ -25,6 +25,7 @@ from replay.server import password_of
 from tools.table import print_rows
 
 CONNECT_S = 1.0
+UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, OSError)  # what damaged files of a run raise
 COLUMNS = ("run", "state", "step", "success", "held out", "cost", "last step")
 
 
@@ -37,8 +38,11 @@ class Standing(enum.Enum):
 
 
 def runs(config: Config) -> int:
-    """Print one line for each run, the newest last; return 0."""
-    folders = [path.parent for path in Path(config.run.root).glob("*/config.yaml")]
+    """Print one line for each run, the newest last; return 0. Raises ConfigError."""
+    root = Path(config.run.root)
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"`run.root` {root} is not a directory; name the folder that has the directories of the runs")
+    folders = [path.parent for path in root.glob("*/config.yaml")]
     rows = sorted((_row(RunDir(config.run.root, folder.name)) for folder in folders), key=lambda row: row[0])
     if not rows:
         print(f"there are no runs under {config.run.root}/; start one with `slipstream up`")
@@ -73,7 +77,7 @@ def read_summary(run_dir: RunDir) -> dict[str, Any]:
     try:
         summary: dict[str, Any] = json.loads(run_dir.summary.read_text())
         summary["cost"]["dollars"]  # as a sign that it is whole
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{run_dir.summary} is damaged: {error!r}; remove it") from error
     return summary
 
@@ -97,13 +101,17 @@ def check_running(config: Config) -> None:
 
 
 def _row(run_dir: RunDir) -> tuple[float, list[str]]:
-    """When the run made its last step, and its line."""
-    name = run_dir.path.name
+    """When the run made its last step, and its line, which says why if the run cannot be read."""
     try:
-        config = load_config(str(run_dir.config), [])
-        records, summary = read_metrics(run_dir.metrics), read_summary(run_dir) if run_dir.summary.is_file() else {}
-    except ConfigError as error:
-        return 0.0, [name, "unreadable", "", "", "", "", str(error)]
+        return _read_row(run_dir)
+    except UNREADABLE as error:
+        why = str(error) if isinstance(error, ConfigError) else f"damaged: {error!r}"
+        return 0.0, [run_dir.path.name, "unreadable", "", "", "", "", why]
+
+
+def _read_row(run_dir: RunDir) -> tuple[float, list[str]]:
+    name, config = run_dir.path.name, load_config(str(run_dir.config), [])
+    records, summary = read_metrics(run_dir.metrics), read_summary(run_dir) if run_dir.summary.is_file() else {}
     steps = [record for record in records if "trained/reward" in record]
     held_out = [record["eval/success_sampled"] for record in records if "eval/success_sampled" in record]
     newest, last = headline(steps), steps[-1] if steps else {}
