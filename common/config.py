@@ -22,6 +22,7 @@ from common.learner_config import EvalConfig, LearnerConfig, OptimConfig, WarmSt
 from common.model_config import ModelConfig
 from common.objective_config import BATCH_SHRUNK, ObjectiveConfig
 from common.replay_config import ReplayConfig, SamplingConfig
+from common.yaml_file import reason
 
 RECIPES = Path(__file__).parents[1] / "conf"  # in the repository, and beside the packages of a wheel
 # Not sections, although they look like some: their keys are options of these verbs.
@@ -43,6 +44,7 @@ class RunConfig:
             self.name,
             "choose another name",
         )
+        require(0 <= self.seed < 1 << 63, "run.seed", ">= 0 and < 2**63", self.seed, "choose a smaller one")
         require(
             self.rerun_of != self.name,
             "run.rerun_of",
@@ -332,10 +334,10 @@ def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapp
         raise ConfigError(f"`{where}`: {message}; {of_section if is_section else of_key}") from None
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from None
-    except (yaml.YAMLError, OSError, TypeError, UnicodeError) as error:  # TypeError: a list instead of sections
+    except (yaml.YAMLError, OSError, TypeError, UnicodeError, RecursionError) as error:  # TypeError: a list of sections
         files = [file for file in (path, *presets) if isinstance(file, str)]
         where = " and ".join(files) or " ".join(overrides)
-        raise ConfigError(f"cannot read {where}: {' '.join(str(error).split())}; correct it") from None
+        raise ConfigError(f"cannot read {where}: {reason(error)}; correct it") from None
     assert isinstance(config, Config)
     check_sections(config)
     return config

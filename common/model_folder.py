@@ -121,7 +121,7 @@ def check_not_quantised(folder: Path) -> None:
     """Raise ConfigError for weights in fewer bits than they are trained in, by the folder's config.json."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return  # others say what is wrong with it
     for part in (config, config.get("text_config")) if isinstance(config, dict) else ():
         if isinstance(part, dict) and isinstance(quantised := part.get("quantization_config"), dict):

@@ -110,9 +110,15 @@ class RunDir:
         return self.path / "logs" / f"{process}.log"
 
     def create(self) -> None:
-        """Make the directories. Idempotent."""
-        for folder in (self.tensorboard, self.checkpoints, self.path / "logs"):
-            folder.mkdir(parents=True, exist_ok=True)
+        """Make the directories. Idempotent. Raises ConfigError."""
+        try:
+            for folder in (self.tensorboard, self.checkpoints, self.path / "logs"):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"`run.root` {self.path.parent}: {error.filename} cannot be created: {error.strerror}; name a folder "
+                "that can be written"
+            ) from error
 
     def start_clock(self) -> float:
         """The unix time at which the run first started. The first call writes it. Raises ConfigError."""

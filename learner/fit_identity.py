@@ -53,7 +53,7 @@ def check_recorded(path: Path, identity: dict[str, object]) -> None:
     if path.exists():
         try:
             before = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{path} is damaged: {error}; restore it from a copy, or choose another `run.name`"
             ) from error

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,13 +15,18 @@ import pytest
 from common.config import load_config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE, connect
+from common.run_dir import RunDir
 from common.shutdown import EXIT_PREEMPTED
+from envhub.rewards.rubric import read_rubric
 from replay.fleet import Fleet, RunFacts
 from replay.server import Server
 from tests.processes import GUESS, REPOSITORY, Run, nothing_runs
 from tools.check_input import check_model_folder
 from tools.cli import main
+from tools.judge_rows import read_judge
+from tools.paraphrase import read_paraphraser
 from tools.prepare import prepare
+from tools.road_file import read_road
 from tools.up import free_port
 
 REASON = "the last one: env_failure: RuntimeError: the database is gone"
@@ -101,6 +107,42 @@ def test_a_file_that_is_no_configuration_is_named(refused: Refused, tmp_path: Pa
     wrong.write_text("- 1\n")
     assert f"cannot read {wrong}: " in refused("up", str(wrong))
     assert "cannot read learner.steps=[1 " in refused("up", "learner.steps=[1")
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "a configuration": lambda path: load_config(path, []),
+    "a road": lambda path: read_road(path, []),
+    "a rubric": lambda path: read_rubric("env.rewards.judge.rubric", path),
+    "a judge": lambda path: read_judge(Path(path)),
+    "a paraphraser": lambda path: read_paraphraser(Path(path), format_name="", seed=0),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_yaml_file_that_cannot_be_read_is_named_by_every_reader(tmp_path: Path, reader: str) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    for content, why in (
+        (b"run: " + 3000 * b"[" + 3000 * b"]", "nested too deeply"),
+        (b"a: \xff", "can't decode"),
+        (b"- [", "parsing"),
+    ):
+        wrong.write_bytes(content)
+        with pytest.raises(ConfigError, match=f"{wrong}.* {why}"):
+            READERS[reader](str(wrong))
+
+
+@pytest.mark.parametrize("seed", ["-1", str(10**26), str(2**63)])
+def test_a_seed_that_no_generator_takes_is_refused(refused: Refused, seed: str) -> None:
+    assert "`run.seed` must be >= 0 and < 2**63, got " in refused("up", f"run.seed={seed}")
+
+
+def test_a_root_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["up", f"run.root={tmp_path}/file"]) == 2
+    assert f"`run.root` {tmp_path}/file: " in (message := capsys.readouterr().err)
+    assert "cannot be created: Not a directory; name a folder that can be written" in message
+    with pytest.raises(ConfigError, match="cannot be created: File name too long"):
+        RunDir(tmp_path / (300 * "a"), "run").create()
 
 
 def test_a_redis_url_that_leads_nowhere_is_named_without_its_password(redis_server: Server, refused: Refused) -> None:
@@ -185,6 +227,8 @@ def test_a_model_folder_that_lacks_something_is_named_with_what_it_lacks(refused
     assert "`model.max_tokens` must be <= 128" in refused("up", here)
     (folder / "config.json").write_text("{")
     assert f"{folder / 'config.json'} is not JSON" in refused("up", here)
+    (folder / "config.json").write_text(f'{{"a": {100_000 * "["}{100_000 * "]"}}}')
+    assert f"{folder / 'config.json'} is not JSON: it is nested too deeply" in refused("up", here)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     check_model_folder(folder, max_tokens=128)
 

@@ -293,5 +293,5 @@ def test_a_rubric_is_read_from_a_file(serve: Serve, tmp_path: Path) -> None:
     server = serve(lambda request, number: completion("1"))
     assert marked(judge_at(server.url, rubric=str(tmp_path / "rubric.yaml"))) == 1.0
     (tmp_path / "rubric.yaml").write_text("text: [\n")
-    with pytest.raises(ConfigError, match="is not YAML"):
+    with pytest.raises(ConfigError, match="cannot be read: while"):
         judge_at(server.url, rubric=str(tmp_path / "rubric.yaml"))

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from common.config_error import ConfigError
+from common.yaml_file import read_yaml
 from envhub.rewards.chat_client import ACTORS, ChatClient
 from envhub.rewards.client_settings import check_model, check_request, client_of
 
@@ -34,10 +33,7 @@ def read_chat_file(
     `request` is sent if the file has none. Raises ConfigError.
     """
     key = str(path)
-    try:
-        found = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"`{option}` {path} cannot be read: {' '.join(str(error).split())}; correct it") from None
+    found = read_yaml(path, f"`{option}` ")
     if not isinstance(found, dict) or "url" not in found:
         raise ConfigError(f"`{option}` {path} must have url and model, as in {page}; correct it")
     settings = {str(name): value for name, value in found.items()}

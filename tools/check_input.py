@@ -21,6 +21,7 @@ from common.imported import is_own
 from common.model_folder import check_not_quantised
 from common.run_dir import RunDir
 from common.trajectory import Task
+from common.yaml_file import reason
 from envhub.catalogue import DRIVING, make_any_env, without_held_out
 from envhub.driving import DrivingEnv
 from envhub.rewards.function import check_call, needs_columns
@@ -255,8 +256,8 @@ def _check_files(key: str, folder: Path) -> None:
 def _read_json(path: Path) -> dict[str, object]:
     try:
         content = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(f"`model.path`: {path} is not JSON: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"`model.path`: {path} is not JSON: {reason(error)}; restore it from a copy") from None
     if not isinstance(content, dict):
         raise ConfigError(f"`model.path`: {path} must hold a JSON object, got a {type(content).__name__}")
     return content

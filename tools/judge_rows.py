@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
-import yaml
 
 from common.config_error import ConfigError
 from common.trajectory import Task
 from common.wire import MALFORMED
+from common.yaml_file import read_yaml
 from envhub.env import EnvError
 from envhub.rewards.chat_client import ACTORS
 from envhub.rewards.episode import Episode, Marked
@@ -90,10 +90,7 @@ class RowJudge:
 
 def read_judge(path: Path) -> RowJudge:
     """Read the file of `--judge`: one name, with the settings of a judge or a panel. Raises ConfigError."""
-    try:
-        found = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"`--judge` {path} cannot be read: {' '.join(str(error).split())}; correct it") from None
+    found = read_yaml(path, "`--judge` ")
     if not isinstance(found, dict) or len(found) != 1:
         raise ConfigError(f"`--judge` {path} must have one name with a judge's settings, as in docs/data.md")
     ((name, settings),) = found.items()

@@ -77,7 +77,7 @@ def _fit_rows(fit: Path, records: Sequence[Mapping[str, float]]) -> dict[str, st
     try:
         settings = json.loads(fit.read_text())
         data = str(settings["--data"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{fit} is damaged: {error}; restore it from a copy") from error
     shown = {
         "loss of the last step": "fit/loss",

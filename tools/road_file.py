@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from common.config import Config, config_file, load_config
 from common.config_error import ConfigError, require
 from common.connection import without_password
 from common.run_dir import RunDir
+from common.yaml_file import read_yaml
 from learner.fit_options import FitOptions
 from tools.check_input import check_collect, check_env, check_input, check_model_folder
 from tools.collect_options import CollectOptions
@@ -73,7 +72,7 @@ class Road:
 def read_road(name: str, overrides: Sequence[str]) -> Road:
     """Read the file `name`, of the present folder or the installed `conf/`. Raises ConfigError, with the stage."""
     path = config_file(name)
-    content = _mapping(_parsed(path), str(path), "road")
+    content = _mapping(read_yaml(path, ""), str(path), "road")
     files = content.get("config", [])
     files = [files] if isinstance(files, str) else files
     if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
@@ -215,13 +214,6 @@ def _options(
     if values:
         raise ConfigError(f"`options` must be empty for the kind rl, got {values}; write settings under `set`")
     return None, None
-
-
-def _parsed(path: Path) -> object:
-    try:
-        return yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, OSError, UnicodeError) as error:
-        raise ConfigError(f"cannot read {path}: {' '.join(str(error).split())}; correct it") from None
 
 
 def _mapping(value: object, where: str, kind: str) -> dict[str, Any]:

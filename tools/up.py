@@ -112,6 +112,7 @@ def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
         return
     if warning := warning_of(find_executable()):
         print(f"slipstream up: {warning}", file=sys.stderr)
+    run_dir.create()
     with start_private_server(run_dir.redis) as server:
         config.redis.url = server.url
         yield server

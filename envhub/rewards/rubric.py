@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from common.config_error import ConfigError
 from common.wire import MALFORMED
+from common.yaml_file import read_yaml
 
 MAX_RUBRIC_BYTES = 64 << 10
 _BLOCK = re.compile(r"\s*```(?:json)?\s*\n(.*)```\s*", re.DOTALL)
@@ -158,8 +158,6 @@ def _from_file(key: str, path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_RUBRIC_BYTES:
             raise ConfigError(f"`{key}` {path} must have at most {MAX_RUBRIC_BYTES} bytes; shorten it")
-        return yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"`{key}` {path} cannot be read: {error}; give the path of a YAML file") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"`{key}` {path} is not YAML: {error}; correct it") from None
+    return read_yaml(path, f"`{key}` ")
