@@ -121,7 +121,7 @@ def judge(buffer: JudgeBuffer) -> None:
         buffer.store(judging, verdict_on(judging))
 
 
-def offer(version: int, *, epoch: int = 1) -> Offer:
+def offer(version: int, *, epoch: int = 1 << 43) -> Offer:
     manifest = sealed([], memoryview(b""), policy_version=version, learner_epoch=epoch)
     return Offer(manifest=manifest, pull_endpoint="tcp://127.0.0.1:1")
 
@@ -252,7 +252,7 @@ def step(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) -> None:
     fleet.describe_run(FACTS)
     fleet.set_run_state(RunState.TRAINING)
     version = bulletin.highest_version() + 1
-    bulletin.announce(offer(version, epoch=1 << 40))
+    bulletin.announce(offer(version))
     latest = bulletin.latest()
     assert latest is not None and latest.manifest.policy_version == version
     number = bulletin.next_invitation()

@@ -1,9 +1,9 @@
-"""Offers of weights without a tensor, for tests that read the number of a version only."""
+"""Offers of weights without a tensor, by the newest learner, for tests that read the number of a version only."""
 
 from common.weights import Manifest, Offer
 
 
-def empty_offer(policy_version: int, *, learner_epoch: int = 1, root: str = "", pull_endpoint: str = "") -> Offer:
+def empty_offer(policy_version: int, *, learner_epoch: int = 1 << 43, root: str = "", pull_endpoint: str = "") -> Offer:
     manifest = Manifest(
         policy_version=policy_version,
         learner_epoch=learner_epoch,

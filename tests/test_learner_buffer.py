@@ -1,12 +1,14 @@
 """The verbs of the learner: open, claim, prioritise, drop, settle and reopen."""
 
+import time
+
 import msgspec
 import pytest
 import redis
 
 from common.trajectory import VersionSpan
 from replay.bulk import Bulk
-from replay.keys import FencedOut, key
+from replay.keys import FencedOut, epoch_key, key
 from replay.listing import list_groups
 from replay.sampler import ClaimOrder, Reuse
 from replay.ticket import InsertResult
@@ -61,10 +63,9 @@ def test_a_copy_of_a_claim_that_arrives_late_takes_nothing(buffer: Views, run_id
     assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
     assert buffer.learner.claim(2, 9, policy_version=0, max_lag=0) == []
     rest = (0, "oldest", 0, 1, 0, 0)  # oldest version, order, seed, and each group once
-    assert buffer.learner._verbs.call("claim", 1, 0, 1, 1, *rest) == []  # held up on its way since step 1
-    assert (
-        buffer.learner._verbs.call("claim", 1, 1, 2, 1, *rest) == []
-    )  # the one that found too few: it was answered so
+    verbs = buffer.learner._verbs
+    assert verbs.call("claim", verbs.epoch, 0, 1, 1, *rest) == []  # held up on its way since step 1
+    assert verbs.call("claim", verbs.epoch, 1, 2, 1, *rest) == []  # the one that found too few: it was answered so
     assert (buffer.learner.ledger().claimed, buffer.learner.ledger().ready) == (1, 2)
     assert ids(buffer.learner.claim(2, 2, policy_version=0, max_lag=0)) == [1, 2]
 
@@ -251,8 +252,8 @@ def test_a_learner_from_an_older_checkpoint_finds_the_rest_ready_again_in_order(
 def test_an_older_learner_is_fenced_out_of_every_verb(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
     make_ready(buffer, run_id, 0)
     newer = make_buffer(redis_client, run_id)
-    assert newer.learner.acquire_epoch() == 2
-    with pytest.raises(FencedOut, match="has epoch 1 and was FENCEDOUT by epoch 2"):
+    epoch = newer.learner.acquire_epoch()
+    with pytest.raises(FencedOut, match=rf"has epoch \d+ and was FENCEDOUT by epoch {epoch}"):
         buffer.learner.open([ticket(1)])
     with pytest.raises(FencedOut):
         buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
@@ -262,8 +263,37 @@ def test_an_older_learner_is_fenced_out_of_every_verb(buffer: Views, redis_clien
         buffer.learner.settle(1)
     with pytest.raises(FencedOut):
         buffer.learner.reopen(0)
-    buffer.learner.adopt_epoch(2)
+    buffer.learner.adopt_epoch(epoch)
     assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+
+
+def test_a_server_that_comes_back_empty_fences_the_learner_from_before_out(
+    buffer: Views, redis_client: redis.Redis, run_id: str
+) -> None:
+    """It was the third; its successor is the first that the server knows."""
+    for _ in range(2):
+        buffer.learner.acquire_epoch()
+    redis_client.delete(*redis_client.scan_iter(f"{key(run_id)}:*", count=1000))
+    time.sleep(0.01)  # the clock is past the earlier epochs
+    newer = make_buffer(redis_client, run_id)
+    newer.learner.acquire_epoch()
+    make_ready(newer, run_id, 0)
+    with pytest.raises(FencedOut):
+        buffer.learner.claim(7, 1, policy_version=0, max_lag=5)
+    assert ids(newer.learner.claim(8, 1, policy_version=0, max_lag=5)) == [0]
+
+
+def test_a_learner_after_a_lost_end_of_the_log_is_above_the_one_before(
+    buffer: Views, redis_client: redis.Redis, run_id: str
+) -> None:
+    before = redis_client.get(epoch_key(run_id))
+    lost = make_buffer(redis_client, run_id)
+    lost.learner.acquire_epoch()
+    redis_client.set(epoch_key(run_id), before)
+    time.sleep(0.01)
+    make_buffer(redis_client, run_id).learner.acquire_epoch()
+    with pytest.raises(FencedOut):
+        lost.learner.open([ticket(0)])
 
 
 def test_poison_is_set_aside_with_its_sender_and_the_claim_goes_on(

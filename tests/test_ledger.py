@@ -108,7 +108,7 @@ class Books(RuleBasedStateMachine):
         views = self.views()
         self.actor, self.judge, self.person = views.actor, views.judge, views.people
         self.num_fences = 0  # given out
-        self.num_epochs = self.learner.acquire_epoch()
+        self.epoch, self.num_epochs = self.learner.acquire_epoch(), 1
         self.step = self.settled_step = 0
         self.leases: list[tuple[str, Lease]] = []  # every lease ever given, zombies included
         self.judgings: list[tuple[str, Judging]] = []  # the same of judges
@@ -175,7 +175,8 @@ class Books(RuleBasedStateMachine):
         self.zombie, self.learner = self.learner, self.new_learner()
         epoch = self.losing(lost, self.learner.acquire_epoch)
         self.num_epochs += 1
-        assert epoch == self.num_epochs
+        assert epoch > self.epoch
+        self.epoch = epoch
         num_reopened = self.model.take_over(self.settled_step)
         assert self.losing(lost, lambda: self.learner.reopen(self.settled_step)) in (num_reopened, 0 if lost else -1)
         self.step = self.settled_step

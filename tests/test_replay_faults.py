@@ -307,7 +307,7 @@ def test_a_second_learner_fences_the_first_out_and_nothing_is_trained_twice(
             wait_until(lambda: first.exit_code is not None, "the first learner is fenced out")
         finally:
             first.kill()
-        assert first.exit_code == 1 and "FENCEDOUT by epoch 2" in first.last_log_lines()
+        assert first.exit_code == 1 and "FENCEDOUT by epoch" in first.last_log_lines()
         wait_for_answers(cast, 100)
         books_of(cast, client)
 
@@ -315,9 +315,9 @@ def test_a_second_learner_fences_the_first_out_and_nothing_is_trained_twice(
 def test_an_older_learner_can_neither_use_a_verb_nor_publish(redis_client: redis.Redis, run_id: str) -> None:
     older, newer = make_buffer(redis_client, run_id), make_buffer(redis_client, run_id)
     bulletin = Bulletin(redis_client, run_id)
-    older.learner.acquire_epoch()
+    epoch = older.learner.acquire_epoch()
     older.learner.open([ticket(0)])
-    bulletin.announce(an_offer(learner_epoch=1, policy_version=1))
+    bulletin.announce(an_offer(learner_epoch=epoch, policy_version=1))
     newer.learner.acquire_epoch()
     verbs: list[Callable[[], object]] = [
         lambda: older.learner.open([ticket(1)]),
@@ -325,7 +325,7 @@ def test_an_older_learner_can_neither_use_a_verb_nor_publish(redis_client: redis
         lambda: older.learner.drop([0], "why"),
         lambda: older.learner.settle(1),
         lambda: older.learner.reopen(0),
-        lambda: bulletin.announce(an_offer(learner_epoch=1, policy_version=2)),
+        lambda: bulletin.announce(an_offer(learner_epoch=epoch, policy_version=2)),
     ]
     for verb in verbs:
         with pytest.raises(FencedOut):

@@ -4,9 +4,10 @@ local request = epoch_key .. ':request:' .. ARGV[1]
 local epoch = whole(or_nothing(redis.pcall('GET', request)))
 if not epoch then
   local last = or_nothing(redis.pcall('GET', epoch_key))
-  -- If the stored epoch is malformed, start from the clock: its seconds are above every earlier epoch.
-  if last ~= false and not may_be_followed(last) then redis.call('SET', epoch_key, redis.call('TIME')[1]) end
-  epoch = redis.call('INCR', epoch_key)
+  -- Not below the clock: so it is above every earlier epoch too if the stored one is malformed, or was lost by a server
+  -- that came back empty or without its newest writes.
+  epoch = math.max(may_be_followed(last) and last + 1 or 0, now_ms())
+  redis.call('SET', epoch_key, epoch)
   redis.call('SET', request, epoch, 'EX', ARGV[2])
 end
 return epoch
