@@ -36,7 +36,7 @@ if stored or facts[2] ~= fence or (facts[3] or '0') ~= attempt then
   count('fenced_inserts', 1)
   return 'fenced'
 end
-if not is_member(member, checked_size(id, facts[7])) then return redis.error_reply('ERR malformed member') end
+if not is_member(member, size_of(id, facts[7])) then return redis.error_reply('ERR malformed member') end
 if redis.call('PERSIST', KEYS[2]) == 0 then return 'full' end
 
 local num_stored = (whole(facts[6]) or 0) + 1

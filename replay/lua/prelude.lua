@@ -173,23 +173,19 @@ end
 
 -- Whether the text `member`, as Python writes a number, is one of a group's members.
 local function is_member(member, num_members)
-  local number = whole(member)
-  return number and number < num_members and string.format('%d', number) == member
+  return (whole(member) or num_members) < num_members and not string.find(member, '^0.')
 end
 
 local function payload_key(kind, id, member, record)
   return base .. ':' .. kind .. ':' .. id .. ':' .. member .. ':' .. (read_record(record) or '')
 end
 
--- The number of members that is stored as `text`. Raises DAMAGED if it is malformed, so that no loop runs up to it.
-local function checked_size(id, text)
-  local size = whole(text) or 0
+-- How many members a group has; `stored` is the text if it is read already. Raises DAMAGED for a malformed number, so
+-- that no loop runs up to it.
+local function size_of(id, stored)
+  local size = whole(stored or redis.call('HGET', group_key(id), 'num_members')) or 0
   if size < 1 or size > MAX_MEMBERS then error('DAMAGED: group ' .. id .. ' has no num_members') end
   return size
-end
-
-local function size_of(id)
-  return checked_size(id, redis.call('HGET', group_key(id), 'num_members'))
 end
 
 -- The names of the fields of up to 100 members from `first` on: Lua cannot pass more than some thousand arguments at
@@ -343,8 +339,6 @@ end
 local function drop(id, reason)
   if not retired(id) then close(id, 'dropped:' .. reason) end
 end
-
--- ---
 
 -- Ends an expired lease. Each missing member counts one more attempt: a task that kills its actors must not kill all of
 -- them. A partial stays, and the next attempt continues it.
