@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from common.chat import end_tokens
+from common.chat import end_tokens, rendered
 from common.config_error import ConfigError
 
 if TYPE_CHECKING:
@@ -52,6 +53,18 @@ def load_tokenizer(folder: Path | str, template_arguments: Mapping[str, Any] | N
     if template_arguments and tokenizer.chat_template:
         tokenizer.chat_template = with_arguments(tokenizer.chat_template, template_arguments)
     return tokenizer
+
+
+def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ConfigError unless the chat template can be rendered."""
+    probe = [{"role": "user", "content": "probe"}]
+    try:
+        rendered(tokenizer, probe, today=datetime.now(UTC), to_reply=True)
+    except Exception as error:  # a template may raise anything
+        raise ConfigError(
+            f"`model.path` {tokenizer.name_or_path}: its chat template, with `model.template_arguments`, cannot be "
+            f"rendered: {' '.join(str(error).split())}; correct the template or the arguments"
+        ) from error
 
 
 def with_arguments(template: str | dict[str, str], arguments: Mapping[str, Any]) -> str | dict[str, str]:

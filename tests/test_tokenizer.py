@@ -15,12 +15,13 @@ from actors.host_parts import checked_tokenizer
 from common.chat import encoder
 from common.config import Config
 from common.config_error import ConfigError
-from common.model_config import TinyModelConfig
+from common.model_config import ModelConfig, TinyModelConfig
 from common.model_folder import model_files
 from common.tokenizer import load_tokenizer, tokenizer_root
 from learner.model.skeleton import skeleton_of
 from replay.fleet import Fleet, RunFacts, RunState
 from tests.tiny_model import save_tiny_model
+from tools.prepare import load_tokenizer as load_chat_tokenizer
 from tools.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +33,14 @@ def folder(tmp_path: Path) -> Path:
     model = tmp_path / "model"
     make_tiny_model(model, texts={"say one thing", "and another"}, config=TINY, max_tokens=64, seed=0)
     return model
+
+
+@pytest.mark.parametrize(("template", "arguments"), [("{% if %}", {}), ("{{ nowhere() }}", {}), ("", {"messages": 3})])
+def test_a_template_that_cannot_be_rendered_is_named(folder: Path, template: str, arguments: dict[str, object]) -> None:
+    path = folder / "chat_template.jinja"
+    path.write_text(template or path.read_text())
+    with pytest.raises(ConfigError, match=r"`model.path` .*, with `model.template_arguments`, cannot be rendered: "):
+        load_chat_tokenizer(folder, ModelConfig(template_arguments=arguments))
 
 
 # --- The run's tokenizer.

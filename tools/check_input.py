@@ -242,6 +242,12 @@ def check_model_folder(folder: Path, *, max_tokens: int) -> None:
         )
 
 
+def check_model_config(folder: Path) -> None:
+    """Raise ConfigError unless the config.json of a model, of which no other file is needed, can be read."""
+    _read_json(folder / "config.json")
+    check_not_quantised(folder)
+
+
 def _check_files(key: str, folder: Path) -> None:
     """Raise ConfigError unless `folder`, the value of `key`, has the files of a model."""
     if not (folder / "config.json").is_file():

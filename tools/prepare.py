@@ -29,6 +29,7 @@ from common.long_work import LongWork, report_on_stderr
 from common.model_config import ModelConfig
 from common.printable import printable_block
 from common.run_dir import RunDir, write_whole
+from common.tokenizer import check_template
 from common.tokenizer import load_tokenizer as tokenizer_of
 from common.trajectory import Provenance, Sampling, Task, Trajectory, VersionSpan
 from envhub.catalogue import make_env
@@ -92,10 +93,11 @@ def model_folder(config: Config, run_dir: RunDir) -> Path:
 
 
 def load_tokenizer(folder: Path, model: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model folder. Raises ConfigError if it has no tokenizer or no chat template."""
+    """Load the tokenizer of a model folder. Raises ConfigError without one, or without a chat template that renders."""
     tokenizer = tokenizer_of(folder, model.template_arguments)
     if not tokenizer.chat_template:
         raise ConfigError(f"`model.path` {folder}: its tokenizer has no chat template; Slipstream trains chat models")
+    check_template(tokenizer)
     return tokenizer
 
 

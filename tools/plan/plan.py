@@ -12,6 +12,7 @@ from actors.twin_memory import ENGINE_RESERVE_BYTES, GIB
 from common.config import Config, dump_config
 from common.config_error import ConfigError
 from envhub.rewards.part import reward_parts
+from tools.check_input import check_model_config
 from tools.child import EXIT_BAD_INPUT
 from tools.devices import split_devices
 from tools.plan.measured_step import MeasuredStep
@@ -43,6 +44,7 @@ def plan(config: Config, options: PlanOptions) -> int:
         return 0
     split = None if options.actor_gpus else split_devices(config, [str(gpu) for gpu in range(options.gpus)])
     _check_hosts(config, options)
+    check_model_config(Path(config.model.path))
     step, gpu_bytes = measure(config), int(options.gpu_gib * GIB)
     print_table(f"Learner: {config.learner.ranks} ranks, on each GPU of {gib(gpu_bytes)}", _learner_rows(config, step))
     beside_bytes = learner_memory(step) if split and split.shared else 0
