@@ -37,10 +37,20 @@ def connect(url: str, *, patience_s: float = PATIENCE_S, ending: Flag | None = N
     The retries are logged. After `ending` is set, because the process was asked to end, calls retry for
     ENDING_PATIENCE_S at most. A retry may repeat a command whose reply was lost, so every write in Slipstream is
     idempotent by id. The password comes from the URL, from SLIPSTREAM_REDIS_PASSWORD or from the file in
-    SLIPSTREAM_REDIS_PASSWORD_FILE; the last two keep it out of process lists and logs. Raises ValueError for a
+    SLIPSTREAM_REDIS_PASSWORD_FILE; the last two keep it out of process lists and logs. Raises RedisUnreachable for a
     malformed URL, and OSError if that file cannot be read.
     """
     patience = Patience(shown(url), limit_s=patience_s, ending=ending)
+    try:
+        return _client(url, patience)
+    except TypeError as error:  # redis-py passes the options of the URL on as arguments
+        raise RedisUnreachable(f"`redis.url` {shown(url)} has a wrong option after `?`: {error}; remove it") from None
+    except ValueError:  # its own message may contain a part of the password
+        raise RedisUnreachable(f"`redis.url` {NO_URL}, got {shown(url)!r}") from None
+
+
+def _client(url: str, patience: Patience) -> redis.Redis:
+    """A client of the server, the sentinels or the cluster at `url`."""
     options: dict[str, Any] = {
         "password": _password(url),
         "protocol": 2,
@@ -56,7 +66,10 @@ def connect(url: str, *, patience_s: float = PATIENCE_S, ending: Flag | None = N
         case "redis+cluster":
             return _cluster_client(url, options, patience)
         case _:
-            return redis.Redis.from_url(url, retry=patience, **options)
+            client = redis.Redis.from_url(url, retry=patience, **options)
+            pool = client.connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # it would be made at the first call; here it may raise
+            return client
 
 
 def _user(parts: SplitResult) -> str | None:
@@ -169,8 +182,6 @@ def connect_or_explain(url: str, *, patience_s: float = PATIENCE_S, ending: Flag
             f"`redis.url` {shown(url)} does not answer: {error.__cause__ or error}; start a server there, or leave "
             "redis.url empty: `slipstream up` then starts one"
         ) from None
-    except ValueError:  # its own message may contain a part of the password
-        raise RedisUnreachable(f"`redis.url` {NO_URL}, got {shown(url)!r}") from None
 
 
 def check_servers(url: str, shards: Sequence[str]) -> None:

@@ -71,9 +71,10 @@ def load_key(key_file: str) -> None:
     if key_file and not os.environ.get(KEY_VARIABLE):
         try:
             os.environ[KEY_VARIABLE] = Path(key_file).read_text().strip()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"`weights.key_file` {key_file} cannot be read: {error.strerror}; `slipstream key` makes one"
+                f"`weights.key_file` {key_file} cannot be read: {why}; `slipstream key` makes one"
             ) from None
     key_from_environment()
 

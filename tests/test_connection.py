@@ -17,6 +17,7 @@ from tests.attempts import Views, make_buffer, ticket
 from tests.every_verb import held, play_every_verb
 from tests.every_verb import play as play_lease
 from tests.redis_nodes import Node, certificate, cluster, replicated, tls_in_front_of, wait_until
+from tools.cli import main
 
 
 def play(url: str, run_id: str) -> None:
@@ -47,6 +48,15 @@ def test_every_verb_works_over_tls_and_a_stranger_is_refused(redis_server: Serve
         pytest.raises(RedisUnreachable, match=r"certificate is not valid for '127.0.0.1'"),
     ):
         connect_or_explain(f"rediss://127.0.0.1:{port}?ssl_ca_certs={other}/certificate.pem")
+
+
+@pytest.mark.parametrize("verb", [["up"], ["top"], ["replay", "audit"]])
+def test_an_option_of_a_url_that_redis_py_lacks_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
+) -> None:
+    assert main([*verb, "redis.url=redis://:secret@h:1?x=y", f"run.root={tmp_path}/runs"]) == 2
+    message = capsys.readouterr().err
+    assert "has a wrong option after `?`: " in message and "'x'; remove it" in message and "secret" not in message
 
 
 def test_every_verb_works_on_a_cluster_and_waits_for_a_node_that_died(tmp_path: Path, run_id: str) -> None:

@@ -66,6 +66,9 @@ def test_a_key_comes_from_the_environment_or_a_file_and_is_never_shown(
     monkeypatch.setenv(KEY_VARIABLE, "")
     with pytest.raises(ConfigError, match=r"`weights.key_file` .*nokey cannot be read: No such file"):
         load_key(str(tmp_path / "nokey"))
+    (tmp_path / "bytes").write_bytes(b"\xff" * 40)
+    with pytest.raises(ConfigError, match=r"`weights.key_file` .*bytes cannot be read: 'utf-8' codec can't decode"):
+        load_key(str(tmp_path / "bytes"))
     monkeypatch.setenv(KEY_VARIABLE, "short")
     with pytest.raises(ConfigError, match="must contain the 40 characters that `slipstream key` makes; got 5"):
         key_from_environment()
