@@ -140,6 +140,13 @@ def test_nothing_is_left_behind_where_nothing_is_kept_or_a_file_is_damaged(
 
     good = f"--data={rows}"
     assert "1 no success, 1 cannot be read" in complaint(good, "--successes")
+    all_held_out = written(tmp_path / "few.jsonl", [talk("a", f"b{number}", task=number) for number in (1, 2)])
+    assert "2 held out by --held-out, 0 cannot be read" in complaint(f"--data={all_held_out}", "--held-out=0.999")
+    all_held_out.unlink()
+    for name in ("", "\udcff.jsonl"):
+        assert main(["data", name, good]) == 2
+        assert f"{name or '.'!r}".strip("'") in capsys.readouterr().err
+    assert "'\\udcff.jsonl' is not UTF-8" in complaint("--data=\udcff.jsonl")
     assert "bad.parquet is damaged" in complaint(f"--data={rows},{tmp_path}/bad.parquet")
     assert "exists; choose another file" in complaint(good, force="run.seed=0")
     assert "nowhere.jsonl is not a file" in complaint("--data=nowhere.jsonl")

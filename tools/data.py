@@ -50,10 +50,13 @@ KEPT_TYPES = (str, int, float)
 
 def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> int:
     """Write the rows that are kept, and the data card; return 0. Raises ConfigError."""
-    check_free(path, force=force or progress_file(path).exists())
     if path.suffix != ".jsonl":
-        raise ConfigError(f"the file name must end in .jsonl, got {path}")
+        raise ConfigError(f"the name of the file to write must end in .jsonl, got '{path}'; choose another")
     sources = [Path(name) for name in options.data]
+    for named in (path, *sources):
+        if not _is_text(named):
+            raise ConfigError(f"the name {str(named)!r} is not UTF-8, which the data card needs; rename the file")
+    check_free(path, force=force or progress_file(path).exists())
     if not sources:
         raise ConfigError("`--data` must name one file of conversations or several; see docs/data.md")
     for source in sources:
@@ -124,6 +127,14 @@ def _settings(
     return early, late
 
 
+def _is_text(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -151,7 +162,9 @@ class _Call:
         counts = self.counts
         if not counts.num_trained:
             self.files.discard()
-            why = ", ".join(f"{number} {reason}" for reason, number in counts.dropped.items()) or "no rows"
+            missing = [f"{number} {reason}" for reason, number in counts.dropped.items()]
+            missing += [f"{counts.num_held_out} held out by --held-out"] if counts.num_held_out else []
+            why = ", ".join(missing) or "no rows"
             raise ConfigError(f"nothing is written to {self.files.kept}: {why}, {counts.num_malformed} cannot be read")
         _, late = _settings(self.options, self.judge, self.paraphraser, self.seed)
         text = card(self.files.kept.name, counts, self.options, digests=self.files.digests())
