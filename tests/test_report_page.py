@@ -197,8 +197,9 @@ def test_odd_numbers_in_the_metrics_end_no_report(tmp_path: Path, line: str) -> 
         assert "nan" not in chart.read_text() and "inf" not in chart.read_text()
 
 
-def test_an_empty_folder_gives_a_report_of_what_is_missing(tmp_path: Path) -> None:
+def test_a_run_with_nothing_but_its_settings_gives_a_report_of_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.yaml").touch()
     text = reported(RunDir(tmp_path, "empty"))
     assert row(text, "state") == ["no step was made"] and text.count("| empty |") >= 3
 

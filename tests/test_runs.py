@@ -99,6 +99,31 @@ def test_where_no_run_is_the_next_step_is_named(tmp_path: Path, capsys: pytest.C
     assert f"`run.root` {tmp_path}/file is not a directory" in capsys.readouterr().err
 
 
+def test_a_folder_that_is_no_run_gets_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("report", "view"):
+        assert main([verb, str(tmp_path)]) == 2
+        assert f"{tmp_path} is not a run: it has no config.yaml" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_a_server_is_not_taken_for_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path, "one", age_s=60)
+    assert main(["replay", "audit", "run.name=one", f"run.root={tmp_path}"]) == 2
+    assert f"run 'one' in {tmp_path}/one has no Redis server: its `redis.url` is empty" in capsys.readouterr().err
+    assert main(["replay", "audit", "run.name=two", f"run.root={tmp_path}"]) == 2
+    assert f"no run 'two' under {tmp_path}/" in capsys.readouterr().err
+
+
+def test_a_simulation_names_the_numbers_that_the_records_lack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path, "one", age_s=60)
+    records = [{"step": number, "trained/reward": 0.5, "perf/step_s": None} for number in range(20)]
+    RunDir(tmp_path, "one").metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert main(["simulate", "run.name=one", f"run.root={tmp_path}"]) == 2
+    assert "metrics.jsonl: step 5 has no number perf/step_s, time/wait_s, " in capsys.readouterr().err
+
+
 def test_a_run_on_a_server_of_the_users_is_running_while_its_processes_are_alive(
     redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path
 ) -> None:

@@ -59,7 +59,10 @@ def find_run(word: str, root: str) -> RunDir:
         raise ConfigError(
             f"no run {word!r}: {path} is not a directory; runs under {root}/: {', '.join(existing) or 'none'}"
         )
-    return RunDir(path.parent, path.name)
+    run_dir = RunDir(path.parent, path.name)
+    if not run_dir.config.is_file() and not run_dir.metrics.is_file():
+        raise ConfigError(f"{path} is not a run: it has no config.yaml; give the directory of a run")
+    return run_dir
 
 
 def standing(config: Config) -> Standing:

@@ -10,6 +10,7 @@ from common.config import Config
 from common.config_error import ConfigError
 from common.connection import check_servers, connect, connect_shards
 from common.patience import PATIENCE_S
+from common.run_dir import RunDir
 from replay.fleet import Fleet
 from replay.keys import shard_name
 from tools.runs import check_running
@@ -30,6 +31,11 @@ def clients_of(config: Config, *, patience_s: float = PATIENCE_S) -> list[redis.
     Raises ConfigError, RedisUnreachable, UnknownRun.
     """
     url = config.redis.url
+    if not url and (run_dir := RunDir(config.run.root, config.run.name)).config.is_file():
+        raise ConfigError(
+            f"run {config.run.name!r} in {run_dir.path} has no Redis server: its `redis.url` is empty; start one with "
+            f"`slipstream up --resume {config.run.name}`, or name its Redis as redis.url=redis://host:6379"
+        )
     if not url:
         raise ConfigError(
             f"no run {config.run.name!r} under {config.run.root}/ and `redis.url` is empty; give the run as run.name, "

@@ -18,6 +18,14 @@ WARM_UP_STEPS = 5  # the first steps are not typical: engines and caches are col
 FEWEST_STEPS = 10
 POLL_S = 0.1  # how often an actor looks for newer weights
 TOLD_APART = 1.2  # the ratio of two loads whose speeds can be compared
+NEEDED = (  # in every record of a step
+    "perf/step_s",
+    "time/wait_s",
+    "produced/episodes",
+    "fleet/num_actors",
+    "fleet/num_episodes",
+    "fleet/generated_tokens_per_s",
+)
 
 Record = Mapping[str, float]
 
@@ -55,6 +63,7 @@ def calibrate(config: Config) -> Calibration:
             f"{run_dir.metrics} has {len(steps)} steps after the first {WARM_UP_STEPS}; a simulation needs "
             f"{FEWEST_STEPS}: let the run make more, or name another run"
         )
+    _check_keys(steps, run_dir)
     newest, recorded = steps[-1], load_config(str(run_dir.config), [])
     archived = _archived(config, run_dir, int(newest["step"]))
     turns = [turn for trajectory in archived for turn in trajectory.turns]
@@ -77,6 +86,16 @@ def calibrate(config: Config) -> Calibration:
         steps_per_hour=3600 / statistics.fmean(record["perf/step_s"] for record in steps),
         lag=_mean(steps, "lag/mean"),
     )
+
+
+def _check_keys(steps: Sequence[Record], run_dir: RunDir) -> None:
+    """Raise ConfigError unless every step has the numbers that a simulation needs."""
+    for record in steps:
+        if missing := [name for name in NEEDED if not isinstance(record.get(name), int | float)]:
+            raise ConfigError(
+                f"{run_dir.metrics}: step {record['step']} has no number {', '.join(missing)}, which a simulation "
+                "needs; name another run"
+            )
 
 
 def turn_time(turns: Sequence[Turn]) -> tuple[float, float]:
