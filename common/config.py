@@ -333,7 +333,8 @@ def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapp
         where = error.full_key or " ".join(overrides) or path
         raise ConfigError(f"`{where}`: {message}; {of_section if is_section else of_key}") from None
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0]) from None
+        where = error.full_key or " ".join(overrides) or path
+        raise ConfigError(f"`{where}`: {str(error).splitlines()[0]}; correct it") from None
     except (yaml.YAMLError, OSError, TypeError, UnicodeError, RecursionError) as error:  # TypeError: a list of sections
         files = [file for file in (path, *presets) if isinstance(file, str)]
         where = " and ".join(files) or " ".join(overrides)
@@ -417,6 +418,9 @@ def _unknown_key(key: str, overrides: list[str]) -> str:
         options = " ".join(f"--{name.replace('_', '-')}" for name in names) or "--help"
         return f"`{key}` is no section: its keys are options of a verb; use `slipstream {OPTIONS_OF[key]} {options}`"
     sections = [item.name for item in dataclasses.fields(Config)]
+    if key in sections:  # as in run.=1
+        first = next(path for path in key_paths() if path.startswith(f"{key}."))
+        return f"`{key}.` has no key after its dot; name one, such as `{first}`; `slipstream --help` lists every key"
     known = [path for path in key_paths() if "." in key] or sections
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     same_leaf = [path for path in key_paths() if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]

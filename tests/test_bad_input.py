@@ -1,6 +1,7 @@
 """Bad input: one line that says what is wrong and what to do, exit code 2, and nothing is started or lost."""
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -20,6 +21,7 @@ from common.shutdown import EXIT_PREEMPTED
 from envhub.rewards.rubric import read_rubric
 from replay.fleet import Fleet, RunFacts
 from replay.server import Server
+from tests.full_disk import largest_file
 from tests.processes import GUESS, REPOSITORY, Run, nothing_runs
 from tools.check_input import check_model_folder
 from tools.cli import main
@@ -71,6 +73,8 @@ def test_an_unknown_key_is_answered_with_the_nearest_one(refused: Refused) -> No
     assert "unknown config key `learner.step`; did you mean `learner.steps`?" in refused("up", "learner.step=3")
     assert "did you mean `replay.max_lag`?" in refused("learner", "objective.max_lag=3")
     assert "`slipstream --help` lists every key" in refused("actors", "zzz=1")
+    assert "`run.` has no key after its dot; name one, such as `run.name`" in refused("up", "run.=1")
+    assert "`env.options." in (message := refused("up", "env.options={1:2}")) and "correct it" in message
 
 
 def test_a_value_that_cannot_be_is_named_with_its_contract(refused: Refused) -> None:
@@ -143,6 +147,57 @@ def test_a_root_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.Capt
     assert "cannot be created: Not a directory; name a folder that can be written" in message
     with pytest.raises(ConfigError, match="cannot be created: File name too long"):
         RunDir(tmp_path / (300 * "a"), "run").create()
+
+
+LONG = 300 * "a"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["up", LONG],
+        ["runs", f"run.root={LONG}"],
+        ["data", f"{LONG}.jsonl", "--data=rows.jsonl"],
+        ["sft", f"--data={LONG}"],
+        ["up", f"model.path={LONG}"],
+        ["road", LONG],
+    ],
+)
+def test_a_name_that_is_too_long_is_named(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert main(command) == 2
+    message = capsys.readouterr().err
+    assert LONG in message and "File name too long" in message and message.count("\n") == 1
+
+
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    program = "import sys; from tools.cli import main; sys.exit(main(['up', '--print-config']))"
+    with (tmp_path / "out").open("w") as out, largest_file(bytes_allowed=100):
+        buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # without a buffer, Python takes a short write for a whole one
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=buffered)
+    assert done.returncode == 1
+    assert done.stderr == "slipstream up: standard output or a file: File too large; free space\n"
+
+
+def test_an_error_of_no_file_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr("tools.runs.Path.glob", fail)
+    with pytest.raises(TimeoutError):
+        main(["runs"])
+
+
+def test_ctrl_c_while_modules_are_imported_shows_no_traceback() -> None:
+    program = (
+        "import sys; from tools.start import main\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'tools.drill': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting()); sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_a_redis_url_that_leads_nowhere_is_named_without_its_password(redis_server: Server, refused: Refused) -> None:
@@ -228,9 +283,19 @@ def test_a_model_folder_that_lacks_something_is_named_with_what_it_lacks(refused
     (folder / "config.json").write_text("{")
     assert f"{folder / 'config.json'} is not JSON" in refused("up", here)
     (folder / "config.json").write_text(f'{{"a": {100_000 * "["}{100_000 * "]"}}}')
-    assert f"{folder / 'config.json'} is not JSON: it is nested too deeply" in refused("up", here)
+    for verb in ("up", "plan"):
+        assert f"{folder / 'config.json'} is not JSON: it is nested too deeply" in refused(verb, here)
+    (folder / "config.json").write_bytes(b"\xff" * 9)
+    assert f"{folder / 'config.json'} is not JSON: 'utf-8' codec can't decode" in refused("plan", here)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     check_model_folder(folder, max_tokens=128)
+
+
+@pytest.mark.parametrize("option", [["up", "--resume"], ["learner", "--replay-archive"]])
+def test_the_empty_name_of_a_run_is_refused(capsys: pytest.CaptureFixture[str], option: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*option, ""])
+    assert "got an empty name; give that of a run" in capsys.readouterr().err
 
 
 def test_up_refuses_an_existing_run_without_resume_and_resume_refuses_a_missing_run(

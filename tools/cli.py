@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import errno
 import os
 import sys
 from pathlib import Path
@@ -58,6 +59,8 @@ LOADING_MODELS = (
     "collect",
     "road",
 )  # model.path may be a Hub id
+WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # a retry cannot help
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOVING_WEIGHTS = ("up", "learner", "actors", "relay")
 
 
@@ -67,21 +70,43 @@ def main(argv: list[str] | None = None) -> int:
     # A user's environment may be a module in this folder. Child processes, started with `-m`, find it there as well.
     sys.path.insert(0, str(Path.cwd()))
     try:
-        config = _load(arguments)
-        if arguments.print_config:
-            print(dump_config(config), end="")
-            return 0
-        if arguments.verb in LOADING_MODELS:
-            config.model.path = local_model(config.model.path)
-        return called(arguments)(config)
+        code = _run(arguments)
+        sys.stdout.flush()  # here, where a full disk is reported
+        return code
     except (ConfigError, RedisUnreachable, ServerError, UnknownRun, NotRecorded, NoPermissionError) as error:
         print(printable_block(f"slipstream {arguments.verb}: {error}"), file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.filename is None and error.errno not in NO_ROOM:
+            raise  # of no file that the user named, so the traceback is needed
+        where = "standard output or a file" if error.filename is None else error.filename
+        cure = "free space" if error.errno in NO_ROOM else "choose another path"
+        print(printable_block(f"slipstream {arguments.verb}: {where}: {error.strerror}; {cure}"), file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+        return EXIT_BAD_INPUT if error.errno in WRONG_PATH else 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    config = _load(arguments)
+    if arguments.print_config:
+        print(dump_config(config), end="")
+        return 0
+    if arguments.verb in LOADING_MODELS:
+        config.model.path = local_model(config.model.path)
+    return called(arguments)(config)
+
+
+def _drop_output() -> None:
+    """Let the interpreter flush, at its end, what standard output does not take."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parsed(argv: list[str] | None) -> argparse.Namespace:
@@ -133,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
             one.add_argument(
                 "--replay-archive",
                 metavar="RUN",
+                type=_run_name,
                 help="repeat the training of RUN from its archive and "
                 "configuration, without actors or Redis; run.name is RUN-rerun by default",
             )
@@ -175,9 +201,17 @@ def _settings() -> _Parser:
         metavar="config.yaml | section.key=value",
         help="YAML files that change defaults, then single settings; a later one wins",
     )
-    settings.add_argument("--resume", metavar="NAME", help="continue the run of this name with its configuration")
+    settings.add_argument(
+        "--resume", metavar="NAME", type=_run_name, help="continue the run of this name with its configuration"
+    )
     settings.add_argument("--print-config", action="store_true", help="print the whole configuration, and exit")
     return settings
+
+
+def _run_name(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("got an empty name; give that of a run, or leave the option out")
+    return text
 
 
 def _load(arguments: argparse.Namespace) -> Config:
