@@ -260,7 +260,7 @@ def test_what_is_wrong_with_any_stage_is_found_before_the_first_one_starts(
 def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text, complaint in (
         ("[1]", "must be a mapping with config, set, stages, got [1]"),
-        ("a: [", "cannot read"),
+        ("a: [", "cannot be read"),
         ("config: nowhere.yaml\nstages: [{name: a, kind: rl}]", "no config file at nowhere.yaml"),
         ("config: 5", "`config` must name a YAML file or several, got 5"),
         ("stage: []", "unknown key `stage`; a road has config, set, stages"),
