@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from common.action_format import check_formats
@@ -39,8 +39,11 @@ TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 log = logging.getLogger(__name__)
 
 
-def check_input(config: Config) -> None:
-    """Check what the configuration of a learner refers to: environment, model, address, disk. Raises ConfigError."""
+def check_input(config: Config, *, to_come: Collection[str] = ()) -> None:
+    """Check what the configuration of a learner refers to: environment, models, address, disk. Raises ConfigError.
+
+    Folders `to_come` are made before the learner starts, so they are not looked at.
+    """
     check_coherence(config)
     check_env(config.env)
     for part in config.env.entries().values():
@@ -78,7 +81,7 @@ def check_input(config: Config) -> None:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
     objective = config.objective  # these two are loaded after the warm start
     for key, folder in (("reward_model", objective.reward_model), ("reference_model", objective.reference_model)):
-        if folder and not (key == "reference_model" and objective.teacher_url):
+        if folder and folder not in to_come and not (key == "reference_model" and objective.teacher_url):
             _check_files(f"objective.{key}", Path(folder))
     check_host(config.weights.host)
     _check_disk(config)

@@ -143,7 +143,7 @@ def _check(stage: Stage, road: Road) -> None:
         path = stage.config.model.path
         stage.config.model.path = road.config.model.path  # the stage's own model does not exist yet
         try:
-            check_input(stage.config)
+            check_input(stage.config, to_come=trained | known)
         finally:
             stage.config.model.path = path
 
