@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -17,6 +16,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 
 from common.actors_config import ActorsConfig
 from common.config_error import ConfigError, require
+from common.config_merge import check_presets, merged
 from common.env_config import MAX_PAIRED, TOOLS, EnvConfig
 from common.learner_config import EvalConfig, LearnerConfig, OptimConfig, WarmStartConfig, WeightsConfig
 from common.model_config import ModelConfig
@@ -314,12 +314,12 @@ def _is_of_files(message: str, files: Sequence[str]) -> bool:
 
 def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapping[str, object]]) -> Config:
     structured = OmegaConf.structured(Config)
-    _check_presets([file for file in (path, *presets) if isinstance(file, str)])
+    check_presets([file for file in (path, *presets) if isinstance(file, str)])
     try:
         for preset in [*([path] if path is not None else []), *presets]:
             changes = OmegaConf.load(config_file(preset)) if isinstance(preset, str) else OmegaConf.create(dict(preset))
-            structured = _merged(structured, changes)
-        structured = _merged(structured, OmegaConf.from_dotlist(overrides))
+            structured = merged(structured, changes)
+        structured = merged(structured, OmegaConf.from_dotlist(overrides))
         config = OmegaConf.to_object(structured)
     except ConfigKeyError as error:
         raise ConfigError(_unknown_key(str(error.full_key), overrides)) from None
@@ -342,43 +342,6 @@ def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapp
     assert isinstance(config, Config)
     check_sections(config)
     return config
-
-
-def _check_presets(files: Sequence[str]) -> None:
-    """Raise ConfigError for two presets of the objective: what only the first one sets would remain."""
-    objectives = [file for file in files if Path(file).parent.parts[-2:] == ("conf", "objective")]
-    if len(objectives) > 1:
-        raise ConfigError(
-            f"{' and '.join(objectives)} are presets of the whole objective, and what only one of them sets would "
-            "remain in the other; give one, and set single keys as in objective.kl_coefficient=0.01"
-        )
-
-
-def _merged(config: Any, changes: Any) -> Any:
-    """`config` with `changes`. An empty mapping replaces, as in env.mixture={}.
-
-    Options belong to one environment: its changed name, in `env` or in an entry of the mixture, clears them.
-    """
-    if OmegaConf.is_dict(changes):
-        _empty(config, changes)
-        if OmegaConf.is_dict(env := changes.get("env")):
-            entries = env.get("mixture") or {}
-            pairs = [(config.env.mixture[label], entries[label]) for label in entries if label in config.env.mixture]
-            for part, change in [(config.env, env), *pairs]:
-                if OmegaConf.is_dict(change) and change.get("name", part.name) != part.name:
-                    part.options = {}
-    return OmegaConf.merge(config, changes)
-
-
-def _empty(config: Any, changes: Any) -> None:
-    """Empty every mapping of `config` that is empty in `changes`; a section, such as `env`, is no mapping."""
-    for key in [key for key in changes if key in config and OmegaConf.is_dict(changes[key])]:
-        if not OmegaConf.is_dict(config[key]):
-            continue
-        if changes[key]:
-            _empty(config[key], changes[key])
-        elif not dataclasses.is_dataclass(OmegaConf.get_type(config, key)):
-            config[key] = {}
 
 
 def differences(before: Config, now: Config) -> list[str]:

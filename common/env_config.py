@@ -79,6 +79,10 @@ class EnvConfig:
                 value,
                 f"each environment of it has its own, env.mixture.LABEL.{key}; env.mixture={{}} removes them all",
             )
+        self._check_mixture()
+
+    def _check_mixture(self) -> None:
+        """Raise ConfigError for an entry, or bounds, that cannot be."""
         for label, entry in self.mixture.items():
             require(
                 LABEL.fullmatch(label) is not None,

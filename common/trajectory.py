@@ -16,8 +16,8 @@ from common.kept_sets import KeptSets
 from common.versions import VersionArray
 from common.wire import SCHEMA, decode, encode
 
-MAX_POLICY_VERSION = 2**31 - 1
-MAX_TURNS = 1 << 12  # also of branches; these limits bound the memory that a hostile record can cost
+MAX_POLICY_VERSION = 2**31 - 1  # this limit and the next ones bound the memory that a hostile record can cost
+MAX_TURNS = 1 << 12  # also of branches
 MAX_SPANS = 1 << 14
 MAX_REWARDS = 64  # named components of one turn
 MAX_STATE_KEY = 256  # characters; longer keys are recorded as their digest
@@ -81,10 +81,7 @@ OUTCOME_OF = {
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """The base of all records. No field has a default: a field that is missing on the wire is an error.
-
-    Frozen records of numbers, text and records contain no cycles, so the garbage collector skips them (`gc=False`).
-    """
+    """The base of all records; none contains a cycle (`gc=False`). A field that is missing on the wire is an error."""
 
 
 class Task(_Record, frozen=True, kw_only=True):

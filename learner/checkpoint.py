@@ -191,22 +191,6 @@ def agreed_checkpoint(folder: Path, *, ranks: Ranks) -> Path | None:
     return folder / found.name if found.name else None
 
 
-def set_aside_after(newest: Path, *, fence: Fence) -> None:
-    """Rename every finished checkpoint of a step after that of `newest`: step_000020 becomes step_000020.damaged.
-
-    They are damaged, and newer ones of lower steps are about to be written: later starts must not read these first, and
-    `write` must not keep them in place of newer ones. Raises FencedOut.
-    """
-    with fence.held():
-        for path in finished_checkpoints(newest.parent):
-            if step_of(path) > step_of(newest):
-                aside = path.with_name(f"{path.name}.damaged")
-                shutil.rmtree(aside, ignore_errors=True)
-                path.rename(aside)
-                log.warning("%s is set aside as %s; remove it when nothing of it is needed", path, aside.name)
-        sync_path(newest.parent)
-
-
 def step_of(path: Path) -> int:
     """The step after which a checkpoint was written."""
     return int(path.name.removeprefix("step_"))

@@ -1,5 +1,7 @@
 """Writes checkpoints in the background: the learner waits only for the copy of its state, not for the disk."""
 
+import logging
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -10,12 +12,23 @@ import torch.distributed as dist
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.optim.lr_scheduler import LambdaLR
 
-from learner.checkpoint import Progress, Snapshot, agreed_checkpoint, set_aside_after, take_snapshot, write
+from common.run_dir import sync_path
+from learner.checkpoint import (
+    Progress,
+    Snapshot,
+    agreed_checkpoint,
+    finished_checkpoints,
+    step_of,
+    take_snapshot,
+    write,
+)
 from learner.fence import Fence
 from learner.model.critic import Critic
 from learner.model.packed_model import PackedModel
 from learner.model.proximal import Proximal
 from learner.ranks import Ranks
+
+log = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
@@ -50,7 +63,7 @@ class CheckpointWriter:
         """
         newest = agreed_checkpoint(self._folder, ranks=ranks)
         if newest and ranks.rank == 0:
-            set_aside_after(newest, fence=self.fence)
+            _set_aside_after(newest, fence=self.fence)
         return newest
 
     def begin(
@@ -94,3 +107,19 @@ class CheckpointWriter:
     def _write(self, snapshot: Snapshot, once_durable: Callable[[], None]) -> None:
         write(self._folder, snapshot, group=self._group, keep=self._keep, fence=self.fence)
         once_durable()
+
+
+def _set_aside_after(newest: Path, *, fence: Fence) -> None:
+    """Rename every finished checkpoint of a step after that of `newest`: step_000020 becomes step_000020.damaged.
+
+    They are damaged, and newer ones of lower steps are about to be written: later starts must not read these first, and
+    `write` must not keep them in place of newer ones. Raises FencedOut.
+    """
+    with fence.held():
+        for path in finished_checkpoints(newest.parent):
+            if step_of(path) > step_of(newest):
+                aside = path.with_name(f"{path.name}.damaged")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+                log.warning("%s is set aside as %s; remove it when nothing of it is needed", path, aside.name)
+        sync_path(newest.parent)
