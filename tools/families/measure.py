@@ -112,7 +112,7 @@ class Versions:
 
 
 def model_settings(dtype: str, *, lora_rank: int = 0) -> ModelSettings:
-    lora = LoraConfig(rank=lora_rank, alpha=8)
+    lora = LoraConfig(rank=lora_rank, alpha=8) if lora_rank else LoraConfig()
     return ModelSettings(dtype=dtype, temperature=1.0, chunk_tokens=64, max_tokens=MAX_TOKENS, lora=lora)
 
 
