@@ -478,7 +478,7 @@ def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, capsys: pyt
     assert "exists; choose another file, or overwrite it with --force" in complaint(str(there))
     assert f"no model at {tmp_path}/run/trained_model" in complaint(str(there), "--force")
     assert there.read_text() == "precious"
-    assert f"cannot write {tmp_path}/folder.jsonl: it is a directory" in complaint(str(folder), "--force")
+    assert f"cannot write {folder}: it exists and is not a regular file" in complaint(str(folder), "--force")
     assert "must end in .jsonl or .parquet" in complaint(str(tmp_path / "rows.csv"))
     assert "nowhere is not a directory; create it" in complaint(str(tmp_path / "nowhere" / "rows.jsonl"))
     new = str(tmp_path / "rows.jsonl")
