@@ -55,16 +55,20 @@ def load_tokenizer(folder: Path | str, template_arguments: Mapping[str, Any] | N
     return tokenizer
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ConfigError unless the chat template can be rendered."""
-    probe = [{"role": "user", "content": "probe"}]
-    try:
-        rendered(tokenizer, probe, today=datetime.now(UTC), to_reply=True)
-    except Exception as error:  # a template may raise anything
-        raise ConfigError(
-            f"`model.path` {tokenizer.name_or_path}: its chat template, with `model.template_arguments`, cannot be "
-            f"rendered: {' '.join(str(error).split())}; correct the template or the arguments"
-        ) from error
+def check_renders(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ConfigError unless the chat template can be rendered, without a system message or with one."""
+    system, user = {"role": "system", "content": "probe"}, {"role": "user", "content": "probe"}
+    for probe in ([user], [system, user]):
+        try:
+            rendered(tokenizer, probe, today=datetime.now(UTC), to_reply=True)
+        except Exception as error:  # a template may raise anything
+            refusal = error
+        else:
+            return
+    raise ConfigError(
+        f"`model.path` {tokenizer.name_or_path}: its chat template, with `model.template_arguments`, cannot be "
+        f"rendered: {' '.join(str(refusal).split())}; correct the template or the arguments"
+    ) from refusal
 
 
 def with_arguments(template: str | dict[str, str], arguments: Mapping[str, Any]) -> str | dict[str, str]:

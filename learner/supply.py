@@ -153,7 +153,7 @@ class Supply:
             if num_ready := self._buffer.ledger().ready:
                 claimed = self._claim_ready(step, num_ready, policy_version=policy_version, max_lag=max_lag)
                 self._early |= {group.ticket.group_id: group for group in claimed}
-            self._awaited = self._buffer.unclaimed()  # whoever opened them: a learner before this one may have
+            self._awaited = self._buffer.unclaimed()  # a learner before this one may have opened some
         return [self._early.pop(min(self._early))] if self._is_next_here() else []
 
     def _is_next_here(self) -> bool:

@@ -66,9 +66,10 @@ def tally_at(step: int, run_dir: RunDir) -> Tally:
 
     If the learner was killed after that checkpoint was durable, its tally may still be the next one.
     """
-    tally, following = load_tally(run_dir.tally), load_tally(run_dir.next_tally)
+    tally = load_tally(run_dir.tally)
     if run_dir.tally.exists() and tally.durable_step >= step:
         return tally
+    following = load_tally(run_dir.next_tally)
     if following.durable_step == step:
         return following
     if not run_dir.tally.exists():

@@ -43,6 +43,13 @@ def test_a_template_that_cannot_be_rendered_is_named(folder: Path, template: str
         load_chat_tokenizer(folder, ModelConfig(template_arguments=arguments))
 
 
+def test_a_template_may_refuse_a_conversation_without_a_system_message(folder: Path) -> None:
+    path = folder / "chat_template.jinja"
+    demand = "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    path.write_text(demand + path.read_text())
+    assert load_chat_tokenizer(folder, ModelConfig()).chat_template == path.read_text()
+
+
 # --- The run's tokenizer.
 
 

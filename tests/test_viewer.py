@@ -254,7 +254,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a port that is none": (["seen", "--port", "70000"], "--port"),
     "steps that are not archived": (["seen", "--file", "x.html", "--steps", "1:5"], "has no archived step"),
     "steps that are none": (["seen", "--file", "x.html", "--steps", "all"], "FIRST:LAST"),
-    "a folder that is none": (["seen", "--file", f"{__file__}/x.html"], f"{__file__} is not a directory"),
+    "a file in place of a folder": (["seen", "--file", f"{__file__}/x.html"], f"{__file__} is not a directory"),
     "steps without a file": (["seen", "--steps", "6:7"], "together with --file"),
 }
 

@@ -29,7 +29,7 @@ from common.long_work import LongWork, report_on_stderr
 from common.model_config import ModelConfig
 from common.printable import printable_block
 from common.run_dir import RunDir, write_whole
-from common.tokenizer import check_template
+from common.tokenizer import check_renders
 from common.tokenizer import load_tokenizer as tokenizer_of
 from common.trajectory import Provenance, Sampling, Task, Trajectory, VersionSpan
 from envhub.catalogue import make_env
@@ -97,7 +97,7 @@ def load_tokenizer(folder: Path, model: ModelConfig) -> PreTrainedTokenizerBase:
     tokenizer = tokenizer_of(folder, model.template_arguments)
     if not tokenizer.chat_template:
         raise ConfigError(f"`model.path` {folder}: its tokenizer has no chat template; Slipstream trains chat models")
-    check_template(tokenizer)
+    check_renders(tokenizer)
     return tokenizer
 
 
