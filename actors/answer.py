@@ -24,6 +24,10 @@ MAX_LOGGED_CHARS = 20_000  # of an environment's exception
 MAX_QUOTED_CHARS = 100
 
 log = logging.getLogger(__name__)
+# The usual type first: to ask an abstract class, or a union, takes a microsecond.
+_REAL = (float, int, Real)
+_MAPPING = (dict, Mapping)
+_FLAG = (bool, np.bool_)
 _entered = ContextVar[None]("entered")
 _logged_places = set[str]()  # file and line of every failure whose traceback this process has logged
 
@@ -170,19 +174,19 @@ def check_observation(observation: object) -> None:
     if not _is_number(observation.score) or not 0.0 <= observation.score <= 1.0:
         raise EnvError(f"returned score {_quoted(observation.score)}, expected a number in [0, 1]")
     for name, flag in (("success", observation.success), ("valid_action", observation.valid_action)):
-        if not isinstance(flag, bool | np.bool_):
+        if not isinstance(flag, _FLAG):
             raise EnvError(f"returned {name} = {_quoted(flag)}, expected True or False")
 
 
 def _check_size(observation: Observation) -> None:
     """Raise EnvError if the observation is larger than any model's context, before anything is copied."""
-    if not isinstance(observation.messages, tuple | list):
+    if not isinstance(observation.messages, (tuple, list)):
         raise EnvError(f"returned {_quoted(observation.messages)} as messages, expected a tuple of Message")
     if not isinstance(observation.rewards, dict):
         raise EnvError(f"returned {_quoted(observation.rewards)} as rewards, expected a dict")
-    if not isinstance(observation.columns, Mapping):
+    if not isinstance(observation.columns, _MAPPING):
         raise EnvError(f"returned {_quoted(observation.columns)} as columns, expected a dict")
-    if not isinstance(observation.tools, tuple | list) or not all(map(_is_tool, observation.tools)):
+    if not isinstance(observation.tools, (tuple, list)) or not all(map(_is_tool, observation.tools)):
         raise EnvError("returned tools that are not functions in OpenAI's format, each with a name")
     num_texts = len(observation.tools) + len(observation.messages) + len(observation.rewards)
     if num_texts > MAX_OBSERVATION_TEXTS:
@@ -222,4 +226,4 @@ def _is_text(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     """Whether it is a number, of Python or numpy; a bool is not."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    return isinstance(value, _REAL) and not isinstance(value, bool)

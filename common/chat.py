@@ -77,6 +77,7 @@ class Chat:
         self._rules = rules or ChatRules()
         self._today = datetime.fromtimestamp(time.time() if started_at_s is None else started_at_s, UTC)
         self._encode = encoder(tokenizer)
+        self._decode = decoder(tokenizer)
         self._ending = ending_tokens(tokenizer)
         self._messages: list[dict[str, Any]] = []
         self._text = ""  # the conversation up to the last prompt, as the template rendered it
@@ -103,7 +104,7 @@ class Chat:
         """Record what the policy sampled and return it as text, without its end-of-turn token."""
         ended = bool(tokens) and tokens[-1] in self._ending
         self._ended_with = str(self.tokenizer.convert_ids_to_tokens(tokens[-1])) if ended else ""
-        self._reply = str(self.tokenizer.decode(tokens[:-1] if ended else tokens))
+        self._reply = self._decode(tokens[:-1] if ended else tokens)
         self._messages.append({"role": "assistant", "content": self._reply})
         self._num_tokens += len(tokens)
         return self._reply
@@ -329,6 +330,14 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     fast.no_truncation()
     fast.no_padding()
     return lambda text: list(fast.encode(text, add_special_tokens=False).ids)
+
+
+def decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
+    """A function from token ids to their text, special tokens included; of a fast tokenizer directly, as `encoder`."""
+    if not tokenizer.is_fast or tokenizer.clean_up_tokenization_spaces:
+        return lambda tokens: str(tokenizer.decode(tokens))
+    fast = tokenizer.backend_tokenizer
+    return lambda tokens: str(fast.decode(tokens, skip_special_tokens=False))
 
 
 @lru_cache(maxsize=8)  # each episode asks

@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from actors.rehearse import check_template
-from common.chat import Chat, ChatRules, rendered, reply_form
+from common.chat import Chat, ChatRules, decoder, rendered, reply_form
 from common.config import load_config
 from common.config_error import ConfigError
 from common.dialogue import Tokeniser
@@ -53,6 +53,15 @@ def apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     tokens = [token for character in text for token in encode(character)]
     assert tokens != encode(text) and tokenizer.decode(tokens) == text
     return tokens
+
+
+@pytest.mark.parametrize("cleans_up", [False, True])
+@every_family
+def test_a_reply_reads_as_the_tokenizer_itself_decodes_it(family: str, cleans_up: bool, tmp_path: Path) -> None:
+    tokenizer = family_tokenizer(family, tmp_path)
+    tokenizer.clean_up_tokenization_spaces = cleans_up
+    for tokens in ([], *([*apart(tokenizer, text), *range(6)] for text in (PLAIN, THOUGHT))):
+        assert decoder(tokenizer)(tokens) == tokenizer.decode(tokens)
 
 
 def opening_of(family: str) -> tuple[Message, ...]:
