@@ -92,6 +92,22 @@ def test_a_zombie_is_fenced_and_its_payload_removed(buffer: Views, redis_client:
     assert buffer.audit() == []
 
 
+def test_a_lease_that_the_server_lost_with_its_newest_writes_is_fenced(
+    buffer: Views, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.learner.open([ticket(0)])
+    saved = {name: redis_client.dump(name) for name in redis_client.scan_iter(key(run_id, "train", "*"))}
+    zombie = leased(buffer, "zombie")
+    for name, state in saved.items():
+        redis_client.restore(name, 0, state, replace=True)
+    redis_client.delete(key(run_id, "train", "leased"))
+    heir = leased(buffer, "heir")
+    assert heir.fence > zombie.fence
+    assert buffer.actor.insert(zombie, attempt_at(zombie, 0, run_id=run_id)) is InsertResult.FENCED
+    assert buffer.actor.insert(heir, attempt_at(heir, 0, run_id=run_id)) is InsertResult.STORED
+    assert buffer.audit() == []
+
+
 def test_an_insert_sent_twice_has_one_effect(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
     buffer.learner.open([ticket(0)])
     lease = leased(buffer)

@@ -107,7 +107,7 @@ class Books(RuleBasedStateMachine):
         self.learner, self.zombie = self.new_learner(), self.new_learner()
         views = self.views()
         self.actor, self.judge, self.person = views.actor, views.judge, views.people
-        self.num_fences = 0  # given out
+        self.last_fence = 0  # of leases of actors and judges
         self.epoch, self.num_epochs = self.learner.acquire_epoch(), 1
         self.step = self.settled_step = 0
         self.leases: list[tuple[str, Lease]] = []  # every lease ever given, zombies included
@@ -304,12 +304,12 @@ class Books(RuleBasedStateMachine):
     @precondition(lambda self: self.model.in_state("queued"))
     def lease(self, actor: str, lost: bool) -> None:
         lease = self.losing(lost, lambda: self.actor.lease(actor))
-        group_id = self.model.lease(self.num_fences + 1)
+        group_id = self.model.lease(lease.fence if lease else 0)
         if group_id is None:
             assert lease is None
             return
-        self.num_fences += 1
-        assert lease is not None and (lease.ticket.group_id, lease.fence) == (group_id, self.num_fences)
+        assert lease is not None and lease.ticket.group_id == group_id and lease.fence > self.last_fence
+        self.last_fence = lease.fence
         group = self.model.groups[group_id]
         assert lease.missing == group.missing()
         partials = {member: partial.attempt for member, partial in lease.partials.items()}
@@ -477,13 +477,13 @@ class Books(RuleBasedStateMachine):
     @precondition(lambda self: self.model.in_state("judging"))
     def lease_judging(self, judge: str, lost: bool) -> None:
         judging = self.losing(lost, lambda: self.judge.lease(judge))
-        waiting = self.model.lease_judging(self.num_fences + 1)
+        waiting = self.model.lease_judging(judging.fence if judging else 0)
         if judging is None:
             assert waiting == []
             return
-        self.num_fences += 1
         group_id = judging.ticket.group_id
-        assert group_id in waiting and judging.fence == self.num_fences
+        assert group_id in waiting and judging.fence > self.last_fence
+        self.last_fence = judging.fence
         assert judging.num_judgings == self.model.groups[group_id].num_judgings
         assert [t.member for t in judging.trajectories] == sorted(self.model.groups[group_id].stored)
         self.model.begin_judging(group_id, judging.fence)

@@ -150,14 +150,13 @@ local function judges(id, fence)
   return or_nothing(redis.pcall('HGET', group_key(id), 'judge_fence')) == fence
 end
 
--- A number above every earlier fence.
+-- A number above every earlier fence: not below the clock, so it is also above those that a server lost with its newest
+-- writes, and those whose counter was damaged.
 local function next_fence()
-  local fence = count('last_fence', 1)
-  if fence < 1 or fence >= 1e14 then -- it was damaged: continue from the clock, which is above every earlier fence
-    fence = now_ms()
-    redis.call('HSET', counters, 'last_fence', fence)
-  end
-  return fence
+  local fence, clock = count('last_fence', 1), now_ms()
+  if fence >= clock and fence < 1e14 then return fence end
+  redis.call('HSET', counters, 'last_fence', clock)
+  return clock
 end
 
 -- Parses the record of a member or a partial, as record_of() in payloads.py writes it:

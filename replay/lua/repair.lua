@@ -85,7 +85,7 @@ local function sound_groups()
 end
 
 local sums = { ['trajectories:held'] = 0, ['partials:held'] = 0, ready_uses = 0 }
-local highest = { last_group_id = -1, last_fence = 0, finished = 0 }
+local highest = { last_group_id = -1, finished = 0 }
 for _, state in ipairs(STATES) do sums[state] = 0 end
 
 local function add_up(id, state)
@@ -96,10 +96,8 @@ local function add_up(id, state)
     if facts[1] then sums['trajectories:held'] = sums['trajectories:held'] + 1 end
     if facts[2] then sums['partials:held'] = sums['partials:held'] + 1 end
   end
-  local facts = redis.call('HMGET', group_key(id), 'fence', 'finished')
   highest.last_group_id = math.max(highest.last_group_id, tonumber(id))
-  highest.last_fence = math.max(highest.last_fence, whole(facts[1]) or 0)
-  highest.finished = math.max(highest.finished, whole(facts[2]) or 0)
+  highest.finished = math.max(highest.finished, whole(redis.call('HGET', group_key(id), 'finished')) or 0)
 end
 
 -- Corrects the place of a group in the sorted set of its state, and adds a ready group to the indexes.
@@ -157,8 +155,6 @@ for _, group in ipairs(groups) do
   put_in_place(group[1], group[2])
 end
 for name, number in pairs(sums) do set_counter(name, number) end
--- The last fence is unknown, but no fence was above the clock.
-if #groups > 0 and redis.call('HEXISTS', counters, 'last_fence') == 0 then highest.last_fence = now_ms() end
 for name, number in pairs(highest) do
   if (tonumber(redis.call('HGET', counters, name) or '-2')) < number then set_counter(name, number) end
 end
