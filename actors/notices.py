@@ -13,6 +13,7 @@ Kubernetes and Slurm send SIGTERM instead.
 import contextlib
 import http.client
 import logging
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -29,6 +30,7 @@ POLL_S = 2.0
 TIMEOUT_S = 2.0  # the service is on the host's own network, and answers in milliseconds
 WAIT_S = 5  # GCP answers a request when the value changes, or after this long
 TOKEN_TTL_S = 21_600  # the longest that AWS allows
+TOKEN = rb"[!-~]{1,4096}"
 MAX_ANSWER_BYTES = 64 << 10
 
 log = logging.getLogger(__name__)
@@ -85,10 +87,10 @@ class Aws:
 
     def _refresh_token(self) -> None:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
-        token = _asked(self._url + "/api/token", headers=headers, method="PUT")
-        if not token:
-            raise MetadataError(f"{self._url}/api/token answered without a token")
-        self._token = token.decode("ascii", errors="replace").strip()
+        answer = _asked(self._url + "/api/token", headers=headers, method="PUT") or b""
+        if not re.fullmatch(TOKEN, token := answer.strip()):  # a request could not carry it
+            raise MetadataError(f"{self._url}/api/token answered without a token: {answer[:200]!r}")
+        self._token = token.decode()
 
 
 class Gcp:

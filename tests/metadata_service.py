@@ -57,6 +57,6 @@ class MetadataService:
             elif headers.get("x-aws-ec2-metadata-token") not in self.tokens:
                 status, body = 401, "unauthorized"
         request.send_response(status)
-        request.send_header("Content-Length", str(len(body)))
+        request.send_header("Content-Length", str(len(body.encode())))
         request.end_headers()
         request.wfile.write(body.encode())

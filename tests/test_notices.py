@@ -92,6 +92,19 @@ def test_a_token_that_has_expired_is_fetched_anew(service: MetadataService) -> N
     assert service.paths() == [ACTION, "/latest/api/token", ACTION]
 
 
+def test_a_token_that_no_request_could_carry_is_fetched_again(service: MetadataService) -> None:
+    aws, portal = Aws(service.url), "<html>\n a captive portal\n</html>"
+    service.answers["/latest/api/token"] = 200, portal
+    with pytest.raises(MetadataError, match=r"api/token answered without a token: .*captive portal"):
+        aws.look()
+    service.answers["/latest/api/token"] = 200, "t\u00f6ken"
+    with pytest.raises(MetadataError, match="without a token"):
+        aws.look()
+    service.wants_tokens()
+    service.answers[ACTION] = 200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
+    assert len(aws.look()) == 1
+
+
 def test_gcp_is_asked_in_its_flavour_and_says_nothing_where_nothing_is_planned(service: MetadataService) -> None:
     service.answers = {MAINTENANCE: (200, "NONE"), PREEMPTED: (200, "FALSE\n")}
     assert Gcp(service.url).look() == []
