@@ -33,8 +33,20 @@ class BlobStore:
             ) from error
 
     def write(self, blob: Blob, chunks: Iterable[bytes]) -> None:
-        """Write `blob`; an interrupted write may leave a partial file. Raises StoreError and what `chunks` raises."""
-        path = self._path(blob.root)
+        """Write `blob`; of an interrupted write nothing stays, unless the process is killed or the store is away.
+
+        Raises StoreError and what `chunks` raises.
+        """
+        path, is_whole = self._path(blob.root), False
+        try:
+            self._write(path, chunks)
+            is_whole = True
+        finally:
+            if not is_whole:  # each version has another name: on a full or slow store parts would pile up
+                with contextlib.suppress(StoreError), _asked_for(path):
+                    self._files.rm_file(path)
+
+    def _write(self, path: str, chunks: Iterable[bytes]) -> None:
         with _asked_for(path):
             self._files.makedirs(self._folder, exist_ok=True)
             file = self._files.open(path, "wb")

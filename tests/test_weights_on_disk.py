@@ -22,6 +22,7 @@ from learner.publisher.store import BlobGone
 from replay import keys
 from replay.bulletin import Bulletin
 from replay.keys import FencedOut
+from tests.full_disk import largest_file
 from tests.test_weight_deltas import nudged_versions
 from tests.test_weights import (
     flat_bytes,
@@ -198,6 +199,28 @@ def test_what_the_chunks_raise_is_no_error_of_the_store(tmp_path: Path) -> None:
 
     with pytest.raises(BlobGone):
         run_store(str(tmp_path), "run").write(Blob(root="0" * 32, num_bytes=2), chunks())
+
+
+@pytest.mark.parametrize("raises", [BlobGone, StoreError])
+def test_of_a_blob_that_could_not_be_written_whole_no_part_stays(tmp_path: Path, raises: type[Exception]) -> None:
+    """Otherwise a store that is slower than the learner, or full, would take one more part with each version."""
+
+    def chunks() -> Iterator[bytes]:
+        yield b"x" * 1000
+        raise raises("a newer one is served, or there is no room")
+
+    store = run_store(str(tmp_path), "run")
+    for version in range(3):
+        with pytest.raises(raises):
+            store.write(Blob(root=f"{version:032x}", num_bytes=2000), chunks())
+    assert files(tmp_path, "run") == set()
+
+
+def test_a_full_disk_keeps_no_part_of_a_blob(tmp_path: Path) -> None:
+    store = run_store(str(tmp_path), "run")
+    with largest_file(bytes_allowed=1 << 16), pytest.raises(StoreError, match="File too large"):
+        store.write(Blob(root="0" * 32, num_bytes=1 << 20), [bytes(1 << 14)] * 64)
+    assert files(tmp_path, "run") == set()
 
 
 def test_a_url_that_nothing_here_can_reach_is_refused_by_the_learner(
