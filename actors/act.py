@@ -27,6 +27,7 @@ from common.patience import RedisAway
 from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.tokenizer import text_root
 from common.trajectory import Provenance
+from common.weights import Offer
 from envhub.rewards.part import group_parts, judge_by, read_as, reward_parts
 from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
@@ -60,7 +61,7 @@ async def act(
     its groups back; then the process must end.
     """
     leases, counts, pin, pace, run_failed = Leases(), RefreshCounts(), Pin(), Pace(), False
-    later = bulletin.later_stored if actors.transport == "disk" else bulletin.later
+    later = functools.partial(_later_on_disk, bulletin, pin) if actors.transport == "disk" else bulletin.later
     refreshing = asyncio.create_task(keep_fresh(setup.engine, later, counts, pin, pace))
     judging = asyncio.create_task(_keep_judging(setup, judge_buffers, pace, shutdown))
     pulse = Pulse(setup, counts=counts, actors=actors, shutdown=shutdown)
@@ -96,6 +97,17 @@ async def act(
     if shutdown.requested.is_set():
         return EXIT_PREEMPTED
     return EXIT_RUN_FAILED if run_failed else 0
+
+
+def _later_on_disk(bulletin: Bulletin, pin: Pin, policy_version: int, *, wait_s: float) -> Offer | None:
+    """Like `Bulletin.later_stored`. It notes in `pin` if newer weights are on offer, and are not on the disk yet.
+
+    A disk that is slow or full may get them late or never: actors that pull them play the groups that need them.
+    """
+    offer = bulletin.later_stored(policy_version, wait_s=wait_s)
+    if offer is None and not pin.stuck:
+        pin.stuck = bulletin.later(policy_version, wait_s=0.0) is not None
+    return offer
 
 
 async def _keep_judging(setup: EpisodeSetup, buffers: Sequence[JudgeBuffer], pace: Pace, shutdown: Shutdown) -> None:

@@ -49,12 +49,17 @@ class Scene:
     def announces(self, version: int) -> None:
         self._bulletin.announce(empty_offer(version, learner_epoch=self._epoch, root=str(version)))
 
+    def stores(self, version: int) -> None:
+        self._bulletin.announce_stored(empty_offer(version, learner_epoch=self._epoch, root=str(version)))
+
     async def offers(self, version: int) -> None:
         """Announce the version, and return once the actor has staged it or serves it."""
         self.announces(version)
         await until(lambda: version in (self.actor.engine._staged_version, self.version))
 
-    def plays(self, script: Callable[[], Coroutine[Any, Any, None]], shutdown: Shutdown) -> None:
+    def plays(
+        self, script: Callable[[], Coroutine[Any, Any, None]], shutdown: Shutdown, *, transport: str = "broadcast"
+    ) -> None:
         """Run the actor, with room for three episodes, while `script` runs beside it."""
 
         async def play() -> int:
@@ -64,7 +69,7 @@ class Scene:
                     buffers={"eval": self.evaluations.actor, "train": self.train.actor},
                     bulletin=self._bulletin,
                     fleet=self._fleet,
-                    actors=ActorsConfig(max_episodes=3),
+                    actors=ActorsConfig(max_episodes=3, transport=transport),
                     shutdown=shutdown,
                 )
             )
@@ -254,6 +259,31 @@ def test_an_actor_that_gets_no_weights_holds_no_group_that_asks_for_them(
 
     scene.plays(script, shutdown)
     assert scene.train.learner.ledger().failed == {}
+
+
+def test_an_actor_holds_no_group_that_asks_for_weights_which_are_on_offer_and_not_on_its_disk(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    """The disk may be full. Actors that pull can play these groups."""
+    scene = Scene(redis_client, run_id, gate)
+    ledger = scene.train.learner.ledger
+    gate.open()
+
+    async def script() -> None:
+        scene.announces(1)
+        scene.stores(1)
+        await until(lambda: scene.version == 1)
+        scene.opens(scene.train, 0, version=2)
+        await until(lambda: ledger().leased == 1)  # version 2 is not on offer yet, and may come at any moment
+        scene.announces(2)
+        await until(lambda: ledger().leased == 0)
+        await asyncio.sleep(0.3)  # some polls
+        assert (ledger().leased, ledger().queued) == (0, 1)
+        scene.stores(2)
+        await until(lambda: ledger().ready == 1)
+
+    scene.plays(script, shutdown, transport="disk")
+    assert ledger().failed == {}
 
 
 def test_nothing_is_committed_while_an_evaluation_is_asked_for_nor_the_reverse() -> None:
