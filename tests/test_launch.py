@@ -21,7 +21,7 @@ from common.connection import PASSWORD_VARIABLE
 from common.curve import KEY_VARIABLE
 from common.shutdown import EXIT_PREEMPTED
 from tools.cli import main
-from tools.launch.kubernetes import manifest
+from tools.launch.kubernetes import manifest, resource_name
 from tools.launch.launch import ENGINES, launch
 from tools.launch.launch_options import LaunchOptions
 from tools.launch.skypilot import actors_task, launch_job, learner_task
@@ -86,13 +86,13 @@ def objects(config: Config) -> dict[tuple[str, str], dict[str, Any]]:
 def test_kubernetes_gets_a_learner_and_any_number_of_actors_that_may_be_preempted() -> None:
     made = objects(configured())
     assert set(made) == {
-        ("ConfigMap", "slipstream-demo-1-x-settings"),
-        ("Job", "slipstream-demo-1-x-learner"),
-        ("Job", "slipstream-demo-1-x-actors"),
+        ("ConfigMap", "slipstream-demo-1-x-25db0e8f-settings"),
+        ("Job", "slipstream-demo-1-x-25db0e8f-learner"),
+        ("Job", "slipstream-demo-1-x-25db0e8f-actors"),
     }
     actors, learner = (
-        made["Job", "slipstream-demo-1-x-actors"]["spec"],
-        made["Job", "slipstream-demo-1-x-learner"]["spec"],
+        made["Job", "slipstream-demo-1-x-25db0e8f-actors"]["spec"],
+        made["Job", "slipstream-demo-1-x-25db0e8f-learner"]["spec"],
     )
     assert (learner["parallelism"], learner["completions"], actors["parallelism"]) == (1, 1, 3)
     assert "completions" not in actors
@@ -104,8 +104,17 @@ def test_kubernetes_gets_a_learner_and_any_number_of_actors_that_may_be_preempte
         assert {"action": "Ignore", "onExitCodes": left} in spec["podFailurePolicy"]["rules"]
         mounted = {mount["name"] for mount in container["volumeMounts"]}
         assert mounted == {volume["name"] for volume in spec["template"]["spec"]["volumes"]}
-    settings = made["ConfigMap", "slipstream-demo-1-x-settings"]["data"]["config.yaml"]
+    settings = made["ConfigMap", "slipstream-demo-1-x-25db0e8f-settings"]["data"]["config.yaml"]
     assert yaml.safe_load(settings)["redis"]["url"] == "redis://redis:6379"
+
+
+def test_objects_of_runs_whose_names_are_alike_to_kubernetes_are_not_the_same() -> None:
+    """The second one would take the first one's settings, which its learner reads when its pod is made again."""
+    long = "tools_qwen3-8b_gspo_lr1e-6_temperature1_seed"
+    names = ["demo", "Demo", "demo-1", "demo_1", "demo.1", "demo-1-", f"{long}1", f"{long}2", "x" * 64]
+    made = [resource_name(configured(f"run.name={name}"), "settings") for name in names]
+    assert len(set(made)) == len(names) and made[0] == "slipstream-demo-settings"
+    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) and len(name) < 64 for name in made)
 
 
 @pytest.mark.parametrize("task", [learner_task, actors_task])
@@ -123,7 +132,7 @@ def test_skypilot_gets_keys_that_it_knows(task: Any) -> None:
 def test_hosts_of_actors_need_no_volume_and_no_file_and_get_their_own_settings() -> None:
     """The settings that the command has are those of `actors` that the run's configuration has changed."""
     config = configured("actors.max_episodes=64", "actors.drain_s=20", "actors.transport=pull", "optim.lr=1e-5")
-    pod = objects(config)["Job", "slipstream-demo-1-x-actors"]["spec"]["template"]["spec"]
+    pod = objects(config)["Job", "slipstream-demo-1-x-25db0e8f-actors"]["spec"]["template"]["spec"]
     assert [volume["name"] for volume in pod["volumes"]] == ["memory"]
     scripts = [
         shlex.join(pod["containers"][0]["command"]),
@@ -142,7 +151,9 @@ def test_hosts_of_actors_need_no_volume_and_no_file_and_get_their_own_settings()
 def test_the_weights_key_comes_from_the_secret_or_the_shell_that_launches() -> None:
     config = configured("weights.key_file=weights.key")
     for verb in ("learner", "actors"):
-        (container,) = objects(config)["Job", f"slipstream-demo-1-x-{verb}"]["spec"]["template"]["spec"]["containers"]
+        (container,) = objects(config)["Job", f"slipstream-demo-1-x-25db0e8f-{verb}"]["spec"]["template"]["spec"][
+            "containers"
+        ]
         given = {each["name"]: each["valueFrom"].get("secretKeyRef") for each in container["env"]}
         secret = {"name": "slipstream-redis", "optional": True}
         assert given[KEY_VARIABLE] == secret | {"key": "weights-key"}

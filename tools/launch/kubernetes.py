@@ -8,6 +8,7 @@ https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1/
 import re
 from typing import Any
 
+import xxhash
 import yaml
 
 from common.config import Config, dump_config
@@ -23,6 +24,7 @@ SETTINGS = "/etc/slipstream"
 SECRET = "slipstream-redis"  # the user may create it, with these keys; pods start without it as well
 SECRET_KEYS = {PASSWORD_VARIABLE: "password", KEY_VARIABLE: "weights-key"}
 LEARNER_GRACE_S = 60  # it writes a checkpoint
+MAX_RUN_CHARS = 40  # of a resource's name, which may have 63
 RETRIES = 20  # failures other than preemptions; a learner resumes from its newest checkpoint
 
 
@@ -52,8 +54,11 @@ def manifest(config: Config, options: LaunchOptions) -> str:
 
 
 def resource_name(config: Config, part: str) -> str:
-    """The run's name and `part` as a valid Kubernetes name."""
-    run = re.sub(r"[^a-z0-9]+", "-", config.run.name.lower()).strip("-")[:40].strip("-")
+    """The run's name and `part` as a valid Kubernetes name, of this run alone."""
+    run = re.sub(r"[^a-z0-9]+", "-", config.run.name.lower()).strip("-")[:MAX_RUN_CHARS].strip("-")
+    if run != config.run.name:  # other names may give the same
+        digest = xxhash.xxh32_hexdigest(config.run.name.encode())
+        run = f"{run[: MAX_RUN_CHARS - len(digest) - 1].strip('-')}-{digest}".strip("-")
     return f"slipstream-{run}-{part}"
 
 
