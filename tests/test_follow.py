@@ -145,6 +145,21 @@ def test_a_command_that_fails_is_reported_and_not_logged_as_done(
     assert read_log(RunDir(config.run.root, config.run.name).path / "scale.jsonl") == []
 
 
+def test_of_a_decision_that_fails_half_way_what_was_done_is_logged_and_the_rest_is_tried_again(config: Config) -> None:
+    """Otherwise the hosts that it ended would count as lost."""
+    root, log = Path(config.run.root), RunDir(config.run.root, config.run.name).path / "scale.jsonl"
+    command = (
+        f"sh -c 'test {{zone}} = a || test -e {root}/up || exit 1; echo {{kind}} {{zone}} {{want}} >> {root}/orders'"
+    )
+    assert follow(config, options=options(config, command=command, max_change=3), dry_run=False) == 1
+    assert orders(config) == ["spot a 0"]
+    assert read_log(log) == [{"place": A, "have": 2, "want": 0}] and ended_hosts(read_log(log)) == {A: 2}
+    (root / "up").touch()
+    assert follow(config, options=options(config, command=command, max_change=3), dry_run=False) == 0
+    assert orders(config) == ["spot a 0", "spot a 0", "spot b 3"]
+    assert ended_hosts(read_log(log)) == {A: 2, B: 0}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

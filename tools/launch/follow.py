@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,33 +155,41 @@ def _check_distinct(markets: Sequence[Market], command: str) -> None:
 
 
 def _apply(config: Config, decided: Decided, options: MarketOptions, *, dry_run: bool) -> int:
-    """Run the command of each change, and log the decision if all succeed; return the exit code."""
+    """Run the command of each change until one fails, and log what was done; return the exit code."""
+    left = dict(decided.changes)
     for place, want in decided.changes.items():
         command = filled_in(options.command, place, want) if options.command else []
         print(f"{'would run' if dry_run else '$'} {shlex.join(command)}" if command else f"{place}: {want}", flush=True)
-        if dry_run:
-            continue
-        try:
-            code = subprocess.run(command, timeout=COMMAND_TIMEOUT_S).returncode
-        except (OSError, subprocess.TimeoutExpired) as error:
-            print(f"the command for {place} failed: {error}", flush=True)
-            return 1
-        if code:
-            print(f"the command for {place} ended with code {code}", flush=True)
-            return 1
-    if not dry_run:
-        _write_log(_log_path(config), decided)
-    return 0
+        if not dry_run and not _succeeds(command, place):
+            break
+        del left[place]
+    if not dry_run and len(left) < len(decided.changes):
+        _write_log(_log_path(config), decided, left)
+    return 1 if left else 0
+
+
+def _succeeds(command: list[str], place: Place) -> bool:
+    """Run a command, and print why if it fails."""
+    try:
+        code = subprocess.run(command, timeout=COMMAND_TIMEOUT_S).returncode
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"the command for {place} failed: {error}", flush=True)
+        return False
+    if code:
+        print(f"the command for {place} ended with code {code}", flush=True)
+    return code == 0
 
 
 def _log_path(config: Config) -> Path:
     return RunDir(config.run.root, config.run.name).path / "scale.jsonl"
 
 
-def _write_log(path: Path, decided: Decided) -> None:
+def _write_log(path: Path, decided: Decided, left: Collection[Place]) -> None:
+    """Log the wanted hosts of each place, without those whose change is `left` to the next decision."""
     rows = [
         {"kind": place.kind, "zone": place.zone, "have": decided.have.get(place, 0), "want": want}
         for place, want in sorted((decided.decision.wanted | decided.changes).items())
+        if place not in left
     ]
     with path.open("a") as file:
         file.write(json.dumps({"time": time.time(), "why": decided.decision.why, "hosts": rows}) + "\n")
