@@ -153,7 +153,8 @@ class BroadcastMember:
         try:
             self._join(sealed)
             self._receive_chunks(sealed, place(sealed.blob), deadline)
-        except RuntimeError as error:  # torch.distributed's errors have no closer class in common
+        # torch.distributed's errors have no closer class in common; OSError: there is no route to the publisher.
+        except (RuntimeError, OSError) as error:
             self._leave()
             raise BroadcastMissed(f"group {sealed.number} failed: {error}") from error
         return sealed.blob

@@ -482,6 +482,29 @@ def test_an_invitation_is_good_for_one_attempt(redis_client: redis.Redis, run_id
     assert bulletin.broadcast_members() == []
 
 
+def test_an_actor_without_a_route_to_the_publisher_misses_the_broadcast(redis_client: redis.Redis, run_id: str) -> None:
+    """And pulls, perhaps from a relay. Any other error would count as weights that do not fit."""
+    bulletin = Bulletin(redis_client, run_id)
+    member = BroadcastMember(redis_client, run_id, "a", secret=b"")
+    invitation = Invitation(number=bulletin.next_invitation(), actors=["a"])
+    bulletin.seal(
+        invitation.number,
+        BroadcastGroup(
+            number=invitation.number,
+            backend="gloo",
+            host="no-such-host.invalid",
+            actors=["a"],
+            blob=Blob(root="root", num_bytes=1),
+            chunk_bytes=CHUNK_BYTES,
+            deadline_s=1.0,
+            stall_s=1.0,
+        ),
+    )
+    with pytest.raises(BroadcastMissed, match=rf"group {invitation.number} failed: "):
+        member.receive(invitation, root="", place=nowhere)
+    member.close()
+
+
 def test_the_newest_version_takes_the_place_of_one_that_was_not_begun() -> None:
     shelf = Shelf()
     manifest = manifest_of(weights(1), policy_version=1, learner_epoch=0)
