@@ -12,6 +12,8 @@ from replay.bulletin import RelayNotice
 
 FULL_S = 0.3  # average pause before a full source is asked again; a place is free when one of its receivers is done
 ASK_REDIS_AGAIN_S = 1.0  # after a failure; until then the last known relays are used
+FEW = 10  # relays; of more than that, all their notices are not read again each time that a waiting receiver chooses
+NOTICES_PER_S = 200.0  # then: a thousand actors may wait for a version at a time
 
 
 class NoSource(enum.Enum):
@@ -82,6 +84,7 @@ class Sources:
         if now >= self._find_at:
             try:
                 self._relays = [relay for relay in self._find() if relay.name != self._name]
+                self._find_at = now + (len(self._relays) / NOTICES_PER_S if len(self._relays) > FEW else 0.0)
             except redis.RedisError:  # its client has logged it
                 self._find_at = now + ASK_REDIS_AGAIN_S
         moved = {relay.name: relay.fetched_bytes + relay.served_bytes for relay in self._relays}

@@ -11,7 +11,7 @@ import xxhash
 import zmq
 
 from actors.pull import SMALL_CHUNK_BYTES, Puller, PullFailed
-from actors.sources import NoSource, Sources
+from actors.sources import NOTICES_PER_S, NoSource, Sources
 from common.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus, Farewell, Request
 from common.patience import RedisAway
 from replay.bulletin import RelayNotice
@@ -235,6 +235,26 @@ def test_a_relay_that_gets_nearer_is_waited_for_and_one_that_stands_still_is_not
     assert chosen() is NoSource.RELAY_IS_FETCHING, "who is full will have room"
     sources.avoid("tcp://relay", 60)
     assert chosen() == "tcp://publisher"
+
+
+def test_those_who_wait_for_a_version_read_the_notices_of_many_relays_a_bounded_number_of_times() -> None:
+    """Each of a thousand actors that waited for a hundred relays would read 2,000 notices a second from Redis."""
+    relays, read = [relay_at(f"tcp://{number}", name=str(number), roots=()) for number in range(40)], list[int]()
+
+    def find() -> list[RelayNotice]:
+        read.append(len(relays))
+        return list(relays)
+
+    sources, begun = Sources(find, name="me", host="here", patience_s=60.0), time.monotonic()
+
+    def chosen() -> object:
+        return sources.choose(BLOB.root, "tcp://publisher", begun=begun)
+
+    for _ in range(20):
+        assert chosen() is NoSource.RELAY_IS_FETCHING
+    assert sum(read) <= 40 + NOTICES_PER_S * (time.monotonic() - begun)
+    relays[7] = relay_at("tcp://holder", name="7")
+    wait_until(lambda: chosen() == "tcp://holder", "the next look")
 
 
 def test_without_redis_the_relays_that_were_known_last_are_asked() -> None:
