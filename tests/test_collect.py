@@ -16,7 +16,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from actors.act import make_setup
-from actors.engine import Completion
+from actors.engine import Completion, Restriction
 from actors.episode_tree import Collected, EpisodeTree
 from actors.group import EpisodeSetup
 from actors.hint import FAILED, INTRODUCTION, REQUEST
@@ -53,8 +53,10 @@ WRONG = {"shop": "click [ buy now ]", "grid": "hm"}  # ends an episode without s
 class Varied(ScriptedEngine):
     """The scripted engine with log-probabilities that no two generations share."""
 
-    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
-        completion = await super().generate(tokens, sampling, seed=seed)
+    async def generate(
+        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
+    ) -> Completion:
+        completion = await super().generate(tokens, sampling, seed=seed, restriction=restriction)
         chance = random.Random(seed)
         return replace(completion, logprobs=[-chance.random() for _ in completion.tokens])
 
