@@ -181,6 +181,13 @@ def test_the_reward_by_hand() -> None:
     assert web_reward(product(), GOAL, {"size": "10.5", "color": "red"}) == pytest.approx(3 / 5)
 
 
+def test_an_option_that_nobody_asked_for_earns_nothing() -> None:
+    dear = product(price=31.0)
+    chosen = {"color": "dark navy", "size": "10", "material": "vegan leather", "kind": "canvas", "use": "navy"}
+    assert web_reward(dear, GOAL, chosen) == pytest.approx(4 / 5)
+    assert web_reward(dear, GOAL, {"material": "vegan leather", "kind": "canvas"}) == pytest.approx(2 / 5)
+
+
 def test_the_type_of_what_was_bought_scales_it() -> None:
     def bought(name: str, *category: str) -> float:
         return type_reward(product(Kind(name=name, category=category)), GOAL)

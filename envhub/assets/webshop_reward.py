@@ -4,11 +4,11 @@
 
 Words match approximately: if the token-set ratio of the package thefuzz is above 85. It differs from WebShop in three
 points. The nouns of a name are its words without `FILLERS` and numbers, while WebShop uses a tagger. Colours are not
-mapped to simpler ones. And r is 1 at most.
+mapped to simpler ones. And a size must be equal.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from envhub.shop.catalogue import Goal, Product
 
@@ -31,11 +31,12 @@ def web_reward(product: Product, goal: Goal, chosen: Mapping[str, str]) -> float
     """Return r, in [0, 1], for buying `product` with the options `chosen`."""
     text = " ".join([product.title, *product.sections.values()]).lower()
     num_attributes = sum(_has(attribute, product.attributes, text) for attribute in goal.attributes)
-    wanted = list(goal.options.values())
-    num_options = sum(_meets(option, value, wanted) or value in text for option, value in chosen.items())
+    num_options = sum(
+        any(_meets(option, value, wanted) for option, value in chosen.items()) for wanted in goal.options.values()
+    )
     num_wanted = len(goal.attributes) + len(goal.options) + 1
     matched = num_attributes + num_options + (product.price <= goal.max_price)
-    return min(1.0, type_reward(product, goal) * matched / num_wanted)
+    return type_reward(product, goal) * matched / num_wanted
 
 
 def type_reward(product: Product, goal: Goal) -> float:
@@ -91,7 +92,5 @@ def _has(wanted: str, attributes: frozenset[str], text: str) -> bool:
     return wanted in text or any(round(token_set_ratio(given, wanted)) > NEARLY for given in sorted(attributes))
 
 
-def _meets(option: str, value: str, wanted: Sequence[str]) -> bool:
-    if option in EXACT_OPTIONS:
-        return value in wanted
-    return any(round(token_set_ratio(option_wanted, value)) > NEARLY for option_wanted in wanted)
+def _meets(option: str, value: str, wanted: str) -> bool:
+    return value == wanted if option in EXACT_OPTIONS else round(token_set_ratio(wanted, value)) > NEARLY
