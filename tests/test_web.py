@@ -237,6 +237,14 @@ def test_the_score_depends_on_the_whole_state_of_the_site() -> None:
     assert score(msgspec.structs.replace(here.goal, orders=twice)) == 0.0
 
 
+def test_no_errands_undo_each_other() -> None:
+    """Nothing would be left to do, and `done` as the first action would solve the task."""
+    for index in range(200):
+        task = Task(env="web", split="train", index=index)
+        here = make_web(task, profile="small", kind="change", num_errands=2, num_items=24)
+        assert here.start.account != here.goal.account
+
+
 def raw(port: int, host: str, method: str, path: str, body: str = "", length: str = "") -> int:
     """Send a request and return the status of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
