@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import msgspec
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +20,7 @@ from actors.choices import widest
 from actors.engine import Completion, Restriction, Sampler, Scorer
 from actors.tape import Attempt
 from common.action_format import ActionFormat, marks_of
-from common.chat import Chat, encoder, end_tokens
+from common.chat import Chat, encoder, end_of_turn_text, end_tokens
 from common.kept_sets import MAX_KEPT_TOKENS
 from envhub.env import EnvError
 
@@ -95,7 +96,7 @@ class Enforcer:
         Long actions have a low total. Raises the errors of the sampler.
         """
         assert isinstance(self._sampler, Scorer)  # an engine
-        end, room = min(self._ends), self._max_tokens - 1
+        end, room = _end_of_turn(self._tokenizer), self._max_tokens - 1
         scored = await asyncio.gather(
             *(self._sampler.score([*prompt, *choice, end][:room], len(prompt)) for choice in choices)
         )
@@ -148,6 +149,17 @@ class Enforcer:
 
     def _decoded(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens)))
+
+
+@lru_cache(maxsize=8)  # each turn asks
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token with which the chat template ends a reply; a model may have others, such as the end of a text."""
+    try:
+        text = end_of_turn_text(tokenizer)
+    except ValueError:  # a template that rewrites every answer
+        text = str(tokenizer.eos_token)
+    ends = end_tokens(tokenizer)
+    return next((token for token in reversed(encoder(tokenizer)(text)) if token in ends), min(ends))
 
 
 NOTHING = Completion(tokens=[], logprobs=[], kept=None, version_spans=[], finish_reason="length")

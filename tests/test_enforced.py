@@ -25,7 +25,7 @@ from actors.resume import resumed_tape
 from actors.rollout import EpisodeFailed, rollout
 from actors.tape import Tape
 from common.action_format import ActionFormat, action_format
-from common.chat import ChatRules, end_tokens
+from common.chat import ChatRules, end_tokens, reply_form
 from common.config import load_config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
@@ -36,7 +36,7 @@ from envhub.shop.shop import ShopEnv
 from learner.model.packed_model import load_model
 from learner.pack import pack, sequences_of
 from learner.ranks import Ranks
-from tests.chat_templates import family_tokenizer
+from tests.chat_templates import FAMILIES, family_tokenizer
 from tests.episodes import ALLOWANCE, attempt_on, ids, play
 from tests.small_tokenizer import CHATML, END, byte_tokenizer, shop_tokenizer
 from tests.tiny_model import FLOAT32
@@ -277,6 +277,22 @@ def test_a_ranked_action_is_the_likeliest_as_a_whole(rank: str, likeliest: str, 
     check(episode, vocab_size=len(tokenizer))
     assert set(env.got) == {likeliest} and episode.kept is None
     assert all(turn.finish_reason == "stop" for turn in episode.turns)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_ranked_action_ends_as_the_chat_template_ends_it(family: str, tmp_path: Path) -> None:
+    """A model may have other end tokens: the end of a text is unlikely after an action, and would count for all."""
+    tokenizer = family_tokenizer(family, tmp_path)
+    episode = play(
+        Listing("click[green]", "click[red]"),
+        Ranking(tokenizer, lambda turn: "so </think> <action>x"),
+        attempt=attempt_on(max_turn_tokens=200),
+        tokenizer=tokenizer,
+        action_format=action_format("action_tag"),
+        allowance=replace(LONG, rank="mean", rules=ChatRules(roles="alternate")),
+    )
+    written = {int(episode.token_array()[turn.stop - 1]) for turn in episode.turns}
+    assert [tokenizer.decode(token) for token in written] == [reply_form(tokenizer).ends["user"].strip()]
 
 
 @pytest.mark.parametrize(
