@@ -109,9 +109,9 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
         return [] if episode.is_over else sorted(set(episode.state.admissible_commands))
 
     def state_key(self) -> str:
-        """Return a hash of all facts of the game's state."""
+        """Return a hash of all facts of the game's state, and of its score: what has been rewarded is not again."""
         episode = self._started()
-        facts = "\n".join(sorted(map(str, episode.state.facts)))
+        facts = "\n".join([*sorted(map(str, episode.state.facts)), str(episode.score)])
         return f"{episode.task.task_id} {hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}"
 
     def expert(self) -> str:
