@@ -75,7 +75,7 @@ async def act(
                 _give_back_what_waits(setup, leases)
             if not await _lease_one(setup, buffers, leases, pin, pace, actors):
                 # Random, so that actors do not ask together.
-                await asyncio.sleep(pace.every(IDLE_S) * random.uniform(0.5, 1.5))
+                await asyncio.sleep(pace.every(IDLE_S) * random.SystemRandom().uniform(0.5, 1.5))
         if beating.done():
             run_failed = beating.result() is RunState.FAILED
         else:
@@ -152,7 +152,7 @@ async def _lease_one(
     if setup.episodes.num_running >= actors.max_episodes or setup.engine.load().kv_use > MAX_KV_USE:
         return False
     evaluations, *shards = buffers.items()
-    order = [evaluations, *random.sample(shards, len(shards))]
+    order = [evaluations, *random.SystemRandom().sample(shards, len(shards))]
     if pin.num_groups >= EVAL_SHARE * actors.max_episodes:
         order = [*order[1:], evaluations]
     for stream, buffer in order:

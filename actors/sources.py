@@ -58,7 +58,7 @@ class Sources:
 
     def note_full(self, endpoint: str) -> None:
         """Do not choose this source for a moment: it has no free place now."""
-        self._full_until[endpoint] = time.monotonic() + FULL_S * random.uniform(0.5, 1.5)
+        self._full_until[endpoint] = time.monotonic() + FULL_S * random.SystemRandom().uniform(0.5, 1.5)
 
     def choose(self, root: str, publisher: str, *, begun: float) -> str | NoSource:
         """The endpoint from which to pull the blob `root` now. If no source is free, call again after a moment.
@@ -71,7 +71,7 @@ class Sources:
         for near in ([relay for relay in relays if relay.host == self._host], relays):
             holders = [relay for relay in near if root in relay.roots and self._may_ask(relay.endpoint, now)]
             if holders:
-                return min(holders, key=lambda relay: (relay.num_children, random.random())).endpoint
+                return min(holders, key=lambda relay: (relay.num_children, random.SystemRandom().random())).endpoint
             if any(now - max(self._progress[relay.name].seen_at, begun) < self._patience_s for relay in near):
                 return NoSource.RELAY_IS_FETCHING
         return publisher if self._may_ask(publisher, now) else NoSource.ALL_UNAVAILABLE

@@ -13,8 +13,8 @@ _IN_USE = threading.Lock()
 class GlobalRandom:
     """The state of `random` and `numpy.random` for one episode, which is kept between its turns.
 
-    Only one thread at a time can enter `within`. This does not protect code that uses the global generators outside it,
-    in another thread.
+    Only one thread at a time can enter `within`. Code that uses the global generators outside it, in another thread,
+    would take numbers from the episode: siblings would get different tasks. So our own code uses other generators.
     """
 
     def __init__(self, seed: int) -> None:

@@ -185,7 +185,7 @@ class ChatClient:
                 num_malformed += failure.is_malformed
                 if num_malformed == MAX_MALFORMED:
                     raise EnvError(f"{self.url}: {failure}; {num_malformed} answers were malformed") from None
-                this_wait_s = max(failure.wait_s, wait_s * random.uniform(0.75, 1.25))
+                this_wait_s = max(failure.wait_s, wait_s * random.SystemRandom().uniform(0.75, 1.25))
                 if time.monotonic() + this_wait_s > ends_at:
                     raise EnvError(
                         f"{self.url}: {failure}; another attempt would be too late (deadline_s is {self.deadline_s:g})"

@@ -94,7 +94,7 @@ class RewardClient:
                     except _Passing as failure:
                         why = str(failure)
                     log.info("%s: %s; next attempt in %.1f s", self.url, why, wait_s)
-                    await asyncio.sleep(wait_s * random.uniform(0.75, 1.25))
+                    await asyncio.sleep(wait_s * random.SystemRandom().uniform(0.75, 1.25))
                     wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         except TimeoutError:
             if not limit.expired():
