@@ -155,12 +155,13 @@ def called(answer: ParsedAnswer, *, as_text: bool) -> ParsedAction:
     if answer.malformed or len(answer.tool_calls) != 1:
         return ParsedAction(text="", valid=False)
     (call,) = answer.tool_calls
-    arguments = json.loads(call.arguments)
-    if as_text:
-        action = arguments.get("action")
-        text = action.strip() if isinstance(action, str) else ""
-    else:
-        text = json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
+    try:
+        arguments = json.loads(call.arguments)
+        written = json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
+    except RecursionError:  # the parser's process has less on its stack, so it may have read deeper ones
+        return ParsedAction(text="", valid=False)
+    action = arguments.get("action") if as_text else written
+    text = action.strip() if isinstance(action, str) else ""
     text = text.encode(errors="replace").decode()  # JSON may hold half a surrogate pair, which cannot be sent
     return ParsedAction(text=text, valid=bool(text))
 

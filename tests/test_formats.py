@@ -378,6 +378,16 @@ def test_the_action_of_a_call_is_its_text(arguments: str, action: str) -> None:
     )
 
 
+def test_a_call_that_is_nested_too_deeply_for_the_stack_of_the_actor_is_no_action() -> None:
+    def within(num_frames: int) -> ParsedAction:
+        if num_frames:
+            return within(num_frames - 1)
+        call = ToolCall(name="act", arguments=f'{{"action": {"[" * 700}{"]" * 700}}}')
+        return called(ParsedAnswer(reasoning="", content="", tool_calls=[call], malformed=False), as_text=False)
+
+    assert within(0).valid and not within(500).valid
+
+
 def replace_calls(answer: ParsedAnswer, arguments: str) -> ParsedAnswer:
     calls = [ToolCall(name="act", arguments=arguments)]
     return ParsedAnswer(reasoning="", content="", tool_calls=calls, malformed=answer.malformed)
