@@ -117,7 +117,10 @@ def test_an_engine_gets_as_many_hosts_as_hold_the_actors(
         (
             "slurm",
             1,
-            ["scancel $(squeue --me --noheader --array --name=slipstream-demo-actors --format=%i | tail -n 2)"],
+            [
+                "for job in $(squeue --me --noheader --array --name=slipstream-demo-actors --format=%i | tail -n 2); "
+                "do scontrol update jobid=$job requeue=0; scancel $job; done"
+            ],
         ),
         ("slurm", 3, []),
         (

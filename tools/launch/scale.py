@@ -83,7 +83,8 @@ def engine_commands(config: Config, engine: str, *, have: int, want: int) -> lis
             return [f"sbatch --array={have}-{want - 1} {folder / 'actors.sbatch'}"]
         case "slurm" if want < have:
             listed = f"squeue --me --noheader --array --name={job_name(config, 'actors')} --format=%i"
-            return [f"scancel $({listed} | tail -n {have - want})"]
+            ends = "scontrol update jobid=$job requeue=0; scancel $job"  # as an actor that leaves asks for a requeue
+            return [f"for job in $({listed} | tail -n {have - want}); do {ends}; done"]
         case "skypilot" if want > have:
             names = [actors_job(config, number) for number in range(have, want)]
             return [shlex.join(launch_job(config, folder / "actors.yaml", name)) for name in names]
