@@ -80,7 +80,22 @@ async def rewarded(trajectory: Trajectory, tape: Tape, *, scoring: Scoring | Non
 
 
 async def _measured(episode: Episode, parts: Sequence[Part], timeout_s: float) -> list[Values]:
-    """What each part measures, all at the same time. Raises the error of the first that fails; the others then end."""
+    """What each part measures: first the one that is the score, as others may depend on success.
+
+    Raises the error of the first that fails; the others then end.
+    """
+    first = [part for part in parts if part.success_from is not None]
+    others = [part for part in parts if part.success_from is None]
+    values = await _together(episode, first, timeout_s)
+    for part, found in zip(first, values, strict=True):
+        episode = part.scored(episode, found)
+    values += await _together(episode, others, timeout_s)
+    by_name = {part.name: found for part, found in zip([*first, *others], values, strict=True)}
+    return [by_name[part.name] for part in parts]
+
+
+async def _together(episode: Episode, parts: Sequence[Part], timeout_s: float) -> list[Values]:
+    """What each part measures, all at the same time."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_values(part, episode, timeout_s)) for part in parts]

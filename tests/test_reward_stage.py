@@ -248,6 +248,26 @@ def test_of_a_held_out_task_only_the_score_is_computed() -> None:
     assert scored.part_values == {"format": 1.0} and (scored.score, scored.success) == (1.0, True)
 
 
+def test_other_parts_see_the_score_and_the_success_that_a_part_gives(own: types.ModuleType) -> None:
+    """Where an environment has no score, `only_if: success` would never hold."""
+    seen = list[Episode]()
+    own.see = lambda episode: seen.append(episode) or 1.0  # type: ignore[attr-defined]
+    own.half = lambda episode: 0.5  # type: ignore[attr-defined]
+    own.nothing = lambda episode: None  # type: ignore[attr-defined]
+    see = {"part": f"{OWN}:see"}
+
+    def values(least: float) -> dict[str, float]:
+        half = {"part": f"{OWN}:half", "success_from": least}
+        return played(
+            {"won": see | {"only_if": "success"}, "half": half, "lost": see | {"only_if": "failure"}}
+        ).part_values
+
+    assert values(0.5) == {"half": 0.5, "won": 1.0} and values(0.6) == {"half": 0.5, "lost": 1.0}
+    assert [(episode.score, episode.success) for episode in seen] == [(0.5, True), (0.5, False)]
+    with pytest.raises(EpisodeFailed, match=r"`env\.rewards\.none`: it gives no value"):
+        played({"none": {"part": f"{OWN}:nothing", "success_from": 1}})
+
+
 def test_an_episode_of_tokens_alone_is_decoded(own: types.ModuleType) -> None:
     """As those of environments that render their prompts themselves."""
     seen = list[Episode]()

@@ -33,7 +33,7 @@ class Episode:
     ending: list[dict[str, str]]  # the environment's answer to the last reply, which the policy never saw
     turns: list[EpisodeTurn]
     max_turns: int  # `env.max_turns`
-    score: float  # the environment's own measure, in [0, 1]
+    score: float  # in [0, 1]: of the environment, or of the part with `success_from`
     success: bool
     stop_reason: str  # done, max_turns, max_tokens or max_invalid_turns
     completion_ids: Sequence[int]  # the tokens from the first reply to the last

@@ -9,7 +9,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -74,6 +74,14 @@ class Part:
         if isinstance(found, Marked):
             return Marked(value=self.limited(found.value), beside=found.beside)
         return None if found is None else self.limited(found)
+
+    def scored(self, episode: Episode, found: Values) -> Episode:
+        """Return `episode` with what this part measured as its score. Raises EnvError if it measured nothing."""
+        assert self.success_from is not None
+        if found is None:
+            raise EnvError(f"`{self.key}`: it gives no value, and with success_from each episode needs a score")
+        total = math.fsum(_of_turns(found, num_turns=len(episode.turns)))
+        return replace(episode, score=min(max(total, 0.0), 1.0), success=total >= self.success_from)
 
     def limited(self, value: float) -> float:
         """Return `value` within `min` and `max`. Raises EnvError if its weight makes it too large for a reward."""
@@ -312,7 +320,8 @@ def _number(key: str, settings: Mapping[str, Any], name: str, default: float) ->
 def composed(episode: Episode, parts: Sequence[Part], values: Sequence[Values]) -> Composed:
     """Return the reward of `episode` from what its parts measured, in the order of `parts`.
 
-    Rewards of the environment that no `goal` names stay as they are. Raises EnvError if a name is used twice.
+    Rewards of the environment that no `goal` names stay as they are. Raises EnvError if a name is used twice, or if
+    the part that is the score measured nothing.
     """
     replaced = {part.component for part in parts if part.component is not None}
     rewards = [
@@ -321,7 +330,6 @@ def composed(episode: Episode, parts: Sequence[Part], values: Sequence[Values]) 
     ]
     taken = {name for turn in rewards for name in turn}
     measured: dict[str, float] = {}
-    score, success = episode.score, episode.success
     for part, found in zip(parts, values, strict=True):
         if part.name in taken:
             raise EnvError(f"`{part.key}`: the environment has a reward of this name; choose another name")
@@ -333,11 +341,10 @@ def composed(episode: Episode, parts: Sequence[Part], values: Sequence[Values]) 
         if isinstance(found, Marked):
             measured |= {f"{part.name}_{name}": value for name, value in found.beside.items()}
         if part.success_from is not None:
-            total = math.fsum(of_turns)
-            score, success = min(max(total, 0.0), 1.0), total >= part.success_from
+            episode = part.scored(episode, found)
     if len(rewards[-1]) > MAX_REWARDS:
         raise EnvError(f"a turn has {len(rewards[-1])} rewards, the limit is {MAX_REWARDS}; use fewer parts")
-    return Composed(rewards=rewards, values=measured, score=score, success=success)
+    return Composed(rewards=rewards, values=measured, score=episode.score, success=episode.success)
 
 
 def _of_turns(values: Values, *, num_turns: int) -> list[float]:
