@@ -80,6 +80,17 @@ def test_rejection_sampling_keeps_rows_with_enough_return_and_the_best_of_each_g
     assert left_out == {"return below --min-return": 2, "not among the best of their group": 2}
 
 
+def test_a_group_whose_best_row_repeats_that_of_another_group_gives_no_worse_row(tmp_path: Path) -> None:
+    """A task that is played again: its second group has the same success, and a failure that teaches nothing."""
+    rows = [earned(1, 1.0, "win"), earned(1, 0.0, "lose"), earned(2, 0.0, "give up"), earned(2, 1.0, "win")]
+    taught, left_out = read(tmp_path, rows, goal="sft", best_of_group=1)
+    assert [replies(sample) for sample in taught] == [[["win"]]]
+    assert left_out == {"not among the best of their group": 2, "identical to another row": 1}
+    again = [earned(1, 0.0, "try"), earned(1, 1.0, "try"), earned(1, 0.5, "half")]  # an environment with chance
+    taught, _ = read(tmp_path, again, goal="sft", best_of_group=1)
+    assert [(sample.earned, replies(sample)) for sample in taught] == [(1.0, [["try"]])]
+
+
 def test_of_each_group_the_best_is_paired_with_the_worst_and_learnt_from_behind_their_fork(tmp_path: Path) -> None:
     rows = [
         earned(1, 0.2, "search", "hats", "click"),

@@ -103,8 +103,9 @@ def _conversations(rows: Iterable[tuple[int, Row]], options: FitOptions, left_ou
                 left_out["return below --min-return"] += 1
             else:
                 samples.append(_sample(number, row, earned, (conversation_of(row),)))
-    once = list(_without_repeats(samples, left_out))
-    return list(_best_of_groups(once, options.best_of_group, left_out)) if options.best_of_group else once
+    if options.best_of_group:  # before repeats go: the best row of a group may repeat that of another group
+        samples = list(_best_of_groups(samples, options.best_of_group, left_out))
+    return list(_without_repeats(samples, left_out))
 
 
 def _labelled(rows: Iterable[tuple[int, Row]], options: FitOptions, left_out: Counter[str]) -> list[Sample]:
@@ -122,8 +123,10 @@ def _labelled(rows: Iterable[tuple[int, Row]], options: FitOptions, left_out: Co
 
 def _best_of_groups(samples: Sequence[Sample], number: int, left_out: Counter[str]) -> Iterator[Sample]:
     for group in _grouped(samples):
-        yield from sorted(group, key=lambda sample: -sample.earned)[:number]  # stable: equals stay in order
-        left_out["not among the best of their group"] += max(0, len(group) - number)
+        best_first = sorted(group, key=lambda sample: -sample.earned)  # stable: equals stay in order
+        distinct = list(_without_repeats(best_first, left_out))
+        yield from distinct[:number]
+        left_out["not among the best of their group"] += max(0, len(distinct) - number)
 
 
 def _grouped(samples: Iterable[Sample]) -> Iterable[list[Sample]]:
