@@ -226,6 +226,21 @@ def test_a_server_that_does_not_report_what_was_used_cannot_keep_a_budget(serve:
     assert marked(judge_at(server.url)) == 0.75
 
 
+def test_a_budget_counts_what_a_server_reports_in_parts_and_refuses_half_of_it(serve: Serve) -> None:
+    usage: dict[str, int] = {}
+    choices = [{"message": {"content": '{"clear": 5, "right": 10}'}}]
+    server = serve(lambda request, number: (200, {}, json.dumps({"choices": choices, "usage": usage}).encode()))
+    usage |= {"prompt_tokens": 1000, "completion_tokens": 100}  # and no total
+    judge = judge_at(server.url, max_total_tokens=1100)
+    marked(judge, episode_of(turn_of("one")))
+    with pytest.raises(EnvError, match="max_total_tokens is 1100, and it has used 1100"):
+        marked(judge, episode_of(turn_of("two")))
+    usage.clear()
+    usage |= {"total_tokens": 1100}  # which of them are dear?
+    with pytest.raises(EnvError, match="reports no prompt_tokens or no completion_tokens in `usage`, so max_cost"):
+        marked(judge_at(server.url, max_cost=1, input_price=1), episode_of(turn_of("one")))
+
+
 def test_the_key_is_sent_and_never_shown(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -85,7 +85,7 @@ def test_requests_at_the_same_time_never_exceed_the_number_that_is_allowed(
 def test_each_judge_of_a_panel_has_its_own_account(
     redis_client: redis.Redis, run_id: str, server: ScriptedJudge
 ) -> None:
-    one = {"url": server.url, "model": "m", "rubric": RUBRIC, "max_cost": 1, "input_price": 1.0}
+    one = {"url": server.url, "model": "m", "rubric": RUBRIC, "max_total_tokens": 100}
     parts = parts_of("env.rewards", {"liked": {"part": "panel", "judges": {"a": one, "b": {**one, "model": "n"}}}})
     book_on(JudgeAccount(redis_client, run_id).add, [parts])
     asyncio.run(parts[0].values(episode_of(turn_of("hello")), timeout_s=30.0))

@@ -291,14 +291,17 @@ class ChatClient:
         return sums
 
     async def _count(self, usage: Usage | None) -> None:
-        if usage is None:
-            if self.max_tokens or self.max_cost:
-                raise EnvError(
-                    f"{self.url} reports no `usage`, so the budget cannot be kept; limit max_requests instead"
-                )
-            return
-        prices = self.input_price * max(0, usage.prompt_tokens) + self.output_price * max(0, usage.completion_tokens)
-        await self._add(0, max(0, usage.total_tokens), prices / 1e6)
+        used = usage or Usage()
+        num_tokens = max(used.total_tokens, used.prompt_tokens + used.completion_tokens)
+        if (self.max_tokens or self.max_cost) and not num_tokens:
+            raise EnvError(f"{self.url} reports no `usage`, so the budget cannot be kept; limit max_requests instead")
+        if self.max_cost and not (used.prompt_tokens and used.completion_tokens):
+            raise EnvError(
+                f"{self.url} reports no prompt_tokens or no completion_tokens in `usage`, so max_cost cannot be kept; "
+                "limit max_total_tokens instead"
+            )
+        prices = self.input_price * used.prompt_tokens + self.output_price * used.completion_tokens
+        await self._add(0, num_tokens, prices / 1e6)
 
     def _check_budget(self, requests: int, tokens: int, cost: float) -> None:
         whose = "process" if self.account is None else "run"
