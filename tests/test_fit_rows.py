@@ -80,6 +80,17 @@ def test_rejection_sampling_keeps_rows_with_enough_return_and_the_best_of_each_g
     assert left_out == {"return below --min-return": 2, "not among the best of their group": 2}
 
 
+def test_a_null_is_no_task_and_no_group(tmp_path: Path) -> None:
+    """As in a parquet file of rows of which only some have these columns."""
+    rows = [earned(1, 1.0, "a"), earned(1, 0.0, "b")]
+    nulls = [row | {"task": None, "group_id": None, "return": at} for at, row in enumerate(rows)]
+    taught, left_out = read(tmp_path, [*rows, *nulls], goal="dpo")
+    assert [replies(sample) for sample in taught] == [[["a"], ["b"]]]
+    assert left_out == {"in a group of equal returns": 2}
+    taught, _ = read(tmp_path, [row | {"group_id": None} for row in rows], goal="dpo")
+    assert [sample.task for sample in taught] == ["shop/train/1"], "without a group, a task is one"
+
+
 def test_a_group_whose_best_row_repeats_that_of_another_group_gives_no_worse_row(tmp_path: Path) -> None:
     """A task that is played again: its second group has the same success, and a failure that teaches nothing."""
     rows = [earned(1, 1.0, "win"), earned(1, 0.0, "lose"), earned(2, 0.0, "give up"), earned(2, 1.0, "win")]

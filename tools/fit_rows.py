@@ -160,10 +160,14 @@ def _pairs(rows: Iterable[tuple[int, Row]], left_out: Counter[str]) -> list[Samp
 
 
 def _sample(number: int, row: Row, earned: float, sides: tuple[Conversation, ...]) -> Sample:
-    """One sample. A row without a group is a group of its own; a row without a task is a task of its own."""
-    task = str(row.get("task", f"row {number}"))
-    group = f"{task}/{row['group_id']}" if "task" in row and "group_id" in row else str(row.get("group_id", task))
-    return Sample(task=task if "task" in row else group, group=group, earned=earned, sides=sides)
+    """One sample. A row without a group is a group of its own; a row without a task is a task of its own.
+
+    A null, which parquet has where only other rows have a column, is none.
+    """
+    task, group_id = row.get("task"), row.get("group_id")
+    own = f"row {number}" if task is None else str(task)
+    group = own if group_id is None else str(group_id) if task is None else f"{own}/{group_id}"
+    return Sample(task=group if task is None else own, group=group, earned=earned, sides=sides)
 
 
 def _sides(row: Row) -> tuple[Conversation, ...]:
