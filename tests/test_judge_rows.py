@@ -93,6 +93,30 @@ def test_nothing_is_asked_twice_and_a_failed_judge_leaves_what_it_has_said(
     assert len(server.requests) == asked + 6, "another rubric does"
 
 
+def test_a_judge_with_another_name_asks_again(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
+    written(tmp_path / "rows.jsonl", [talk("q", "5")])
+    assert run() == ""
+    renamed = yaml.safe_load((tmp_path / "judge.yaml").read_text())
+    (tmp_path / "judge.yaml").write_text(yaml.safe_dump({"plain": renamed["clear"]}))
+    arguments = [f"--data={tmp_path}/rows.jsonl", f"--judge={tmp_path}/judge.yaml", "--force"]
+    assert main(["data", f"{tmp_path}/out.jsonl", *arguments]) == 0
+    assert [row["marks"] for row in read(tmp_path / "out.jsonl")] == [{"plain": 0.5}]
+    assert run() == "" and len(server.requests) == 2, "both are in the journal"
+
+
+def test_rows_with_different_columns_are_not_compared(
+    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
+) -> None:
+    """The judge would see the reference of the first row for all of them."""
+    rows = [talk("which?", mark, task="one", ref=ref) for mark, ref in (("9", "x"), ("2", "y"))]
+    written(tmp_path / "rows.jsonl", rows)
+    assert "the rows of task one differ in ref" in run(compare="listwise", columns=["ref"])
+    assert not server.requests
+    (tmp_path / "out.progress.json").unlink()
+    written(tmp_path / "rows.jsonl", [row | {"ref": "x"} for row in rows])
+    assert run(compare="listwise", columns=["ref"]) == ""
+
+
 def test_a_budget_counts_over_several_calls(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
     written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(6)])
     assert "max_total_tokens is 21" in run(max_concurrent=1, max_total_tokens=21)  # three answers of 7 tokens

@@ -192,7 +192,7 @@ def _spent(judge: RowJudge) -> dict[str, tuple[int, int, float]]:
 
 
 def _known(journal: Path, judge: RowJudge) -> dict[str, list[dict[str, float]]]:
-    """What the journal has, by what was asked. The judges then have spent what the journal says.
+    """What the journal has under the judge's name, by what was asked. The judges then have spent what the journal says.
 
     The last line may be cut off, if the process was killed; such a line is not used. Raises ConfigError for others.
     """
@@ -207,7 +207,8 @@ def _known(journal: Path, judge: RowJudge) -> dict[str, list[dict[str, float]]]:
                     file.truncate(sum(map(len, lines[:-1])))
                 break
             raise ConfigError(f"{journal}, line {number} is damaged: {error}; remove the line") from None
-        known[entry.asked] = entry.marks
+        if all(judge.part.name in mark for mark in entry.marks):
+            known[entry.asked] = entry.marks
         for name, each in judge.judges.items():
             client, (requests, tokens, cost) = each.client, entry.spent.get(name, (0, 0, 0.0))
             client.num_requests, client.num_tokens = max(client.num_requests, requests), max(client.num_tokens, tokens)
@@ -235,6 +236,7 @@ def _index(waiting: Path, *, by_task: bool) -> tuple[list[int], list[list[int]]]
 def _units(
     file: Any, offsets: Sequence[int], together: Sequence[Sequence[int]]
 ) -> Iterator[tuple[list[int], list[Shown]]]:
+    """Yield the rows that are shown together, with their numbers. Raises ConfigError if their columns differ."""
     for numbers in together:
         rows = []
         for number in numbers:
@@ -242,6 +244,11 @@ def _units(
             row = json.loads(file.readline())
             conversation = [{"role": each["role"], "content": each["content"]} for each in row["messages"]]
             rows.append(Shown(conversation=conversation, columns=row["columns"]))
+            if differing := [name for name, value in row["columns"].items() if value != rows[0].columns[name]]:
+                raise ConfigError(
+                    f"`compare`: the rows of task {row['task']} differ in {', '.join(differing)}, and a judge that "
+                    "compares them is shown one value; remove it from `columns`, or leave compare out"
+                )
         yield list(numbers), rows
 
 
