@@ -101,6 +101,20 @@ def test_rows_that_cannot_be_read_are_quarantined_with_their_line(tmp_path: Path
     assert "rows.jsonl, line 2: is not JSON" in card
 
 
+def test_a_number_that_json_lacks_is_quarantined_and_hides_no_later_row(tmp_path: Path) -> None:
+    rows = ['{"return": NaN, ' + json.dumps(talk("a", "b"))[1:], talk("a", "b", **{"return": 1}), talk("a", "c")]
+    written(tmp_path / "rows.jsonl", rows)
+    assert [row["source"] for row in sifted(tmp_path)] == ["rows.jsonl:2", "rows.jsonl:3"]
+    (bad,) = read(tmp_path / "out.quarantine.jsonl")
+    assert bad["why"] == "`return` must be a value of JSON, got nan"
+
+
+def test_a_task_that_is_null_is_that_of_the_prompt(tmp_path: Path) -> None:
+    written(tmp_path / "rows.jsonl", [talk("a", "b", task=None), talk("c", "d", task=None), talk("c", "e")])
+    first, *others = (row["task"] for row in sifted(tmp_path))
+    assert others[0] == others[1] != first and "None" not in (first, *others)
+
+
 def test_all_rows_of_a_prompt_are_held_out_or_none_and_sft_reads_what_was_written(tmp_path: Path) -> None:
     rows = [talk(f"task {task}", f"{task} {member}") for task in range(60) for member in range(3)]
     written(tmp_path / "rows.jsonl", rows)

@@ -35,6 +35,7 @@ from tools.fit_rows import UNREAD, held_out_place
 from tools.judge_rows import RowJudge, agreement, judged, read_judge
 from tools.options import as_arguments
 from tools.paraphrase import Paraphraser, Paraphrases, read_paraphraser
+from tools.printable import json_line
 from tools.row_files import check_free
 from tools.row_noise import noisy
 from tools.row_sieve import Sieve
@@ -208,16 +209,17 @@ class _Call:
         if "chosen" in line.row:
             raise BadRow("a pair (`chosen`), which `slipstream dpo` and `reward` read as it is")
         conversation = conversation_of(line.row)
-        if reason := sieve.reason_to_drop(conversation, line.row):
-            return reason
         row = _row(conversation, line.row, source=f"{Path(source.path).name}:{line.number}")
-        if self.judge is None and self.paraphraser is None:
-            self._keep(row, source, paraphrases=None)
-            return None
         columns = self.judge.columns if self.judge else []
         if missing := [name for name in columns if name not in line.row]:
             raise BadRow(f"no column {', '.join(missing)} to show to the judge")
         shown = {name: line.row[name] for name in columns}
+        _check_json({name: row[name] for name in KEPT_COLUMNS if name in row} | shown)
+        if reason := sieve.reason_to_drop(conversation, line.row):
+            return reason
+        if self.judge is None and self.paraphraser is None:
+            self._keep(row, source, paraphrases=None)
+            return None
         self.files.write(self.files.waiting, {**row, "columns": shown, "from": len(self.counts.sources) - 1})
         return None
 
@@ -290,6 +292,15 @@ def _quarantine(line: Line, path: Path, why: str, files: DataFiles, counts: Coun
         counts.faults.append(f"{path}, line {line.number}: {why}")
 
 
+def _check_json(columns: Row) -> None:
+    """Raise BadRow for a value that JSON lacks, such as NaN or a date of a parquet file."""
+    for name, value in columns.items():
+        try:
+            json_line({name: value})
+        except (TypeError, ValueError):
+            raise BadRow(f"`{name}` must be a value of JSON, got {value!r:.80}") from None
+
+
 def _row(conversation: Conversation, row: Row, *, source: str) -> Row:
     """The row in one shape. Rows without a task get one from their prompt: the same prompt is the same task."""
     messages: list[dict[str, Any]] = []
@@ -297,9 +308,8 @@ def _row(conversation: Conversation, row: Row, *, source: str) -> Row:
         spared = message.role == "assistant" and not conversation.is_learnt(index)
         messages.append({"role": message.role, "content": message.content, **({"loss": False} if spared else {})})
     kept = {name: row[name] for name in KEPT_COLUMNS if isinstance(row.get(name), KEPT_TYPES)}
-    return {"messages": messages, "task": str(row["task"]) if "task" in row else _prompt_task(conversation), **kept} | {
-        "source": source
-    }
+    task = _prompt_task(conversation) if row.get("task") is None else str(row["task"])
+    return {"messages": messages, "task": task, **kept, "source": source}
 
 
 def _prompt_task(conversation: Conversation) -> str:
