@@ -57,6 +57,23 @@ def test_every_published_shape_is_the_same_conversation(row: dict[str, Any], tau
     assert learnt(conversation) == taught
 
 
+def test_a_file_of_several_shapes_has_nulls_for_the_other_shapes(tmp_path: Path) -> None:
+    pair = {"chosen": ROLE_CONTENT, "rejected": [*ROLE_CONTENT[:3], {"role": "assistant", "content": "wait"}]}
+    rows = [{"messages": ROLE_CONTENT}, {"conversations": AGENT_INSTRUCT}, pair, {"id": "unread"}]
+    columns = ("messages", "conversations", "prompt", "chosen", "rejected", "id")
+    pq.write_table(
+        pa.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows]), tmp_path / "a.parquet"
+    )
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({name: row.get(name) for name in columns}) + "\n" for row in rows)
+    )
+    for path in (tmp_path / "a.parquet", tmp_path / "a.jsonl"):
+        first, second, third, unread = (line.row for line in read_lines(path))
+        assert told(conversation_of(first)) == told(conversation_of(second)) == TALK
+        assert told(prompted(third, "chosen")) == TALK
+        assert unread["messages"] is None
+
+
 @pytest.mark.parametrize("column", ["task", "content", "return", "name of a column", "nested"])
 def test_a_row_with_half_a_character_anywhere_is_named_with_its_line(tmp_path: Path, column: str) -> None:
     half: dict[str, Any] = {

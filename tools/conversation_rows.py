@@ -31,6 +31,7 @@ ALIASES = {
     "function": "tool",
 }
 COLUMNS = ("messages", "conversations", "conversation")  # of a whole conversation
+SHAPES = (*COLUMNS, "prompt", "completion", "chosen", "rejected")
 MAX_LINE_BYTES = 64 << 20
 BATCH_ROWS = 64  # of a parquet file, in memory at a time
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escaped half of a character
@@ -112,7 +113,13 @@ def _line(number: int, text: bytes) -> Line:
         return Line(number=number, row={}, fault=f"is not JSON: {error}", text=shown)
     if not isinstance(row, dict):
         return Line(number=number, row={}, fault=f"must be a JSON object, got a {type(row).__name__}", text=shown)
-    return Line(number=number, row=row)
+    return Line(number=number, row=_without_nulls(row))
+
+
+def _without_nulls(row: Row) -> Row:
+    """The row without null conversations, which a file of several shapes has; `messages` stays if it has no other."""
+    left = {name: value for name, value in row.items() if value is not None or name not in SHAPES}
+    return row if "messages" in row and left.keys().isdisjoint(SHAPES) else left
 
 
 def _parquet(path: Path, skip: int) -> Iterator[Line]:
@@ -127,7 +134,7 @@ def _parquet(path: Path, skip: int) -> Iterator[Line]:
                 num_read += num_skipped
                 for row in batch.slice(num_skipped).to_pylist():
                     num_read += 1
-                    yield Line(number=num_read, row=row)
+                    yield Line(number=num_read, row=_without_nulls(row))
     except (pa.ArrowException, OSError, UnicodeError) as error:
         message = " ".join(str(error).split())
         raise ConfigError(f"{path} is damaged after row {num_read}: {message}; restore it from a copy") from error
