@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from common.action_format import action_format
 from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE
+from common.message import Message
 from common.model_config import TinyModelConfig
 from common.trajectory import Task
 from common.transcript import Transcriber
 from envhub.catalogue import make_env
+from envhub.env import Observation
 from tests.small_tokenizer import shop_tokenizer
+from tools import prepare
 from tools.check_input import check_collect
 from tools.cli import main
 from tools.collect_options import CollectOptions
@@ -87,6 +91,36 @@ def test_every_observation_of_a_retraced_episode_is_what_the_environment_answers
             assert spared[-1]["content"] != old[kept]
     assert len({len([m for m in replies(row) if "loss" in m]) for row in done.rows}) > 2  # cut at different turns
     assert sum(row["success"] for row in done.rows) > 0.8 * len(done.rows)
+
+
+class WithExample:
+    """An environment whose opening has an example: a request and an answer."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    async def reset(self, task: Task) -> Observation:
+        opening = await self._env.reset(task)
+        example = (Message("user", "find red hat"), Message("assistant", "search [ red hat ]"))
+        return replace(opening, messages=(*example, *opening.messages))
+
+
+def test_an_example_in_the_opening_is_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "make_env", lambda *given: WithExample(make_env(*given)))
+    path = recorded(tmp_path, noise=0.0, number=12)
+    before = {row["task"]: replies(row) for row in map(json.loads, path.read_text().splitlines())}
+    done = retraced(path, mistake=True)
+    assert len(done.rows) > 6
+    for row in done.rows:
+        example, *turns = replies(row)
+        spared = [turn for turn in turns if turn.get("loss") is False]
+        assert example["content"] == "search [ red hat ]" and example["loss"] is False
+        assert turns[: len(spared)] == spared and len(spared) < len(turns)
+        recorded_there = before[row["task"]][len(spared)]["content"]  # after the example
+        assert spared[-1]["content"] != recorded_there, "the mistake is not learned from"
 
 
 def test_the_same_seed_retraces_alike_and_what_cannot_be_is_counted(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -29,6 +29,7 @@ from tools.replay.export import row_of
 
 STATE = "retraced"
 Row = dict[str, Any]
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ def retrace(config: Config, options: CollectOptions, tokenizer: PreTrainedTokeni
         if reason := _reason_to_leave_out(new, players[0]):
             done.left_out[reason] += 1
         else:
-            _spare_foreign(new["messages"], players[0].num_foreign)
+            _spare_foreign(new, players[0].num_foreign)
             done.rows.append(new | {"group_id": row.get("group_id", number), "member": number})
     return done
 
@@ -126,7 +127,8 @@ def _recorded(path: Path, config: Config, left_out: Counter[str]) -> Iterator[tu
     for line in read_lines(path):
         label, split, index = ([*str(line.row.get("task", "")).rsplit("/", 2), "", ""])[:3]
         try:
-            replies = [each.content for each in messages_of(line.row, "messages") if each.role == "assistant"]
+            written = [each.content for each in messages_of(line.row, "messages") if each.role == "assistant"]
+            replies = _of_turns(written, line.row.get("num_turns"))
         except BadRow:
             replies = []
         if line.fault or not replies:
@@ -135,6 +137,11 @@ def _recorded(path: Path, config: Config, left_out: Counter[str]) -> Iterator[tu
             left_out["not of a train task of this environment"] += 1
         else:
             yield line.number, Task(env=label, split="train", index=int(index)), replies, line.row
+
+
+def _of_turns(written: list[T], num_turns: object) -> list[T]:
+    """Those of the assistant's messages that belong to turns: the opening of a task may have examples before them."""
+    return written[-num_turns:] if isinstance(num_turns, int) and num_turns > 0 else written
 
 
 def _reason_to_leave_out(row: Row, played: Retracer) -> str:
@@ -147,8 +154,9 @@ def _reason_to_leave_out(row: Row, played: Retracer) -> str:
     return ""
 
 
-def _spare_foreign(messages: list[Row], num_foreign: int) -> None:
-    """Mark the assistant's first `num_foreign` messages: they are not learned from."""
-    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    for place in places[:num_foreign]:
-        messages[place]["loss"] = False
+def _spare_foreign(row: Row, num_foreign: int) -> None:
+    """Mark the policy's first `num_foreign` messages, and those before them: they are not learned from."""
+    places = [place for place, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+    own = _of_turns(places, row["num_turns"])
+    for place in [*places[: -len(own)], *own[:num_foreign]]:
+        row["messages"][place]["loss"] = False
