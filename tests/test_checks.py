@@ -75,6 +75,8 @@ def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected:
         ("code", [], "the answer must have 1 to 100 tests, has 0"),
         ("code", {"inputs": ["1"], "outputs": []}, "lists inputs and outputs of equal length"),
         ("code", [{"input": "1"}], "must be a list of tests with input and output"),
+        ("code", {"fn_name": "f", "inputs": ["1"], "outputs": ["2"]}, "the answer has tests that call a function"),
+        ("code", [{"input": "1", "output": "2", "testtype": "functional"}], "write such tests as Python statements"),
         ("code", "def", "the answer 'def' contains no Python statements"),
         ("code", DOUBLE * 51, "the answer must have 1 to 100 tests, has 102; remove some"),
     ],

@@ -101,8 +101,8 @@ def number(reply: str, answer: Any) -> float:
 
 
 def last_number(text: str) -> float | None:
-    """The last number in `text`; None if there is none, or it has no value."""
-    found = _NUMBER.findall(text)
+    """The last number in `text`; None if there is none, or it has no value. The minus may be that of typography."""
+    found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
     if not found:
         return None
     numerator, _, denominator = found[-1].replace(",", "").partition("/")

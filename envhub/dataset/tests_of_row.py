@@ -32,6 +32,12 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     input: str
     output: str
+    fn_name: str | None = None  # of data sets whose tests call a function
+    testtype: str = ""
+
+    @property
+    def calls_function(self) -> bool:
+        return bool(self.fn_name) or self.testtype == "functional"
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +45,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 
     inputs: list[str]
     outputs: list[str]
+    fn_name: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,13 +66,19 @@ def tests_in(answer: Any) -> Tests:
     try:
         if isinstance(found, dict):
             columns = msgspec.convert(found, Columns)
-            found = [{"input": each, "output": out} for each, out in zip(columns.inputs, columns.outputs, strict=True)]
+            both, name = zip(columns.inputs, columns.outputs, strict=True), columns.fn_name
+            found = [{"input": each, "output": out, "fn_name": name} for each, out in both]
         pairs = msgspec.convert(found, tuple[Pair, ...])
     except (msgspec.ValidationError, ValueError) as error:
         raise ValueError(
             f"the answer {answer!r:.200} must be a list of tests with input and output, an object with lists inputs "
             f"and outputs of equal length, or Python statements: {error}"
         ) from None
+    if any(pair.calls_function for pair in pairs):
+        raise ValueError(
+            "the answer has tests that call a function (fn_name, or testtype functional), and programs are tested by "
+            "what they print; write such tests as Python statements: assert f(1) == 2"
+        )
     if not 1 <= len(pairs) <= MAX_TESTS:
         raise ValueError(f"the answer must have 1 to {MAX_TESTS} tests, has {len(pairs)}; remove some")
     num_bytes = sum(len(pair.input.encode(errors="replace")) for pair in pairs)
