@@ -87,6 +87,7 @@ def test_a_group_is_compared_by_a_panel(serve: Serve) -> None:
     ("change", "complaint"),
     [
         ({"combine": "best"}, "`env.rewards.liked.combine` must be mean, median, majority, got 'best'"),
+        ({"combine": ["mean"]}, "`env.rewards.liked.combine` must be mean, median, majority, got ['mean']"),
         ({"judges": {}}, "`env.rewards.liked.judges` must map 2 to 8 names to the settings of a judge"),
         ({"judges": {"a": {}}}, "must map 2 to 8 names"),
         ({"judges": {"a": 1, "b": 2}}, "must map 2 to 8 names"),
@@ -111,6 +112,9 @@ def test_names_of_a_panel_are_not_those_of_parts_and_each_judge_needs_its_key(mo
         ConfigError, match=r"`env\.rewards\.liked_b`: a judge or a panel records something under this name"
     ):
         parts_of("env.rewards", panel(urls) | {"liked_b": {"part": "format"}})
+    with pytest.raises(ConfigError, match=r"`env\.rewards\.liked_b_c`: a judge or a panel records something"):
+        both = panel({"a": urls["a"], "b_c": urls["b"]})
+        parts_of("env.rewards", both | {"liked_b": panel({"a": urls["a"], "c": urls["b"]})["liked"]})
     settings = panel(urls)
     settings["liked"]["judges"]["b"]["key_env"] = "JUDGE_KEY"
     with pytest.raises(ConfigError, match="JUDGE_KEY"):

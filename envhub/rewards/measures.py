@@ -13,7 +13,12 @@ Measure = Callable[[Episode], Awaitable[Values]]
 
 
 def goal(*, component: str = "") -> Measure:
-    """Make the environment's own reward of each turn: one component, or the sum of all if `component` is empty."""
+    """Make the environment's own reward of each turn: one component, or the sum of all if `component` is empty.
+
+    Raises ValueError unless `component` is a name.
+    """
+    if not isinstance(component, str):
+        raise ValueError(f"`component` must be the name of a reward, got {component!r}")
 
     async def measure(episode: Episode) -> Values:
         if not component:

@@ -8,6 +8,7 @@ import asyncio
 import difflib
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -192,10 +193,11 @@ def parts_of(key: str, rewards: Mapping[str, Any]) -> tuple[Part, ...]:
     scoring = [part.name for part in parts if part.success_from is not None]
     if len(scoring) > 1:
         raise ConfigError(f"`{key}`: only one part can have success_from, got {' and '.join(scoring)}; remove others")
-    beside = {f"{part.name}_{name}" for part in parts for name in _recorded_beside(part)}
-    if twice := beside & {part.name for part in parts}:
+    recorded = Counter(f"{part.name}_{name}" for part in parts for name in _recorded_beside(part))
+    recorded.update(part.name for part in parts)
+    if twice := [name for name, number in recorded.items() if number > 1]:
         raise ConfigError(
-            f"`{key}.{twice.pop()}`: a judge or a panel records something under this name; choose another name"
+            f"`{key}.{twice[0]}`: a judge or a panel records something under this name; choose another name"
         )
     goals = [part.component for part in parts if part.component is not None]
     if len(goals) != len(set(goals)) or ("" in goals and len(goals) > 1):
@@ -221,7 +223,7 @@ def _part(key: str, name: str, settings: Any) -> Part:
     only_if, success_from = settings.get("only_if", "always"), settings.get("success_from")
     if low > high:
         raise ConfigError(f"`{key}.min` must be at most max = {high:g}, got {low:g}; swap them")
-    if only_if not in CONDITIONS:
+    if str(only_if) not in CONDITIONS:  # a list has no hash
         raise ConfigError(f"`{key}.only_if` must be {', '.join(CONDITIONS)}, got {only_if!r}; change it")
     if success_from is not None:
         if not 0 < _number(key, settings, "success_from", 1.0) <= 1:
@@ -253,7 +255,7 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | Non
         "reward_model": reward_model,
         RUN_NOVELTY: RunNovelty,
     }
-    if kind not in makers:
+    if str(kind) not in makers:
         near = difflib.get_close_matches(str(kind), makers, n=1)
         hint = f"did you mean {near[0]}?" if near else "set `part`, or give the part the name of one"
         raise ConfigError(f"`{key}`: a part is {', '.join(makers)}, or module:function, got {kind!r}; {hint}")
@@ -294,7 +296,7 @@ def _panel(key: str, *, judges: Any, combine: str = "mean") -> Panel:
             f"`{key}.judges` must map 2 to {MAX_JUDGES} names to the settings of a judge, got {judges!r}; for example "
             "{strict: {url: ..., model: ..., rubric: ...}, mild: {...}}"
         )
-    if combine not in COMBINE:
+    if str(combine) not in COMBINE:
         raise ConfigError(f"`{key}.combine` must be {', '.join(COMBINE)}, got {combine!r}; mean is the default")
     if "agreement" in judges:
         raise ConfigError(f"`{key}.judges`: agreement is the name of what is recorded beside them; choose another")
