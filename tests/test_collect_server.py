@@ -135,6 +135,17 @@ def test_a_journal_of_another_server_or_of_other_settings_is_refused(
         collected(tmp_path, server, model, "env.max_turns=4")
 
 
+def test_a_journal_of_more_episodes_than_asked_for_is_refused_and_one_of_fewer_continues(
+    tmp_path: Path, server: ScriptedJudge, model: Path
+) -> None:
+    server.answer_by(lambda request, number: (400, {}, b"no") if number == 0 else walk(request, number))
+    assert len(collected(tmp_path, server, model, "replay.group_size=3")) == 8
+    (tmp_path / "rows.jsonl").unlink()
+    with pytest.raises(ConfigError, match="has episodes of other tasks, or more of each; repeat that command"):
+        collected(tmp_path, server, model, "replay.group_size=2")
+    assert len(collected(tmp_path, server, model, "replay.group_size=4")) == 12
+
+
 def test_a_file_that_is_not_a_journal_is_left_as_it_is(tmp_path: Path, server: ScriptedJudge, model: Path) -> None:
     other = tmp_path / "rows.jsonl.journal"
     other.write_text("notes of a person, longer than the head of a journal\n")

@@ -102,6 +102,11 @@ def _collect_served(config: Config, options: CollectOptions, *, path: Path) -> i
     transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
     server, tasks = read_server(Path(options.server)), _groups(options, list(config.env.entries()))
     with Journal(path.with_name(f"{path.name}.journal"), config, server, vocab_size=len(tokenizer)) as journal:
+        if any(group not in tasks or member >= config.replay.group_size for group, member in journal.played):
+            raise ConfigError(
+                f"{journal.path} has episodes of other tasks, or more of each; repeat that command (--first-task, "
+                "--num-tasks and replay.group_size), or name another FILE"
+            )
         try:
             num_failed = asyncio.run(play_served(config, server, tokenizer, tasks, journal=journal))
         except KeyboardInterrupt:
