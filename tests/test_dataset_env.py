@@ -329,6 +329,21 @@ def test_a_function_that_needs_a_column_that_is_not_there_is_refused_before_the_
     check_env(config.env)
 
 
+def test_a_column_that_a_judge_shall_see_and_no_task_has_is_refused_before_the_run(sums: str) -> None:
+    """Every attempt would fail."""
+    rubric = {"text": "Mark.", "scale": [0, 1], "criteria": {"right": "It is right."}}
+    judge = {"url": "http://127.0.0.1:1/v1", "model": "m", "rubric": rubric}
+    config = load_config(None, ["env.name=dataset", f"env.options.train={sums}", "env.options.check=number"])
+    for kind in (judge | {"part": "judge"}, judge | {"part": "judge", "compare": "listwise"}):
+        config.env.rewards = {"clear": kind | {"columns": ["answer"]}}
+        check_env(config.env)
+        config.env.rewards = {"clear": kind | {"columns": ["answer", "anwser"]}}
+        with pytest.raises(
+            ConfigError, match=r"`env\.rewards\.clear`: a judge is shown the columns anwser, and a task"
+        ):
+            check_env(config.env)
+
+
 def test_the_files_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[1] / "docs" / "dataset.md").read_text()
     row, settings, function = re.findall(r"```\w+\n(.*?)```", page, re.DOTALL)[:3]

@@ -25,7 +25,7 @@ from common.yaml_file import reason
 from envhub.catalogue import DRIVING, make_any_env, without_held_out
 from envhub.driving import DrivingEnv
 from envhub.rewards.function import check_call, needs_columns
-from envhub.rewards.part import Part, reward_parts
+from envhub.rewards.part import Part, reward_parts, shown_columns
 from learner.objective.coherence import REFUSED, check_coherence
 from tools.collect_options import CollectOptions
 
@@ -182,14 +182,22 @@ def check_env(env: EnvConfig) -> None:
 
 
 async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part]) -> None:
-    """Make the environment and close it. Raises ValueError if a reward function needs a column that its task lacks."""
+    """Make the environment and close it. Raises ValueError if a reward needs a column that its task lacks."""
     env = make_any_env(part.name, part.options)
     functions = [reward for reward in rewards if is_own(reward.kind) and needs_columns(reward.kind)]
+    shown = {reward.key: shown_columns(reward) for reward in rewards if shown_columns(reward)}
     try:
-        if functions and not isinstance(env, DrivingEnv):
+        if (functions or shown) and not isinstance(env, DrivingEnv):
             columns = (await env.reset(Task(env=label, split="train", index=0))).columns
             for reward in functions:
                 check_call(reward.key, reward.kind, columns)
+            for key, names in shown.items():
+                if missing := sorted(names - columns.keys()):
+                    known = ", ".join(map(str, columns)) or "none"
+                    raise ValueError(
+                        f"`{key}`: a judge is shown the columns {', '.join(missing)}, and a task has {known}; correct "
+                        "`columns`"
+                    )
     finally:
         await env.close()
 

@@ -172,6 +172,11 @@ def count_by(visits: Visits, parts: Iterable[Sequence[Part]]) -> None:
             part.measure.visits = visits
 
 
+def shown_columns(part: Part) -> set[str]:
+    """Return the columns of a task that the judges of `part` see."""
+    return {name for asked in _named_judges(part).values() for name in asked.columns}
+
+
 def _named_judges(part: Part) -> Mapping[str, Judge]:
     """The judges of a part, by their names in a panel; "" for one without."""
     if isinstance(part.measure, Panel | GroupJudge):
