@@ -190,6 +190,20 @@ def test_a_function_that_fails_fails_the_attempt(trip: str, own: types.ModuleTyp
         make_env("dataset", options_of(trip, tool_function="own_rewards:no_such"))
 
 
+def test_results_with_ids_belong_to_their_calls_in_any_order(tmp_path: Path) -> None:
+    calls = [call("weather", town="Bern") | {"id": "b"}, call("weather", town="Kiel") | {"id": "k"}]
+    messages = [
+        {"role": "user", "content": "Where is it warmer?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "k", "content": "12 degrees"},
+        {"role": "tool", "tool_call_id": "b", "content": "21 degrees"},
+        {"role": "assistant", "content": "21"},
+    ]
+    path = as_jsonl(tmp_path / "rows.jsonl", [{"messages": messages, "tools": [WEATHER], "answer": 21}])
+    _, bern, kiel = played(options_of(path), text_of("weather", town="Bern"), text_of("weather", town="Kiel"))
+    assert said(bern) + said(kiel) == [("tool", "21 degrees"), ("tool", "12 degrees")]
+
+
 def test_the_results_of_equal_calls_come_in_their_order(tmp_path: Path) -> None:
     look = {"role": "assistant", "content": "", "tool_calls": [call("look")]}
     messages = [

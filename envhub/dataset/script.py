@@ -131,7 +131,7 @@ def read_script(messages: Any, name: str) -> tuple[tuple[Message, ...], Script]:
     if first is None or any(message.role not in ("system", "user") for message in read[:first]):
         raise ValueError(f"column {name!r} must begin with a message of the user, after those of the system")
     rest = tuple(read[first + 1 :])
-    return tuple(read[: first + 1]), Script(rest=rest, results=_results(rest, name))
+    return tuple(read[: first + 1]), Script(rest=rest, results=_results(rest, messages[first + 1 :], name))
 
 
 def _message(message: Any, name: str) -> Message:
@@ -147,15 +147,21 @@ def _message(message: Any, name: str) -> Message:
     return Message(role, "\n".join([*([content] if content else []), *texts]))
 
 
-def _results(rest: Sequence[Message], name: str) -> tuple[tuple[int, str, str], ...]:
-    """Results belong to the calls of the last reply, in their order."""
-    open_calls: list[Call] = []
+def _results(
+    rest: Sequence[Message], given: Sequence[Mapping[str, Any]], name: str
+) -> tuple[tuple[int, str, str], ...]:
+    """Results belong to the calls of the last reply: by their ids in `given`, the row's own messages, or in order."""
+    open_calls: list[tuple[object, Call]] = []
     found = []
-    for index, message in enumerate(rest):
+    for index, (message, row) in enumerate(zip(rest, given, strict=True)):
         if message.role == "assistant":
-            open_calls = calls_in(message.content)
+            ids, calls = [call.get("id") for call in row.get("tool_calls") or []], calls_in(message.content)
+            open_calls = list(zip([None] * (len(calls) - len(ids)) + ids, calls, strict=True))
         elif message.role == "tool":
             if not open_calls:
                 raise ValueError(f"column {name!r}: message {index + 2} after the opening is a result without a call")
-            found.append((index - 1, open_calls.pop(0).key, message.content))
+            wanted = row.get("tool_call_id")
+            places = [at for at, (known, _) in enumerate(open_calls) if wanted is not None and known == wanted]
+            _, call = open_calls.pop(places[0] if places else 0)
+            found.append((index - 1, call.key, message.content))
     return tuple(found)
