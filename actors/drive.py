@@ -16,7 +16,7 @@ from actors.answer import Boundary, check_observation
 from actors.engine import Completion, EngineError, Sampler
 from actors.resume import ReplayMismatch
 from actors.tape import Tape
-from common.chat import end_tokens
+from common.codec import end_tokens
 from common.trajectory import Sampling, Trajectory
 from envhub.driving import DrivingEnv, Ending, Parse, Reply, Request, Terms
 from envhub.env import EnvError

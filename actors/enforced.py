@@ -20,7 +20,8 @@ from actors.choices import widest
 from actors.engine import Completion, Restriction, Sampler, Scorer
 from actors.tape import Attempt
 from common.action_format import ActionFormat, marks_of
-from common.chat import Chat, encoder, end_of_turn_text, end_tokens
+from common.chat import Chat, end_of_turn_text
+from common.codec import encoder, end_tokens
 from common.kept_sets import MAX_KEPT_TOKENS
 from envhub.env import EnvError
 

@@ -15,7 +15,8 @@ from jinja2 import TemplateError
 from actors.answer import Boundary, answer
 from actors.rollout import EpisodeFailed, fresh_env, with_instructions
 from common.action_format import ACT, ToolCalls, format_of, marks_of
-from common.chat import Chat, ChatRules, encoder
+from common.chat import Chat, ChatRules
+from common.codec import encoder
 from common.config import Config
 from common.config_error import ConfigError
 from common.message import Message

@@ -11,7 +11,8 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from actors.engine import Completion, Restriction, Sampler
-from common.chat import closing_mark, encoder
+from common.chat import closing_mark
+from common.codec import encoder
 from common.kept_sets import kept_sets
 from common.trajectory import Sampling, VersionSpan
 

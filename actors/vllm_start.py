@@ -27,7 +27,7 @@ from actors.engine import Restriction
 from actors.orders import Ended, EngineSettings, Failed
 from actors.staged_transfer import BACKEND, WORKER_EXTENSION
 from actors.twin_memory import room_for_twin
-from common.chat import end_tokens
+from common.codec import end_tokens
 from common.kept_sets import MAX_KEPT_TOKENS
 from common.model_folder import has_weights, tensor_shapes
 from common.tokenizer import load_tokenizer, no_own_code

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from common.chat import Chat, ChatRules, Extension, encoder, reply_form
+from common.chat import Chat, ChatRules, Extension, reply_form
+from common.codec import encoder
 from common.message import Message
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from common.chat import end_tokens, rendered
+from common.chat import rendered
+from common.codec import end_tokens
 from common.config_error import ConfigError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def tokenizer_root(tokenizer: PreTrainedTokenizerBase) -> str:
     """xxh3-128 in hex over the tokenizer's rules, its chat template, and the tokens that end a turn."""
     if tokenizer.is_fast:
         makes = json.loads(tokenizer.backend_tokenizer.to_str())
-        makes |= {"truncation": None, "padding": None}  # `common.chat.encoder` turns both off
+        makes |= {"truncation": None, "padding": None}  # `common.codec.encoder` turns both off
     else:
         makes = {"kind": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
     known = {

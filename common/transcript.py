@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from common.chat import Chat, ChatRules, Extension, ending_tokens, rendered
+from common.chat import Chat, ChatRules, Extension, rendered
+from common.codec import ending_tokens
 from common.message import Message
 from common.trajectory import Trajectory
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from common import archive
-from common.chat import encoder
+from common.codec import encoder
 from common.config import Config
 from common.config_error import ConfigError
 from common.long_work import LongWork

@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from common.chat import Chat, ChatRules, Extension, end_of_turn_text, end_tokens
+from common.chat import Chat, ChatRules, Extension, end_of_turn_text
+from common.codec import end_tokens
 from common.message import Message
 from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 

@@ -8,7 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from actors.rehearse import check_template
-from common.chat import Chat, ChatRules, decoder, rendered, reply_form
+from common.chat import Chat, ChatRules, rendered, reply_form
+from common.codec import decoder
 from common.config import load_config
 from common.config_error import ConfigError
 from common.dialogue import Tokeniser

@@ -25,7 +25,8 @@ from actors.resume import resumed_tape
 from actors.rollout import EpisodeFailed, rollout
 from actors.tape import Tape
 from common.action_format import ActionFormat, action_format
-from common.chat import ChatRules, end_tokens, reply_form
+from common.chat import ChatRules, reply_form
+from common.codec import end_tokens
 from common.config import load_config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig

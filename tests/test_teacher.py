@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from common.chat import encoder
+from common.codec import encoder
 from common.config import load_config
 from common.config_error import ConfigError
 from common.tokenizer import load_tokenizer

@@ -12,7 +12,7 @@ import redis
 import torch
 
 from actors.host_parts import checked_tokenizer
-from common.chat import encoder
+from common.codec import encoder
 from common.config import Config
 from common.config_error import ConfigError
 from common.model_config import ModelConfig, TinyModelConfig

@@ -23,7 +23,8 @@ from actors.rollout import Allowance, EpisodeFailed, fresh_env, rollout
 from actors.tape import Attempt, Tape
 from common.action_format import format_of
 from common.archive import read_frames, write_frames
-from common.chat import THOUGHT_MARKS, ReplyForm, end_tokens, reply_form
+from common.chat import THOUGHT_MARKS, ReplyForm, reply_form
+from common.codec import end_tokens
 from common.config import Config
 from common.config_error import ConfigError
 from common.long_work import LongWork, report_on_stderr

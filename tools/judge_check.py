@@ -27,7 +27,8 @@ from transformers import AutoModelForCausalLM
 
 from actors.own_judge import OwnJudge
 from actors.vllm_environment import vllm_environment
-from common.chat import Chat, encoder
+from common.chat import Chat
+from common.codec import encoder
 from common.config import Config, load_config
 from common.message import Message
 from common.metrics import read_metrics

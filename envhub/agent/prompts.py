@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from common.chat import MARK, encoder, end_of_turn_text, end_tokens, ending_tokens, rendered
+from common.chat import MARK, end_of_turn_text, rendered
+from common.codec import encoder, end_tokens, ending_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

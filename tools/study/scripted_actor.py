@@ -9,7 +9,7 @@ import sys
 
 from actors.__main__ import main
 from actors.scripted_engine import Schedule, ScriptedEngine
-from common.chat import end_tokens
+from common.codec import end_tokens
 from common.config import Config
 from common.tokenizer import load_tokenizer
 from envhub.rewards.episode import Episode
