@@ -90,6 +90,8 @@ LATENT = {
     "num_key_value_heads": 2,
 }
 WINDOWED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+# Else each layer has an embedding of its own of 262,144 tokens, half a gigabyte in all.
+EMBEDDED_PER_LAYER = {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 16}
 LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 2,
@@ -162,7 +164,7 @@ EXACT = {
         settings={"sliding_window": WINDOW, "attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),
     "gemma3": Family(model_type="gemma3_text", settings=WINDOWED),
-    "gemma4": Family(model_type="gemma4_text", settings=WINDOWED),
+    "gemma4": Family(model_type="gemma4_text", settings=WINDOWED | EMBEDDED_PER_LAYER),
     "olmo3": Family(model_type="olmo3", settings=WINDOWED),
     "exaone4": Family(model_type="exaone4", settings=WINDOWED),
     "afmoe": Family(model_type="afmoe", settings=EXPERTS | {"sliding_window": WINDOW, "n_group": 1, "topk_group": 1}),

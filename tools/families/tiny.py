@@ -58,6 +58,8 @@ LATENT: Mapping[str, Any] = {
     "num_key_value_heads": 2,
 }
 WINDOWED: Mapping[str, Any] = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+# Else each layer has an embedding of its own of 262,144 tokens, half a gigabyte in all.
+EMBEDDED_PER_LAYER: Mapping[str, Any] = {"vocab_size_per_layer_input": 256, "hidden_size_per_layer_input": 16}
 LINEAR: Mapping[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 2,
@@ -138,7 +140,7 @@ FAMILIES = {
     "gemma": _family("gemma"),
     "gemma2": _family("gemma2", {"sliding_window": WINDOW}),
     "gemma3_text": _family("gemma3_text", WINDOWED),
-    "gemma4_text": _family("gemma4_text", WINDOWED),
+    "gemma4_text": _family("gemma4_text", WINDOWED, EMBEDDED_PER_LAYER),
     "phi": _family("phi", without=("num_key_value_heads",)),
     "phi3": _family("phi3"),
     "olmo": _family("olmo"),
