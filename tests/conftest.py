@@ -1,5 +1,6 @@
 """What every test may ask for: a real Redis server for the session, a client, and a run name of the test's own."""
 
+import gc
 import sys
 import uuid
 from collections.abc import Iterator
@@ -42,28 +43,44 @@ LONGEST = (
     "test_vllm_engine",
     "test_vllm_recompute",
     "test_loop",
-    "test_compiler",
     "test_family_table",
+    "test_compiler",
     "test_elastic",
     "test_faults",
     "test_drill",
     "test_checkpoint_kill",
+    "test_gpu_check",
+    "test_fsdp",
+    "test_env_contract",
+    "test_fake_gpu",
+    "test_asset_swebench",
+    "test_tensor_parallel",
+    "test_relay",
+    "test_objective_proof",
+    "test_bare_host",
     "test_bad_input",
     "test_replay_faults",
+    "test_weight_faults",
+    "test_env_faults",
     "test_no_room",
     "test_ledger",
-    "test_tensor_parallel",
     "test_leaving",
-    "test_objective_proof",
-    "test_weight_faults",
+    "test_fit_verb",
+    "test_accumulation",
     "test_preempted_host",
-    "test_relay",
+    "test_damaged_run",
     "test_weights",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """What all files have imported stays to the end: no later search for garbage looks through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
