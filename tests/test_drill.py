@@ -114,7 +114,7 @@ def test_a_drill_on_a_real_run_loses_nothing(
 
     `kill`, `partition` and `redis` are left to tests/test_faults.py and tests/test_elastic.py.
     """
-    settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.1, worth: 0}"]
+    settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.3, worth: 0}"]
     config = load_config(None, settings)
     prepare(config)
     code = drill(config, faults=["stop", "preempt"])
@@ -136,7 +136,7 @@ def test_a_real_run_outlives_random_faults_and_makes_its_last_steps(
         "garbage at the publisher's port",
         "a shard damaged",
     ]
-    settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.1}"]
+    settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.3}"]
     config = load_config(None, settings)
     prepare(config)
     strikes = [Strike(fault=name, gap_s=0.5, seed=number) for number, name in enumerate(faults)]
