@@ -24,7 +24,7 @@ from tools.study.page import BEGIN, END
 ROOT = Path(__file__).parents[1]
 NUM_DEMONSTRATIONS = 40
 # Enough of a warm start for groups with unequal returns: the loop by hand replaces the others for ever.
-SHORT = ["warm_start.episodes=1000", "replay.groups_per_step=2", "eval.num_tasks=4", "eval.every=1"]
+SHORT = ["warm_start.episodes=400", "replay.groups_per_step=2", "eval.num_tasks=4", "eval.every=1"]
 
 
 @pytest.fixture(scope="module")
