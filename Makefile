@@ -41,8 +41,9 @@ quickstart: setup
 
 # Three test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
 # runs once more, alone: if it passes then, it depends on the machine's load, and its name is in the second report.
+# Bytecode is kept: each worker, and each process that a test starts, would compile all of our modules again.
 test: setup check
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder || \
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder || \
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
 
 # Test what needs no vLLM on another Python, torch and transformers; the defaults are the newest end of the range.
