@@ -74,7 +74,7 @@ async def act(
             if pin.stuck:
                 _give_back_what_waits(setup, leases)
             if not await _lease_one(setup, buffers, leases, pin, pace, actors):
-                # Random, so that actors do not ask together.
+                # Random, so that actors do not ask together; environments may have the global generator.
                 await asyncio.sleep(pace.every(IDLE_S) * random.SystemRandom().uniform(0.5, 1.5))
         if beating.done():
             run_failed = beating.result() is RunState.FAILED

@@ -457,23 +457,26 @@ def nowhere(blob: Blob) -> Place:
     raise AssertionError("nothing was to be received")
 
 
+def seal(bulletin: Bulletin, invitation: Invitation, *, host: str, actor: str) -> None:
+    """Seal a group of `actor` alone, whose learner is at `host`."""
+    group = BroadcastGroup(
+        number=invitation.number,
+        backend="gloo",
+        host=host,
+        actors=[actor],
+        blob=Blob(root="root", num_bytes=1),
+        chunk_bytes=CHUNK_BYTES,
+        deadline_s=1.0,
+        stall_s=1.0,
+    )
+    bulletin.seal(invitation.number, group)
+
+
 def test_an_invitation_is_good_for_one_attempt(redis_client: redis.Redis, run_id: str) -> None:
     bulletin = Bulletin(redis_client, run_id)
     member = BroadcastMember(redis_client, run_id, "a", secret=b"")
     invitation = Invitation(number=bulletin.next_invitation(), actors=["a", "b"])
-    bulletin.seal(
-        invitation.number,
-        BroadcastGroup(
-            number=invitation.number,
-            backend="gloo",
-            host="127.0.0.1",
-            actors=["b"],
-            blob=Blob(root="root", num_bytes=1),
-            chunk_bytes=CHUNK_BYTES,
-            deadline_s=1.0,
-            stall_s=1.0,
-        ),
-    )
+    seal(bulletin, invitation, host="127.0.0.1", actor="b")
     with pytest.raises(BroadcastMissed, match="sealed without a"):
         member.receive(invitation, root="", place=nowhere)
     with pytest.raises(BroadcastMissed, match="used before"):
@@ -487,19 +490,7 @@ def test_an_actor_without_a_route_to_the_publisher_misses_the_broadcast(redis_cl
     bulletin = Bulletin(redis_client, run_id)
     member = BroadcastMember(redis_client, run_id, "a", secret=b"")
     invitation = Invitation(number=bulletin.next_invitation(), actors=["a"])
-    bulletin.seal(
-        invitation.number,
-        BroadcastGroup(
-            number=invitation.number,
-            backend="gloo",
-            host="no-such-host.invalid",
-            actors=["a"],
-            blob=Blob(root="root", num_bytes=1),
-            chunk_bytes=CHUNK_BYTES,
-            deadline_s=1.0,
-            stall_s=1.0,
-        ),
-    )
+    seal(bulletin, invitation, host="no-such-host.invalid", actor="a")
     with pytest.raises(BroadcastMissed, match=rf"group {invitation.number} failed: "):
         member.receive(invitation, root="", place=nowhere)
     member.close()
