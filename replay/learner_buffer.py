@@ -25,6 +25,7 @@ from replay.ticket import Group, Ticket, decode_ticket
 from replay.verbs import BATCH_GROUPS, LEARNERS, NO_STEP, Verbs, in_batches
 from replay.verdict import Verdict, with_verdict
 
+NUM_REMEMBERED = 10_000  # groups claimed last; a server loses the claims of seconds
 REQUEST_TTL_S = 1000  # a repeated request for an epoch is recognised for this long; no network delays one longer
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class LearnerBuffer:
         self._payloads = Payloads(client, self._base, run_id, replay, vocab_size=vocab_size)
         self._verbs = Verbs(client, run_id, self._base, LEARNERS)
         self._num_claims = 0
+        self._num_uses: dict[int, int] = {}  # by group, of those that were claimed last
         self._last_step_made = NO_STEP  # the step before the one that this learner claims for now
 
     def acquire_epoch(self) -> int:
@@ -95,8 +97,9 @@ class LearnerBuffer:
 
         A group with uses left stays ready for later steps. First, ready groups whose newest token is more than
         `max_lag` versions older than `policy_version` are dropped as `too_old`: none of their tokens would be trained.
-        A group with an invalid payload is quarantined, and a group that lost a payload is dropped. Both are missing
-        from the result: claim again for the rest of the batch.
+        A group with an invalid payload is quarantined, and a group that lost a payload is dropped. A group that was
+        returned before comes again if the server lost that claim: it counts as trained once, with `step`. All three are
+        missing from the result: claim again for the rest of the batch.
         """
         self._last_step_made = step - 1
         arguments = (
@@ -117,7 +120,7 @@ class LearnerBuffer:
         groups = self._read_groups(reply)
         # Only now: if a claim raised half-way, the learner's next attempt repeats the same claim and gets its groups.
         self._num_claims += 1
-        return groups
+        return [group for group in groups if not self._came_before(group)]
 
     def prioritise(self, scores: Mapping[int, float]) -> None:
         """Set the scores of ready groups, by id, for `ClaimOrder.PRIORITISED`. Raises ValueError for NaN."""
@@ -146,6 +149,7 @@ class LearnerBuffer:
 
         A learner that resumes from the checkpoint of `step` makes those steps again.
         """
+        self._num_uses.clear()
         return self._until_done("reopen", step, BATCH_GROUPS, self._num_claims)
 
     def ledger(self) -> Ledger:
@@ -163,6 +167,22 @@ class LearnerBuffer:
     def failures(self) -> list[Failure]:
         """The last hundred failed attempts, newest first."""
         return read_failures(self._client, self._base)
+
+    def _came_before(self, group: Group) -> bool:
+        """Whether this learner has this use of the group: a server that lost its newest writes gives it out again."""
+        group_id = group.ticket.group_id
+        came_before = group.num_uses <= self._num_uses.pop(group_id, 0)
+        self._num_uses[group_id] = group.num_uses
+        if len(self._num_uses) > NUM_REMEMBERED:
+            del self._num_uses[next(iter(self._num_uses))]
+        if came_before:
+            log.warning(
+                "group %d under %s is left out: it was claimed before, and the server lost that claim; with "
+                "`appendfsync always` it loses none",
+                group_id,
+                self._base,
+            )
+        return came_before
 
     def _read_groups(self, reply: list[Any]) -> list[Group]:
         """The claimed groups with their payloads; groups with a lost or an invalid payload are given up."""

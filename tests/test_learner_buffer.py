@@ -58,6 +58,37 @@ def test_a_claim_that_raised_on_its_way_is_the_same_claim_when_tried_again(
     assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [1]
 
 
+@pytest.mark.parametrize("max_uses", [1, 2])
+def test_a_group_whose_claim_the_server_lost_is_trained_once(
+    buffer: Views, redis_client: redis.Redis, run_id: str, max_uses: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    reuse = Reuse(max_uses=max_uses, samples_per_insert=0, error_buffer=0)
+    make_ready(buffer, run_id, 0, 1)
+    for step in range(1, max_uses):
+        assert ids(buffer.learner.claim(step, 1, policy_version=0, max_lag=0, reuse=reuse)) == [0]
+    names = f"{key(run_id)}:*"
+    written = {name: redis_client.dump(name) for name in redis_client.scan_iter(names)}
+    assert ids(buffer.learner.claim(max_uses, 1, policy_version=0, max_lag=0, reuse=reuse)) == [0]
+    redis_client.delete(*redis_client.scan_iter(names))
+    for name, value in written.items():  # as after a crash that lost the newest writes
+        assert value is not None
+        redis_client.restore(name, 0, value)
+    again = buffer.learner.claim(max_uses + 1, 2, policy_version=0, max_lag=0, reuse=reuse)
+    assert ids(again) == [1], "group 0 was returned for the step before"
+    assert "group 0 under " in caplog.text and "the server lost that claim" in caplog.text
+    buffer.learner.drop([1], "surplus")
+    buffer.learner.settle(max_uses + 1)
+    ledger = buffer.learner.ledger()
+    assert (ledger.trained, ledger.ready, ledger.balanced) == (1, 0, True)
+
+
+def test_a_learner_that_takes_steps_back_gets_their_groups_again(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, 0)
+    for _ in range(2):
+        assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+        buffer.learner.reopen(0)
+
+
 def test_a_copy_of_a_claim_that_arrives_late_takes_nothing(buffer: Views, run_id: str) -> None:
     make_ready(buffer, run_id, 0, 1, 2)
     assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
