@@ -36,7 +36,7 @@ from learner.checkpoint_writer import CheckpointWriter
 from learner.clock import Clock
 from learner.measure import Measured, all_share_prefixes, measure
 from learner.model.critic import Critic, begin_at, load_critic, policy_kind
-from learner.model.export import save_adapters, save_hf
+from learner.model.export import save_adapters, save_hf, write_sampling
 from learner.model.flops import Flops, flops_of
 from learner.model.optimizer import make_optimizer, make_schedule
 from learner.model.packed_model import ModelSettings, PackedModel, load_kind
@@ -303,6 +303,8 @@ def begin_checkpoint(learner: Learner, once_durable: Callable[[], None] = lambda
 def export(learner: Learner) -> None:
     """Export the trained model as a Hugging Face folder, and its adapters separately. Every rank calls it."""
     save_hf(learner.model, learner.run_dir.trained_model, ranks=learner.ranks)
+    if learner.ranks.rank == 0:
+        write_sampling(learner.model, learner.run_dir.trained_model, learner.config.sampling)
     if learner.config.model.lora.rank:
         save_adapters(learner.model, learner.run_dir.trained_adapters, ranks=learner.ranks)
 

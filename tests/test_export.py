@@ -6,16 +6,20 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from vllm import SamplingParams
+from vllm.config import ModelConfig
 
 from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.model_config import LoraConfig, TinyModelConfig
+from common.replay_config import SamplingConfig
 from common.trajectory import Sampling
-from learner.model.export import save_hf
+from learner.model.export import save_hf, write_sampling
 from learner.model.lora import adapters_of
 from learner.model.packed_model import PackedModel, load_model
 from learner.model.shards import full_tensors
@@ -55,6 +59,31 @@ def test_a_folder_in_several_files_holds_what_one_file_does(tmp_path: Path, rank
     save_hf(model, tmp_path / "export", ranks=ranks)  # over the one in several files
     assert [path.name for path in (tmp_path / "export").glob("*.safetensors*")] == ["model.safetensors"]
     assert load_file(tmp_path / "export" / "model.safetensors").keys() == index["weight_map"].keys()
+
+
+@pytest.mark.parametrize("has_settings", [True, False])
+def test_whoever_takes_a_folders_own_settings_samples_as_training_did(
+    tmp_path: Path, ranks: Ranks, has_settings: bool
+) -> None:
+    folder = save_tiny_model(tmp_path / "source", tie=False)
+    merging_tokenizer(CHATML).save_pretrained(folder)
+    if has_settings:
+        first = GenerationConfig(
+            do_sample=True, temperature=0.6, top_k=20, repetition_penalty=1.05, eos_token_id=[1, 5]
+        )
+        first.save_pretrained(folder)
+    model, export = loaded(folder, ranks), tmp_path / "export"
+    save_hf(model, export, ranks=ranks)
+    for sampling in (SamplingConfig(), SamplingConfig(temperature=0.8, top_p=0.9, top_k=64)):
+        write_sampling(model, export, sampling)
+        found = GenerationConfig.from_pretrained(export)
+        assert found.eos_token_id == ([1, 5] if has_settings else model.causal_lm.config.eos_token_id)
+        assert found.do_sample and found.repetition_penalty in (None, 1.0)
+        assert (found.temperature, found.top_p, found.top_k) == (sampling.temperature, sampling.top_p, sampling.top_k)
+        of_the_server = ModelConfig(str(export), generation_config="auto").get_diff_sampling_param()
+        in_vllm = SamplingParams(**{name: of_the_server[name] for name in of_the_server if name != "max_tokens"})
+        assert (in_vllm.temperature, in_vllm.top_p) == (sampling.temperature, sampling.top_p)
+        assert in_vllm.top_k == sampling.top_k and in_vllm.repetition_penalty == 1.0
 
 
 def test_a_model_that_holds_its_experts_as_one_tensor_is_written_as_its_folder_was(

@@ -221,6 +221,8 @@ def the_trained_model_can_be_evaluated(root: Path) -> None:
     assert evaluated.returncode == 0, evaluated.stderr
     results = [json.loads(line) for line in evaluated.stdout.splitlines() if line.startswith("{")]
     assert [result["sampling"] for result in results] == ["sampled", "greedy"]
+    served = json.loads((RunDir(str(root), NAME).trained_model / "generation_config.json").read_text())
+    assert (served["temperature"], served["top_k"]) == (1.0, 0), "those of sampling, though the run names none"
     assert all(result["num_tasks"] == 2 and 0 <= result["success"] <= 1 for result in results)
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import GenerationConfig
 
+from common.replay_config import SamplingConfig
 from common.tokenizer import load_tokenizer
 from common.weights import TensorEntry
 from learner.model.folder_tensors import is_of_adapter
@@ -46,6 +48,28 @@ def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks, max_file_by
                 shutil.copy(model.folder / name, folder)
     for _ in tensors:  # gathering is collective
         pass
+
+
+def write_sampling(model: PackedModel, folder: str | Path, sampling: SamplingConfig) -> None:
+    """Write into an exported folder how training sampled: transformers and vLLM's server do the same by default.
+
+    Of the first model's settings of generation only the special tokens stay: a penalty, say, would make another policy
+    of the one that was trained and evaluated.
+    """
+    folder = Path(folder)
+    if (folder / "generation_config.json").is_file():
+        before = GenerationConfig.from_pretrained(folder)
+    else:
+        before = GenerationConfig.from_model_config(model.causal_lm.config)
+    GenerationConfig(
+        bos_token_id=before.bos_token_id,
+        eos_token_id=before.eos_token_id,
+        pad_token_id=before.pad_token_id,
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,  # 0: off, for both
+    ).save_pretrained(folder)
 
 
 def save_adapters(model: PackedModel, folder: str | Path, *, ranks: Ranks) -> None:
