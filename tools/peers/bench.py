@@ -31,11 +31,9 @@ from tools.study.goodput import GOALS, SEEDS, SHARED, SUCCESS, TASK, Point, Resu
 from tools.study.page import markdown, with_table
 from tools.study.run import warm_start
 
-BY_HAND = {"by hand": (), "by hand kept": goodput.ARMS["kept"], "by hand cool": goodput.ARMS["cool"]}  # with settings
+BY_HAND = {"by hand": (), "by hand dropping": goodput.DROPPING}  # with settings
 OURS, PEERS = tuple(goodput.ARMS), (*BY_HAND, "trl", "trl refilled")
 ARMS = ("default", "synchronous", "by hand", "trl", "trl refilled")  # where none are named
-STEPS = {"trl": 300}  # its steps are cheaper: no group is replaced
-OTHER_STEPS = 200
 NUM_RANKS = 2  # of the loop by hand: one for each core
 TRL_PYTHON = "build/peers-trl/bin/python"
 ROOT = Path(__file__).parents[2]
@@ -164,11 +162,7 @@ def plan_of(arm: str, seed: int, *, folder: Path, steps: int | None, settings: S
     finally:
         leave_ranks()
     name = f"run.name={arm.replace(' ', '_')}-seed{seed}"
-    start = (
-        f"model.path={model.resolve()}",
-        "warm_start.episodes=0",
-        f"learner.steps={steps or STEPS.get(arm, OTHER_STEPS)}",
-    )
+    start = (f"model.path={model.resolve()}", "warm_start.episodes=0", *([f"learner.steps={steps}"] if steps else []))
     all_settings = (*SHARED, *BY_HAND.get(arm, ()), *settings, *own, *start, name)
     return Plan(
         arm=arm,

@@ -33,10 +33,10 @@ from learner.ranks import Ranks, join_ranks
 from replay.archive import Archive
 from tools.prepare import vocabulary_texts
 from tools.study.run import warm_start
+from tools.study.task import TASK
 from tools.study.tiny_caller import CLOSING, OPENING, make_tiny_caller
 from tools.table import print_rows
 
-TASK = "conf/quickstart.yaml"
 AGENTS = Path("tests/adapters/agents")
 # The interpreter of each arm, and its agent.
 ARMS: dict[str, tuple[str, Any]] = {

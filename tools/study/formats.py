@@ -21,8 +21,8 @@ from tools.bench.benchmark import today
 from tools.study.cells import ranks, run_cells
 from tools.study.page import BEGIN, END, markdown, with_table
 from tools.study.run import held_out_before, run, warm_start
+from tools.study.task import TASK
 
-TASK = "conf/quickstart.yaml"
 STEPS, HELD_OUT_TASKS = 30, 200
 SHARED = (
     "objective.advantage=group_standardised",

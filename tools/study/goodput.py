@@ -28,23 +28,24 @@ TASK = "conf/quickstart.yaml"
 GOALS = (0.8, 0.88)
 SHARED = ("eval.every=20", "eval.num_tasks=200")
 SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0")
-GRPO = "objective.advantage=group_standardised"
-KEPT = ("replay.drop_zero_variance=false",)
+AT_ONE = ("sampling.temperature=1",)
+DROPPING = (*AT_ONE, "replay.drop_zero_variance=true", "learner.steps=200")  # the quickstart until 2026-11-27
+GRPO = (*DROPPING, "objective.advantage=group_standardised")
 ARMS: dict[str, tuple[str, ...]] = {
     "default": (),
-    "large": ("replay.group_size=16", "replay.groups_per_step=4"),
-    "kept": KEPT,
-    "cool": (*KEPT, "sampling.temperature=0.6"),
-    "repeats": ("env.repeat=0.75",),
-    "grpo": (GRPO,),
-    "grpo repeats": (GRPO, "env.repeat=0.75"),
-    "grpo screened": (GRPO, "replay.screen_size=4"),
-    "grpo large screened": (GRPO, "replay.group_size=16", "replay.groups_per_step=4", "replay.screen_size=4"),
-    "grpo small": (GRPO, "replay.group_size=4", "replay.groups_per_step=12"),
-    "reused": ("replay.max_uses=2",),
-    "ppo": ("conf/objective/ppo.yaml",),
-    "shrunk": ("conf/objective/shrunk.yaml",),
     "synchronous": SYNCHRONOUS,
+    "kept": AT_ONE,
+    "dropping": DROPPING,
+    "dropping large": (*DROPPING, "replay.group_size=16", "replay.groups_per_step=4"),
+    "dropping repeats": (*DROPPING, "env.repeat=0.75"),
+    "dropping reused": (*DROPPING, "replay.max_uses=2"),
+    "grpo": GRPO,
+    "grpo repeats": (*GRPO, "env.repeat=0.75"),
+    "grpo screened": (*GRPO, "replay.screen_size=4"),
+    "grpo large screened": (*GRPO, "replay.group_size=16", "replay.groups_per_step=4", "replay.screen_size=4"),
+    "grpo small": (*GRPO, "replay.group_size=4", "replay.groups_per_step=12"),
+    "ppo": (*DROPPING, "conf/objective/ppo.yaml"),
+    "shrunk": (*DROPPING, "conf/objective/shrunk.yaml"),
 }
 SEEDS = (0, 1, 2)
 SUCCESS = "eval/success_sampled"

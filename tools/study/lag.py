@@ -19,8 +19,8 @@ from tools.bench.benchmark import today
 from tools.study.cells import ranks, run_cells
 from tools.study.page import Result, Study, write
 from tools.study.run import run, warm_start
+from tools.study.task import TASK
 
-TASK = "conf/quickstart.yaml"
 STEPS, HELD_OUT_TASKS = 60, 300
 DEFAULT = "objective.advantage=group_standardised"  # the quickstart's own advantage is another
 NOTHING_ELSE = ("objective.max_negative_kl=0", "objective.guard_min_ess=0", "objective.guard_max_ratio=0")

@@ -43,8 +43,8 @@ from tools.row_files import write_rows
 from tools.state_values import StateValues, scored_here
 from tools.study.page import markdown, with_table
 from tools.study.run import warm_start
+from tools.study.task import TASK
 
-TASK = "conf/quickstart.yaml"
 SEEDS = (0, 1, 2)
 FIRST_TRAIN_TASK = 50_000  # the warm start's tasks come before
 POOL = 8  # episodes of each held-out task

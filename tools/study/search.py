@@ -32,8 +32,8 @@ from tools.fixed_policy import start_fixed_policy
 from tools.study.page import with_table
 from tools.study.run import warm_start
 from tools.study.search_page import CHAIN, UNITS, Cell, OnTask, tables
+from tools.study.task import TASK
 
-TASK = "conf/quickstart.yaml"
 SHARED = ("model.max_tokens=768", "eval.num_tasks=60")
 ENVS = {
     "shop": ("env.name=shop", "env.options={profile: small}", "env.max_turns=8"),

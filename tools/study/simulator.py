@@ -29,8 +29,9 @@ from tools.simulate.simulate import plan_of
 from tools.simulate.simulate_options import SimulateOptions
 from tools.simulate.world import World
 from tools.study.page import markdown, with_table
+from tools.study.task import TASK
 
-TASK, PRESET = "conf/quickstart.yaml", "conf/objective/grpo.yaml"  # which drops groups of equal returns
+PRESET = "conf/objective/grpo.yaml"  # which drops groups of equal returns
 SHARED = (
     "warm_start.episodes=0",
     "eval.num_tasks=0",

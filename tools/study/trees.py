@@ -25,8 +25,8 @@ from tools.study.cells import ranks, run_cells
 from tools.study.episodes import NothingToLearn, held_out
 from tools.study.page import markdown, with_table
 from tools.study.run import Practice, practice, warm_start
+from tools.study.task import TASK
 
-TASK = "conf/quickstart.yaml"
 SHARED = (
     "replay.target_lag=0",
     "replay.max_lag=0",

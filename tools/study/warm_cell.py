@@ -6,8 +6,8 @@ from pathlib import Path
 
 from common.config import Config, load_config
 from tools.study.cells import ranks
-from tools.study.goodput import TASK
 from tools.study.run import warm_start
+from tools.study.task import TASK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
