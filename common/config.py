@@ -167,16 +167,6 @@ def _check_groups(config: Config) -> None:
         replay.groups_per_step,
         "it compares an attempt with the others of its step",
     )
-    trains_all = f"objective.advantage {config.objective.advantage}"
-    if config.objective.returns_come_later:
-        trains_all = "objective.reward_model"
-    require(
-        replay.drop_zero_variance or (config.objective.compares_siblings and not config.objective.returns_come_later),
-        "replay.drop_zero_variance",
-        f"true with {trains_all}",
-        replay.drop_zero_variance,
-        "it trains every group, so there is nothing to turn off",
-    )
     require(
         replay.num_trees == 0 or not config.env.counts_visits,
         "replay.num_trees",

@@ -172,10 +172,6 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_what_was_never_run(path:
             ["env.mixture.a.name=kg", "env.mixture.b.name=grid", "eval.num_tasks=1"],
             "`eval.num_tasks` must be 0, or >= 2, the number of environments in env.mixture, got 1",
         ),
-        (
-            ["replay.drop_zero_variance=false", "objective.reward_model=models/reward"],
-            "`replay.drop_zero_variance` must be true with objective.reward_model, got False; it trains every group",
-        ),
         *(
             (
                 [f"objective.advantage={name}", "replay.group_size=1", "replay.groups_per_step=1"],

@@ -46,23 +46,25 @@ def test_a_step_takes_the_oldest_groups_whatever_they_earned(redis_client: redis
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 def test_a_group_that_teaches_nothing_has_no_advantage_beside_others(preset: Path) -> None:
-    """Every preset that compares siblings accepts the option; the others train such groups anyway, and refuse it."""
+    """Every preset accepts the option; those that compare no siblings train such groups whatever it says."""
     replay = ["replay.num_trees=2"] if preset.stem == "tree" else []
-    objective = load_config(None, replay, presets=[str(preset)]).objective
-    if not objective.compares_siblings:
-        with pytest.raises(ConfigError, match=r"`replay.drop_zero_variance` must be true with objective.advantage"):
-            load_config(None, [KEEPS, *replay], presets=[str(preset)])
-        return
-    load_config(None, [KEEPS, *replay], presets=[str(preset)])
+    objective = load_config(None, [KEEPS, *replay], presets=[str(preset)]).objective
     equal = group_of(two_turns(0.0, 0.3), two_turns(0.0, 0.1 + 0.2))
     other = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))
-    assert not teaches(equal, objective=objective)
+    assert teaches(equal, objective=objective) != objective.compares_siblings
+    if not objective.compares_siblings:
+        return
     alone = sequences_with_advantages([other], objective=objective)
     beside = sequences_with_advantages([equal, other], objective=objective)
     for sequence in beside[:2]:
         np.testing.assert_allclose(sequence.advantages, 0.0, atol=1e-6)
     for sequence, same in zip(beside[2:], alone, strict=True):
         np.testing.assert_allclose(sequence.advantages, same.advantages, atol=1e-6)
+
+
+def test_dapo_drops_such_groups_whatever_the_file_before_it_says() -> None:
+    assert not load_config("conf/quickstart.yaml", []).replay.drop_zero_variance
+    assert load_config("conf/quickstart.yaml", [], presets=["conf/objective/dapo.yaml"]).replay.drop_zero_variance
 
 
 def test_a_screen_would_end_the_groups_that_are_to_be_trained() -> None:

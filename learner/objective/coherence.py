@@ -220,7 +220,7 @@ def _check_teacher_url(config: Config) -> None:
         if value != only:
             raise ConfigError(
                 f"`sampling.{name}` must be {only:g} with a URL as `objective.reference_model`, got {value:g}: a "
-                "server gives log-probabilities of the whole distribution; leave it out, or use a folder"
+                f"server gives log-probabilities of the whole distribution; set it to {only:g}, or use a folder"
             )
     if sampling.max_thought_tokens:
         raise ConfigError(
