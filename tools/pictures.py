@@ -1,6 +1,6 @@
 """Makes the pictures of docs/see.md and README from one real run: `make pictures`.
 
-The run is the quickstart, shortened. Its terminal is recorded as SVG; TensorBoard, the report and the viewer are shown
+The run is the quickstart. Its terminal is recorded as SVG; TensorBoard, the report and the viewer are shown
 by Debian's Chromium.
 """
 
@@ -24,6 +24,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
+from common.config import load_config
 from common.metrics import read_metrics
 from common.run_dir import RunDir
 from learner.overview import pinned_link
@@ -31,17 +32,11 @@ from replay.archive import Archive
 from tools.up import free_port
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-NAME, STEPS, COLUMNS, ROWS, WIDTH = "pictures", 40, 80, 60, 100
+NAME, COLUMNS, ROWS, WIDTH = "pictures", 80, 60, 100
+CONFIG = "conf/quickstart.yaml"
+STEPS = load_config(CONFIG, []).learner.steps
 PRICE = "actors.price_per_hour=0.5"
-UP = (
-    "up",
-    "conf/quickstart.yaml",
-    f"run.name={NAME}",
-    f"learner.steps={STEPS}",
-    "eval.num_tasks=20",
-    "eval.every=10",
-    PRICE,
-)
+UP = ("up", CONFIG, f"run.name={NAME}", PRICE)
 CHROMIUM = "/usr/bin/chromium"
 DEADLINE_S = 900.0
 MOST_LINES = 12  # of `up`'s steps
@@ -146,12 +141,19 @@ def _shoot(run_dir: RunDir) -> None:
     _screenshot((run_dir.path / "report" / "report.html").absolute().as_uri(), "report.png", height=1300)
     port = free_port(0)
     with _serving([*_slipstream(["view"]), str(run_dir.path), "--port", str(port)], port):
-        group = Archive(run_dir.trajectories, NAME).group_ids(STEPS, max_group_bytes=1 << 30)[0]
+        group = _mixed_group(Archive(run_dir.trajectories, NAME))
         page = f"http://127.0.0.1:{port}/#steps/{STEPS}"
         _screenshot(page, "view-step.png", height=900)
         _screenshot(f"{page}/groups/{group}", "view-siblings.png", height=900)
         _screenshot(f"{page}/groups/{group}/tree", "view-tree.png", height=900)
         _screenshot(f"{page}/groups/{group}/members/0", "view-episode.png", height=900)
+
+
+def _mixed_group(archive: Archive) -> int:
+    """The first group of the last step whose members earned different returns, or the first of all."""
+    groups = archive.read(STEPS, vocab_size=1 << 20, max_group_bytes=1 << 30).groups
+    mixed = [group for group in groups if len({member.total_reward for member in group.trajectories}) > 1]
+    return (mixed or groups)[0].ticket.group_id
 
 
 @contextmanager
@@ -178,6 +180,7 @@ def _screenshot(url: str, name: str, *, height: int, width: int = 1200) -> None:
             "--disable-gpu",
             "--hide-scrollbars",
             "--virtual-time-budget=40000",
+            "--disable-webgl2",  # it draws in a worker, and virtual time does not wait for that
         )
         command = [CHROMIUM, *options, f"--user-data-dir={profile}", f"--window-size={width},{height}"]
         subprocess.run(
