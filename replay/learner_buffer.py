@@ -50,7 +50,8 @@ class LearnerBuffer:
         self._payloads = Payloads(client, self._base, run_id, replay, vocab_size=vocab_size)
         self._verbs = Verbs(client, run_id, self._base, LEARNERS)
         self._num_claims = 0
-        self._num_uses: dict[int, int] = {}  # by group, of those that were claimed last
+        # By group, of those claimed last: who played its members and when, and how often it was used.
+        self._claimed: dict[int, tuple[tuple[tuple[str, float], ...], int]] = {}
         self._last_step_made = NO_STEP  # the step before the one that this learner claims for now
 
     def acquire_epoch(self) -> int:
@@ -149,7 +150,7 @@ class LearnerBuffer:
 
         A learner that resumes from the checkpoint of `step` makes those steps again.
         """
-        self._num_uses.clear()
+        self._claimed.clear()
         return self._until_done("reopen", step, BATCH_GROUPS, self._num_claims)
 
     def ledger(self) -> Ledger:
@@ -169,20 +170,27 @@ class LearnerBuffer:
         return read_failures(self._client, self._base)
 
     def _came_before(self, group: Group) -> bool:
-        """Whether this learner has this use of the group: a server that lost its newest writes gives it out again."""
+        """Whether this learner has this use of the group: a server that lost its newest writes gives it out again.
+
+        A group that a person requeued was played again, and is another one.
+        """
         group_id = group.ticket.group_id
-        came_before = group.num_uses <= self._num_uses.pop(group_id, 0)
-        self._num_uses[group_id] = group.num_uses
-        if len(self._num_uses) > NUM_REMEMBERED:
-            del self._num_uses[next(iter(self._num_uses))]
-        if came_before:
-            log.warning(
-                "group %d under %s is left out: it was claimed before, and the server lost that claim; with "
-                "`appendfsync always` it loses none",
-                group_id,
-                self._base,
-            )
-        return came_before
+        played = tuple((member.actor, member.started_at_s) for member in group.trajectories)
+        known, known_uses = self._claimed.pop(group_id, (played, 0))
+        if known != played:
+            known_uses = 0
+        self._claimed[group_id] = played, max(known_uses, group.num_uses)
+        if len(self._claimed) > NUM_REMEMBERED:
+            del self._claimed[next(iter(self._claimed))]
+        if group.num_uses > known_uses:
+            return False
+        log.warning(
+            "group %d under %s is left out: it was claimed before, and the server lost that claim; with "
+            "`appendfsync always` it loses none",
+            group_id,
+            self._base,
+        )
+        return True
 
     def _read_groups(self, reply: list[Any]) -> list[Group]:
         """The claimed groups with their payloads; groups with a lost or an invalid payload are given up."""

@@ -59,27 +59,43 @@ def test_a_claim_that_raised_on_its_way_is_the_same_claim_when_tried_again(
 
 
 @pytest.mark.parametrize("max_uses", [1, 2])
-def test_a_group_whose_claim_the_server_lost_is_trained_once(
+def test_a_group_whose_claims_the_server_lost_is_trained_once(
     buffer: Views, redis_client: redis.Redis, run_id: str, max_uses: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reuse = Reuse(max_uses=max_uses, samples_per_insert=0, error_buffer=0)
+    def claimed(step: int) -> list[int]:
+        reuse = Reuse(max_uses=max_uses, samples_per_insert=0, error_buffer=0)
+        return ids(buffer.learner.claim(step, 1, policy_version=0, max_lag=0, reuse=reuse))
+
     make_ready(buffer, run_id, 0, 1)
-    for step in range(1, max_uses):
-        assert ids(buffer.learner.claim(step, 1, policy_version=0, max_lag=0, reuse=reuse)) == [0]
     names = f"{key(run_id)}:*"
     written = {name: redis_client.dump(name) for name in redis_client.scan_iter(names)}
-    assert ids(buffer.learner.claim(max_uses, 1, policy_version=0, max_lag=0, reuse=reuse)) == [0]
+    assert [claimed(step) for step in range(max_uses)] == [[0]] * max_uses
     redis_client.delete(*redis_client.scan_iter(names))
     for name, value in written.items():  # as after a crash that lost the newest writes
         assert value is not None
         redis_client.restore(name, 0, value)
-    again = buffer.learner.claim(max_uses + 1, 2, policy_version=0, max_lag=0, reuse=reuse)
-    assert ids(again) == [1], "group 0 was returned for the step before"
+    last = 2 * max_uses - 1
+    assert [claimed(step) for step in range(max_uses, last + 1)] == [[]] * max_uses, "they were returned before"
     assert "group 0 under " in caplog.text and "the server lost that claim" in caplog.text
+    assert claimed(last) == [1]
     buffer.learner.drop([1], "surplus")
-    buffer.learner.settle(max_uses + 1)
+    buffer.learner.settle(last)
     ledger = buffer.learner.ledger()
     assert (ledger.trained, ledger.ready, ledger.balanced) == (1, 0, True)
+
+
+def test_a_claimed_group_that_a_person_requeued_is_returned_once_it_was_played_again(
+    buffer: Views, run_id: str
+) -> None:
+    make_ready(buffer, run_id, 0)
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    buffer.learner._quarantine(0, None, None, "looked odd")  # a person could not: a model may have learned from it
+    assert buffer.people.requeue([0]) == 1
+    lease = leased(buffer)
+    for member in range(2):
+        later = msgspec.structs.replace(attempt_at(lease, member, run_id=run_id), started_at_s=1.8e9)
+        assert buffer.actor.insert(lease, later) is InsertResult.STORED
+    assert ids(buffer.learner.claim(2, 1, policy_version=0, max_lag=0)) == [0]
 
 
 def test_a_learner_that_takes_steps_back_gets_their_groups_again(buffer: Views, run_id: str) -> None:
