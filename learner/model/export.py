@@ -56,15 +56,13 @@ def write_sampling(model: PackedModel, folder: str | Path, sampling: SamplingCon
     Of the first model's settings of generation only the special tokens stay: a penalty, say, would make another policy
     of the one that was trained and evaluated.
     """
-    folder = Path(folder)
-    if (folder / "generation_config.json").is_file():
-        before = GenerationConfig.from_pretrained(folder)
+    path = Path(folder) / "generation_config.json"
+    if path.is_file():
+        before = json.loads(path.read_text())
     else:
-        before = GenerationConfig.from_model_config(model.causal_lm.config)
+        before = GenerationConfig.from_model_config(model.causal_lm.config).to_dict()
     GenerationConfig(
-        bos_token_id=before.bos_token_id,
-        eos_token_id=before.eos_token_id,
-        pad_token_id=before.pad_token_id,
+        **{name: before.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
         do_sample=True,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
