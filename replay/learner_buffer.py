@@ -170,9 +170,10 @@ class LearnerBuffer:
         return read_failures(self._client, self._base)
 
     def _came_before(self, group: Group) -> bool:
-        """Whether this learner has this use of the group: a server that lost its newest writes gives it out again.
+        """Remember this use of the group; return whether this learner had it already.
 
-        A group that a person requeued was played again, and is another one.
+        A server that lost its newest writes gives the group out again. A group that a person requeued was played again,
+        and is another one.
         """
         group_id = group.ticket.group_id
         played = tuple((member.actor, member.started_at_s) for member in group.trajectories)

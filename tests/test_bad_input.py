@@ -347,9 +347,8 @@ def test_an_actor_pointed_at_a_run_that_is_not_there_waits_and_then_names_those_
     assert done.returncode == 2
     complaint = "slipstream actors: `run.name` nowhere is not on this Redis server; it has the runs "
     assert any(line.startswith(complaint) for line in done.stderr.splitlines()), done.stderr
-    assert (
-        run_id in done.stderr and "Traceback" not in done.stderr
-    )  # on a slow machine it also says that the actor is gone
+    # On a slow machine it also says that the actor is gone.
+    assert run_id in done.stderr and "Traceback" not in done.stderr
     log = (tmp_path / "nowhere" / "logs" / "actor-0.log").read_text()
     assert "waiting up to 1 s for the learner" in log and "Traceback" not in log
     assert redis_server.password not in log + done.stdout + done.stderr

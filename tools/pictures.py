@@ -1,7 +1,7 @@
 """Makes the pictures of docs/see.md and README from one real run: `make pictures`.
 
-The run is the quickstart. Its terminal is recorded as SVG; TensorBoard, the report and the viewer are shown
-by Debian's Chromium.
+The run is the quickstart. Its terminal is recorded as SVG; TensorBoard, the report and the viewer are shown by Debian's
+Chromium.
 """
 
 import fcntl
