@@ -16,7 +16,7 @@ from common.action_format import ActionFormat, ParsedAction
 from common.message import Message
 from common.trajectory import MAX_REWARD, MAX_STATE_KEY
 from envhub.env import Env, EnvError, Observation
-from envhub.step_deadline import step_within
+from envhub.step_deadline import StepDeadline
 
 MAX_OBSERVATION_CHARS = 4 << 20  # of all its texts together: about a million tokens
 MAX_OBSERVATION_TEXTS = 10_000  # messages and rewards
@@ -40,7 +40,7 @@ async def answer(ask: Callable[[], Awaitable[Observed]], *, timeout_s: float) ->
     with Boundary():
         try:
             async with asyncio.timeout(timeout_s):
-                with step_within(timeout_s):
+                with StepDeadline(timeout_s):
                     observation = await ask()
         except TimeoutError:
             raise EnvError(f"no answer within {timeout_s} s") from None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from common.codec import decoder, encoder, end_tokens, ending_tokens
 from common.imported import imported, is_own
 from common.message import Message
-from common.prompt_date import dated
+from common.rendering import prompt, rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,11 +77,11 @@ class Chat:
         self._encode = encoder(tokenizer)
         self._decode = decoder(tokenizer)
         self._ending = ending_tokens(tokenizer)
-        self._messages: list[dict[str, Any]] = []
+        self._messages: list[Message] = []
         self._text = ""  # the conversation up to the last prompt, as the template rendered it
         self._reply = ""  # the text of the reply to that prompt
         self._ended_with = ""  # the end-of-turn token that the policy sampled itself
-        self._opening: list[dict[str, Any]] = []  # the messages before the first reply, which a shorter one keeps
+        self._opening: list[Message] = []  # the messages before the first reply, which a shorter one keeps
         self._tools: list[dict[str, Any]] = []
         self._waiting: tuple[Message, ...] = ()  # the environment's answer, while the policy summarises
         self.is_summarising = False  # the next reply is a summary; `extend(())` then continues
@@ -92,7 +92,7 @@ class Chat:
     def open(self, messages: tuple[Message, ...], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Begin with `messages` and return the first prompt. The chat template shows `tools` in every prompt."""
         self._tools = [dict(tool) for tool in tools]
-        self._messages = self._as_dicts(messages)
+        self._messages = self._in_roles(messages)
         self._text = self._rendered(self._messages)
         tokens = self._encode(self._text)
         self._opening, self._num_tokens = list(self._messages), len(tokens)
@@ -100,10 +100,9 @@ class Chat:
 
     def reply(self, tokens: list[int]) -> str:
         """Record what the policy sampled and return it as text, without its end-of-turn token."""
-        ended = bool(tokens) and tokens[-1] in self._ending
-        self._ended_with = str(self.tokenizer.convert_ids_to_tokens(tokens[-1])) if ended else ""
-        self._reply = self._decode(tokens[:-1] if ended else tokens)
-        self._messages.append({"role": "assistant", "content": self._reply})
+        self._ended_with = self._ending.get(tokens[-1], "") if tokens else ""
+        self._reply = self._decode(tokens[:-1] if self._ended_with else tokens)
+        self._messages.append(Message("assistant", self._reply))
         self._num_tokens += len(tokens)
         return self._reply
 
@@ -143,26 +142,26 @@ class Chat:
     def _resumed(self) -> Extension:
         """The prompt after a summary: the first messages, the summary, and the answer that has waited, as a branch."""
         kept = list(self._opening)
-        began = [kept.pop()["content"]] if kept[-1]["role"] == "user" else []
+        began = [kept.pop().content] if kept[-1].role == "user" else []
         texts = [*began, f"{SUMMARY}\n{self.answer.strip()}", *(message.content for message in self._waiting)]
         self.is_summarising, self._waiting = False, ()
-        return self._anew([*kept, {"role": "user", "content": "\n\n".join(texts)}])
+        return self._anew([*kept, Message("user", "\n\n".join(texts))])
 
-    def _anew(self, messages: list[dict[str, Any]]) -> Extension:
+    def _anew(self, messages: list[Message]) -> Extension:
         self._messages = messages
         self._text = self._rendered(messages)
         tokens = self._encode(self._text)
         self._num_tokens = len(tokens)
         return Extension(tokens=tokens, new_branch=True)
 
-    def _windowed(self) -> list[dict[str, Any]] | None:
+    def _windowed(self) -> list[Message] | None:
         """The first messages and the newest turns that fit into half of the context, at least the last turn.
 
         None if there are no older turns.
         """
         opening = self._opening
         later = range(len(opening), len(self._messages))
-        turns = [place for place in later if self._messages[place]["role"] == "assistant"]
+        turns = [place for place in later if self._messages[place].role == "assistant"]
 
         def fits(place: int) -> bool:
             tokens = self._encode(self._rendered(opening + self._messages[place:]))
@@ -173,9 +172,9 @@ class Chat:
         first = bisect_left(turns, True, lo=1, hi=len(turns) - 1, key=fits)
         return opening + self._messages[turns[first] :]
 
-    def _shortened(self, shorten: Callable[..., Any]) -> list[dict[str, Any]]:
+    def _shortened(self, shorten: Callable[..., Any]) -> list[Message]:
         """The messages of the user's function. Raises ValueError if they are none that a policy can answer."""
-        made = shorten(tuple(Message(message["role"], message["content"]) for message in self._messages))
+        made = shorten(tuple(self._messages))
         messages = list(made) if isinstance(made, list | tuple) else []
         if not messages or not all(isinstance(message, Message) for message in messages):
             raise ValueError(f"`model.context` {self._rules.context} must return a list of Message, got {made!r:.200}")
@@ -184,10 +183,10 @@ class Chat:
                 f"`model.context` {self._rules.context} returned messages that end with the assistant's; the policy "
                 "answers the last message, so keep the environment's"
             )
-        return self._as_dicts(tuple(messages))
+        return self._in_roles(tuple(messages))
 
     def _extended(self, messages: tuple[Message, ...]) -> Extension:
-        self._messages += self._as_dicts(messages)
+        self._messages += self._in_roles(messages)
         whole = self._rendered(self._messages)
         new_text = self._after_reply(whole)
         self._text = whole
@@ -200,22 +199,20 @@ class Chat:
         earlier = self._text + self._reply
         if whole.startswith(earlier):
             return whole[len(earlier) :]
-        place = max(index for index, message in enumerate(self._messages) if message["role"] == "assistant")
+        place = max(index for index, message in enumerate(self._messages) if message.role == "assistant")
         marked = list(self._messages)
-        marked[place] = {"role": "assistant", "content": MARK}
+        marked[place] = Message("assistant", MARK)
         tail = _after_mark(self._rendered(marked))
         if tail is None or not whole.endswith(tail):
             return None
         is_kept = self._rules.history == "sampled" or _bare(whole.removesuffix(tail)) == _bare(earlier)
         return tail if is_kept else None
 
-    def _as_dicts(self, messages: tuple[Message, ...]) -> list[dict[str, Any]]:
-        if self._rules.roles == "alternate":
-            messages = alternating(messages)
-        return [{"role": message.role, "content": message.content} for message in messages]
+    def _in_roles(self, messages: tuple[Message, ...]) -> list[Message]:
+        return list(alternating(messages) if self._rules.roles == "alternate" else messages)
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return rendered(self.tokenizer, messages, today=self._today, to_reply=True, tools=self._tools)
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        return prompt(self.tokenizer, messages, today=self._today, tools=self._tools)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,29 +286,6 @@ def alternating(messages: Iterable[Message]) -> tuple[Message, ...]:
         Message(role, "\n\n".join(message.content for message in group))
         for role, group in groupby(
             messages, key=lambda message: "user" if message.role in ("system", "tool") else message.role
-        )
-    )
-
-
-def rendered(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    today: datetime,
-    to_reply: bool = False,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """The conversation as the chat template renders it; with `to_reply`, up to where the policy continues."""
-    called = list(tools) or None
-    template, dates = dated(tokenizer.get_chat_template(tools=called), today)
-    return str(
-        tokenizer.apply_chat_template(
-            list(messages),
-            tools=called,
-            chat_template=template,
-            tokenize=False,
-            add_generation_prompt=to_reply,
-            **dates,
         )
     )
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from common.chat import rendered
 from common.codec import end_tokens
 from common.config_error import ConfigError
+from common.rendering import rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from common.chat import Chat, ChatRules, Extension, rendered
+from common.chat import Chat, ChatRules, Extension
 from common.codec import ending_tokens
 from common.message import Message
+from common.rendering import rendered
 from common.trajectory import Trajectory
 
 if TYPE_CHECKING:

@@ -8,12 +8,13 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from actors.rehearse import check_template
-from common.chat import Chat, ChatRules, rendered, reply_form
+from common.chat import Chat, ChatRules, reply_form
 from common.codec import decoder
 from common.config import load_config
 from common.config_error import ConfigError
 from common.dialogue import Tokeniser
 from common.message import Message
+from common.rendering import rendered
 from common.tokenizer import load_tokenizer, tokenizer_root, with_arguments
 from tests.chat_templates import FAMILIES, family_tokenizer
 from tools.prepare import demonstrate

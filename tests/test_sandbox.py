@@ -16,7 +16,7 @@ import pytest
 from envhub.env import EnvError
 from envhub.isolation.file_tree import Node, Tree, TreeError, file, folder, pack, unpack
 from envhub.isolation.sandbox import HOME, Finished, Place, require_sandbox, run_in_sandbox
-from envhub.step_deadline import step_within
+from envhub.step_deadline import StepDeadline
 from tests.sandboxed import LIMITS, TREE, run, running
 
 
@@ -155,7 +155,7 @@ def test_no_command_outlives_its_step_or_counts_as_an_environment_failure() -> N
 
     async def played(stopping: str) -> Finished:
         async with asyncio.timeout(9.0):
-            with step_within(9.0):
+            with StepDeadline(9.0):
                 return await run_in_sandbox(f"echo hi > new; {stopping}", TREE, limits=LIMITS)
 
     async def all_played() -> list[Finished]:
@@ -170,7 +170,7 @@ def test_no_command_outlives_its_step_or_counts_as_an_environment_failure() -> N
 
 def test_a_sandbox_without_time_to_start_is_an_environment_failure() -> None:
     async def played() -> None:
-        with step_within(0.001):
+        with StepDeadline(0.001):
             await run_in_sandbox("true", TREE, limits=LIMITS)
 
     with pytest.raises(EnvError, match="this machine is too busy"):

@@ -49,7 +49,7 @@ from envhub.remote.env_protocol import (
     read_numbered,
     write_numbered,
 )
-from envhub.step_deadline import step_within
+from envhub.step_deadline import StepDeadline
 
 MAX_WHY_CHARS = 2000
 
@@ -102,7 +102,7 @@ class Worker:
         """Return the response to `request`; an exception of the environment becomes an error response."""
         try:
             async with asyncio.timeout(self._step_timeout_s):
-                with step_within(self._step_timeout_s):
+                with StepDeadline(self._step_timeout_s):
                     return await _done(episode, request)
         except EnvError as error:
             return EnvFailed(why=str(error)[:MAX_WHY_CHARS])

@@ -1,8 +1,9 @@
 """Measures an episode on an engine without cost: chat, environment and record, in wall-clock and CPU time."""
 
 import asyncio
+import copy
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -77,7 +78,9 @@ def _pairs(script: Script, schedule: Schedule) -> list[tuple[Cost, Cost]]:
     """The cost of the episodes and of the bare calls, measured alternately."""
 
     def cost(one: Lane) -> Cost:
-        return cost_of(_in_lanes(script, schedule, one))
+        # A new tokenizer, so that no text was encoded or rendered before: a later sibling finds it kept, not a repeat.
+        fresh = replace(script, tokenizer=copy.deepcopy(script.tokenizer))
+        return cost_of(_in_lanes(fresh, schedule, one))
 
     return [(cost(_play), cost(_only_generate)) for _ in range(REPEATS)]
 
