@@ -12,7 +12,8 @@ from functools import partial
 
 import redis
 
-from actors.act import act, make_setup
+from actors.act import EXIT_RUN_FAILED, act, make_setup
+from actors.beat import RunChanged
 from actors.engine import Engine, EngineDied
 from actors.event_loop import run as run_loop
 from actors.group import EpisodeSetup
@@ -52,7 +53,7 @@ def begin_vllm() -> StartEngine:
 
 
 def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begin_vllm) -> int:
-    """Run one actor; return 0 if the run is over, 1 if engine or learner failed, 2 for bad input, 75 if preempted."""
+    """Run one actor; return 0 if the run is over, 1 if it must be started again, 2 for bad input, 75 if preempted."""
     log_to_stderr()
     shutdown = Shutdown()
     try:
@@ -97,12 +98,16 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
                 actors=mine.actors,
                 shutdown=shutdown,
                 judge_buffers=buffers_to_judge(setup, shards, run, vocab_size=facts.vocab_size),
+                play_root=facts.play_root(),
             )
         finally:
             await engine.close()
 
     try:
         return run_loop(play())
+    except RunChanged as error:
+        log.warning("the learner was started again with other settings or code, so this actor joins anew: %s", error)
+        return EXIT_RUN_FAILED
     except EngineDied as error:
         log.error("the engine died, and the actor ends; its supervisor starts another one: %s", error)
         return 1

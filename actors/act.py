@@ -53,12 +53,14 @@ async def act(
     actors: ActorsConfig,
     shutdown: Shutdown,
     judge_buffers: Sequence[JudgeBuffer] = (),
+    play_root: str = "",
 ) -> int:
     """Produce trajectories until the run is over or this actor is asked to leave; return the exit code.
 
     Consumes leases from the buffers; waits for room in the engine; produces inserted trajectories. Unblocked by tickets
-    that the learner opens. With `judge_buffers` it also judges complete groups. Raises EngineDied after it has given
-    its groups back; then the process must end.
+    that the learner opens. With `judge_buffers` it also judges complete groups. With `play_root`, of the facts by which
+    it plays, it raises RunChanged when the run has others. Raises that and EngineDied after it has given its groups
+    back; then the process must end.
     """
     leases, counts, pin, pace, run_failed = Leases(), RefreshCounts(), Pin(), Pace(), False
     later = functools.partial(_later_on_disk, bulletin, pin) if actors.transport == "disk" else bulletin.later
@@ -66,7 +68,15 @@ async def act(
     judging = asyncio.create_task(_keep_judging(setup, judge_buffers, pace, shutdown))
     pulse = Pulse(setup, counts=counts, actors=actors, shutdown=shutdown)
     beating = asyncio.create_task(
-        keep_beating(pulse, actor=setup.actor, buffers=buffers, fleet=fleet, leases=leases, pace=pace)
+        keep_beating(
+            pulse,
+            actor=setup.actor,
+            buffers=buffers,
+            fleet=fleet,
+            leases=leases,
+            pace=pace,
+            play_root=play_root,
+        )
     )
     try:
         while not shutdown.requested.is_set() and not beating.done():

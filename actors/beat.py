@@ -18,6 +18,7 @@ from replay.fleet import MEMBER_TTL_S, Fleet, Member, MemberState, RunState, Unk
 from replay.ticket import Lease
 
 BEAT_S = 1.0
+PLAYED = (RunState.STARTING, RunState.TRAINING)
 BEATS = 5  # the fewest in the time after which a lease or a member expires, however large the fleet is
 
 
@@ -81,20 +82,31 @@ class Pulse:
         )
 
 
+class RunChanged(RuntimeError):
+    """The run's learner was started again with other settings or code: this actor must end, and join anew."""
+
+
 class LastKnown:
     """Reads the run's state; while it is missing or damaged, the last known state counts for a while."""
 
-    def __init__(self, fleet: Fleet, patience_s: float) -> None:
+    def __init__(self, fleet: Fleet, patience_s: float, *, play_root: str) -> None:
+        """`play_root` is that of the facts with which this actor joined; "": it plays whatever the run becomes."""
         self._fleet = fleet
         self._patience_s = patience_s
+        self._play_root = play_root
         self._state = RunState.TRAINING
         self._known_at = time.monotonic()
 
     def state(self) -> RunState:
-        """The run's state. Raises UnknownRun if it has been missing or damaged for longer than `patience_s`."""
+        """The run's state. Raises UnknownRun if it has been missing or damaged for longer than `patience_s`.
+
+        Raises RunChanged if actors play by other facts now.
+        """
         try:
-            self._state = self._fleet.run_state()
+            self._state, root = self._fleet.state_and_root()
             self._known_at = time.monotonic()
+            if self._state in PLAYED and root and self._play_root and root != self._play_root:
+                raise RunChanged(f"actors play by {root} now, and this one joined with {self._play_root}")
         except UnknownRun:
             if time.monotonic() - self._known_at > self._patience_s:
                 raise
@@ -102,12 +114,19 @@ class LastKnown:
 
 
 async def keep_beating(
-    pulse: Pulse, *, actor: str, buffers: dict[str, ActorBuffer], fleet: Fleet, leases: Leases, pace: Pace
+    pulse: Pulse,
+    *,
+    actor: str,
+    buffers: dict[str, ActorBuffer],
+    fleet: Fleet,
+    leases: Leases,
+    pace: Pace,
+    play_root: str,
 ) -> RunState:
     """Renew leases and membership every BEAT_S, or as `pace` allows; return the state of a run that has ended.
 
     Each buffer has a thread of its own. So if one server hangs, and inserts wait for it, leases on other servers are
-    still renewed. Raises EngineDied, RedisAway, UnknownRun.
+    still renewed. Raises EngineDied, RedisAway, RunChanged, UnknownRun.
     """
     threads = ThreadPoolExecutor(1 + len(buffers), thread_name_prefix="beat")
     call = partial(asyncio.get_running_loop().run_in_executor, threads)
@@ -117,8 +136,8 @@ async def keep_beating(
                 group.create_task(_keep_renewing(call, stream, buffer, leases, actor, pace))
                 for stream, buffer in buffers.items()
             ]
-            last_known = LastKnown(fleet, pulse.join_timeout_s)
-            while (state := await call(last_known.state)) in (RunState.STARTING, RunState.TRAINING):
+            last_known = LastKnown(fleet, pulse.join_timeout_s, play_root=play_root)
+            while (state := await call(last_known.state)) in PLAYED:
                 pace.num_members = await call(fleet.beat, pulse.member())
                 await asyncio.sleep(pace.every(BEAT_S, most_s=MEMBER_TTL_S / BEATS))
             for task in renewing:

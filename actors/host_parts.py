@@ -9,7 +9,7 @@ from actors.pull import actors_puller
 from common.config import Config
 from common.config_error import ConfigError
 from common.tokenizer import load_tokenizer, tokenizer_root
-from envhub.own_modules import file_of, own_modules
+from envhub.own_modules import SHARED_ROOMS, SLIPSTREAM, file_of, own_modules
 from envhub.rewards.part import actors_judge, check_keys, reward_parts
 from replay.bulletin import Bulletin
 from replay.fleet import RunFacts
@@ -62,11 +62,17 @@ def check_environments(run: Config, facts: RunFacts) -> None:
             "must be on every host of actors: in its image, as a wheel, or in a folder on PYTHONPATH"
         ) from None
     for name, digest in mine.items():
-        if facts.own_modules.get(name, digest) != digest:
+        if facts.own_modules.get(name, digest) == digest:
+            continue
+        if name == SLIPSTREAM:
             raise ConfigError(
-                f"the module {name} on this host, {file_of(name)}, differs from the learner's; copy the learner's file "
-                "to this host, or give both the same image or wheel"
+                f"the code of Slipstream on this host differs from the learner's: {', '.join(SHARED_ROOMS)} have the "
+                f"digest {digest}, the learner's {facts.own_modules[name]}; install the learner's version on this host"
             )
+        raise ConfigError(
+            f"the module {name} on this host, {file_of(name)}, differs from the learner's; copy the learner's file "
+            "to this host, or give both the same image or wheel"
+        )
     parts = reward_parts(run.env.entries())
     check_keys(parts)
     if actors_judge(parts.values()):

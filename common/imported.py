@@ -3,7 +3,7 @@
 import difflib
 import hashlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +51,12 @@ def digest_of(name: str) -> str:
     """A digest of the file that defines `module:NAME`; not of the modules that this file imports."""
     file = importlib.import_module(name.partition(":")[0]).__file__
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else "unknown"
+
+
+def code_of(rooms: Iterable[str]) -> str:
+    """A digest of Slipstream's own code in `rooms`, such as `common`: of Python and of the scripts for Redis."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    files = [path for room in rooms for kind in ("*.py", "*.lua") for path in (root / room).rglob(kind)]
+    for path in sorted(files):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Digests of the user's code that a run's environments consist of, so that all hosts play with the same code."""
+"""Digests of the code that a run's environments consist of, so that all hosts play with the same code."""
 
 import asyncio
 import hashlib
@@ -9,13 +9,18 @@ from typing import Any
 
 from common.action_format import check_formats
 from common.env_config import EnvConfig
-from common.imported import is_own
+from common.imported import code_of, is_own
 from envhub.catalogue import make_any_env
 from envhub.rewards.part import reward_parts
+
+SLIPSTREAM = "slipstream"
+SHARED_ROOMS = ("common", "envhub", "replay")  # which learner and actors both run
 
 
 def own_modules(config: EnvConfig) -> dict[str, str]:
     """Make and close each environment of a run; return the digest of every module of the user's that is imported then.
+
+    And, as SLIPSTREAM, that of SHARED_ROOMS.
 
     These are the modules of each package from which the configuration names a class or a function, as `module:NAME`.
     Raises ValueError if an environment, a part of a reward or the action format cannot be made.
@@ -28,7 +33,7 @@ def own_modules(config: EnvConfig) -> dict[str, str]:
     names = [config.action_format, *_texts(named)]
     modules = {name.partition(":")[0] for name in names if is_own(name)} & sys.modules.keys()
     packages = {module.partition(".")[0] for module in modules}
-    return {
+    return {SLIPSTREAM: code_of(SHARED_ROOMS)} | {
         name: digest
         for name in sorted(sys.modules)
         if name.partition(".")[0] in packages and (digest := _digest(name)) is not None

@@ -14,7 +14,7 @@ import transformers
 
 from common.config import Config, dump_config
 from common.config_error import ConfigError
-from common.imported import digest_of
+from common.imported import code_of, digest_of
 from common.run_dir import RunDir
 from learner.ranks import Ranks
 from learner.share import share
@@ -50,7 +50,7 @@ def facts_of(config: Config, model_folder: Path) -> dict[str, str]:
     own = {f"the file of objective.{key}": digest_of(name) for key, name in config.objective.own_parts.items()}
     return own | {
         "the settings": _digest(dump_config(config).encode()),
-        "Slipstream's code": _code(),
+        "Slipstream's code": code_of(ROOMS),
         "the version of torch": str(torch.__version__),
         "the version of transformers": transformers.__version__,
         "config.json of `model.path`": _digest((model_folder / "config.json").read_bytes()),
@@ -78,13 +78,6 @@ def check_alike(facts: Mapping[str, str], *, ranks: Ranks) -> None:
     )
     assert refusal is not None
     raise ConfigError(refusal.reason)
-
-
-def _code() -> str:
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(path for room in ROOMS for path in (root / room).rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _digest(content: bytes) -> str:

@@ -5,11 +5,13 @@ expire.
 """
 
 import enum
+import hashlib
 import logging
 from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 import redis
+import yaml
 
 from common.model_folder import MAX_FILES, ModelFile
 from common.wire import WireError, decode, encode
@@ -25,6 +27,7 @@ MAX_WANTED = 4096  # actors of one host
 MAX_COUNT = 1 << 53
 NO_EPOCH = 1 << 53  # of a process that is no learner: above every epoch
 BATCH_MEMBERS = 1000  # records that one request reads
+PLAYED_SECTIONS = ("model", "env", "sampling", "replay", "redis")  # of the configuration: what actors go by
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +106,17 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     vocab_size: int
     # The hash of tokenizer and template, see `common.tokenizer`: an actor that loads another one may not join.
     tokenizer_root: str
-    # By name, the digest of each of the user's modules that environments and action format have imported.
+    # By name, the digest of each of the user's modules that environments and action format have imported; and of the
+    # rooms of Slipstream that learner and actors share.
     own_modules: dict[str, str]
+
+    def play_root(self) -> str:
+        """A digest of all by which actors play: it changes if a learner is started again with other such settings."""
+        sections = yaml.safe_load(self.config_yaml) or {}
+        played = {name: sections.get(name) for name in PLAYED_SECTIONS} | {"seed": sections.get("run", {}).get("seed")}
+        rest = msgspec.structs.replace(self, config_yaml="", model_path="")
+        content = yaml.safe_dump(played).encode() + msgspec.json.encode(rest, order="deterministic")
+        return hashlib.sha256(content).hexdigest()[:16]
 
 
 class Census(NamedTuple):
@@ -198,10 +210,14 @@ class Fleet:
         except WireError as error:
             raise self._unreadable("facts", str(error)) from None
 
+    def forget_run(self) -> None:
+        """Delete the facts and the state of a run that has ended: actors wait until its learner describes it again."""
+        self._client.delete(key(self._run_id, "facts"), key(self._run_id, "state"))
+
     def set_run_state(self, state: RunState) -> None:
         """Publish how far the run has come. Raises FencedOut."""
         self._state = state
-        self._put("state", state.value)
+        self._put("state", f"{state.value} {self._described.play_root()}" if self._described else state.value)
 
     def renew(self) -> None:
         """Publish the facts and the state again if they are missing or damaged. Raises FencedOut."""
@@ -217,11 +233,16 @@ class Fleet:
 
     def run_state(self) -> RunState:
         """How far the run has come. Raises UnknownRun."""
-        state = self._notices.read(key(self._run_id, "state"))
-        if state is None:
+        return self.state_and_root()[0]
+
+    def state_and_root(self) -> tuple[RunState, str]:
+        """How far the run has come, and the `play_root` of its facts; "" without facts. Raises UnknownRun."""
+        written = self._notices.read(key(self._run_id, "state"))
+        if written is None:
             raise self._unknown_run()
+        state, _, root = written.decode(errors="replace").partition(" ")
         try:
-            return RunState(state.decode(errors="replace"))
+            return RunState(state), root
         except ValueError as error:
             raise self._unreadable("state", str(error)) from None
 
@@ -263,6 +284,8 @@ class Fleet:
     def _unknown_run(self) -> UnknownRun:
         names: Any = read_or_nothing(lambda: self._client.smembers(RUNS_KEY), RUNS_KEY) or set()
         runs = sorted(name.decode(errors="replace") for name in names)
+        if self._run_id in runs:
+            return UnknownRun(f"the learner of {self._run_id} has not described the run; start it, if it does not run")
         known = f"it has the runs {', '.join(runs)}" if runs else "it has no runs"
         return UnknownRun(
             f"`run.name` {self._run_id} is not on this Redis server; {known}; start the learner of this run, or choose "

@@ -149,8 +149,8 @@ class Run:
                 descendant.kill()
         self.client.close()
 
-    def start_learner(self) -> Process:
-        return self.start("learner", ["-m", "tools.cli", "learner", *self._common, *self._settings])
+    def start_learner(self, *settings: str) -> Process:
+        return self.start("learner", ["-m", "tools.cli", "learner", *self._common, *self._settings, *settings])
 
     def start_rerun(self, name: str, *settings: str) -> Process:
         """Train again on this run's archive, as run `name`. Neither Redis nor actors are in its reach.

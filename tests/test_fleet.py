@@ -178,7 +178,7 @@ def test_no_host_keeps_up_an_absurd_number_of_actors(redis_client: redis.Redis, 
 def test_an_actor_keeps_the_state_that_it_knew_while_none_can_be_read(redis_client: redis.Redis, run_id: str) -> None:
     fleet = Fleet(redis_client, run_id)
     fleet.set_run_state(RunState.STARTING)
-    patient, impatient = LastKnown(fleet, patience_s=60), LastKnown(fleet, patience_s=0)
+    patient, impatient = (LastKnown(fleet, patience_s, play_root="") for patience_s in (60, 0))
     assert patient.state() is impatient.state() is RunState.STARTING
     redis_client.delete(key(run_id, "state"))
     assert patient.state() is RunState.STARTING

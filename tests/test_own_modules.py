@@ -9,7 +9,8 @@ import pytest
 from actors.host_parts import check_environments
 from common.config import Config, load_config
 from common.config_error import ConfigError
-from envhub.own_modules import own_modules
+from common.imported import code_of
+from envhub.own_modules import SHARED_ROOMS, SLIPSTREAM, own_modules
 from replay.fleet import RunFacts
 
 ENV = """
@@ -48,13 +49,13 @@ def config_of(*settings: str) -> Config:
 
 def test_the_modules_are_those_of_the_package_that_the_environment_imports(package: Path) -> None:
     config = config_of("env.name=ours.env:OurEnv")
-    assert set(own_modules(config.env)) == {"ours", "ours.env", "ours.words"}
-    assert own_modules(config_of("env.name=shop").env) == {}
+    assert set(own_modules(config.env)) == {SLIPSTREAM, "ours", "ours.env", "ours.words"}
+    assert set(own_modules(config_of("env.name=shop").env)) == {SLIPSTREAM}
 
 
 def test_a_function_that_is_a_part_of_the_reward_counts_too(package: Path) -> None:
     config = config_of("env.name=grid", "env.rewards={right: {part: 'ours.rewards:exact'}}")
-    assert set(own_modules(config.env)) == {"ours", "ours.rewards"}
+    assert set(own_modules(config.env)) == {SLIPSTREAM, "ours", "ours.rewards"}
 
 
 def test_an_actor_with_other_code_is_refused_by_the_name_of_the_module_and_its_file(package: Path) -> None:
@@ -66,6 +67,28 @@ def test_an_actor_with_other_code_is_refused_by_the_name_of_the_module_and_its_f
     (package / "words.py").write_text("WORDS = ('changed',)")
     with pytest.raises(ConfigError, match=r"the module ours\.words on this host, .*ours/words\.py, differs"):
         check_environments(config, facts)
+
+
+def test_an_actor_of_another_version_is_refused() -> None:
+    """Its scripts for Redis, its records and its environments may be others, under the same names."""
+    config = config_of("env.name=shop")
+    with pytest.raises(ConfigError, match=r"Slipstream on this host differs .* the learner's 0123; install"):
+        check_environments(config, facts_of({SLIPSTREAM: "0123"}))
+
+
+def test_the_digest_is_of_every_python_file_and_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [tmp_path / "common" / "imported.py", tmp_path / "replay" / "lua" / "lease.lua"]
+    for file in found:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("first")
+    monkeypatch.setattr("common.imported.__file__", str(found[0]))
+    digests = [code_of(SHARED_ROOMS)]
+    for file in found:
+        file.write_text("changed")
+        digests.append(code_of(SHARED_ROOMS))
+    (tmp_path / "replay" / "notes.txt").write_text("no code")
+    assert code_of(SHARED_ROOMS) == digests[-1]
+    assert len(set(digests)) == 3
 
 
 def test_an_actor_without_the_code_learns_where_it_must_be() -> None:

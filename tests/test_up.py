@@ -16,19 +16,17 @@ import psutil
 import pytest
 import redis
 
-from actors.join import run_config
-from common.config import load_config
+from actors.join import wait_for_run
 from common.connection import PASSWORD_VARIABLE, connect
 from common.metrics import read_metrics
 from common.run_dir import RunDir
 from common.shutdown import die_with_parent
-from replay.fleet import Fleet, RunFacts, RunState
+from replay.fleet import Fleet, RunFacts, RunState, UnknownRun
 from replay.keys import key
 from replay.ledger import read_ledger
 from replay.server import Server, _socket_of, password_of
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
 from tools.child import kill
-from tools.up import mark_as_starting
 
 NAME = "run"
 ENDLESS = 100_000  # steps: a sitting ends when the test ends it
@@ -286,22 +284,21 @@ def is_described(server: Server) -> bool:
         return bool(client.exists(key(NAME, "facts")))
 
 
-def test_actors_that_come_before_the_learner_play_as_the_run_goes_on(
-    redis_client: redis.Redis, redis_url: str, run_id: str
-) -> None:
+def test_actors_that_come_before_the_learner_wait_for_what_it_describes(redis_client: redis.Redis, run_id: str) -> None:
     fleet = Fleet(redis_client, run_id)
-    fleet.describe_run(
-        RunFacts(
-            config_yaml="env: {max_turns: 8}",
-            model_path="model",
-            model_files=[],
-            own_modules={},
-            vocab_size=100,
-            tokenizer_root="root",
-        )
+    facts = RunFacts(
+        config_yaml="env: {max_turns: 8}",
+        model_path="model",
+        model_files=[],
+        own_modules={},
+        vocab_size=100,
+        tokenizer_root="root",
     )
+    fleet.describe_run(facts)
     fleet.set_run_state(RunState.FINISHED)
-    mark_as_starting(load_config(None, [f"redis.url={redis_url}", f"run.name={run_id}", "env.max_turns=3"]))
-    assert fleet.run_state() is RunState.STARTING
-    assert run_config(fleet.run_facts()).env.max_turns == 3
-    assert (fleet.run_facts().model_path, fleet.run_facts().vocab_size) == ("model", 100)
+    fleet.forget_run()
+    with pytest.raises(UnknownRun):
+        wait_for_run(fleet, timeout_s=0.0)
+    fleet.describe_run(facts)
+    fleet.set_run_state(RunState.STARTING)
+    assert wait_for_run(fleet, timeout_s=0.0) == facts

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 import psutil
 from rich.console import Console
 from rich.live import Live
@@ -26,7 +25,7 @@ from common.shutdown import LEAVE_S, Shutdown
 from envhub.rewards.part import actors_judge, judged_envs, reward_parts
 from learner.overview import pinned_link
 from replay.diagnosis import FAULT_S, FaultLog, diagnose
-from replay.fleet import Fleet, RunState, UnknownRun
+from replay.fleet import Fleet
 from replay.observer import Observer
 from replay.redis_version import warning_of
 from replay.server import Server, find_executable, password_of, start_private_server
@@ -61,7 +60,8 @@ def up(config: Config, *, resume: bool, dry_run: bool) -> int:
         run_dir.start_clock()
         os.environ.update(environment)
         if resume:
-            mark_as_starting(config)
+            # Actors may join before the learner: they must neither leave at once, nor take its former settings or code.
+            Fleet(connect_or_explain(config.redis.url), config.run.name).forget_run()
         write_whole(run_dir.config, dump_config(config))
         return _supervise(config, run_dir, _children(config, run_dir, environment), server, shutdown)
 
@@ -116,18 +116,6 @@ def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
     with start_private_server(run_dir.redis) as server:
         config.redis.url = server.url
         yield server
-
-
-def mark_as_starting(config: Config) -> None:
-    """Set the state of a resumed run to STARTING in Redis, and its configuration to `config`.
-
-    Redis still says that the run has ended, so actors that join before the learner would leave again. They take the
-    configuration from Redis as well, and it may have changed since.
-    """
-    fleet = Fleet(connect_or_explain(config.redis.url), config.run.name)
-    with contextlib.suppress(UnknownRun):
-        fleet.describe_run(msgspec.structs.replace(fleet.run_facts(), config_yaml=dump_config(config)))
-        fleet.set_run_state(RunState.STARTING)
 
 
 def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> list[Child]:
