@@ -106,7 +106,7 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
     try:
         return run_loop(play())
     except RunChanged as error:
-        log.warning("the learner was started again with other settings or code, so this actor joins anew: %s", error)
+        log.warning("the learner was started again with other settings or code, so this actor joins again: %s", error)
         return EXIT_RUN_FAILED
     except EngineDied as error:
         log.error("the engine died, and the actor ends; its supervisor starts another one: %s", error)

@@ -83,7 +83,7 @@ class Pulse:
 
 
 class RunChanged(RuntimeError):
-    """The run's learner was started again with other settings or code: this actor must end, and join anew."""
+    """The run's learner was started again with other settings or code: this actor must end, and join again."""
 
 
 class LastKnown:

@@ -1,4 +1,4 @@
-"""A learner that comes back with other settings: actors that are still there join anew, and no group is lost."""
+"""A learner that comes back with other settings: actors that are still there join again, and no group is lost."""
 
 import signal
 from pathlib import Path
@@ -100,7 +100,7 @@ def test_an_actor_notices_at_its_next_beat(redis_client: redis.Redis, run_id: st
 
 
 @pytest.mark.timeout(3 * DEADLINE_S)
-def test_the_actors_of_a_host_join_anew_only_if_they_must(redis_server: Server, run_id: str, tmp_path: Path) -> None:
+def test_the_actors_of_a_host_join_again_only_if_they_must(redis_server: Server, run_id: str, tmp_path: Path) -> None:
     settings = [*GUESS, "learner.steps=100000", "learner.checkpoint_every=1", "actors.count=1", "actors.drain_s=1"]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         learner = run.start_learner()
@@ -112,10 +112,12 @@ def test_the_actors_of_a_host_join_anew_only_if_they_must(redis_server: Server, 
         assert actor_names(run) == first
         learner = comes_back(run, learner, "env.step_timeout_s=77")
         run.wait_until(
-            lambda: not actor_names(run) & first and bool(actor_names(run)), "it has joined anew", deadline_s=DEADLINE_S
+            lambda: not actor_names(run) & first and bool(actor_names(run)),
+            "it has joined again",
+            deadline_s=DEADLINE_S,
         )
         trains_on(run)
-        assert "so this actor joins anew" in run.dir.log("actor-0").read_text()
+        assert "so this actor joins again" in run.dir.log("actor-0").read_text()
         for process in (host, learner):
             process.send(signal.SIGTERM)
             assert process.wait() == EXIT_PREEMPTED
