@@ -223,6 +223,7 @@ def test_a_server_that_stands_still_costs_no_lease_on_another(
                 keep_beating(
                     pulse,
                     actor="actor",
+                    play_root="",
                     buffers={name: buffer.actor for name, buffer in buffers.items()},
                     fleet=fleet,
                     leases=leases,
