@@ -58,9 +58,9 @@ async def act(
     """Produce trajectories until the run is over or this actor is asked to leave; return the exit code.
 
     Consumes leases from the buffers; waits for room in the engine; produces inserted trajectories. Unblocked by tickets
-    that the learner opens. With `judge_buffers` it also judges complete groups. With `play_root`, of the facts by which
-    it plays, it raises RunChanged when the run has others. Raises that and EngineDied after it has given its groups
-    back; then the process must end.
+    that the learner opens. With `judge_buffers` it also judges complete groups. `play_root` is that of its facts.
+    Raises EngineDied, and RunChanged if the run has another `play_root`, after it has given its groups back; then the
+    process must end.
     """
     leases, counts, pin, pace, run_failed = Leases(), RefreshCounts(), Pin(), Pace(), False
     later = functools.partial(_later_on_disk, bulletin, pin) if actors.transport == "disk" else bulletin.later
@@ -69,13 +69,7 @@ async def act(
     pulse = Pulse(setup, counts=counts, actors=actors, shutdown=shutdown)
     beating = asyncio.create_task(
         keep_beating(
-            pulse,
-            actor=setup.actor,
-            buffers=buffers,
-            fleet=fleet,
-            leases=leases,
-            pace=pace,
-            play_root=play_root,
+            pulse, actor=setup.actor, buffers=buffers, fleet=fleet, leases=leases, pace=pace, play_root=play_root
         )
     )
     try:

@@ -20,9 +20,8 @@ SHARED_ROOMS = ("common", "envhub", "replay")  # which learner and actors both r
 def own_modules(config: EnvConfig) -> dict[str, str]:
     """Make and close each environment of a run; return the digest of every module of the user's that is imported then.
 
-    And, as SLIPSTREAM, that of SHARED_ROOMS.
-
     These are the modules of each package from which the configuration names a class or a function, as `module:NAME`.
+    The digest of SHARED_ROOMS is added under the name SLIPSTREAM.
     Raises ValueError if an environment, a part of a reward or the action format cannot be made.
     """
     check_formats(config)

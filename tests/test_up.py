@@ -21,10 +21,11 @@ from common.connection import PASSWORD_VARIABLE, connect
 from common.metrics import read_metrics
 from common.run_dir import RunDir
 from common.shutdown import die_with_parent
-from replay.fleet import Fleet, RunFacts, RunState, UnknownRun
+from replay.fleet import Fleet, RunState, UnknownRun
 from replay.keys import key
 from replay.ledger import read_ledger
 from replay.server import Server, _socket_of, password_of
+from tests.every_verb import FACTS
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
 from tools.child import kill
 
@@ -286,19 +287,11 @@ def is_described(server: Server) -> bool:
 
 def test_actors_that_come_before_the_learner_wait_for_what_it_describes(redis_client: redis.Redis, run_id: str) -> None:
     fleet = Fleet(redis_client, run_id)
-    facts = RunFacts(
-        config_yaml="env: {max_turns: 8}",
-        model_path="model",
-        model_files=[],
-        own_modules={},
-        vocab_size=100,
-        tokenizer_root="root",
-    )
-    fleet.describe_run(facts)
+    fleet.describe_run(FACTS)
     fleet.set_run_state(RunState.FINISHED)
     fleet.forget_run()
     with pytest.raises(UnknownRun):
         wait_for_run(fleet, timeout_s=0.0)
-    fleet.describe_run(facts)
+    fleet.describe_run(FACTS)
     fleet.set_run_state(RunState.STARTING)
-    assert wait_for_run(fleet, timeout_s=0.0) == facts
+    assert wait_for_run(fleet, timeout_s=0.0) == FACTS

@@ -101,7 +101,7 @@ def number(reply: str, answer: Any) -> float:
 
 
 def last_number(text: str) -> float | None:
-    """The last number in `text`; None if there is none, or it has no value. U+2212 is read as a minus sign."""
+    """The last number in `text`; None if no number is there, or it has no value. U+2212 counts as a minus sign."""
     found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
     if not found:
         return None
