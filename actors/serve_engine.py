@@ -3,6 +3,9 @@
 It is a separate process, so that episodes and engine each have their own interpreter: a step of a small model is nearly
 all Python. Between two steps it executes the actor's orders: add a request, abort one, commit staged weights. So a
 commit always happens at a token boundary, and the version of every token is exact.
+
+On a GPU vLLM computes one batch while this process prepares the next: between two steps a batch is in flight. A commit
+first collects it, under the version that computed it.
 """
 
 import logging
@@ -122,7 +125,8 @@ class Server:
         self._parser = parser
         self._vocab_size = llm.model_config.get_vocab_size()
         self._kv_policy = settings.kv_policy
-        self._kv_cache = llm.engine_core.engine_core.scheduler.kv_cache_manager
+        self._core = llm.engine_core.engine_core
+        self._kv_cache = self._core.scheduler.kv_cache_manager
         self._policy_version = settings.policy_version
         self._num_switches = 0  # of weights, forth and back
         self._running: dict[int, Generate] = {}
@@ -140,7 +144,7 @@ class Server:
     def serve(self) -> None:
         """Step while requests are running, otherwise sleep. Report the load every REPORT_ALIVE_S."""
         while self._execute_orders():
-            self._report_load(self._step() if self._running or self._trial else [])
+            self._report_load(self._step() if self._busy() else [])
             self._poll_stage()
 
     def _execute_orders(self) -> bool:
@@ -170,9 +174,13 @@ class Server:
 
     def _patience_ms(self) -> float:
         """How long to wait for an order before the next step or report."""
-        if self._running or self._trial or self._kv_cache.usage != self._reported_kv_use:
+        if self._busy() or self._kv_cache.usage != self._reported_kv_use:
             return 0
         return 1000 * (REPORT_ALIVE_S if self._staging is None else STAGE_POLL_S)
+
+    def _busy(self) -> bool:
+        """Whether vLLM has something to compute, or to return."""
+        return bool(self._running or self._trial or self._core.batch_queue)
 
     def _step(self) -> list[Ended | Failed]:
         """Step vLLM; return the generations that ended. While a version is on trial they are kept back."""
@@ -288,6 +296,7 @@ class Server:
     def _refuse(self, why: str) -> None:
         """Serve the weights before the trial again, and report why."""
         assert self._trial is not None
+        self._pause()  # while the trial keeps back what ends
         trial, self._trial = self._trial, None
         untouched = sorted({name for names in self._rpc("untouched_parameters") for name in names})
         refusal, reverted = refused(trial, why, untouched=untouched), self._revert(trial)
@@ -297,7 +306,7 @@ class Server:
     def _commit(self, policy_version: int) -> float:
         """Switch to the staged weights; return the pause in seconds. Running requests continue afterwards."""
         started_s = time.perf_counter()
-        self._llm.sleep(level=0, mode="keep")  # vLLM's way to pause: level 0 frees no memory
+        self._report_load(self._pause())
         self._rpc("start_weight_update")
         self._rpc("update_weights", {"policy_version": policy_version})
         self._rpc("finish_weight_update")
@@ -310,12 +319,19 @@ class Server:
         self._llm.wake_up(tags=["scheduling"])
         return time.perf_counter() - started_s
 
+    def _pause(self) -> list[Ended | Failed]:
+        """Schedule nothing more, and wait for the batch in flight; return the generations that ended with it."""
+        self._llm.sleep(level=0, mode="keep")  # vLLM's way to pause: level 0 frees no memory
+        ended = list[Ended | Failed]()
+        while self._core.batch_queue:
+            ended += self._step()
+        return ended
+
     def _revert(self, trial: Trial) -> bool:
         """Serve the weights before again, and repeat every generation that has tokens of the refused ones.
 
-        If they are gone, return False: then no generation leaves this engine any more.
+        If they are gone, return False: then no generation leaves this engine any more. vLLM must be paused.
         """
-        self._llm.sleep(level=0, mode="keep")
         if not all(self._rpc("settle_weights", True)):
             self._running.clear()
             return False

@@ -6,7 +6,6 @@ import torch
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in our process, so that we control its steps
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner that is tested: on a GPU vLLM would choose another (docs/models.md)
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",

@@ -73,14 +73,11 @@ class _Mask:
 def start_vllm(settings: EngineSettings) -> LLMEngine:
     """Return vLLM's LLMEngine, ready to step, with our transfer engine connected. Blocks for 5 to 15 s.
 
-    Raises ValueError if vLLM refuses the model or the sizes, or the environment asks for its other model runner.
+    Raises ValueError if vLLM refuses the model or the sizes.
     """
-    if vllm.envs.VLLM_USE_V2_MODEL_RUNNER:
-        raise ValueError(
-            "VLLM_USE_V2_MODEL_RUNNER must be 0 or unset: vLLM's Model Runner V2 takes other logits processors, and "
-            "nothing here was tested with it"
-        )
     on_gpu = torch.cuda.is_available()
+    if settings.restricts:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second model runner takes other logits processors
     if not on_gpu:
         # OpenMP may have read OMP_NUM_THREADS too early, when torch was imported. This sets it for this thread.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -116,7 +113,6 @@ def _arguments(settings: EngineSettings, *, gpu_bytes: int) -> EngineArgs:
         max_logprobs=MAX_KEPT_TOKENS,
         enable_prefix_caching=True,
         language_model_only=True,  # a vision-language model gets no images
-        async_scheduling=False,  # otherwise a batch is in flight between steps, and a commit would label it wrongly
         disable_log_stats=True,
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
         worker_extension_cls=WORKER_EXTENSION,
@@ -136,13 +132,18 @@ def _cpu_options(kv_cache_bytes: int) -> dict[str, Any]:
 
 
 def gpu_options(settings: EngineSettings, gpu_bytes: int) -> dict[str, Any]:
-    """The options on a GPU: the memory of the engine, and logits in float32, as the learner computes them.
+    """The options on a GPU: logits in float32, as the learner computes them; overlapped scheduling; and the memory.
+
+    Logits processors get the tokens so far, which are not known while a batch is in flight: with them nothing overlaps.
 
     With a size of its KV cache an engine shares its GPU: vLLM then asks for that size, and for no share of the GPU. It
     still refuses to start where the share is not free, so the share is next to nothing. Else vLLM gets the engine's
     share without the room for a twin of the weights.
     """
-    options: dict[str, Any] = {"hf_overrides": {"head_dtype": "float32"}}
+    options: dict[str, Any] = {
+        "hf_overrides": {"head_dtype": "float32"},
+        "async_scheduling": not settings.restricts,
+    }
     if settings.kv_cache_bytes:
         return options | {"kv_cache_memory_bytes": settings.kv_cache_bytes, "gpu_memory_utilization": 0.01}
     share = settings.gpu_memory_utilization - twin_room_bytes(settings, gpu_bytes) / gpu_bytes

@@ -42,6 +42,7 @@ LONGEST = (
     "test_rerun",
     "test_vllm_engine",
     "test_vllm_recompute",
+    "test_overlapped_engine",
     "test_loop",
     "test_family_table",
     "test_compiler",

@@ -96,9 +96,10 @@ IMAGES = {  # by the package that it needs
             "actors",
             "actors.serve_engine",
             "tests.exchanging_engine",
+            "tests.overlapped_engine",
             "learner.bounds",
         ),
-        leaves=("actors.serve_engine", "tests.exchanging_engine", "learner.bounds"),
+        leaves=("actors.serve_engine", "tests.exchanging_engine", "tests.overlapped_engine", "learner.bounds"),
     ),
 }
 

@@ -19,7 +19,6 @@ from actors.engine import Completion, EngineDied, WeightsRefused, WeightsUnfit
 from actors.orders import EngineSettings, engine_settings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
-from actors.vllm_environment import vllm_environment
 from common.config import load_config
 from common.model_folder import SHAPES
 from common.tokenizer import load_tokenizer
@@ -333,13 +332,6 @@ def test_a_parser_that_vllm_does_not_have_is_refused_before_the_model_is_loaded(
         started(policies, kv_policy="keep", tool_parser="hermos")
 
 
-def test_the_model_runner_that_is_not_tested_is_refused(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert vllm_environment()["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER must be 0 or unset"):
-        started(policies, kv_policy="keep")
-
-
 def gpu_options(folder: str, *settings: str, redis_url: str = "redis://127.0.0.1:1") -> dict[str, Any]:
     """What vLLM is given for a GPU of 80 GiB."""
     config = load_config(None, ["model.dtype=bfloat16", "learner.micro_batch_tokens=400000", *settings])
@@ -350,7 +342,7 @@ def gpu_options(folder: str, *settings: str, redis_url: str = "redis://127.0.0.1
     return vllm_start.gpu_options(order, 80 << 30)
 
 
-HEAD = {"hf_overrides": {"head_dtype": "float32"}}  # the learner's logits are float32 too
+ALWAYS = {"hf_overrides": {"head_dtype": "float32"}, "async_scheduling": True}  # the learner's logits are float32 too
 
 
 def shapes_folder(folder: Path, *, num_weights: int) -> str:
@@ -370,14 +362,20 @@ def test_with_a_size_of_its_kv_cache_an_engine_asks_for_no_share_of_its_gpu(tmp_
     """As of vLLM 0.32: with that size it respects no share, but does not start where the share is not free."""
     small = shapes_folder(tmp_path, num_weights=1 << 30)
     shared = {"kv_cache_memory_bytes": 16 << 30, "gpu_memory_utilization": 0.01}
-    assert gpu_options(small, "actors.kv_cache_bytes=17179869184") == HEAD | shared
+    assert gpu_options(small, "actors.kv_cache_bytes=17179869184") == ALWAYS | shared
     assert vllm_start._cpu_options(0)["kv_cache_memory_bytes"] == 64 << 20
+
+
+def test_nothing_overlaps_in_an_engine_that_masks_logits(tmp_path: Path) -> None:
+    small = shapes_folder(tmp_path, num_weights=1 << 30)
+    assert gpu_options(small)["async_scheduling"]
+    assert not gpu_options(small, "env.enforce_admissible=true")["async_scheduling"]
 
 
 def test_an_engine_leaves_the_room_of_a_twin_within_its_share_if_its_kv_cache_keeps_half(tmp_path: Path) -> None:
     def share(*settings: str, redis_url: str = "redis://127.0.0.1:1") -> float:
         options = gpu_options(str(tmp_path), *settings, redis_url=redis_url)
-        assert options.keys() == HEAD.keys() | {"gpu_memory_utilization"}
+        assert options.keys() == ALWAYS.keys() | {"gpu_memory_utilization"}
         return options["gpu_memory_utilization"]
 
     shapes_folder(tmp_path, num_weights=7 << 30)  # 14 GiB in bfloat16, and 16 with what its load needs
