@@ -32,6 +32,21 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
 
 
+def test_the_first_commands_can_be_typed_as_they_are() -> None:
+    (section,) = re.findall(r"^## Try it.*?(?=^## )", TEXT, re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(r"```\n(.*?)```", section, re.DOTALL)
+    targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    for command in block.splitlines():
+        make, target = command.split()
+        assert make == "make" and target in targets
+
+
+def test_no_page_clones_a_repository_of_ours_whose_address_nobody_knows() -> None:
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+    found = [page.name for page in pages if re.search(r"git clone [^\n`]*slipstream", page.read_text())]
+    assert found == []
+
+
 def test_every_verb_and_file_of_a_command_exists() -> None:
     assert len(COMMANDS) >= 8
     assert {words[0] for words in COMMANDS} <= set(VERBS)
