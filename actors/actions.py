@@ -9,6 +9,7 @@ from actors.answer import Boundary, parsed
 from common.action_format import ACT, ActionFormat, ParsedAction, ToolCalls, called
 from common.chat import Chat
 from common.message import Message
+from common.valid_text import valid_text
 from envhub.driving import Parse
 from envhub.env import Env, EnvError, Observation
 from envhub.remote.env_client import EnvClient
@@ -100,7 +101,7 @@ async def admissible(env: Env, *, key: str) -> list[str]:
             choices = await asyncio.to_thread(env.admissible)
         else:
             choices = env.admissible()
-        found = list(map(str, choices or ()))
+        found = [valid_text(str(choice)) for choice in choices or ()]
     if not found:
         raise EnvError(f"`env.{key}` is on, but the environment does not list its actions")
     return found

@@ -15,6 +15,7 @@ import numpy as np
 from common.action_format import ActionFormat, ParsedAction
 from common.message import Message
 from common.trajectory import MAX_REWARD, MAX_STATE_KEY
+from common.valid_text import valid_text
 from envhub.env import Env, EnvError, Observation
 from envhub.step_deadline import StepDeadline
 
@@ -123,6 +124,7 @@ def state_key(env: Env) -> str:
             key = env.state_key()
             if isinstance(key, str) and len(key) > MAX_OBSERVATION_CHARS:
                 raise EnvError(f"it has {len(key)} characters, the limit is {MAX_OBSERVATION_CHARS}")
+            key = valid_text(key)
             encoded = key.encode()
     except EnvError as error:
         raise EnvError(f"state_key failed: {error}") from error
@@ -162,7 +164,7 @@ def check_observation(observation: object) -> None:
         raise EnvError(f"returned a {type(observation).__name__}, expected an Observation")
     _check_size(observation)
     for message in observation.messages:
-        if not isinstance(message, Message) or not _is_text(message.role) or not _is_text(message.content):
+        if not isinstance(message, Message) or not _is_text(message.role) or not isinstance(message.content, str):
             raise EnvError(f"returned {_quoted(message)} as a message, expected a Message of valid Unicode text")
     for name, reward in observation.rewards.items():
         if not _is_text(name):

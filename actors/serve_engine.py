@@ -58,6 +58,7 @@ from actors.vllm_start import (
 from common.log import log_to_stderr
 from common.probe import Probe, differences, mismatch
 from common.tokenizer import load_tokenizer
+from common.valid_text import valid_text
 from common.wire import encode
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ def main(connection: Connection) -> None:
         log.info("the actor is gone")
     except Exception as error:  # the main function of this process
         log.exception("the engine process failed")
-        reply(Died(why=f"{type(error).__name__}: {error}"))
+        reply(Died(why=valid_text(f"{type(error).__name__}: {error}")))
 
 
 def answer_parser(settings: EngineSettings) -> AnswerParser | None:
@@ -248,7 +249,7 @@ class Server:
         try:
             self._llm.add_request(str(generate.call), self._prompt(generate.tokens), params)
         except ValueError as error:  # only this request is wrong
-            self._report_load([Failed(call=generate.call, why=str(error))])
+            self._report_load([Failed(call=generate.call, why=valid_text(str(error)))])
         else:
             self._running[generate.call] = generate
 

@@ -13,6 +13,7 @@ from common.config_error import ConfigError, require
 from common.env_config import LABEL, TOOLS, EnvConfig
 from common.imported import imported, is_own
 from common.tool_call import ParsedAnswer
+from common.valid_text import valid_text
 
 _BLOCK = r"```\w+[ \t]*\n.*?```"  # a code block inside an action; its label distinguishes it from the closing marker
 
@@ -34,6 +35,10 @@ class ParsedAction:
 
     text: str
     valid: bool
+
+    def __post_init__(self) -> None:
+        """Make the text valid Unicode: a format, which may be the user's, may have read it from JSON."""
+        object.__setattr__(self, "text", valid_text(self.text))
 
 
 class ActionFormat(Protocol):
@@ -162,7 +167,6 @@ def called(answer: ParsedAnswer, *, as_text: bool) -> ParsedAction:
         return ParsedAction(text="", valid=False)
     action = arguments.get("action") if as_text else written
     text = action.strip() if isinstance(action, str) else ""
-    text = text.encode(errors="replace").decode()  # JSON may hold half a surrogate pair, which cannot be sent
     return ParsedAction(text=text, valid=bool(text))
 
 

@@ -8,12 +8,19 @@ from collections.abc import Sequence
 
 import msgspec
 
+from common.valid_text import valid_json, valid_text
+
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a tool, as the policy wrote it: neither the name nor the arguments need be valid."""
 
     name: str
     arguments: str  # JSON
+
+    def __post_init__(self) -> None:
+        """Make name and arguments valid Unicode, also what a reader of the arguments gets."""
+        msgspec.structs.force_setattr(self, "name", valid_text(self.name))
+        msgspec.structs.force_setattr(self, "arguments", valid_json(self.arguments))
 
 
 class ParsedAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +30,11 @@ class ParsedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     content: str  # without the reasoning and the calls that were understood
     tool_calls: list[ToolCall]
     malformed: bool  # a call was begun and not understood, names no tool, or its arguments are no JSON object
+
+    def __post_init__(self) -> None:
+        """Make the texts valid Unicode."""
+        msgspec.structs.force_setattr(self, "reasoning", valid_text(self.reasoning))
+        msgspec.structs.force_setattr(self, "content", valid_text(self.content))
 
 
 def described_tools(tools: Sequence[object]) -> str:
@@ -63,4 +75,4 @@ def written_call(call: object) -> str:
         except (ValueError, RecursionError):
             raise ValueError(f"the arguments of a call must be JSON, got {arguments!r:.80}") from None
     called = json.dumps({"name": function["name"], "arguments": arguments or {}}, ensure_ascii=False)
-    return f"<tool_call>\n{called}\n</tool_call>"
+    return f"<tool_call>\n{valid_text(called)}\n</tool_call>"

@@ -128,7 +128,6 @@ def test_a_web_page_is_refused_even_with_the_key() -> None:
         ("chat/completions", b"[]", "Expected `object`, got `array`"),
         ("chat/completions", b"\xff\xfe", "malformed request"),
         ("chat/completions", b"[" * 100_000, "malformed request"),
-        ("chat/completions", b'{"messages": [{"role": "user", "content": "\\ud83d"}]}', "malformed request"),
         ("chat/completions", {}, "missing required field `messages`"),
         ("chat/completions", CHAT | {"messages": []}, "length >= 1"),
         ("chat/completions", CHAT | {"messages": ["hi"]}, "Expected `object`, got `str`"),

@@ -68,7 +68,6 @@ class Unprintable(Exception):
         (answer(messages=("fine",)), "returned 'fine' as a message, expected a Message"),
         (answer(messages=(Message("user", b"fine"),)), "expected a Message"),  # type: ignore[arg-type]
         (answer(messages=(Message(None, "fine"),)), "expected a Message"),  # type: ignore[arg-type]
-        (answer(messages=(Message("user", "half \ud83d"),)), "expected a Message of valid Unicode text"),
         (answer(rewards={"half \ud83d": 0.0}), "expected valid Unicode text"),
         (answer(rewards={3: 0.0}), "named a reward 3, expected valid Unicode text"),
         (answer(rewards={"purchase": True}), "returned reward 'purchase' = True"),
@@ -220,7 +219,7 @@ NO_SYSTEM = "{% if messages[-1]['role'] == 'system' %}{{ raise_exception('System
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [
-        (Message("user", "half a pair \udcff"), "expected a Message of valid Unicode text"),
+        (Message("half a pair \udcff", "text"), "expected a Message of valid Unicode text"),
         (Message("system", "time is short"), "cannot be turned into tokens: TemplateError: System role not supported"),
     ],
 )

@@ -375,7 +375,7 @@ def test_the_action_of_a_call_is_its_text(arguments: str, action: str) -> None:
     assert called(answer, as_text=True) == ParsedAction(text=action, valid=bool(action))
     assert (
         called(replace_calls(answer, '{"a": "\\ud800"}'), as_text=False).text
-        == '{"name": "act", "arguments": {"a": "?"}}'
+        == '{"name": "act", "arguments": {"a": "\ufffd"}}'
     )
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from common.trajectory import Sampling
+from common.valid_text import valid_json
 from common.wire import MALFORMED
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -174,7 +175,7 @@ def decoded(
 ) -> Body:
     """Decode a request. Raises ValueError, with the reason, if it is malformed or asks for what cannot be done."""
     try:
-        fields = msgspec.json.decode(body, type=dict[str, Any])
+        fields = msgspec.json.decode(valid_json(body.decode()), type=dict[str, Any])
         request = msgspec.convert(fields, type=kind)
         if isinstance(request, ChatRequest):
             msgspec.convert(request.tools or [], type=list[Tool])
@@ -259,7 +260,7 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(valid_json(function["arguments"]))
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}}

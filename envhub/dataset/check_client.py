@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from common.valid_text import valid_text
 from common.wire import MALFORMED
 from envhub.dataset.check_server import Request, Response
 from envhub.env import EnvError
@@ -47,7 +48,7 @@ async def compared(check: str, reply: str, answer: Any) -> float:
 
 def ask(check: str, reply: str, answer: Any, *, timeout_s: float = ANSWER_S) -> float:
     """As `compared`. It blocks."""
-    text = reply.encode(errors="replace").decode()
+    text = valid_text(reply)
     request = msgspec.json.encode(Request(check=check, reply=text, answer=answer)) + b"\n"
     path = _server_path()
     try:

@@ -14,6 +14,7 @@ import msgspec
 
 from common.message import Message
 from common.trajectory import Task
+from common.valid_text import valid_text
 from common.wire import MALFORMED
 from envhub.env import EnvError, Observation
 from envhub.options import check_choice
@@ -91,7 +92,7 @@ class AgentGymClient:
         return await self._calls.run(lambda: self._reset(task.task_id, numbers[task.index % len(numbers)]))
 
     async def step(self, action: str) -> Observation:
-        return await self._calls.run(lambda: self._step(action.encode(errors="replace").decode()))
+        return await self._calls.run(lambda: self._step(valid_text(action)))
 
     async def close(self) -> None:
         await self._calls.run(self._close)

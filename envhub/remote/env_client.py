@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from common.trajectory import Task
+from common.valid_text import valid_text
 from common.wire import WireError
 from envhub.env import EnvError, Observation
 from envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect
@@ -84,7 +85,7 @@ class EnvClient:
     async def step(self, action: str) -> Observation:
         """Do `action` at the server. Raises EnvError if the environment, its server or the connection fails."""
         # A lone surrogate cannot be sent, and means nothing to any environment.
-        step = StepEnv(action=action.encode(errors="replace").decode())
+        step = StepEnv(action=valid_text(action))
         return await self._calls.run(lambda: self._observed(step))
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from common.message import Message
 from common.trajectory import Task
+from common.valid_text import valid_text
 from common.wire import WireError
 from envhub.env import EnvError, Observation
 from envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect
@@ -120,7 +121,7 @@ class OpenEnvClient:
             raise EnvError(f"{self._url} has no episode; call reset first")
         if episode.is_over:
             raise EnvError(f"the episode of {episode.task_id} is over; call reset first")
-        text = action.encode(errors="replace").decode()
+        text = valid_text(action)
         try:
             async with asyncio.timeout(ANSWER_S):
                 answer = await _request(episode.connection, written("step", {self._action_field: text}))

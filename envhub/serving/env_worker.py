@@ -17,6 +17,7 @@ import msgspec
 
 from common.log import log_to_stderr
 from common.message import Message
+from common.valid_text import valid_text
 from envhub.catalogue import make_env
 from envhub.env import Env, EnvError, Observation
 from envhub.isolation.offspring import begin_episode, end_offspring
@@ -156,7 +157,7 @@ def _observed(env: Env, observation: object) -> Observed:
         columns=dict(observation.columns),
         tools=tuple(dict(tool) for tool in observation.tools),
     )
-    return Observed(observation=plain, state_key=env.state_key())
+    return Observed(observation=plain, state_key=valid_text(env.state_key()))
 
 
 def _checked(response: EnvResponse) -> bytes:
