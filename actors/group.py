@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
@@ -91,12 +92,13 @@ async def rollout_group(lease: Lease, *, setup: EpisodeSetup, buffer: ActorBuffe
     """Play every missing member of `lease`, and store, fail or give back each of them.
 
     If this is cancelled or the engine dies, whole turns are handed in for other actors to continue, and the group is
-    released; no attempt counts as failed. Raises EngineDied. An unexpected exception is raised too, and leaves the
-    lease to expire, which counts the attempt: a task that kills its actors must not kill all of them.
+    released; no attempt counts as failed, except one during which an engine died before. Raises EngineDied. An
+    unexpected exception is raised too, and leaves the lease to expire, which counts the attempt: a task that kills its
+    actors must not kill all of them.
     """
     unstored: Unstored = {}
     siblings = Siblings(lease)
-    settle_rest = _give_back
+    settle_rest: Callable[[Lease, Unstored, ActorBuffer], int] = _give_back
     try:
         async with asyncio.TaskGroup() as members:
             for member, attempt in lease.missing.items():
@@ -106,20 +108,22 @@ async def rollout_group(lease: Lease, *, setup: EpisodeSetup, buffer: ActorBuffe
                 )
     except ExceptionGroup as errors:
         error = errors.exceptions[0]  # if the engine died, every member raises the same
-        if not isinstance(error, EngineDied):
-            settle_rest = _hand_in
+        settle_rest = partial(_give_back, death=str(error)) if isinstance(error, EngineDied) else _hand_in
         raise error from None
     finally:
         num_handed_in = await asyncio.shield(asyncio.to_thread(settle_rest, lease, unstored, buffer))
         setup.episodes.kept_tokens += num_handed_in  # a statement of its own: other groups add during the await
 
 
-def _give_back(lease: Lease, unstored: Unstored, buffer: ActorBuffer) -> int:
-    """Hand in the whole turns of all members, then release the group; return the tokens that were sampled here."""
+def _give_back(lease: Lease, unstored: Unstored, buffer: ActorBuffer, *, death: str = "") -> int:
+    """Hand in the whole turns of all members, then release the group; return the tokens that were sampled here.
+
+    `death` says how the engine died, if it did.
+    """
     try:
         return _hand_in(lease, unstored, buffer)
     finally:
-        buffer.release(lease)
+        buffer.release(lease, death=death)
 
 
 def _hand_in(lease: Lease, unstored: Unstored, buffer: ActorBuffer) -> int:

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from actors.engine import EngineDied
 from actors.join import run_config, wait_for_run
 from actors.pace import Pace
 from actors.relay import is_over
@@ -109,8 +110,8 @@ async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> Non
     """Judge groups until `is_done`, several at a time.
 
     Consumes complete groups that wait for a judge, and waits for the judges. Produces verdicts, each of which makes a
-    group ready. A group is given back if this ends or is cancelled before its verdict: no judging counts as failed.
-    Raises RedisAway, and EngineDied if the run's own policy is a judge.
+    group ready. A group is given back if this ends or is cancelled before its verdict: no judging counts as failed,
+    except one in which the engine of the run's own policy died. Raises RedisAway, and that EngineDied.
     """
     judging: dict[asyncio.Task[None], tuple[JudgeBuffer, Judging]] = {}
     renewing = asyncio.create_task(_keep_renewing(setup, judging))
@@ -138,8 +139,12 @@ async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> Non
         for task in (renewing, *judging):
             task.cancel()
         await asyncio.gather(renewing, *judging, return_exceptions=True)
-        for buffer, leased in judging.values():
-            await asyncio.to_thread(buffer.release, leased)
+        for task, (buffer, leased) in judging.items():
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, EngineDied):  # a group that kills its judges must not kill all of them
+                await asyncio.to_thread(buffer.fail, leased, wait_s=0, reason=str(error))
+            else:
+                await asyncio.to_thread(buffer.release, leased)
 
 
 async def _leased(buffer: JudgeBuffer, judge: str) -> Judging | None:

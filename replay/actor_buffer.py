@@ -15,7 +15,7 @@ from common.replay_config import ReplayConfig
 from common.trajectory import Outcome, Trajectory
 from common.wire import WireError, encode
 from replay.bulk import packed
-from replay.failures import Failure, cut_reason
+from replay.failures import DIED_TWICE, Failure, cut_reason
 from replay.forks import planned_forks
 from replay.keys import key, shard_name
 from replay.payloads import Entry, LostPayload, Payloads, record_of, result_of
@@ -127,9 +127,24 @@ class ActorBuffer:
         reply = self._verbs.call("fail", group_id, member, attempt, lease.fence, outcome.value, encode(failure))
         return None if reply is None else int(reply)
 
-    def release(self, lease: Lease) -> None:
-        """Return the missing members to the queue at once: the actor is leaving."""
-        self._verbs.call("release", lease.ticket.group_id, lease.fence)
+    def release(self, lease: Lease, *, death: str = "") -> None:
+        """Return the missing members to the queue at once: the actor is leaving, or its engine died, as `death` says.
+
+        An attempt during which an engine died twice has failed: the next engine would sample the same tokens.
+        """
+        group_id, described = lease.ticket.group_id, b""
+        if death:
+            member, attempt = next(iter(lease.missing.items()))
+            described = encode(
+                Failure(
+                    group_id=group_id,
+                    member=member,
+                    attempt=attempt,
+                    outcome=Outcome.INFRA_FAILURE.value,
+                    reason=cut_reason(f"{DIED_TWICE}: {death}"),
+                )
+            )
+        self._verbs.call("release", group_id, lease.fence, described)
 
     def _store(
         self, verb: str, kind: str, attempts: Iterable[tuple[Lease, Trajectory]], outcome: Outcome

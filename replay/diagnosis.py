@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from replay.failures import Failure
+from replay.failures import DIED_TWICE, Failure
 from replay.fleet import Member, RunState
 from replay.ledger import Ledger
 
@@ -158,6 +158,18 @@ def _refused_weights(facts: Facts) -> Diagnosis | None:
         evidence=f"{len(refusals)} actors refuse version {facts.newest_version}; {name}: "
         f"{refusal.reason[:MAX_REFUSAL_CHARS]}",
         next_step="their old weights keep serving; docs/weights.md says what the probe of a version shows",
+    )
+
+
+def _engines_die(facts: Facts) -> Diagnosis | None:
+    given_up = facts.since(lambda ledger: ledger.failed.get("infra_failure", 0))
+    if not given_up or not facts.failures or not facts.failures[0].reason.startswith(DIED_TWICE):
+        return None
+    death = facts.failures[0].reason.removeprefix(f"{DIED_TWICE}: ")
+    return Diagnosis(
+        cause="engines die",
+        evidence=f"{given_up:.0f} attempts were given up; the last death: {death[:MAX_REFUSAL_CHARS]}",
+        next_step="read the log of an actor; `slipstream replay failures` names the groups",
     )
 
 
@@ -312,6 +324,7 @@ def _who_waits(facts: Facts) -> Diagnosis:
 FINDERS: Iterable[Callable[[Facts], Diagnosis | None]] = (
     _not_training,
     _refused_weights,
+    _engines_die,
     _no_actor,
     _attempts_fail,
     _stale_actors,

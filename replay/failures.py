@@ -8,6 +8,7 @@ import redis
 from replay.records import read_or_nothing, read_records
 
 MAX_REASON_CHARS = 2000  # an environment's error may quote a whole file
+DIED_TWICE = "an engine died during this attempt, for the second time"  # begins the reason
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,6 +23,7 @@ class ModelGroup:
     attempts: Counter[int] = field(default_factory=Counter)
     stored: dict[int, tuple[int, int]] = field(default_factory=dict)  # member -> (attempt, fence)
     partials: dict[int, tuple[int, int]] = field(default_factory=dict)
+    died: dict[int, int] = field(default_factory=dict)  # member -> the attempt during which an engine died
     newest: int = -1  # policy version
     finished: int = 0
     uses: list[int] = field(default_factory=list)  # steps
@@ -186,9 +187,22 @@ class Model:
         group.attempts[member] += 1
         return attempt + 1
 
-    def release(self, group_id: int, fence: int) -> None:
-        if self.holds(group_id, fence):
-            self.groups[group_id].state = "queued"
+    def release(self, group_id: int, fence: int, *, died: bool = False) -> None:
+        if not self.holds(group_id, fence):
+            return
+        group = self.groups[group_id]
+        group.state = "queued"
+        given_up = [m for m, attempt in group.missing().items() if died and group.died.get(m) == attempt]
+        if died:
+            group.died |= group.missing()
+        for member in given_up:
+            self.failed["infra_failure"] += 1
+            self.counts["redone_members"] += 1
+            group.attempts[member] += 1
+            if group.partials.pop(member, None):
+                self._discard("infra_failure", 1)
+        if any(group.attempts[member] >= self.max_attempts for member in given_up):
+            self._close(group_id, "infra_failure")
 
     def expire(self, group_ids: list[int]) -> None:
         """Their deadlines have passed, and somebody noticed."""

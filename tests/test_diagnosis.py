@@ -88,6 +88,12 @@ def break_the_environment(scene: Scene) -> None:
             scene.buffer.actor.fail(lease, 0, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="it broke")
 
 
+def kill_two_engines(scene: Scene) -> None:
+    scene.buffer.learner.open([ticket(0)])
+    for _ in range(2):
+        scene.buffer.actor.release(leased(scene.buffer), death="the engine process ended with exit code -6")
+
+
 def keep_old_weights(scene: Scene) -> None:
     scene.observer._bulletin.highest_version = lambda: 7  # type: ignore[method-assign]
 
@@ -129,6 +135,10 @@ FAULTS: dict[str, tuple[Callable[[Scene], None], str]] = {
     "actors refuse the weights": (
         refuse_the_weights,
         "1 actors refuse version -1; a: version 0 is refused by its probe",
+    ),
+    "engines die": (
+        kill_two_engines,
+        "2 attempts were given up; the last death: the engine process ended with exit code -6; read the log",
     ),
     "no actor is alive": (lose_the_actor, "start `slipstream actors`"),
     "every attempt fails": (break_the_environment, "8 failed and 0 finished; the last one: env_failure: it broke"),

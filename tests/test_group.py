@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from actors.act import EXIT_RUN_FAILED, act
-from actors.engine import EngineDied
+from actors.engine import Completion, EngineDied
 from actors.group import Episodes, EpisodeSetup, rollout_group
 from actors.scripted_engine import Schedule, ScriptedEngine
 from common.action_format import FORMATS
@@ -25,6 +25,7 @@ from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Task, Trajectory
 from envhub.env import EnvError, Observation
 from replay.bulletin import Bulletin
+from replay.failures import DIED_TWICE
 from replay.fleet import Fleet, RunState
 from replay.ticket import Lease
 from tests.attempts import Views, make_buffer, ticket
@@ -246,6 +247,38 @@ def test_an_engine_that_dies_costs_no_attempt_and_what_was_played_goes_to_others
     Actor("heir", run_id, turns=TURNS).plays(buffer)
     assert buffer.learner.ledger().partials_resumed == MEMBERS
     assert [member.attempt for member in trained(buffer)] == [0] * MEMBERS
+
+
+def test_no_attempt_is_played_for_ever_that_kills_its_engine(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = make_buffer(redis_client, run_id, max_attempts=2)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    seeds = list[set[int | None]]()
+    while (lease := buffer.actor.lease("actor")) is not None:
+        actor, seen = Actor("actor", run_id, turns=TURNS), set[int | None]()
+        actor.setup = dataclasses.replace(actor.setup, engine=Deadly(actor.setup.engine, seen))
+        with pytest.raises(EngineDied, match="half a character"):
+            asyncio.run(rollout_group(lease, setup=actor.setup, buffer=buffer.actor))
+        seeds.append(seen)
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3] and len(seeds) == 4, "two deaths for each attempt"
+    ledger = buffer.learner.ledger()
+    assert (ledger.dropped, ledger.failed) == ({"infra_failure": 1}, {"infra_failure": 2 * MEMBERS})
+    assert buffer.learner.failures()[0].reason == f"{DIED_TWICE}: half a character" and buffer.audit() == []
+
+
+class Deadly:
+    """An engine that dies of what it samples."""
+
+    def __init__(self, engine: Any, seeds: set[int | None]) -> None:
+        self._engine, self._seeds = engine, seeds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, *_: Any, seed: int | None = None, **__: Any) -> Completion:
+        self._seeds.add(seed)
+        await asyncio.sleep(0)  # so that all members ask
+        raise EngineDied("half a character")
 
 
 def test_a_record_that_the_buffer_refuses_fails_its_attempt_and_not_the_actor(

@@ -411,12 +411,23 @@ class Books(RuleBasedStateMachine):
         )
         assert failed == expected
 
-    @rule(data=st.data(), lost=st.booleans())
+    @rule(data=st.data(), death=st.sampled_from(["", "exit code -6"]), lost=st.booleans())
     @precondition(lambda self: self.leases)
-    def release(self, data: st.DataObject, lost: bool) -> None:
+    def release(self, data: st.DataObject, death: str, lost: bool) -> None:
         _, lease, _ = self.draw_lease(data)
-        self.model.release(lease.ticket.group_id, lease.fence)
-        self.losing(lost, lambda: self.actor.release(lease))
+        self.model.release(lease.ticket.group_id, lease.fence, died=bool(death))
+        self.losing(lost, lambda: self.actor.release(lease, death=death))
+
+    @rule(num_deaths=st.integers(1, 5), lost=st.booleans())
+    @precondition(lambda self: self.model.in_state("queued"))
+    def kill_engines(self, num_deaths: int, lost: bool) -> None:
+        """One after another plays the oldest group."""
+        for _ in range(num_deaths):
+            if self.model.in_state("queued"):
+                self.lease("b", lost=False)
+                _, lease = self.leases[-1]
+                self.model.release(lease.ticket.group_id, lease.fence, died=True)
+                self.losing(lost, lambda lease=lease: self.actor.release(lease, death="exit code -6"))
 
     @rule(actor=st.sampled_from("abc"), lost=st.booleans())
     def heartbeat(self, actor: str, lost: bool) -> None:

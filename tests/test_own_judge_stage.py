@@ -178,7 +178,8 @@ def test_an_actor_judges_the_groups_of_its_run_and_a_slow_verdict_stops_no_episo
     assert policy.num_judging == num_groups and scene.buffer.audit() == []
 
 
-def test_an_engine_that_dies_while_it_judges_fails_no_judging(scene: Scene, shutdown: Shutdown) -> None:
+def test_an_engine_that_dies_while_it_judges_counts_as_a_judging_in_vain(scene: Scene, shutdown: Shutdown) -> None:
+    """Else a group whose judging kills the engine would kill every engine, again and again."""
     policy = Policy()
     policy.may_judge.clear()
     policy.dies = True
@@ -191,7 +192,11 @@ def test_an_engine_that_dies_while_it_judges_fails_no_judging(scene: Scene, shut
 
     with pytest.raises(EngineDied):
         scene.plays(policy, script, shutdown)
-    check_given_back(scene, 2)
+    ledger = scene.buffer.learner.ledger()
+    assert (ledger.judging, ledger.failed, ledger.expired_judgings) == (2, {"judge_failed": 2}, 0)
+    assert scene.buffer.learner.failures()[0].reason == "gone"
+    heir = scene.buffer.judge.lease("heir")
+    assert heir is not None and heir.num_judgings == 1
 
 
 def test_an_actor_that_must_leave_gives_back_what_it_judges_at_once(scene: Scene, shutdown: Shutdown) -> None:
