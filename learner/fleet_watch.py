@@ -39,13 +39,14 @@ class FleetWatch:
         *,
         run_id: str,
         max_lag: int,
+        num_steps: int,
         started_at_s: float,
         tokens_trained: Callable[[], int],
         steps: Callable[[], Sequence[Mapping[str, float]]],
     ) -> None:
         """`steps` gives the records of the newest optimizer steps."""
         self.found: Diagnosis | None = None  # at the last look
-        self._observer = Observer(links.clients, run_id, max_lag=max_lag)
+        self._observer = Observer(links.clients, run_id, max_lag=max_lag, num_steps=num_steps)
         self._started_at_s = started_at_s
         self._tokens_trained = tokens_trained
         self._steps = steps

@@ -37,7 +37,6 @@ from learner.ranks import Ranks, resolve_dtype
 from learner.rerun import catch_up
 from learner.share import share
 from learner.standstill import Standstill
-from learner.step_metrics import StepMetrics
 from learner.supplies import Supplies, shards_of, whole_batch
 from learner.tally import load_tally
 from replay.keys import FencedOut
@@ -48,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) -> bool:
-    """Train until `learner.steps`, or until a stop is requested; return whether the run is finished.
+    """Train until `learner.steps`, or until the tasks are solved or a stop is requested; return whether it is finished.
 
     Every rank calls it. Raises ConfigError, RedisAway, SupplyDried, NothingLearned, AllRefuse, ArchiveError, FencedOut.
     """
@@ -119,18 +118,17 @@ def _trained(
     if lead:
         lead.train_from_here()
     clock, standstill = Clock(learner.ranks.device), Standstill()
-    while learner.progress.step < config.learner.steps:
-        metrics = _step(learner, lead, versions, supplies, clock, shutdown)
-        if metrics is None:
+    while learner.progress.step < config.learner.steps and not standstill.is_solved:
+        if not _step(learner, lead, versions, supplies, clock, standstill, shutdown):
             break
-        if learner.progress.step > config.objective.critic_warmup_steps:
-            standstill.after(learner.progress.step, metrics)
-    step, finished = learner.progress.step, learner.progress.step >= config.learner.steps
+    step, made_all = learner.progress.step, learner.progress.step >= config.learner.steps
+    if standstill.is_solved and learner.progress.highest_published < learner.progress.policy_version:
+        _publish(learner, lead, versions)
     # The checkpoint that it resumed from is not written again: a crash while doing so would leave none.
-    if not finished and step % config.learner.checkpoint_every and step != durable_step:
+    if not made_all and step % config.learner.checkpoint_every and step != durable_step:
         _checkpoint(learner, lead)
     learner.checkpoints.wait()
-    return finished and _finish(learner, lead, shutdown)
+    return (made_all or standstill.is_solved) and _finish(learner, lead, shutdown)
 
 
 def _recover(learner: Learner, *, resumed: bool) -> None:
@@ -154,10 +152,12 @@ def _step(
     versions: VersionWriter,
     supplies: Supplies | None,
     clock: Clock,
+    standstill: Standstill,
     shutdown: Shutdown,
-) -> StepMetrics | None:
-    """Make one optimizer step, from claim to checkpoint; None if a stop was requested before its batch was complete.
+) -> bool:
+    """Make one optimizer step, from claim to checkpoint, and tell `standstill` of it; return whether it was made.
 
+    Not if a stop was requested before its batch was complete, or if the tasks are solved: no group teaches anything.
     The step is recorded before its checkpoint, so the record of the next step contains the time of the checkpoint.
     """
     learner.checkpoints.raise_failure()
@@ -166,7 +166,10 @@ def _step(
     batch = whole_batch(part, num_shards=learner.config.redis.num_shards, ranks=learner.ranks)
     clock.lap("wait")
     if batch is None:
-        return None
+        return False
+    if not batch.groups:
+        standstill.end_as_solved(before.step)
+        return False
     if lead:
         lead.archive(batch, before)
     clock.lap("archive")
@@ -186,7 +189,9 @@ def _step(
         if supplies and learner.config.env.repeat:
             supplies.save_tasks(learner.run_dir)
     clock.lap("checkpoint")
-    return metrics
+    if step > learner.config.objective.critic_warmup_steps:
+        standstill.after(step, metrics, batch.groups)
+    return True
 
 
 def _describe_run(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Links:

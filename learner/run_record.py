@@ -72,6 +72,7 @@ class RunRecord:
             run_dir.tensorboard,
             run_id=config.run.name,
             max_lag=config.replay.max_lag,
+            num_steps=config.learner.steps,
             started_at_s=started_at_s,
             tokens_trained=lambda: self.tally.tokens_trained,
             steps=lambda: self._newest,

@@ -107,14 +107,20 @@ def whole_batch(part: Batch | None, *, num_shards: int, ranks: Ranks) -> Batch |
 
 
 def merged(batches: Sequence[Batch]) -> Batch:
-    """Merge batches, ordered by group id, so that a step's result does not depend on which rank read which shard."""
+    """Merge batches, ordered by group id, so that a step's result does not depend on which rank read which shard.
+
+    Without groups if one of them has none: its shard is solved.
+    """
     if len(batches) == 1:
         return batches[0]
     dropped: Counter[str] = Counter()
     for batch in batches:
         dropped.update(batch.num_dropped)
     return Batch(
-        groups=sorted((group for batch in batches for group in batch.groups), key=lambda group: group.ticket.group_id),
+        groups=sorted(
+            (group for batch in batches for group in batch.groups if all(each.groups for each in batches)),
+            key=lambda group: group.ticket.group_id,
+        ),
         num_dropped=dict(dropped),
         dropped_returns=[value for batch in batches for value in batch.dropped_returns],
         next_group_id=max(batch.next_group_id for batch in batches),

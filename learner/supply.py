@@ -19,10 +19,11 @@ from learner.curriculum import Choice, Curriculum
 from learner.refusals import Refusals
 from learner.token_advantages import teaches
 from learner.tree import why_not_trained
-from replay.diagnosis import Diagnosis
+from replay.diagnosis import FEWEST_EPISODES, Diagnosis
 from replay.failures import Failure
 from replay.learner_buffer import LearnerBuffer
 from replay.ledger import Ledger
+from replay.outlook import Outlook, outlook
 from replay.sampler import ClaimOrder, Reuse
 from replay.ticket import Group, Ticket
 
@@ -43,7 +44,7 @@ class SupplyDried(RuntimeError):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The groups of one optimizer step."""
 
-    groups: list[Group]
+    groups: list[Group]  # none if the tasks are solved: no group teaches anything
     num_dropped: dict[str, int]  # groups claimed for this step and dropped, by reason
     dropped_returns: list[float] = []  # of the members of these groups
     next_group_id: int  # of the next ticket to open
@@ -78,7 +79,8 @@ class Supply:
         self._judged_envs = judged_envs(config.env.entries())
         self._taught = deque[bool](maxlen=USEFUL_WINDOW)
         self._dropped_returns: list[float] = []  # of the members of groups dropped for the present step
-        self._last_equal_return = 0.0  # mean return of the last group whose members all had the same
+        # Of the members of the groups that were dropped for the present step because all had the same return.
+        self._equal_returns, self._equal_successes = list[float](), list[float]()
         self._awaited = set[int]()  # ids of a synchronous step's groups that were not claimed at the last look
         self._choices = dict[int, Choice]()  # by id, of the groups that were opened for a synchronous step
         self._early = dict[int, Group]()  # by id, claimed ones that wait for groups with lower ids
@@ -107,10 +109,12 @@ class Supply:
         Consumes ready groups; waits for actors to finish enough of them; produces tickets, so that actors always have
         `target_lag` steps of work ahead. Groups that teach nothing (see `teaches`) are dropped and replaced by others;
         the surplus of a synchronous step is dropped, even while it is played. Version numbers that the learner's
-        `resumptions` skipped do not count as lag. Raises SupplyDried.
+        `resumptions` skipped do not count as lag. If no batch is complete at the deadline because the tasks are solved,
+        the batch has no groups. Raises SupplyDried.
         """
         replay, started, before = self._config.replay, time.monotonic(), self._buffer.ledger()
         wanted, self._dropped_returns = self._num_candidates, []
+        self._equal_returns, self._equal_successes = [], []
         oldest = oldest_within(replay.max_lag, policy_version=policy_version, resumptions=resumptions)
         kept: list[Group] = []
         dropped: Counter[str] = Counter()
@@ -127,6 +131,14 @@ class Supply:
             if replay.order == ClaimOrder.PRIORITISED.value:  # by the spread of its returns: how much it can teach
                 self._buffer.prioritise({group.ticket.group_id: spread(group) for group in useful})
             kept += useful
+            if not claimed and self._is_solved(started):
+                self._drop(kept, "surplus", dropped)
+                return Batch(
+                    groups=[],
+                    num_dropped=dict(dropped),
+                    dropped_returns=self._dropped_returns,
+                    next_group_id=self._next_group_id,
+                )
             if not claimed:
                 last_logged = self._wait(step, started, last_logged, before)
         if len(kept) < wanted:
@@ -220,7 +232,8 @@ class Supply:
                 useful.append(group)
             else:
                 rejected.setdefault("zero_variance", []).append(group)
-                self._last_equal_return = statistics.mean(_returns(group))
+                self._equal_returns += _returns(group)
+                self._equal_successes += [float(trajectory.success) for trajectory in group.trajectories]
         for did, groups in ((True, useful), (False, rejected.get("zero_variance", []))):
             self._taught += [did for group in groups if group.num_uses == 1]  # new ones: only these are opened
         return useful, rejected
@@ -284,6 +297,18 @@ class Supply:
         first = self._num_candidates
         return max((first + sum(self._taught)) / (first + len(self._taught)), FEWEST_USEFUL)
 
+    def _is_solved(self, started: float) -> bool:
+        """Whether the wait since `started` is over, and the one reason is that the tasks are solved."""
+        is_late = time.monotonic() - started > self._config.learner.claim_timeout_s
+        if not is_late or len(self._equal_returns) < FEWEST_EPISODES or ((found := self._found()) and found.is_fault):
+            return False
+        return self._outlook() is Outlook.SOLVED
+
+    def _outlook(self) -> Outlook:
+        return outlook(
+            success=statistics.fmean(self._equal_successes), mean_return=statistics.fmean(self._equal_returns)
+        )
+
     def _wait(self, step: int, started: float, last_logged: float, before: Ledger) -> float:
         """Sleep for one poll; log what is missing every `EXPLAIN_EVERY_S`.
 
@@ -310,11 +335,12 @@ class Supply:
         ledger, reasons = self._buffer.ledger(), list[str]()
         if (found := self._found()) and found.is_fault:
             reasons.append(str(found))
-        if num_equal := ledger.dropped.get("zero_variance", 0) - before.dropped.get("zero_variance", 0):
+        num_equal = ledger.dropped.get("zero_variance", 0) - before.dropped.get("zero_variance", 0)
+        if num_equal and self._equal_returns:
+            mean = statistics.fmean(self._equal_returns)
             reasons.append(
-                f"in {num_equal} groups all members had the same return ({self._last_equal_return:.3g} in the last), "
-                "so there is nothing to compare: use a warm start, easier tasks, larger groups, or an "
-                "objective.advantage that does not compare siblings, such as reinforce_pp"
+                f"in {num_equal} groups all members had the same return, {mean:.3g} on average, so there is nothing to "
+                f"compare; {self._outlook().value}"
             )
         if self._refusals and (refused := self._refusals.last_reason()):
             reasons.append(refused)

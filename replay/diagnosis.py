@@ -3,6 +3,7 @@
 The order is that of causes: where no actor is alive, whatever else looks wrong follows from it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -10,6 +11,7 @@ from statistics import fmean
 from replay.failures import DIED_TWICE, Failure
 from replay.fleet import Member, RunState
 from replay.ledger import Ledger
+from replay.outlook import Outlook, outlook
 
 FEWEST_ATTEMPTS = 8  # fewer failures may be chance
 FEWEST_EPISODES = 64  # that all earn 0, before this counts as a fault
@@ -40,11 +42,27 @@ class Facts:
     newest_version: int  # that is on offer; -1 if none is
     max_lag: int  # optimizer steps
     now_s: float  # Unix time
+    num_steps: int = 0  # that the run is to make; 0 if unknown
     last_words: str = ""  # the last line of the learner's log, where that is on this machine
 
     def since(self, count: Callable[[Ledger], float]) -> float:
         """By how much `count` has grown since `earlier`."""
         return count(self.ledger) - (count(self.earlier) if self.earlier else 0)
+
+    @property
+    def num_episodes(self) -> int:
+        """How many episodes have ended since `earlier`."""
+        return round(self.since(lambda ledger: sum(ledger.episodes.values())))
+
+    @property
+    def success(self) -> float:
+        """The share of them that solved their task; 0 if none has ended."""
+        return self.since(lambda ledger: sum(ledger.successes.values())) / max(self.num_episodes, 1)
+
+    @property
+    def mean_return(self) -> float:
+        """Their mean return; 0 if none has ended."""
+        return self.since(lambda ledger: sum(ledger.returns.values())) / max(self.num_episodes, 1)
 
     @property
     def actors(self) -> list[Member]:
@@ -109,9 +127,18 @@ def diagnose_records(facts: Facts) -> Diagnosis:
     `facts` must have a step.
     """
     for find in (_invalid_actions, _no_reward, _no_gradient, _equal_siblings):
-        if found := find(facts):
+        if (found := find(facts)) and found.is_fault:
             return found
     return _who_waits(facts)
+
+
+def _solved(evidence: str) -> Diagnosis:
+    return Diagnosis(
+        cause="the tasks are solved",
+        evidence=f"{evidence}, so there is nothing left to learn",
+        next_step="stop here, or use harder tasks",
+        is_fault=False,
+    )
 
 
 def _not_training(facts: Facts) -> Diagnosis | None:
@@ -224,7 +251,7 @@ def _stale_actors(facts: Facts) -> Diagnosis | None:
 
 def _invalid_actions(facts: Facts) -> Diagnosis | None:
     shares = [step["trained/valid_actions"] for step in facts.steps[-NUM_STEPS:] if "trained/valid_actions" in step]
-    if len(shares) < NUM_STEPS or max(shares) >= FEWEST_VALID:
+    if len(shares) < NUM_STEPS or max(shares) >= FEWEST_VALID or _outlook_of(facts.steps) is Outlook.SOLVED:
         return None
     return Diagnosis(
         cause="the policy does not follow the action format",
@@ -235,13 +262,12 @@ def _invalid_actions(facts: Facts) -> Diagnosis | None:
 
 
 def _no_reward(facts: Facts) -> Diagnosis | None:
-    episodes = facts.since(lambda ledger: sum(ledger.episodes.values()))
-    # A sum of returns that has not moved may also be one of opposites; exact ones are unlikely.
-    if episodes < FEWEST_EPISODES or facts.since(lambda ledger: sum(ledger.returns.values())):
+    # A sum of 0 may also be one of opposites, or of costs that a good policy does not have: then some succeed.
+    if facts.num_episodes < FEWEST_EPISODES or facts.mean_return or facts.success:
         return None
     return Diagnosis(
         cause="no episode earns a reward",
-        evidence=f"the returns of the last {episodes:.0f} episodes are 0",
+        evidence=f"the returns of the last {facts.num_episodes} episodes are 0",
         next_step="look at some with `slipstream replay show GROUP`; use a warm start, easier tasks or partial rewards",
     )
 
@@ -250,13 +276,22 @@ def _no_gradient(facts: Facts) -> Diagnosis | None:
     newest = facts.steps[-NUM_STEPS:]
     if len(newest) < NUM_STEPS:
         return None
-    if not any(step.get("optim/grad_norm", 1.0) for step in newest):
+    if not any(step.get("optim/grad_norm", 1.0) or _is_of_critic(step) for step in newest):
+        success, mean_return = _mean(newest, "trained/success"), _mean(newest, "trained/reward")
+        evidence = (
+            f"the norm of the gradient was 0 in the last {NUM_STEPS} steps, with {success:.0%} successes and a mean "
+            f"return of {mean_return:.3g}"
+        )
+        if (why := _outlook_of(newest)) is Outlook.SOLVED:
+            return _solved(evidence)
         return Diagnosis(
             cause="nothing is learned",
-            evidence=f"the norm of the gradient was 0 in the last {NUM_STEPS} steps",
-            next_step="look at `optim/masked_fraction` and at the advantages; does `objective` fit the rewards?",
+            evidence=evidence,
+            next_step=why.value
+            if why is Outlook.HOPELESS
+            else "look at `optim/masked_fraction` and at the advantages; does `objective` fit the rewards?",
         )
-    if all(step.get("optim/skipped", 0.0) for step in newest):
+    if all(was_refused(step) for step in newest):
         return Diagnosis(
             cause="every step is skipped",
             evidence=f"the gradient was not finite, or the guard refused it, in the last {NUM_STEPS} steps",
@@ -265,23 +300,53 @@ def _no_gradient(facts: Facts) -> Diagnosis | None:
     return None
 
 
+def was_refused(step: Mapping[str, float]) -> bool:
+    """Whether the gradient of a step was not finite, or the guard refused it."""
+    return bool(step.get("optim/skipped", 0.0)) and not _is_of_critic(step)
+
+
+def _is_of_critic(step: Mapping[str, float]) -> bool:
+    """Whether only the critic learns in a step: it skips the policy, though nothing speaks against its gradient."""
+    is_sound = math.isfinite(step.get("optim/grad_norm", math.nan)) and step.get("optim/guard_scale", 0.0) > 0
+    return bool(step.get("optim/skipped", 0.0)) and is_sound
+
+
+def _mean(steps: Sequence[Mapping[str, float]], name: str) -> float:
+    return fmean(step.get(name, 0.0) for step in steps)
+
+
+def _outlook_of(steps: Sequence[Mapping[str, float]]) -> Outlook:
+    """The outlook of what the newest steps trained."""
+    newest = steps[-NUM_STEPS:]
+    return outlook(success=_mean(newest, "trained/success"), mean_return=_mean(newest, "trained/reward"))
+
+
 def _equal_siblings(facts: Facts) -> Diagnosis | None:
     equal = facts.since(lambda ledger: ledger.dropped.get("zero_variance", 0))
     others = facts.since(lambda ledger: ledger.trained + ledger.claimed)
     if equal < FEWEST_GROUPS or equal < MOSTLY_EQUAL * (equal + others):
         return None
-    return Diagnosis(
-        cause="siblings earn the same",
-        evidence=f"{equal:.0f} of {equal + others:.0f} groups had nothing to compare",
-        next_step="use easier or harder tasks, larger groups, `env.repeat`, or an `objective.advantage` that does not "
-        "compare siblings, such as reinforce_pp",
+    evidence = (
+        f"{equal:.0f} of {equal + others:.0f} groups had nothing to compare, with {facts.success:.0%} successes and a "
+        f"mean return of {facts.mean_return:.3g}"
     )
+    why = outlook(success=facts.success, mean_return=facts.mean_return)
+    if why is Outlook.SOLVED:
+        return _solved(evidence)
+    return Diagnosis(cause="siblings earn the same", evidence=evidence, next_step=why.value.partition(": ")[2])
 
 
 def _no_step(facts: Facts) -> Diagnosis | None:
     if not facts.steps:
         return None
     newest = facts.steps[-1]
+    if 0 < facts.num_steps <= newest.get("step", 0):
+        return Diagnosis(
+            cause="the last step is made",
+            evidence="the learner exports the model, or evaluates it",
+            next_step="wait",
+            is_fault=False,
+        )
     quiet_s = facts.now_s - newest.get("time", facts.now_s)
     if quiet_s < max(QUIET_S, QUIET_STEPS * newest.get("perf/step_s", 0.0)):
         return None

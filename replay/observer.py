@@ -31,17 +31,21 @@ class Observer:
         run_id: str,
         *,
         max_lag: int,
+        num_steps: int = 0,
         log: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shards` are clients of the run's Redis servers; `log` is the learner's, if this machine has it."""
+        """`shards` are clients of the run's Redis servers; `log` is the learner's, if this machine has it.
+
+        `num_steps` is `learner.steps`; 0 if unknown.
+        """
         self._clock = clock
         self._log = log
         self._shards = shards
         self._fleet = Fleet(shards[0], run_id)
         self._bulletin = Bulletin(shards[0], run_id)
         self._run_id = run_id
-        self._max_lag = max_lag
+        self._max_lag, self._num_steps = max_lag, num_steps
         self._readings = deque[tuple[float, Ledger]]()
 
     def facts(self, steps: Sequence[Mapping[str, float]]) -> Facts:
@@ -65,6 +69,7 @@ class Observer:
             newest_version=self._bulletin.highest_version(),
             max_lag=self._max_lag,
             now_s=time.time(),
+            num_steps=self._num_steps,
             last_words=last_line(self._log) if self._log and state in WITH_WORDS else "",
         )
 

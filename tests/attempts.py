@@ -162,6 +162,16 @@ def earning(attempt: Trajectory, reward: float) -> Trajectory:
     return msgspec.structs.replace(attempt, turns=[turn], success=reward == 1.0)
 
 
+def group_earning(*rewards: float) -> Group:
+    """A claimed group whose members earned `rewards`."""
+    asked = ticket(0, num_members=len(rewards))
+    lease = Lease(
+        ticket=asked, fence=1, missing=dict.fromkeys(range(len(rewards)), 0), partials={}, ttl_s=1.0, num_queued=0
+    )
+    members = [earning(attempt_at(lease, member, run_id="r"), reward) for member, reward in enumerate(rewards)]
+    return Group(ticket=asked, num_uses=1, trajectories=members)
+
+
 def partial_of(lease: Lease, member: int, *, run_id: str, num_sampled: int = 2) -> Trajectory:
     """What a draining actor hands in: one whole turn, and the episode is not over."""
     return attempt_at(lease, member, run_id=run_id, num_sampled=num_sampled, stop_reason=StopReason.PREEMPTED)

@@ -15,9 +15,11 @@ from rich.console import Console
 from common.run_dir import RunDir
 from common.trajectory import Outcome
 from replay.actor_buffer import InsertResult
-from replay.diagnosis import FAULT_S, FINDERS, Diagnosis, diagnose
+from replay.diagnosis import FAULT_S, FINDERS, Diagnosis, Facts, diagnose, diagnose_records
 from replay.fleet import Fleet, Refusal, RunState
+from replay.ledger import ledger_of
 from replay.observer import WINDOW_S, Observer
+from replay.outlook import Outlook, outlook
 from tests.attempts import Views, attempt_at, earning, leased, make_buffer, ticket
 from tests.every_verb import FACTS, MEMBER
 from tests.test_headline import step
@@ -192,6 +194,126 @@ def test_every_finder_is_provoked(scene: Scene) -> None:
         facts = fresh.observer.facts(fresh.steps)
         found |= {find for find in FINDERS if find(facts)}
     assert found == set(FINDERS)
+
+
+def solve_the_tasks(scene: Scene) -> None:
+    scene.play(20, rewards=(1.0, 1.0))
+    groups = scene.buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
+    scene.buffer.learner.drop([group.ticket.group_id for group in groups], "zero_variance")
+
+
+def learn_no_more_from_solved_tasks(scene: Scene) -> None:
+    scene.steps = solved_steps(**{"optim/grad_norm": 0.0})
+
+
+def solved_steps(**changes: float) -> Steps:
+    solved = {"trained/success": 1.0, "trained/reward": 1.0}
+    return [made_step(number, **solved, **changes) for number in range(1, 6)]
+
+
+def warm_up_the_critic(scene: Scene) -> None:
+    of_critic = {"optim/skipped": 1.0, "optim/guard_scale": 1.0}
+    scene.steps = [made_step(number, **of_critic, **{"optim/grad_norm": 0.0}) for number in range(1, 6)]
+
+
+def earn_costs_and_rewards(scene: Scene) -> None:
+    scene.play(40, rewards=(-1.0, 1.0))
+
+
+def solve_by_another_format(scene: Scene) -> None:
+    scene.steps = solved_steps(**{"trained/valid_actions": 0.02})
+
+
+def export_the_model(scene: Scene) -> None:
+    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, num_steps=5)
+    stand_still(scene)
+
+
+def fail_now_and_then(scene: Scene) -> None:
+    break_the_environment(scene)
+    scene.num_groups = 4
+    scene.play(20, rewards=(0.0, 1.0))
+
+
+def lose_an_engine_once(scene: Scene) -> None:
+    scene.buffer.learner.open([ticket(0)])
+    scene.buffer.actor.release(leased(scene.buffer), death="the engine process ended with exit code -6")
+
+
+def refuse_older_weights(scene: Scene) -> None:
+    refuse_the_weights(scene)
+    scene.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=1))
+    scene.observer._bulletin.highest_version = lambda: 1  # type: ignore[method-assign]
+
+
+def lose_one_of_two_actors(scene: Scene) -> None:
+    scene.fleet.beat(msgspec.structs.replace(MEMBER, name="b", policy_version=0))
+    scene.fleet.leave("b")
+
+
+def fetch_new_weights(scene: Scene) -> None:
+    scene.observer._bulletin.highest_version = lambda: 6  # type: ignore[method-assign]
+
+
+# For each finder, a scene in which the number that it reads is that of its fault, and another one explains it.
+WELL: dict[str, tuple[Callable[[Scene], None], str]] = {
+    "_refused_weights": (refuse_older_weights, "neither side waits much"),
+    "_engines_die": (lose_an_engine_once, "neither side waits much"),
+    "_no_actor": (lose_one_of_two_actors, "neither side waits much"),
+    "_attempts_fail": (fail_now_and_then, "neither side waits much"),
+    "_stale_actors": (fetch_new_weights, "neither side waits much"),
+    "_invalid_actions": (solve_by_another_format, "neither side waits much"),
+    "_no_reward": (earn_costs_and_rewards, "neither side waits much"),
+    "_no_gradient": (learn_no_more_from_solved_tasks, "the tasks are solved"),
+    "_no_gradient in a critic's warm-up": (warm_up_the_critic, "neither side waits much"),
+    "_equal_siblings": (solve_the_tasks, "the tasks are solved"),
+    "_no_step": (export_the_model, "the last step is made"),
+    "_not_training": (finish, "the run has finished"),
+}
+
+
+@pytest.mark.parametrize("finder", WELL)
+def test_a_number_that_another_one_explains_is_no_fault(scene: Scene, finder: str) -> None:
+    provoke, cause = WELL[finder]
+    provoke(scene)
+    found = scene.diagnosis()
+    assert (found.cause, found.is_fault) == (cause, False), found
+
+
+def test_every_finder_has_a_case_in_which_all_is_well() -> None:
+    assert {name.partition(" ")[0] for name in WELL} == {find.__name__ for find in FINDERS}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("success", "mean_return", "expected"),
+    [
+        (1.0, 1.0, Outlook.SOLVED),
+        (0.95, 0.2, Outlook.SOLVED),
+        (0.0, 0.0, Outlook.HOPELESS),
+        (0.0, -1.0, Outlook.HOPELESS),
+        (0.0, 0.5, Outlook.STUCK),
+        (0.5, 0.5, Outlook.STUCK),
+    ],
+)
+def test_solved_hopeless_and_stuck_are_told_apart(success: float, mean_return: float, expected: Outlook) -> None:
+    assert outlook(success=success, mean_return=mean_return) is expected
+
+
+def test_a_report_of_a_solved_run_names_the_side_that_waits() -> None:
+    facts = Facts(
+        run_id="r",
+        state=RunState.TRAINING,
+        members=(),
+        everyone=(),
+        ledger=ledger_of({}),
+        earlier=None,
+        failures=(),
+        steps=solved_steps(**{"optim/grad_norm": 0.0}),
+        newest_version=-1,
+        max_lag=4,
+        now_s=time.time(),
+    )
+    assert diagnose_records(facts).cause == "neither side waits much"
 
 
 def test_a_run_in_order_has_no_fault(scene: Scene) -> None:

@@ -1,7 +1,9 @@
 """The learner's supply against a real buffer, with the actors' work done by hand."""
 
 import signal
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,13 +13,13 @@ from common.config import Config, load_config
 from common.shutdown import Shutdown
 from common.trajectory import Fork, Outcome, Task
 from learner.checkpoint import Progress
-from learner.supplies import Supplies
-from learner.supply import Supply, SupplyDried, ticket_of
+from learner.supplies import Supplies, merged
+from learner.supply import Batch, Supply, SupplyDried, ticket_of
 from learner.task_order import task_index
 from replay.actor_buffer import ActorBuffer
-from replay.diagnosis import Diagnosis
+from replay.diagnosis import FEWEST_EPISODES, Diagnosis
 from replay.ticket import InsertResult, Lease
-from tests.attempts import Views, attempt_at, earning, make_buffer, verdict_on
+from tests.attempts import Views, attempt_at, earning, group_earning, make_buffer, verdict_on
 
 
 @pytest.fixture
@@ -512,8 +514,52 @@ def test_a_supply_of_groups_that_teach_nothing_says_so(buffer: Views, run_id: st
     supply = Supply(buffer.learner, config("learner.claim_timeout_s=0.3"), first_group_id=0)
     supply.admit(1, [], published_version=0)
     work(buffer.actor, run_id, returns=lambda _: (-0.15, -0.15))
-    with pytest.raises(SupplyDried, match=r"in 4 groups all members had the same return \(-0\.15 .*warm start"):
+    with pytest.raises(SupplyDried, match=r"in 4 groups all members had the same return, -0\.15 on .*warm start"):
         supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+
+
+@pytest.mark.parametrize(
+    ("returns", "reason"),
+    [((0.0, 0.0), "no episode earns anything: use a warm start"), ((0.5, 0.5), "siblings earn the same: use easier")],
+)
+def test_hopeless_tasks_and_equal_siblings_end_the_run_with_an_error_each(
+    buffer: Views, run_id: str, shutdown: Shutdown, returns: tuple[float, float], reason: str
+) -> None:
+    with pytest.raises(SupplyDried, match=reason):
+        batch_of_equals(buffer, run_id, shutdown, returns=returns)
+
+
+def test_where_all_tasks_are_solved_the_deadline_ends_the_run_as_finished(
+    buffer: Views, run_id: str, shutdown: Shutdown
+) -> None:
+    batch = batch_of_equals(buffer, run_id, shutdown, returns=(1.0, 1.0))
+    assert batch is not None and batch.groups == []
+    assert batch.num_dropped["zero_variance"] >= FEWEST_EPISODES / 2
+    assert buffer.learner.ledger().claimed == 0 and buffer.audit() == []
+    assert merged([batch, msgspec.structs.replace(batch, groups=[group_earning(0.5, 0.5)])]).groups == []
+
+
+def test_an_actor_that_is_gone_is_no_sign_of_solved_tasks(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
+    dead = Diagnosis(cause="no actor is alive", evidence="none sends heartbeats", next_step="start one")
+    with pytest.raises(SupplyDried, match="no actor is alive"):
+        batch_of_equals(buffer, run_id, shutdown, returns=(1.0, 1.0), found=lambda: dead)
+
+
+def batch_of_equals(
+    buffer: Views, run_id: str, shutdown: Shutdown, *, returns: tuple[float, float], **of_supply: Any
+) -> Batch | None:
+    """The next batch of a supply whose groups all have members with these returns, and of which some are left."""
+    rounds = iter(range(40))
+
+    def sleep(_: float) -> None:
+        if next(rounds, None) is not None:
+            work(buffer.actor, run_id, returns=lambda _: returns)
+        else:
+            time.sleep(0.05)
+
+    settings = config("learner.claim_timeout_s=3")
+    supply = Supply(buffer.learner, settings, first_group_id=0, sleep=sleep, **of_supply)
+    return supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
 
 
 def test_what_is_wrong_with_the_run_comes_before_what_its_groups_lack(

@@ -31,7 +31,7 @@ class View:
         self, shards: Sequence[redis.Redis], run_dir: RunDir, run_id: str, *, num_steps: int, max_lag: int
     ) -> None:
         """`shards` are clients of the run's Redis servers."""
-        self._observer = Observer(shards, run_id, max_lag=max_lag, log=run_dir.log("learner"))
+        self._observer = Observer(shards, run_id, max_lag=max_lag, num_steps=num_steps, log=run_dir.log("learner"))
         self._bulletin = Bulletin(shards[0], run_id)
         self._metrics = MetricsFile(run_dir.metrics)
         self._num_steps = num_steps

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from common.headline import headline, wilson
-from replay.diagnosis import Diagnosis, Facts, diagnose_records
+from replay.diagnosis import Diagnosis, Facts, diagnose_records, was_refused
 from replay.fleet import RunState
 from replay.ledger import ledger_of
 from tools.report.blocks import Rows
@@ -139,7 +139,7 @@ def _cost(run: RunFiles) -> str:
 def _failing(run: RunFiles) -> str:
     found = [f"the learner ended with an error: {run.error}"] if run.error else []
     found += [f"{count} {kind} in the log" for kind, count in run.complaints.items()]
-    if skipped := sum(record.get("optim/skipped", 0) > 0 for record in run.steps):
+    if skipped := sum(map(was_refused, run.steps)):
         found.append(f"{skipped} steps were skipped")
     if ledger := run.ledger:
         found += [f"{count} attempts failed: {outcome}" for outcome, count in ledger.failed.items()]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from common.config import Config, key_paths, value_of
 from common.run_dir import RunDir
+from replay.diagnosis import was_refused
 from replay.ledger import STATES
 from tools.report.blocks import Block, Commands, Rows, Words
 from tools.report.run_files import RunFiles
@@ -111,7 +112,7 @@ def _cost(run: RunFiles) -> Mapping[str, str]:
 def _faults(run: RunFiles) -> Mapping[str, str]:
     rows = {f"log of {kind}": str(count) for kind, count in run.complaints.items()}
     if run.steps:
-        skipped = sum(record.get("optim/skipped", 0.0) > 0 for record in run.steps)
+        skipped = sum(map(was_refused, run.steps))
         rows["optimizer steps skipped"] = str(skipped)
     if (ledger := run.ledger) is None:
         return rows
