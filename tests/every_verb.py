@@ -110,13 +110,18 @@ def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, vi
     assert played.heartbeat("a", [lease]) == {lease.ticket.group_id}
     assert played.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="it broke") == 1
     assert played.hand_in(lease, partial_of(lease, 1, run_id=run_id)) is InsertResult.STORED
+    played.release(lease, death="exit code -6")
+    lease = held(played.lease("a"))
+    played.release(lease, death="exit code -6")
+    lease = held(played.lease("a"))
+    assert played.hand_in(lease, partial_of(lease, 1, run_id=run_id)) is InsertResult.STORED
     played.release(lease)
     resumed = held(played.lease("a"))
     assert list(resumed.partials) == [1]
     assert person.quarantine(resumed.ticket.group_id, "to be looked at")
     assert len(read_quarantined(viewer, base)) == 1
     assert person.requeue([resumed.ticket.group_id]) == 1
-    assert len(books.failures()) == len(read_failures(viewer, base)) == 2
+    assert len(books.failures()) == len(read_failures(viewer, base)) == 3
     assert [group.group_id for group in list_groups(viewer, run_id)] == [2, 3]
     queued = find_group(viewer, run_id, 3)
     assert queued is not None and queued.state == "queued"
