@@ -1,7 +1,11 @@
-"""Makes environments by name: those listed here, and the user's own by `module:Class`."""
+"""Makes environments by name: those listed here, and the user's own by `module:Class`.
+
+Each is imported when the first of its kind is made: a process loads only what it plays.
+"""
 
 import difflib
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
@@ -9,91 +13,61 @@ from typing import Any, TypeVar, cast
 from common.config import Config
 from common.env_config import MixtureEntry
 from common.imported import imported, is_own
-from envhub.adapters.browsergym import BrowserGymEnv
-from envhub.adapters.gym import GymEnv
-from envhub.adapters.mcp_tools import McpEnv
-from envhub.adapters.miniwob import MiniWobEnv
-from envhub.adapters.reasoning import ReasoningEnv
-from envhub.adapters.textarena import TextArenaEnv
-from envhub.adapters.textworld import TextWorldEnv
-from envhub.adapters.verifiers_env import VerifiersEnv
-from envhub.agent.agent import AgentEnv
-from envhub.assets.agentbench_kg import make_agentbench_kg_env
-from envhub.assets.agentbench_os import make_agentbench_os_env
-from envhub.assets.bird import make_bird_env
-from envhub.assets.dbbench import make_dbbench_env
-from envhub.assets.gaia import make_gaia_env
-from envhub.assets.swebench import make_swebench_env
-from envhub.assets.textcraft import make_textcraft_env
-from envhub.assets.webshop import make_webshop_env
-from envhub.code.code import make_code_env
-from envhub.craft import make_craft_env
-from envhub.dataset.dataset import make_dataset_env
 from envhub.driving import DrivingEnv
 from envhub.env import Env
-from envhub.grid.grid import make_grid_env
-from envhub.household.household import HouseholdEnv
-from envhub.kg.kg import make_kg_env
-from envhub.remote.agentgym_client import AgentGymClient
-from envhub.remote.env_client import EnvClient
-from envhub.remote.openenv_client import OpenEnvClient
-from envhub.research.research import make_research_env
-from envhub.shell.shell import make_shell_env
-from envhub.shop.shop import ShopEnv
-from envhub.sqldb.sqldb import make_sqldb_env
-from envhub.swe.swe import make_swe_env
-from envhub.tools.tools import make_tools_env
-from envhub.web.web import make_web_env
 
 NUM_HELD_OUT = 32  # twice that are about 2 % of the episodes between two evaluations
 
-ENVS: dict[str, Callable[..., Env]] = {
-    "shop": ShopEnv,
-    "household": HouseholdEnv,
-    "grid": make_grid_env,
-    "craft": make_craft_env,
-    "kg": make_kg_env,
-    "sqldb": make_sqldb_env,
-    "web": make_web_env,
-    "research": make_research_env,
-    "tools": make_tools_env,
-    "shell": make_shell_env,
-    "code": make_code_env,
-    "swe": make_swe_env,
+ENVS: dict[str, str] = {
+    "shop": "envhub.shop.shop:ShopEnv",
+    "household": "envhub.household.household:HouseholdEnv",
+    "grid": "envhub.grid.grid:make_grid_env",
+    "craft": "envhub.craft:make_craft_env",
+    "kg": "envhub.kg.kg:make_kg_env",
+    "sqldb": "envhub.sqldb.sqldb:make_sqldb_env",
+    "web": "envhub.web.web:make_web_env",
+    "research": "envhub.research.research:make_research_env",
+    "tools": "envhub.tools.tools:make_tools_env",
+    "shell": "envhub.shell.shell:make_shell_env",
+    "code": "envhub.code.code:make_code_env",
+    "swe": "envhub.swe.swe:make_swe_env",
 }
 # Environments of other packages. Making one imports its package (docs/adapters.md).
-ADAPTERS: dict[str, Callable[..., Env]] = {
-    "browsergym": BrowserGymEnv,
-    "gymnasium": GymEnv,
-    "mcp": McpEnv,
-    "miniwob": MiniWobEnv,
-    "reasoning_gym": ReasoningEnv,
-    "textarena": TextArenaEnv,
-    "textworld": TextWorldEnv,
+ADAPTERS: dict[str, str] = {
+    "browsergym": "envhub.adapters.browsergym:BrowserGymEnv",
+    "gymnasium": "envhub.adapters.gym:GymEnv",
+    "mcp": "envhub.adapters.mcp_tools:McpEnv",
+    "miniwob": "envhub.adapters.miniwob:MiniWobEnv",
+    "reasoning_gym": "envhub.adapters.reasoning:ReasoningEnv",
+    "textarena": "envhub.adapters.textarena:TextArenaEnv",
+    "textworld": "envhub.adapters.textworld:TextWorldEnv",
 }
 
 # Tasks from files that the user provides: benchmarks (docs/assets.md), and any questions (docs/dataset.md).
-ASSETS: dict[str, Callable[..., Env]] = {
-    "agentbench_kg": make_agentbench_kg_env,
-    "agentbench_os": make_agentbench_os_env,
-    "bird": make_bird_env,
-    "dataset": make_dataset_env,
-    "dbbench": make_dbbench_env,
-    "gaia": make_gaia_env,
-    "swebench": make_swebench_env,
-    "textcraft": make_textcraft_env,
-    "webshop": make_webshop_env,
+ASSETS: dict[str, str] = {
+    "agentbench_kg": "envhub.assets.agentbench_kg:make_agentbench_kg_env",
+    "agentbench_os": "envhub.assets.agentbench_os:make_agentbench_os_env",
+    "bird": "envhub.assets.bird:make_bird_env",
+    "dataset": "envhub.dataset.dataset:make_dataset_env",
+    "dbbench": "envhub.assets.dbbench:make_dbbench_env",
+    "gaia": "envhub.assets.gaia:make_gaia_env",
+    "swebench": "envhub.assets.swebench:make_swebench_env",
+    "textcraft": "envhub.assets.textcraft:make_textcraft_env",
+    "webshop": "envhub.assets.webshop:make_webshop_env",
 }
 
 # Environments that run on a server (docs/serving.md).
-REMOTE: dict[str, Callable[..., Env]] = {
-    "remote": EnvClient,
-    "openenv": OpenEnvClient,
-    "agentgym": AgentGymClient,
+REMOTE: dict[str, str] = {
+    "remote": "envhub.remote.env_client:EnvClient",
+    "openenv": "envhub.remote.openenv_client:OpenEnvClient",
+    "agentgym": "envhub.remote.agentgym_client:AgentGymClient",
 }
 
 # Environments that run the whole episode themselves and request tokens (envhub/driving.py).
-DRIVING: dict[str, Callable[..., DrivingEnv]] = {"agent": AgentEnv, "verifiers": VerifiersEnv}
+DRIVING: dict[str, str] = {
+    "agent": "envhub.agent.agent:AgentEnv",
+    "verifiers": "envhub.adapters.verifiers_env:VerifiersEnv",
+}
 
 # Environments that have held-out tasks only if `env.options.held_out` names some. The others have a split of their own.
 HELD_OUT_BY_OPTION = (
@@ -151,7 +125,7 @@ def env_maker(name: str) -> Callable[..., Env]:
             f"`env.name` must be one of {', '.join([*known, *DRIVING])}, or module:Class for your own environment, "
             f"got {name!r}; {hint}"
         )
-    return known[name]
+    return cast(Callable[..., Env], _loaded(known[name]))
 
 
 def make_env(name: str, options: Mapping[str, Any]) -> Env:
@@ -162,8 +136,21 @@ def make_env(name: str, options: Mapping[str, Any]) -> Env:
 def make_any_env(name: str, options: Mapping[str, Any]) -> Env | DrivingEnv:
     """Like `make_env`, but also makes environments that run whole episodes themselves."""
     if name in DRIVING:
-        return _made(DRIVING[name], name, options)
+        return _made(cast(Callable[..., DrivingEnv], _loaded(DRIVING[name])), name, options)
     return make_env(name, options)
+
+
+@functools.cache
+def _loaded(place: str) -> Callable[..., object]:
+    """What is at `module:NAME` of ours."""
+    module, _, name = place.partition(":")
+    found: Callable[..., object] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def env_options(name: str) -> list[str]:
+    """The options of the built-in environment `name`."""
+    return list(_signature(_loaded((ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING)[name])).parameters)
 
 
 def _made(make: Callable[..., Made], name: str, options: Mapping[str, Any]) -> Made:

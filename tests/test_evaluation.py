@@ -1,6 +1,5 @@
 """Evaluations during training, against a real buffer; the test does the actors' work."""
 
-import inspect
 from collections.abc import Callable
 
 import msgspec
@@ -9,7 +8,7 @@ import redis
 
 from common.config import Config, load_config
 from common.config_error import ConfigError
-from envhub.catalogue import ADAPTERS, ASSETS, DRIVING, ENVS, HELD_OUT_BY_OPTION, REMOTE, num_held_out
+from envhub.catalogue import ADAPTERS, ASSETS, DRIVING, ENVS, HELD_OUT_BY_OPTION, REMOTE, env_options, num_held_out
 from learner.checkpoint import Progress
 from learner.evaluation import Evaluation, RegularEvaluation
 from replay.ticket import InsertResult
@@ -174,11 +173,7 @@ def test_a_run_is_evaluated_during_training_by_default_unless_it_has_no_held_out
 def test_every_environment_whose_options_name_its_held_out_tasks_is_listed() -> None:
     """Those that split their own tasks, or use the train tasks, have held-out tasks without the option."""
     splits_its_own = {"agent", "browsergym", "dataset", "verifiers"}
-    with_option = {
-        name
-        for name, make in (ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING).items()
-        if "held_out" in inspect.signature(make).parameters
-    }
+    with_option = {name for name in ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING if "held_out" in env_options(name)}
     assert with_option - splits_its_own == set(HELD_OUT_BY_OPTION)
 
 

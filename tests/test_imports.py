@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from envhub.catalogue import ADAPTERS, ASSETS, DRIVING, ENVS, REMOTE
+
 REPOSITORY = Path(__file__).parents[1]
 
 IMPORT_WITHOUT = """
@@ -13,7 +15,7 @@ refused = sys.argv[1].split(",")
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in refused:
+        if any(f"{name}.".startswith(f"{root}.") for root in refused):
             raise AssertionError(f"{name} was imported")
 
 sys.meta_path.insert(0, Refuse())
@@ -62,3 +64,9 @@ ENGINE_FILES = tuple(
     f"actors.{name}"
     for name in ("vllm_start", "staged_transfer", "reload", "kept_twin", "serve_engine", "answer_parser")
 )
+
+
+def test_no_environment_is_imported_before_it_is_played() -> None:
+    places = (ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING).values()
+    modules = {place.partition(":")[0] for place in places} - {"envhub.remote.env_client"}  # rollouts ask for its class
+    import_without(",".join(modules), ["tools.cli", "tools.top", "actors.act", "learner.learn"])
