@@ -21,47 +21,11 @@ from replay.listing import NotRecorded
 from replay.server import ServerError, password_of
 from tools.child import EXIT_BAD_INPUT
 from tools.config_help import settings_help
-from tools.drill import drill
-from tools.hub import local_model
-from tools.launch import launch, scale
 from tools.options import add_options
-from tools.replay.questions import add_questions, take_operands
-from tools.road_file import read_road
-from tools.verbs import VERBS, called
+from tools.verbs import VERBS, Verb, called, placed, run_name
 
-# Verbs about a run that exists already. Without a YAML file they use the configuration in the run's directory.
-JOINING = (
-    "learner",
-    "actors",
-    "judge",
-    "relay",
-    "top",
-    "doctor",
-    "track",
-    "simulate",
-    "scale",
-    "join-command",
-    "replay",
-    "export",
-    "eval",
-    "collect",
-)
-FIXED_POLICY = ("eval", "collect")  # verbs that play with the run's trained model, not with its initial model
-OF_RUNS = ("report", "view")  # verbs that read directories of runs, which are named without `run.name=`
-LOADING_MODELS = (
-    "up",
-    "learner",
-    "sft",
-    "dpo",
-    "reward",
-    "prm",
-    "eval",
-    "collect",
-    "road",
-)  # model.path may be a Hub id
 WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # a retry cannot help
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-MOVING_WEIGHTS = ("up", "learner", "actors", "relay")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -99,8 +63,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(dump_config(config), end="")
         return 0
-    if arguments.verb in LOADING_MODELS:
-        config.model.path = local_model(config.model.path)
+    if VERBS[arguments.verb].loads_model:
+        config.model.path = placed("tools.hub:local_model")(config.model.path)
     return called(arguments)(config)
 
 
@@ -111,15 +75,17 @@ def _drop_output() -> None:
 
 def _parsed(argv: list[str] | None) -> argparse.Namespace:
     """The arguments, with settings before, between and after the options."""
-    parser = _parser()
-    arguments, rest = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    parser = _parser(next((word for word in words if word in VERBS), None))
+    arguments, rest = parser.parse_known_args(words)
     unknown = [argument for argument in rest if argument.startswith("-")]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments.settings += rest
-    if arguments.verb == "replay":
-        take_operands(parser, arguments)
-    if arguments.verb in OF_RUNS:
+    verb = VERBS[arguments.verb]
+    if verb.asks:
+        placed("tools.replay.questions:take_operands")(parser, arguments)
+    if verb.of_runs:
         arguments.runs = [word for word in arguments.settings if "=" not in word]
         arguments.settings = [word for word in arguments.settings if "=" in word]
     return arguments
@@ -137,58 +103,45 @@ class _Parser(argparse.ArgumentParser):
         return f"{super().format_help()}\n{title} (section.key = default):\n{settings_help(sections)}\n{more}"
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the command line. With `chosen`, only that verb's arguments are known: others import more."""
     parser = _Parser(prog="slipstream", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in VERBS:
-        summary = VERBS[verb].summary
+    for name, verb in VERBS.items():
+        is_known = chosen in (name, None)
         one = verbs.add_parser(
-            verb,
-            help=summary,
-            description=summary,
-            parents=_parents(verb),
+            name,
+            help=verb.summary,
+            description=verb.summary,
+            parents=[_before_settings(verb), _settings()] if is_known and not verb.asks else [],
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        one.verb = verb
-        if (own := VERBS[verb].own) is not None:
-            add_options(one, own)
-        if verb == "replay":
-            add_questions(one, _settings())
-        if verb == "learner":
-            one.add_argument(
-                "--replay-archive",
-                metavar="RUN",
-                type=_run_name,
-                help="repeat the training of RUN from its archive and "
-                "configuration, without actors or Redis; run.name is RUN-rerun by default",
-            )
-        if verb == "drill":
-            drill.add_options(one)
-        if verb == "scale":
-            scale.add_options(one)
-        if verb in ("collect", "data", "view"):
-            one.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
-        if verb in ("up", "road"):
-            one.add_argument("--dry-run", action="store_true", help="print what would be started, and exit")
+        one.verb = name
+        if is_known:
+            _add_own(one, verb)
     return parser
 
 
-def _parents(verb: str) -> list[_Parser]:
-    """Parsers of the arguments that come before the verb's options: its operands, then the settings."""
-    if verb == "replay":
-        return []
-    operand = _Parser(add_help=False)
-    if verb == "launch":
-        launch.add_options(operand)
-    if verb in ("collect", "data"):
-        operand.add_argument("file", type=Path, metavar="FILE", help="where to write the rows, .jsonl or .parquet")
-    if verb == "road":
-        operand.add_argument("road", metavar="road.yaml", help="the stages: see docs/road.md")
-    if verb == "serve-rewards":
-        operand.add_argument("folder", type=Path, metavar="FOLDER", help="of `slipstream prm` or `slipstream reward`")
-    if verb == "envs":
-        operand.add_argument("service", choices=("serve",), help="what to do with the environments")
-    return [operand, _settings()]
+def _before_settings(verb: Verb) -> _Parser:
+    """A parent parser with the arguments that come first."""
+    operands = _Parser(add_help=False)
+    if verb.adds:
+        placed(verb.adds)(operands)
+    for flag, how in verb.arguments.items():
+        if not flag.startswith("-"):
+            operands.add_argument(flag, **how)
+    return operands
+
+
+def _add_own(parser: _Parser, verb: Verb) -> None:
+    """Add the options of `verb`, and its questions."""
+    if verb.own is not None:
+        add_options(parser, verb.own)
+    if verb.asks:
+        placed("tools.replay.questions:add_questions")(parser, _settings())
+    for flag, how in verb.arguments.items():
+        if flag.startswith("-"):
+            parser.add_argument(flag, **how)
 
 
 def _settings() -> _Parser:
@@ -202,16 +155,10 @@ def _settings() -> _Parser:
         help="YAML files that change defaults, then single settings; a later one wins",
     )
     settings.add_argument(
-        "--resume", metavar="NAME", type=_run_name, help="continue the run of this name with its configuration"
+        "--resume", metavar="NAME", type=run_name, help="continue the run of this name with its configuration"
     )
     settings.add_argument("--print-config", action="store_true", help="print the whole configuration, and exit")
     return settings
-
-
-def _run_name(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("got an empty name; give that of a run, or leave the option out")
-    return text
 
 
 def _load(arguments: argparse.Namespace) -> Config:
@@ -225,7 +172,8 @@ def _load(arguments: argparse.Namespace) -> Config:
         )
     if arguments.resume and arguments.replay_archive:
         raise ConfigError("got both --resume, which continues a run, and --replay-archive, which begins one; give one")
-    if arguments.verb == "road":
+    verb = VERBS[arguments.verb]
+    if verb.has_stages:
         return _shared_by_stages(arguments, files, overrides)
     named = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     root = named.get("run.root", Config().run.root)
@@ -235,17 +183,17 @@ def _load(arguments: argparse.Namespace) -> Config:
         run = arguments.replay_archive
         files = [str(_config_of(root, run))]
         overrides = [f"run.rerun_of='{run}'", f"run.name='{run}-rerun'", "redis.url=''", *overrides]
-    elif arguments.verb in JOINING and not files:
+    elif verb.joins and not files:
         there = RunDir(root, named.get("run.name", Config().run.name)).config
         if there.is_file():
             files = [str(there)]
-            overrides = ["model.path=''", *overrides] if arguments.verb in FIXED_POLICY else overrides
+            overrides = ["model.path=''", *overrides] if verb.plays else overrides
     config = load_config(files[0] if files else None, overrides, presets=files[1:])
     config.redis.url = without_password(config.redis.url)
     own = password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url)
     if own is not None:
         os.environ[PASSWORD_VARIABLE] = own
-    if arguments.verb in MOVING_WEIGHTS:
+    if verb.moves_weights:
         load_key(config.weights.key_file)
     return config
 
@@ -257,7 +205,8 @@ def _shared_by_stages(arguments: argparse.Namespace, files: list[str], overrides
             f"got {', '.join(files) or '--resume'}; a road names its config files itself, under `config`, and the same "
             "command continues it"
         )
-    return read_road(arguments.road, overrides).config
+    config: Config = placed("tools.road_file:read_road")(arguments.road, overrides).config
+    return config
 
 
 def _config_of(root: str, name: str) -> Path:

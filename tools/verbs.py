@@ -3,8 +3,9 @@
 import argparse
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from common.config import Config
@@ -25,6 +26,14 @@ from tools.simulate.simulate_options import SimulateOptions
 from tools.top_options import TopOptions
 from tools.track.track_options import TrackOptions
 from tools.viewer.view_options import ViewOptions
+
+
+def run_name(text: str) -> str:
+    """`text`, the name of a run. Raises ArgumentTypeError if it is empty."""
+    if not text:
+        raise argparse.ArgumentTypeError("got an empty name; give that of a run, or leave the option out")
+    return text
+
 
 RUN = ("run.name", "run.root", "redis.url")
 REWARDS = ("env.rewards", "env.mixture")
@@ -54,6 +63,23 @@ FIT = ("run", "model", "optim", "learner")
 FIXED_MODEL = ("run", "model", "env", "sampling", "actors")
 
 
+# Arguments of verbs, by flag or name, as argparse takes them.
+FORCE = {"--force": {"action": "store_true", "help": "overwrite FILE if it exists"}}
+DRY_RUN = {"--dry-run": {"action": "store_true", "help": "print what would be started, and exit"}}
+FILE = {"file": {"type": Path, "metavar": "FILE", "help": "where to write the rows, .jsonl or .parquet"}}
+FOLDER = {"folder": {"type": Path, "metavar": "FOLDER", "help": "of `slipstream prm` or `slipstream reward`"}}
+ROAD = {"road": {"metavar": "road.yaml", "help": "the stages: see docs/road.md"}}
+SERVE = {"service": {"choices": ("serve",), "help": "what to do with the environments"}}
+ARCHIVE = {
+    "--replay-archive": {
+        "metavar": "RUN",
+        "type": run_name,
+        "help": "repeat the training of RUN from its archive and configuration, without actors or Redis; run.name is "
+        "RUN-rerun by default",
+    }
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Verb:
     """One verb of the command line."""
@@ -63,6 +89,15 @@ class Verb:
     settings: tuple[str, ...]  # keys, and sections, that the verb reads itself or passes on
     options: Callable[[argparse.Namespace], dict[str, Any]] = lambda _: {}  # keyword arguments of the function
     own: type | None = None  # the dataclass of the options that only this verb has; the function's argument `options`
+    arguments: dict[str, dict[str, Any]] = field(default_factory=dict)  # of its own; those without a dash come first
+    adds: str = ""  # `module:name` of a function that adds more of them
+    asks: bool = False  # its first argument is one of the questions in tools/replay/questions.py
+    joins: bool = False  # about a run that exists: without a YAML file it uses the configuration in the run's directory
+    plays: bool = False  # with the run's trained model, not with its initial one
+    of_runs: bool = False  # reads directories of runs, which are named without `run.name=`
+    loads_model: bool = False  # `model.path` may be a Hub id
+    moves_weights: bool = False  # by `weights.key_file`, which must be readable
+    has_stages: bool = False  # its file names stages, which share the settings
 
 
 VERBS = {
@@ -71,26 +106,38 @@ VERBS = {
         "tools.up:up",
         (*LEARNER, "actors"),
         lambda given: {"resume": bool(given.resume), "dry_run": given.dry_run},
+        loads_model=True,
+        moves_weights=True,
+        arguments=DRY_RUN,
     ),
     "learner": Verb(
         "train; one process, or one per rank under torchrun when learner.ranks > 1",
         "tools.rerun:train_or_rerun",
         LEARNER,
+        joins=True,
+        loads_model=True,
+        moves_weights=True,
+        arguments=ARCHIVE,
     ),
     "actors": Verb(
         "start actors.count actors that roll out episodes for a run",
         "tools.actor_host:host_actors",
         (*RELAY, *REWARDS, "actors", "weights.disk"),
+        joins=True,
+        moves_weights=True,
     ),
     "judge": Verb(
         "compare the members of complete groups, for judges in env.rewards with `compare`",
         "actors.judge:judge",
         (*RUN, "actors.join_timeout_s"),
+        joins=True,
     ),
     "relay": Verb(
         "pull a run's newest weights once and serve them to its actors",
         "tools.relay:run_relay",
         RELAY,
+        joins=True,
+        moves_weights=True,
     ),
     "runs": Verb("list the runs under run.root: state, steps, success, cost", "tools.runs:runs", ("run.root",)),
     "report": Verb(
@@ -99,6 +146,7 @@ VERBS = {
         ("run.name", "run.root"),
         lambda given: {"runs": given.runs},
         ReportOptions,
+        of_runs=True,
     ),
     "view": Verb(
         "look into the steps, groups and episodes of RUN in a browser: `slipstream view RUN`",
@@ -106,19 +154,23 @@ VERBS = {
         ("run.name", "run.root", "model.path"),
         lambda given: {"runs": given.runs, "force": given.force},
         ViewOptions,
+        of_runs=True,
+        arguments=FORCE,
     ),
-    "top": Verb("watch a run in the terminal", "tools.top:top", RUN, own=TopOptions),
+    "top": Verb("watch a run in the terminal", "tools.top:top", RUN, own=TopOptions, joins=True),
     "track": Verb(
         "send a run's metrics to Weights & Biases, MLflow or Prometheus",
         "tools.track.track:track",
         RUN,
         own=TrackOptions,
+        joins=True,
     ),
     "simulate": Verb(
         "predict throughput, lag and cost of other fleets and settings, from the records of a run",
         "tools.simulate.simulate:simulate",
         (*RUN[:2], "replay", "actors.max_episodes", "actors.price_per_hour"),
         own=SimulateOptions,
+        joins=True,
     ),
     "scale": Verb(
         "keep the advised, or a given, number of actors running on a host; or hosts in the best markets for a budget",
@@ -126,12 +178,15 @@ VERBS = {
         (*RUN, "actors.count"),
         lambda given: {"to": given.to, "host": given.host, "on": given.on, "dry_run": given.dry_run},
         MarketOptions,
+        joins=True,
+        adds="tools.launch.scale:add_options",
     ),
     "drill": Verb(
         "inject faults into a local run, one after another, and report what was lost",
         "tools.drill.drill:answer",
         (*LEARNER, "actors"),
         lambda given: {"asked": given},
+        adds="tools.drill.drill:add_options",
     ),
     "launch": Verb(
         "start a run on Kubernetes, Slurm, SkyPilot or Ray",
@@ -139,12 +194,15 @@ VERBS = {
         (*LEARNER, "actors"),
         lambda given: {"engine": given.engine, "dry_run": given.dry_run},
         LaunchOptions,
+        adds="tools.launch.launch:add_options",
     ),
     "replay": Verb(
         "inspect the buffer and the archive: groups, trajectories, steps; audit, repair, quarantine, export",
         "tools.replay.questions:ask",
         (*RUN, "model.path", "replay.lease_ttl_s", "replay.max_attempts", "replay.max_trajectory_bytes"),
         lambda given: {"arguments": given},
+        joins=True,
+        asks=True,
     ),
     "key": Verb(
         "write a new key that encrypts weight transfers to weights.key_file, for networks that are not trusted",
@@ -162,6 +220,7 @@ VERBS = {
         "tools.join_command:join_command",
         (*RUN, "actors", "env.name", "weights.host", "weights.key_file"),
         own=FleetOption,
+        joins=True,
     ),
     "sft": Verb(
         "fine-tune model.path on the recorded conversations in --data, all of them or the best",
@@ -169,6 +228,7 @@ VERBS = {
         FIT,
         lambda given: {"goal": given.verb},
         FitOptions,
+        loads_model=True,
     ),
     "dpo": Verb(
         "train model.path on the pairs of preferred and rejected conversations in --data (DPO)",
@@ -176,6 +236,7 @@ VERBS = {
         FIT,
         lambda given: {"goal": given.verb},
         FitOptions,
+        loads_model=True,
     ),
     "reward": Verb(
         "train a reward model, which begins as model.path, on the pairs of conversations in --data",
@@ -183,6 +244,7 @@ VERBS = {
         FIT,
         lambda given: {"goal": given.verb},
         FitOptions,
+        loads_model=True,
     ),
     "prm": Verb(
         "train a process reward model, which begins as model.path, on the labels of turns in --data",
@@ -190,6 +252,7 @@ VERBS = {
         FIT,
         lambda given: {"goal": given.verb},
         FitOptions,
+        loads_model=True,
     ),
     "data": Verb(
         "filter, mark and split recorded conversations, and write FILE with a data card",
@@ -197,24 +260,32 @@ VERBS = {
         (),
         lambda given: {"path": given.file, "force": given.force},
         DataOptions,
+        arguments=FILE | FORCE,
     ),
     "road": Verb(
         "run the stages of a file one after another, from a base model to an agent, with an evaluation after each",
         "tools.road:road",
         (*LEARNER, "actors"),
         lambda given: {"path": given.road, "overrides": given.settings, "dry_run": given.dry_run},
+        arguments=ROAD | DRY_RUN,
+        loads_model=True,
+        has_stages=True,
     ),
     "eval": Verb(
         "measure success on held-out tasks, with a run's trained model or model.path; compare formats of actions",
         "tools.evaluate:evaluate",
         (*FIXED_MODEL, "eval.num_tasks", "learner.micro_batch_tokens"),
         own=EvalOptions,
+        joins=True,
+        plays=True,
+        loads_model=True,
     ),
     "export": Verb(
         "write a model card into a run's trained model, and upload the folder to the Hugging Face Hub",
         "tools.export:export",
         ("run.name", "run.root"),
         own=ExportOptions,
+        joins=True,
     ),
     "collect": Verb(
         "play train tasks with a run's trained model or model.path, and write the trajectories to FILE",
@@ -222,12 +293,17 @@ VERBS = {
         (*FIXED_MODEL, "replay.group_size", "learner.micro_batch_tokens"),
         lambda given: {"path": given.file, "force": given.force},
         CollectOptions,
+        arguments=FILE | FORCE,
+        joins=True,
+        plays=True,
+        loads_model=True,
     ),
     "envs": Verb(
         "serve environments to actors on other hosts: `slipstream envs serve`",
         "tools.serve_envs:serve_envs",
         ("env.step_timeout_s",),
         own=ServeOptions,
+        arguments=SERVE,
     ),
     "serve-rewards": Verb(
         "serve the reward model in FOLDER to collect, eval and actors, which then share one copy; it scores in batches",
@@ -235,6 +311,7 @@ VERBS = {
         ("model", "learner.micro_batch_tokens"),
         lambda given: {"folder": given.folder},
         RewardsOptions,
+        arguments=FOLDER,
     ),
     "plan": Verb(
         "print the memory that a run needs on GPUs and hosts, its speed and its cost; no GPU is needed",
@@ -246,13 +323,20 @@ VERBS = {
         "check this machine: packages, Redis, memory, shared memory, GPU; and the run `run.name`, if it exists",
         "tools.doctor:doctor",
         (*RUN, *REWARDS),
+        joins=True,
     ),
 }
+
+
+def placed(place: str) -> Callable[..., Any]:
+    """Import and return `module:name`."""
+    module, _, name = place.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def called(arguments: argparse.Namespace) -> Callable[[Config], int]:
     """The function of the verb with its options; it takes the configuration and returns the exit code."""
     verb = VERBS[arguments.verb]
-    module, _, name = verb.function.partition(":")
     own: dict[str, Any] = {"options": options_of(verb.own, arguments)} if verb.own else {}
-    return partial(getattr(importlib.import_module(module), name), **verb.options(arguments), **own)
+    return partial(placed(verb.function), **verb.options(arguments), **own)
