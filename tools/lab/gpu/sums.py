@@ -1,4 +1,7 @@
-"""Writes sums in natural language, as rows of a prompt and an answer. `python -m tools.lab.gpu.sums FILE [LARGEST]`."""
+"""Writes sums in natural language, as rows of a prompt and an answer.
+
+`python -m tools.lab.gpu.sums FILE [LARGEST]`
+"""
 
 import json
 import random
