@@ -1,6 +1,6 @@
-"""The engine process with a batch in flight between two steps, as on a GPU. `python -m tests.overlapped_engine FD`.
+"""The engine process with a batch in flight between two steps, as on a GPU.
 
-On a CPU vLLM refuses overlapped scheduling. Its queue of batches, which pipeline parallelism uses too, runs there: the
+`python -m tests.overlapped_engine FD`. On a CPU vLLM refuses overlapped scheduling. Its queue of batches, which pipeline parallelism uses too, runs there: the
 weights compute a batch when it is scheduled, and its tokens are collected one or two steps later.
 """
 

@@ -1,6 +1,7 @@
 """Writes the model in a GGUF file as a Hugging Face folder.
 
-`python -m tools.from_gguf FILE.gguf FOLDER [DTYPE]`. transformers reads the file, with the package gguf. Quantised weights become numbers of DTYPE, float32 by default.
+`python -m tools.from_gguf FILE.gguf FOLDER [DTYPE]`. transformers reads the file, with the package gguf; quantised
+weights become numbers of DTYPE, float32 by default.
 """
 
 import sys
