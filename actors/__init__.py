@@ -1,0 +1,1 @@
+"""How episodes are played, and how an actor gets its weights."""

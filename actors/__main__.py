@@ -1,4 +1,4 @@
-"""One actor process: `python -m actors NAME [config.yaml] [section.key=value ...]`.
+"""One actor process: `python -m slipstream.actors NAME [config.yaml] [section.key=value ...]`.
 
 Its own settings name the run and define the kind of actor; all other settings come from the run's facts in Redis.
 """
@@ -12,34 +12,34 @@ from functools import partial
 
 import redis
 
-from actors.act import EXIT_RUN_FAILED, act, make_setup
-from actors.beat import RunChanged
-from actors.engine import Engine, EngineDied
-from actors.event_loop import run as run_loop
-from actors.group import EpisodeSetup
-from actors.host_parts import check_environments, checked_tokenizer, model_folder
-from actors.join import checked_key, run_config, wait_for_run
-from actors.model_cache import ModelUnavailable
-from actors.orders import engine_settings
-from actors.receive import ReceiverInfo
-from actors.rehearse import check_template
-from actors.vllm_engine import EngineProcess, VllmEngine
-from actors.watchdog import LEASE_TIMES, watch
-from common.config import Config, load_config
-from common.config_error import ConfigError
-from common.connection import RedisUnreachable, connect, connect_shards, without_password
-from common.curve import load_key
-from common.log import log_to_stderr
-from common.printable import printable_block
-from common.shutdown import LEAVE_S, Shutdown
-from envhub.rewards.part import actors_judge, book_on, count_by
-from replay.actor_buffer import ActorBuffer
-from replay.bulletin import Bulletin
-from replay.fleet import Fleet, UnknownRun
-from replay.judge_account import JudgeAccount
-from replay.judge_buffer import JudgeBuffer
-from replay.keys import shard_name
-from replay.visits import Visits
+from slipstream.actors.engine.engine import Engine, EngineDied
+from slipstream.actors.engine.orders import engine_settings
+from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
+from slipstream.actors.group.group import EpisodeSetup
+from slipstream.actors.host.act import EXIT_RUN_FAILED, act, make_setup
+from slipstream.actors.host.beat import RunChanged
+from slipstream.actors.host.event_loop import run as run_loop
+from slipstream.actors.host.host_parts import check_environments, checked_tokenizer, model_folder
+from slipstream.actors.host.join import checked_key, run_config, wait_for_run
+from slipstream.actors.host.model_cache import ModelUnavailable
+from slipstream.actors.host.rehearse import check_template
+from slipstream.actors.host.watchdog import LEASE_TIMES, watch
+from slipstream.actors.weights.receive import ReceiverInfo
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import RedisUnreachable, connect, connect_shards, without_password
+from slipstream.common.process.log import log_to_stderr
+from slipstream.common.process.printable import printable_block
+from slipstream.common.process.shutdown import LEAVE_S, Shutdown
+from slipstream.common.transfer.curve import load_key
+from slipstream.envhub.rewards.part import actors_judge, book_on, count_by
+from slipstream.replay.buffer.actor_buffer import ActorBuffer
+from slipstream.replay.buffer.judge_buffer import JudgeBuffer
+from slipstream.replay.buffer.visits import Visits
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import Fleet, UnknownRun
+from slipstream.replay.fleet.judge_account import JudgeAccount
+from slipstream.replay.records.keys import shard_name
 
 log = logging.getLogger("actors")
 

@@ -1,0 +1,1 @@
+"""Which environments there are, and what an environment is."""

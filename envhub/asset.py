@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
-from common.trajectory import Task
-from common.wire import MALFORMED
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.records.trajectory import Task
 
 MAX_FILE_BYTES = 1 << 30
 

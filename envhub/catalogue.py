@@ -10,63 +10,63 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from common.config import Config
-from common.env_config import MixtureEntry
-from common.imported import imported, is_own
-from envhub.driving import DrivingEnv
-from envhub.env import Env
+from slipstream.common.config.config import Config
+from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.process.imported import imported, is_own
+from slipstream.envhub.driving import DrivingEnv
+from slipstream.envhub.env import Env
 
 NUM_HELD_OUT = 32  # twice that are about 2 % of the episodes between two evaluations
 
 ENVS: dict[str, str] = {
-    "shop": "envhub.shop.shop:ShopEnv",
-    "household": "envhub.household.household:HouseholdEnv",
-    "grid": "envhub.grid.grid:make_grid_env",
-    "craft": "envhub.craft:make_craft_env",
-    "kg": "envhub.kg.kg:make_kg_env",
-    "sqldb": "envhub.sqldb.sqldb:make_sqldb_env",
-    "web": "envhub.web.web:make_web_env",
-    "research": "envhub.research.research:make_research_env",
-    "tools": "envhub.tools.tools:make_tools_env",
-    "shell": "envhub.shell.shell:make_shell_env",
-    "code": "envhub.code.code:make_code_env",
-    "swe": "envhub.swe.swe:make_swe_env",
+    "shop": "slipstream.envhub.shop.shop:ShopEnv",
+    "household": "slipstream.envhub.household.household:HouseholdEnv",
+    "grid": "slipstream.envhub.grid.grid:make_grid_env",
+    "craft": "slipstream.envhub.craft:make_craft_env",
+    "kg": "slipstream.envhub.kg.kg:make_kg_env",
+    "sqldb": "slipstream.envhub.sqldb.sqldb:make_sqldb_env",
+    "web": "slipstream.envhub.web.web:make_web_env",
+    "research": "slipstream.envhub.research.research:make_research_env",
+    "tools": "slipstream.envhub.tools.tools:make_tools_env",
+    "shell": "slipstream.envhub.shell.shell:make_shell_env",
+    "code": "slipstream.envhub.code.code:make_code_env",
+    "swe": "slipstream.envhub.swe.swe:make_swe_env",
 }
 # Environments of other packages. Making one imports its package (docs/adapters.md).
 ADAPTERS: dict[str, str] = {
-    "browsergym": "envhub.adapters.browsergym:BrowserGymEnv",
-    "gymnasium": "envhub.adapters.gym:GymEnv",
-    "mcp": "envhub.adapters.mcp_tools:McpEnv",
-    "miniwob": "envhub.adapters.miniwob:MiniWobEnv",
-    "reasoning_gym": "envhub.adapters.reasoning:ReasoningEnv",
-    "textarena": "envhub.adapters.textarena:TextArenaEnv",
-    "textworld": "envhub.adapters.textworld:TextWorldEnv",
+    "browsergym": "slipstream.envhub.adapters.browsergym:BrowserGymEnv",
+    "gymnasium": "slipstream.envhub.adapters.gym:GymEnv",
+    "mcp": "slipstream.envhub.adapters.mcp_tools:McpEnv",
+    "miniwob": "slipstream.envhub.adapters.miniwob:MiniWobEnv",
+    "reasoning_gym": "slipstream.envhub.adapters.reasoning:ReasoningEnv",
+    "textarena": "slipstream.envhub.adapters.textarena:TextArenaEnv",
+    "textworld": "slipstream.envhub.adapters.textworld:TextWorldEnv",
 }
 
 # Tasks from files that the user provides: benchmarks (docs/assets.md), and any questions (docs/dataset.md).
 ASSETS: dict[str, str] = {
-    "agentbench_kg": "envhub.assets.agentbench_kg:make_agentbench_kg_env",
-    "agentbench_os": "envhub.assets.agentbench_os:make_agentbench_os_env",
-    "bird": "envhub.assets.bird:make_bird_env",
-    "dataset": "envhub.dataset.dataset:make_dataset_env",
-    "dbbench": "envhub.assets.dbbench:make_dbbench_env",
-    "gaia": "envhub.assets.gaia:make_gaia_env",
-    "swebench": "envhub.assets.swebench:make_swebench_env",
-    "textcraft": "envhub.assets.textcraft:make_textcraft_env",
-    "webshop": "envhub.assets.webshop:make_webshop_env",
+    "agentbench_kg": "slipstream.envhub.assets.agentbench_kg:make_agentbench_kg_env",
+    "agentbench_os": "slipstream.envhub.assets.agentbench_os:make_agentbench_os_env",
+    "bird": "slipstream.envhub.assets.bird:make_bird_env",
+    "dataset": "slipstream.envhub.dataset.dataset:make_dataset_env",
+    "dbbench": "slipstream.envhub.assets.dbbench:make_dbbench_env",
+    "gaia": "slipstream.envhub.assets.gaia:make_gaia_env",
+    "swebench": "slipstream.envhub.assets.swebench:make_swebench_env",
+    "textcraft": "slipstream.envhub.assets.textcraft:make_textcraft_env",
+    "webshop": "slipstream.envhub.assets.webshop:make_webshop_env",
 }
 
 # Environments that run on a server (docs/serving.md).
 REMOTE: dict[str, str] = {
-    "remote": "envhub.remote.env_client:EnvClient",
-    "openenv": "envhub.remote.openenv_client:OpenEnvClient",
-    "agentgym": "envhub.remote.agentgym_client:AgentGymClient",
+    "remote": "slipstream.envhub.remote.env_client:EnvClient",
+    "openenv": "slipstream.envhub.remote.openenv_client:OpenEnvClient",
+    "agentgym": "slipstream.envhub.remote.agentgym_client:AgentGymClient",
 }
 
 # Environments that run the whole episode themselves and request tokens (envhub/driving.py).
 DRIVING: dict[str, str] = {
-    "agent": "envhub.agent.agent:AgentEnv",
-    "verifiers": "envhub.adapters.verifiers_env:VerifiersEnv",
+    "agent": "slipstream.envhub.agent.agent:AgentEnv",
+    "verifiers": "slipstream.envhub.adapters.verifiers_env:VerifiersEnv",
 }
 
 # Environments that have held-out tasks only if `env.options.held_out` names some. The others have a split of their own.
@@ -182,6 +182,6 @@ def _check_members(name: str, kind: type) -> None:
     missing = [member for member in _MEMBERS if member not in defined]
     if missing:
         raise ValueError(
-            f"`env.name` {name!r} lacks {', '.join(missing)} of envhub.env.Env; define each, "
+            f"`env.name` {name!r} lacks {', '.join(missing)} of slipstream.envhub.env.Env; define each, "
             "or let it raise NotImplementedError"
         )

@@ -12,13 +12,13 @@ from functools import partial
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.env import Env
-from envhub.name_list import name_list
-from envhub.options import check_choice, check_range
-from envhub.task_seed import split_of, task_rng
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import Env
+from slipstream.envhub.name_list import name_list
+from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.world import Change, WorldEnv
 
 RAW = ("log", "stone", "clay", "sand", "wool", "iron", "gold", "coal", "reed", "bone", "hide", "wax")
 CRAFTED = name_list(

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from common.tool_call import ParsedAnswer
-from common.trajectory import Sampling, StopReason, Task
-from envhub.env import Observation
+from slipstream.common.records.tool_call import ParsedAnswer
+from slipstream.common.records.trajectory import Sampling, StopReason, Task
+from slipstream.envhub.env import Observation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

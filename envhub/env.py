@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from common.message import Message
-from common.trajectory import Task
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
 
 
 class EnvError(RuntimeError):

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.action_format import check_formats
-from common.env_config import EnvConfig
-from common.imported import code_of, is_own
-from envhub.catalogue import make_any_env
-from envhub.rewards.part import reward_parts
+from slipstream.common.config.env_config import EnvConfig
+from slipstream.common.process.imported import code_of, is_own
+from slipstream.common.text.action_format import check_formats
+from slipstream.envhub.catalogue import make_any_env
+from slipstream.envhub.rewards.part import reward_parts
 
 SLIPSTREAM = "slipstream"
 SHARED_ROOMS = ("common", "envhub", "replay")  # which learner and actors both run
@@ -31,7 +31,7 @@ def own_modules(config: EnvConfig) -> dict[str, str]:
     named = [[part.name, part.options, part.rewards] for part in config.entries().values()]
     names = [config.action_format, *_texts(named)]
     modules = {name.partition(":")[0] for name in names if is_own(name)} & sys.modules.keys()
-    packages = {module.partition(".")[0] for module in modules}
+    packages = {module.partition(".")[0] for module in modules} - {SLIPSTREAM}
     return {SLIPSTREAM: code_of(SHARED_ROOMS)} | {
         name: digest
         for name in sorted(sys.modules)

@@ -2,8 +2,8 @@
 
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from common.trajectory import Task
-from envhub.env import EnvError, Observation
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import EnvError, Observation
 
 
 class Begun(Protocol):

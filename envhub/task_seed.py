@@ -4,7 +4,7 @@ import hashlib
 import random
 import zlib
 
-from common.trajectory import Task
+from slipstream.common.records.trajectory import Task
 
 HELD_OUT_ONE_IN = 8
 

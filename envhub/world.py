@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from common.wire import MALFORMED, WireError, decode, encode
-from envhub.env import EnvError, Observation
+from slipstream.common.process.wire import MALFORMED, WireError, decode, encode
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import EnvError, Observation
 
 MAX_SNAPSHOT_BYTES = 32 << 20
 

@@ -4,8 +4,8 @@
 
 It waits for actors only when it has no batch, and for the disk only while the previous checkpoint is being written.
 A group counts as trained only when the archive and a checkpoint that covers its step are durable. Only rank 0 uses
-Redis, except for claims: if there are several shards, other ranks claim from theirs. `learner.rerun` makes the same
-steps from the archive.
+Redis, except for claims: if there are several shards, other ranks claim from theirs. `slipstream.learner.rerun` makes
+the same steps from the archive.
 """
 
 import logging
@@ -13,35 +13,44 @@ from pathlib import Path
 
 import msgspec
 
-from common.config import Config
-from common.config_error import ConfigError
-from common.connection import connect_shards
-from common.model_folder import model_files
-from common.run_dir import RunDir
-from common.shutdown import Shutdown
-from common.tokenizer import load_tokenizer, tokenizer_root
-from envhub.catalogue import num_held_out
-from envhub.own_modules import own_modules
-from learner.checkpoint import Progress
-from learner.clock import Clock
-from learner.conditions import conditions_of
-from learner.lead import Lead
-from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, load_learner, scored, train_on
-from learner.links import Links, join_run
-from learner.model.probe import probe_of
-from learner.model.skeleton import vocab_size_of
-from learner.publish import publisher_settings
-from learner.publisher.published import Published, adapted_folder
-from learner.publisher.version_writer import VersionWriter
-from learner.ranks import Ranks, resolve_dtype
-from learner.rerun import catch_up
-from learner.share import share
-from learner.standstill import Standstill
-from learner.supplies import Supplies, shards_of, whole_batch
-from learner.tally import load_tally
-from replay.keys import FencedOut
-from replay.learner_buffer import LearnerBuffer
-from replay.shards import Epochs
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import connect_shards
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import Shutdown
+from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root
+from slipstream.common.transfer.model_folder import model_files
+from slipstream.envhub.catalogue import num_held_out
+from slipstream.envhub.own_modules import own_modules
+from slipstream.learner.checkpoint.checkpoint import Progress
+from slipstream.learner.checkpoint.conditions import conditions_of
+from slipstream.learner.lead.lead import Lead
+from slipstream.learner.lead.links import Links, join_run
+from slipstream.learner.lead.tally import load_tally
+from slipstream.learner.learner import (
+    Learner,
+    begin,
+    begin_checkpoint,
+    export,
+    imitate_expert,
+    load_learner,
+    scored,
+    train_on,
+)
+from slipstream.learner.model.probe import probe_of
+from slipstream.learner.model.skeleton import vocab_size_of
+from slipstream.learner.publisher.publish import publisher_settings
+from slipstream.learner.publisher.published import Published, adapted_folder
+from slipstream.learner.publisher.version_writer import VersionWriter
+from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
+from slipstream.learner.ranks.share import share
+from slipstream.learner.rerun import catch_up
+from slipstream.learner.step.clock import Clock
+from slipstream.learner.step.standstill import Standstill
+from slipstream.learner.supply.supplies import Supplies, shards_of, whole_batch
+from slipstream.replay.buffer.learner_buffer import LearnerBuffer
+from slipstream.replay.records.keys import FencedOut
+from slipstream.replay.run.shards import Epochs
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The learner's state, and the operations on it: load, warm start, train on a batch, checkpoint, export.
 
-`learner.learn` trains it on batches of actors, `learner.rerun` on those of an archive.
+`slipstream.learner.learn` trains it on batches of actors, `slipstream.learner.rerun` on those of an archive.
 """
 
 import dataclasses
@@ -19,30 +19,18 @@ from jaxtyping import Float64
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from common import archive
-from common.codec import encoder
-from common.config import Config
-from common.config_error import ConfigError
-from common.long_work import LongWork
-from common.run_dir import RunDir
-from common.shutdown import Shutdown
-from common.tokenizer import load_tokenizer
-from common.trajectory import InvalidTrajectory
-from common.wire import WireError
-from learner import checkpoint
-from learner.bounds import check_bounds
-from learner.checkpoint import Progress
-from learner.checkpoint_writer import CheckpointWriter
-from learner.clock import Clock
-from learner.measure import Measured, all_share_prefixes, measure
-from learner.model.critic import Critic, begin_at, load_critic, policy_kind
-from learner.model.export import save_adapters, save_hf, write_sampling
-from learner.model.flops import Flops, flops_of
-from learner.model.optimizer import make_optimizer, make_schedule
-from learner.model.packed_model import ModelSettings, PackedModel, load_kind
-from learner.model.proximal import Proximal
-from learner.objective.kl import k1
-from learner.pack import (
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.long_work import LongWork
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import Shutdown
+from slipstream.common.process.wire import WireError
+from slipstream.common.records import archive
+from slipstream.common.records.trajectory import InvalidTrajectory
+from slipstream.common.text.codec import encoder
+from slipstream.common.text.tokenizer import load_tokenizer
+from slipstream.learner.batch.batch import Batch
+from slipstream.learner.batch.pack import (
     TokenSequence,
     bins_of_rank,
     count_loss_tokens,
@@ -51,16 +39,28 @@ from learner.pack import (
     sequences_of,
     with_lags,
 )
-from learner.ranks import Ranks, resolve_dtype
-from learner.reference import reference_at, reference_step
-from learner.score import RewardScorer, load_reward_scorer
-from learner.step import StepBatch, StepModels, StepSettings, train_step
-from learner.step_metrics import StepMetrics
-from learner.supply import Batch
-from learner.teacher import PROBE, Teacher, find_teacher
-from learner.token_advantages import sequences_with_advantages
-from learner.token_record import record_tokens
-from learner.warm_start import WarmStartStep, imitate
+from slipstream.learner.checkpoint import checkpoint
+from slipstream.learner.checkpoint.checkpoint import Progress
+from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
+from slipstream.learner.credit.measure import Measured, all_share_prefixes, measure
+from slipstream.learner.credit.reference import reference_at, reference_step
+from slipstream.learner.credit.score import RewardScorer, load_reward_scorer
+from slipstream.learner.credit.teacher import PROBE, Teacher, find_teacher
+from slipstream.learner.credit.token_advantages import sequences_with_advantages
+from slipstream.learner.model.critic import Critic, begin_at, load_critic, policy_kind
+from slipstream.learner.model.export import save_adapters, save_hf, write_sampling
+from slipstream.learner.model.flops import Flops, flops_of
+from slipstream.learner.model.optimizer import make_optimizer, make_schedule
+from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
+from slipstream.learner.model.proximal import Proximal
+from slipstream.learner.objective.kl import k1
+from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
+from slipstream.learner.step.clock import Clock
+from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
+from slipstream.learner.step.step_metrics import StepMetrics
+from slipstream.learner.step.token_record import record_tokens
+from slipstream.learner.trial.bounds import check_bounds
+from slipstream.learner.warm_start import WarmStartStep, imitate
 
 log = logging.getLogger(__name__)
 

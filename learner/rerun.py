@@ -16,16 +16,20 @@ from pathlib import Path
 import msgspec
 import torch
 
-from common.config import Config
-from common.config_error import ConfigError
-from common.metrics import MetricsWriter
-from common.run_dir import RunDir
-from common.shutdown import Shutdown
-from learner.checkpoint import Progress
-from learner.clock import Clock
-from learner.conditions import THREADS, conditions_of, differences
-from learner.descriptions import describe
-from learner.learner import (
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.metrics import MetricsWriter
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import Shutdown
+from slipstream.learner.batch.batch import Batch
+from slipstream.learner.checkpoint.checkpoint import Progress
+from slipstream.learner.checkpoint.conditions import THREADS, conditions_of, differences
+from slipstream.learner.credit.tree import why_not_trained
+from slipstream.learner.lead.descriptions import describe
+from slipstream.learner.lead.overview import place_of
+from slipstream.learner.lead.report import step_metrics
+from slipstream.learner.lead.tally import load_tally, save_tally
+from slipstream.learner.learner import (
     Learner,
     begin,
     begin_checkpoint,
@@ -36,14 +40,10 @@ from learner.learner import (
     stop_requested,
     train_on,
 )
-from learner.overview import place_of
-from learner.ranks import Ranks, resolve_dtype
-from learner.report import step_metrics
-from learner.step_metrics import StepMetrics
-from learner.supply import Batch
-from learner.tally import load_tally, save_tally
-from learner.tree import why_not_trained
-from replay.archive import Archive, ArchiveError
+from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
+from slipstream.learner.step.clock import Clock
+from slipstream.learner.step.step_metrics import StepMetrics
+from slipstream.replay.run.archive import Archive, ArchiveError
 
 MAX_THREADS = 1024
 

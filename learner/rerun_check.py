@@ -7,10 +7,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from common.config import Config
-from common.run_dir import RunDir
-from learner.checkpoint import latest_checkpoint, step_of
-from learner.conditions import differences, settings_of
+from slipstream.common.config.config import Config
+from slipstream.common.process.run_dir import RunDir
+from slipstream.learner.checkpoint.checkpoint import latest_checkpoint, step_of
+from slipstream.learner.checkpoint.conditions import differences, settings_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

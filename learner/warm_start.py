@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from common.learner_config import OptimConfig, WarmStartConfig
-from common.trajectory import Trajectory
-from learner.model.gradient import Update, apply_gradient, backward
-from learner.model.optimizer import make_optimizer, make_schedule
-from learner.model.packed_model import PackedModel, expect_backward
-from learner.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
-from learner.ranks import Ranks
-from learner.step_metrics import summed_over_ranks
+from slipstream.common.config.learner_config import OptimConfig, WarmStartConfig
+from slipstream.common.records.trajectory import Trajectory
+from slipstream.learner.batch.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
+from slipstream.learner.model.gradient import Update, apply_gradient, backward
+from slipstream.learner.model.optimizer import make_optimizer, make_schedule
+from slipstream.learner.model.packed_model import PackedModel, expect_backward
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.step.step_metrics import summed_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

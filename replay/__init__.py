@@ -1,0 +1,1 @@
+"""Where trajectories, weights on offer and processes are booked."""

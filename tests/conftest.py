@@ -15,7 +15,7 @@ from jaxtyping import install_import_hook
 import tests.typecheck  # noqa: F401  the hook finds it by name
 
 # Shapes and types of the learner's functions are checked at run time; it must come before the first import of them.
-install_import_hook("learner", "tests.typecheck.typechecked")
+install_import_hook("slipstream.learner", "tests.typecheck.typechecked")
 
 # The same examples in every run, so that a failure belongs to a change. `--hypothesis-profile default` draws others.
 # None has a deadline: how long an example takes depends on what else the machine does.
@@ -24,14 +24,14 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("same")
 
-from common.connection import PASSWORD_VARIABLE, connect  # noqa: E402
-from replay.server import Server, start_server  # noqa: E402
-from tests.attempts import Views, make_buffer  # noqa: E402
+from slipstream.common.process.connection import PASSWORD_VARIABLE, connect  # noqa: E402
+from slipstream.replay.server.server import Server, start_server  # noqa: E402
 from tests.preload import start_by_forks  # noqa: E402
+from tests.replay.records.attempts import Views, make_buffer  # noqa: E402
 
 if TYPE_CHECKING:
-    from learner.ranks import Ranks
-    from tests.inspected import Inspected
+    from slipstream.learner.ranks.ranks import Ranks
+    from tests.tools.replay.inspected import Inspected
 
 
 start_by_forks()
@@ -122,7 +122,8 @@ def buffer(redis_client: redis.Redis, run_id: str) -> Views:
 @pytest.fixture(scope="module")
 def ranks() -> "Iterator[Ranks]":
     """This process as the only rank."""
-    from learner.ranks import join_ranks, leave_ranks  # here, so that only a test that asks for it imports torch
+    # here, so that only a test that asks for it imports torch
+    from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
 
     yield join_ranks(timeout_s=60)
     leave_ranks()
@@ -138,7 +139,8 @@ def inspected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> "Inspected":
     """A run for `slipstream replay`; what the command changes in this process is undone."""
-    from tests.inspected import Inspected  # here, so that only a test that asks for it imports transformers
+    # here, so that only a test that asks for it imports transformers
+    from tests.tools.replay.inspected import Inspected
 
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv(PASSWORD_VARIABLE, "none")

@@ -5,9 +5,9 @@ import random
 from pathlib import Path
 from typing import ClassVar
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.env import EnvError, Observation
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import EnvError, Observation
 
 WORDS = ("black", "blue", "green", "red")
 GATE_POLL_S = 0.02

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from common.shutdown import die_with_parent
+from slipstream.common.process.shutdown import die_with_parent
 
 SWITCH = "SLIPSTREAM_TEST_FORKS"
 START_S = 300.0  # for the imports, on a busy machine
@@ -53,53 +53,58 @@ class Image(msgspec.Struct, frozen=True):
 
 
 IMAGES = {  # by the package that it needs
-    "learner": Image(
+    "torch": Image(
         imports=(
-            "tools.cli",
-            "tools.train",
-            "tools.prepare",
-            "learner.bounds",
-            "learner.learn",
-            "learner.publisher.serve",
-            "tools.fit",
-            "tools.torchrun",
+            "slipstream.tools.cli.cli",
+            "slipstream.tools.run.train",
+            "slipstream.tools.run.prepare",
+            "slipstream.learner.trial.bounds",
+            "slipstream.learner.learn",
+            "slipstream.learner.publisher.serve",
+            "slipstream.tools.cli.fit",
+            "slipstream.tools.run.torchrun",
             "tests.several_ranks",
         ),
         programs=(
-            "tools.cli learner",
-            "tools.cli dpo",
-            "tools.cli prm",
-            "tools.cli reward",
-            "tools.cli sft",
-            "tools.torchrun",
-            "tools.gpu_check",
-            "tools.gpu_check.item",
+            "slipstream.tools.cli.cli learner",
+            "slipstream.tools.cli.cli dpo",
+            "slipstream.tools.cli.cli prm",
+            "slipstream.tools.cli.cli reward",
+            "slipstream.tools.cli.cli sft",
+            "slipstream.tools.run.torchrun",
+            "slipstream.tools.lab.gpu_check",
+            "slipstream.tools.lab.gpu_check.item",
             "tests.several_ranks",
-            "learner.publisher.serve",
-            "learner.bounds",
+            "slipstream.learner.publisher.serve",
+            "slipstream.learner.trial.bounds",
         ),
-        leaves=("tests.several_ranks", "learner.publisher.serve", "learner.bounds"),
+        leaves=("tests.several_ranks", "slipstream.learner.publisher.serve", "slipstream.learner.trial.bounds"),
     ),
     "vllm": Image(
         imports=(
-            "tools.cli",
-            "tools.up",
-            "tools.actor_host",
-            "actors.__main__",
-            "actors.serve_engine",
-            "learner.bounds",
+            "slipstream.tools.cli.cli",
+            "slipstream.tools.run.up",
+            "slipstream.tools.run.actor_host",
+            "slipstream.actors.__main__",
+            "slipstream.actors.engine.serve_engine",
+            "slipstream.learner.trial.bounds",
             "vllm.v1.worker.cpu_worker",
         ),
         programs=(
-            "tools.cli up",
-            "tools.cli actors",
-            "actors",
-            "actors.serve_engine",
-            "tests.exchanging_engine",
-            "tests.overlapped_engine",
-            "learner.bounds",
+            "slipstream.tools.cli.cli up",
+            "slipstream.tools.cli.cli actors",
+            "slipstream.actors",
+            "slipstream.actors.engine.serve_engine",
+            "tests.actors.exchanging_engine",
+            "tests.actors.overlapped_engine",
+            "slipstream.learner.trial.bounds",
         ),
-        leaves=("actors.serve_engine", "tests.exchanging_engine", "tests.overlapped_engine", "learner.bounds"),
+        leaves=(
+            "slipstream.actors.engine.serve_engine",
+            "tests.actors.exchanging_engine",
+            "tests.actors.overlapped_engine",
+            "slipstream.learner.trial.bounds",
+        ),
     ),
 }
 
@@ -116,6 +121,7 @@ class Order(msgspec.Struct, frozen=True):
     follows_parent: bool
     is_leaf: bool
     is_unbuffered: bool
+    is_safe: bool  # `python -P`: nothing is imported from the folder
 
 
 class Preloaded:
@@ -193,6 +199,7 @@ def _fork_or_execute(
         follows_parent=follows_parent,
         is_leaf=command[0] in IMAGES[name].leaves,
         is_unbuffered=args[1] == "-u",
+        is_safe="-P" in args[1:3],
     )
     self.pid = preloaded.start(order, [*files, *pass_fds])
     self._child_created = True
@@ -200,10 +207,11 @@ def _fork_or_execute(
 
 
 def _after_m(command: Any) -> list[str]:
-    """What follows `python -m` or `python -u -m`; empty for another command."""
+    """What follows `python -m`, which may have -u and -P before it; empty for another command."""
     words = [str(word) for word in command] if isinstance(command, list | tuple) else []
-    if words[:2] == [sys.executable, "-u"]:
-        del words[1]
+    for option in ("-u", "-P"):
+        if words[:2] == [sys.executable, option]:
+            del words[1]
     return words[2:] if words[:2] == [sys.executable, "-m"] else []
 
 
@@ -222,7 +230,7 @@ def _start_image(name: str) -> Preloaded | None:
     if name not in _preloaded and not _is_fork:
         environment = _environment
         if name == "vllm":
-            from actors.vllm_environment import vllm_environment  # it imports torch
+            from slipstream.actors.engine.vllm_environment import vllm_environment  # it imports torch
 
             environment = environment | vllm_environment()
         ours, theirs = _pair()
@@ -296,7 +304,8 @@ def _run(order: Order, files: list[int], orders: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(order.environment)
     torch.set_num_threads(int(order.environment.get("OMP_NUM_THREADS", os.cpu_count() or 1)))  # as torch does itself
-    _show([sys.executable, "-m", *order.arguments], order.environment)
+    safe = ["-P"] if order.is_safe else []
+    _show([sys.executable, *safe, "-m", *order.arguments], order.environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if order.follows_parent:
         die_with_parent(order.parent)
@@ -307,7 +316,7 @@ def _run(order: Order, files: list[int], orders: socket.socket) -> None:
     if order.is_unbuffered:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     sys.argv = order.arguments
-    sys.path[0] = order.folder
+    sys.path[:1] = [] if order.is_safe else [order.folder]
     runpy.run_module(order.arguments[0], run_name="__main__", alter_sys=True)
 
 

@@ -15,17 +15,17 @@ import psutil
 import pytest
 import redis
 
-from common.connection import PASSWORD_VARIABLE, connect
-from common.metrics import read_metrics
-from common.run_dir import RunDir
-from common.shutdown import die_with_parent
-from common.trajectory import Trajectory, decode_trajectory
-from replay.audit import audit
-from replay.bulletin import Bulletin
-from replay.fleet import Fleet, Member, UnknownRun
-from replay.keys import key
-from replay.ledger import Ledger, read_ledger
-from replay.server import Server
+from slipstream.common.process.connection import PASSWORD_VARIABLE, connect
+from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import die_with_parent
+from slipstream.common.records.trajectory import Trajectory, decode_trajectory
+from slipstream.replay.buffer.audit import audit
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import Fleet, Member, UnknownRun
+from slipstream.replay.records.keys import key
+from slipstream.replay.records.ledger import Ledger, read_ledger
+from slipstream.replay.server.server import Server
 
 REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 240.0  # for what takes seconds on an idle machine
@@ -150,7 +150,9 @@ class Run:
         self.client.close()
 
     def start_learner(self, *settings: str) -> Process:
-        return self.start("learner", ["-m", "tools.cli", "learner", *self._common, *self._settings, *settings])
+        return self.start(
+            "learner", ["-P", "-m", "slipstream.tools.cli.cli", "learner", *self._common, *self._settings, *settings]
+        )
 
     def start_rerun(self, name: str, *settings: str) -> Process:
         """Train again on this run's archive, as run `name`. Neither Redis nor actors are in its reach.
@@ -158,16 +160,18 @@ class Run:
         It starts with other threads than the run had: it takes the run's own.
         """
         arguments = ["--replay-archive", self.name, f"run.root={self.dir.path.parent}", f"run.name={name}", *settings]
-        return self.start(name, ["-m", "tools.cli", "learner", *arguments], OMP_NUM_THREADS="2")
+        return self.start(name, ["-m", "slipstream.tools.cli.cli", "learner", *arguments], OMP_NUM_THREADS="2")
 
     def start_actor(self, name: str, *settings: str) -> Process:
         """An actor knows where the run is and what itself is like; the rest it hears from the run."""
         mine = [setting for setting in self._settings if setting.startswith("actors.")]
-        return self.start(name, ["-m", "actors", name, *self._common, *mine, *settings])
+        return self.start(name, ["-P", "-m", "slipstream.actors", name, *self._common, *mine, *settings])
 
     def start_host(self, *settings: str) -> Process:
         """A supervisor of actors, which names them."""
-        return self.start("host", ["-m", "tools.cli", "actors", *self._common, *self._settings, *settings])
+        return self.start(
+            "host", ["-m", "slipstream.tools.cli.cli", "actors", *self._common, *self._settings, *settings]
+        )
 
     def start(self, name: str, arguments: list[str], **variables: str) -> Process:
         """`python ARGUMENTS`, named `name`, as a process of this run."""

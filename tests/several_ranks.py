@@ -13,8 +13,8 @@ from typing import IO
 
 import torch
 
-from common.shutdown import die_with_parent
-from learner.ranks import join_ranks, leave_ranks
+from slipstream.common.process.shutdown import die_with_parent
+from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
 from tests.processes import POLL_S, REPOSITORY
 
 TIMEOUT_S = 300.0  # of a collective
@@ -73,7 +73,7 @@ def main(module: str, function: str, *arguments: str) -> None:
     torch.set_num_threads(1)
     getattr(importlib.import_module(module), function)(join_ranks(timeout_s=TIMEOUT_S), *arguments)
     leave_ranks()
-    os._exit(0)  # as tools/cli.py ends a rank, and for its reason
+    os._exit(0)  # as tools/cli/cli.py ends a rank, and for its reason
 
 
 if __name__ == "__main__":

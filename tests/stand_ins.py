@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from replay.server import Server, start_server
-from replay.ticket import Lease
-from tests.attempts import Views
-from tools.soak.accounts import Accounts
-from tools.soak.actor import VOCAB_SIZE, Work, replay_of
-from tools.soak.cast import Cast
+from slipstream.replay.records.ticket import Lease
+from slipstream.replay.server.server import Server, start_server
+from slipstream.tools.lab.soak.accounts import Accounts
+from slipstream.tools.lab.soak.actor import VOCAB_SIZE, Work, replay_of
+from slipstream.tools.lab.soak.cast import Cast
+from tests.replay.records.attempts import Views
 
 DEADLINE_S = 120.0
 POLL_S = 0.02

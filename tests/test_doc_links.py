@@ -8,7 +8,7 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "AGENTS.md", *(REPOSITORY / "docs").rglob("*.md")])
-GENERATED = {"reference/config.md", "reference/verbs.md", "reference/files.md"}  # by tools/docs_pages.py
+GENERATED = {"reference/config.md", "reference/verbs.md", "reference/files.md"}  # by tools/lab/docs/docs_pages.py
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)

@@ -4,9 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from envhub.catalogue import ADAPTERS, ASSETS, DRIVING, ENVS, REMOTE
+import slipstream
+from slipstream.envhub.catalogue import ADAPTERS, ASSETS, DRIVING, ENVS, REMOTE
 
 REPOSITORY = Path(__file__).parents[1]
+SOURCES = REPOSITORY / "src"
 
 IMPORT_WITHOUT = """
 import importlib, sys
@@ -37,36 +39,77 @@ def import_without(refused: str, modules: list[str]) -> None:
 
 
 def modules_of(room: str) -> list[str]:
-    paths = sorted((REPOSITORY / room).rglob("*.py"))
-    return [".".join(path.relative_to(REPOSITORY).with_suffix("").parts) for path in paths if path.stem != "__init__"]
+    paths = sorted((SOURCES / "slipstream" / room).rglob("*.py"))
+    return [".".join(path.relative_to(SOURCES).with_suffix("").parts) for path in paths if path.stem != "__init__"]
 
 
 def test_common_replay_and_envhub_import_without_torch() -> None:
     modules = modules_of("common") + modules_of("replay") + modules_of("envhub")
-    modules.remove("envhub.adapters.verifiers_driver")  # a program for another Python, with that package, without ours
+    # a program for another Python, with that package, without ours
+    modules.remove("slipstream.envhub.adapters.verifiers_driver")
     assert len(modules) > 130
     import_without("torch,vllm,transformers", modules)
 
 
+def test_the_public_names_are_there_and_cost_nothing_until_they_are_used() -> None:
+    import_without("torch,vllm,transformers,msgspec,omegaconf", ["slipstream"])
+    public = [name for name in slipstream.__all__ if getattr(slipstream, name) is None]
+    assert public == [] and set(slipstream.__all__) <= set(dir(slipstream))
+
+
+def test_no_room_is_a_package_of_its_own_where_slipstream_is_installed(tmp_path: Path) -> None:
+    """A `tools.py` or a `common/` of the user's must not meet ours."""
+    program = "import importlib.util, sys; print([name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
+    rooms = ["learner", "actors", "replay", "envhub", "common", "tools", "conf", "slipstream"]
+    command = [sys.executable, "-c", program, *rooms]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "['slipstream']\n"
+
+
 def test_verbs_that_only_look_or_supervise_import_without_torch() -> None:
-    verbs = [f"tools.{name}" for name in ("cli", "up", "actor_host", "top", "replay.audit", "doctor", "train")]
-    questions = [f"tools.replay.{name}" for name in ("questions", "groups", "edit", "failures")]
-    import_without("torch,vllm,transformers", verbs + questions)
+    verbs = [
+        "slipstream.tools.cli.cli",
+        "slipstream.tools.run.up",
+        "slipstream.tools.run.actor_host",
+        "slipstream.tools.see.top",
+        "slipstream.tools.run.doctor",
+        "slipstream.tools.run.train",
+    ]
+    questions = [
+        "slipstream.tools.replay.questions",
+        "slipstream.tools.replay.groups",
+        "slipstream.tools.replay.edit",
+        "slipstream.tools.replay.failures",
+    ]
+    import_without("torch,vllm,transformers", [*verbs, *questions, "slipstream.tools.replay.audit"])
 
 
 def test_the_learner_imports_without_vllm_and_the_actors_too_but_for_their_engine_process() -> None:
-    learner = [name for name in modules_of("learner") if name != "learner.publisher.serve"]
+    learner = [name for name in modules_of("learner") if name != "slipstream.learner.publisher.serve"]
     actors = [name for name in modules_of("actors") if name not in ENGINE_FILES]
     import_without("vllm", [*learner, *actors])
 
 
-ENGINE_FILES = tuple(
-    f"actors.{name}"
-    for name in ("vllm_start", "staged_transfer", "reload", "kept_twin", "serve_engine", "answer_parser")
+ENGINE_FILES = (
+    "slipstream.actors.engine.vllm_start",
+    "slipstream.actors.engine.staged_transfer",
+    "slipstream.actors.engine.reload",
+    "slipstream.actors.engine.kept_twin",
+    "slipstream.actors.engine.serve_engine",
+    "slipstream.actors.engine.answer_parser",
 )
 
 
 def test_no_environment_is_imported_before_it_is_played() -> None:
     places = (ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING).values()
-    modules = {place.partition(":")[0] for place in places} - {"envhub.remote.env_client"}  # rollouts ask for its class
-    import_without(",".join(modules), ["tools.cli", "tools.top", "actors.act", "learner.learn"])
+    # rollouts ask for its class
+    modules = {place.partition(":")[0] for place in places} - {"slipstream.envhub.remote.env_client"}
+    import_without(
+        ",".join(modules),
+        [
+            "slipstream.tools.cli.cli",
+            "slipstream.tools.see.top",
+            "slipstream.actors.host.act",
+            "slipstream.learner.learn",
+        ],
+    )

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from common.config import load_config
-from envhub.catalogue import ASSETS, ENVS, REMOTE
-from envhub.dataset.checks import CHECKS
-from envhub.dataset.dataset import make_dataset_env
-from envhub.remote.agentgym_client import AgentGymClient
-from envhub.rewards.part import parts_of
-from tools.verbs import VERBS
+from slipstream.common.config.config import load_config
+from slipstream.envhub.catalogue import ASSETS, ENVS, REMOTE
+from slipstream.envhub.dataset.checks import CHECKS
+from slipstream.envhub.dataset.dataset import make_dataset_env
+from slipstream.envhub.remote.agentgym_client import AgentGymClient
+from slipstream.envhub.rewards.part import parts_of
+from slipstream.tools.cli.verbs import VERBS
 
 PAGE = Path(__file__).parents[1] / "docs" / "openmanus.md"
 OURS = [

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.shutdown import die_with_parent
+from slipstream.common.process.shutdown import die_with_parent
 from tests.stand_ins import wait_until
 
 BEYOND = "redis://127.0.0.1:1"  # no server answers there: the learner asks again for a while, then ends with code 2
-COMMAND = [sys.executable, "-m", "tools.cli", "learner", "run.name=forked", f"redis.url={BEYOND}"]
+COMMAND = [sys.executable, "-m", "slipstream.tools.cli.cli", "learner", "run.name=forked", f"redis.url={BEYOND}"]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_it_ends_when_its_parent_does(tmp_path: Path) -> None:
     parent = f"""
 import subprocess, os
 from functools import partial
-from common.shutdown import die_with_parent
+from slipstream.common.process.shutdown import die_with_parent
 from tests.preload import start_by_forks
 start_by_forks()
 process = subprocess.Popen({[*COMMAND, f"run.root={tmp_path}"]!r}, preexec_fn=partial(die_with_parent, os.getpid()))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from common.config import load_config
-from learner.bounds import check_objective
-from tools.cli import VERBS, main
+from slipstream.common.config.config import load_config
+from slipstream.learner.trial.bounds import check_objective
+from slipstream.tools.cli.cli import VERBS, main
 
 REPOSITORY = Path(__file__).parents[1]
 TEXT = (REPOSITORY / "README.md").read_text()

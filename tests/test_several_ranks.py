@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from learner.ranks import Ranks
+from slipstream.learner.ranks.ranks import Ranks
 from tests.several_ranks import SeveralRanks
 
 

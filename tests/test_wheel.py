@@ -19,8 +19,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the wheel holds."""
     folder = tmp_path_factory.mktemp("wheel")
     tree = folder / "tree"
-    for name in (*ROOMS, "requirements"):
-        shutil.copytree(REPOSITORY / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (*ROOMS, "requirements", "src"):
+        ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(REPOSITORY / name, tree / name, symlinks=True, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, tree)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -46,7 +47,14 @@ def run(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProc
 
 
 def test_a_verb_runs_from_any_folder_with_the_recipes_that_the_wheel_brings(installed: Path, tmp_path: Path) -> None:
-    arguments = ["-m", "tools.cli", "up", "conf/quickstart.yaml", "--print-config", f"run.root={tmp_path}"]
+    arguments = [
+        "-m",
+        "slipstream.tools.cli.cli",
+        "up",
+        "conf/quickstart.yaml",
+        "--print-config",
+        f"run.root={tmp_path}",
+    ]
     done = run(installed, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "name: quickstart" in done.stdout
@@ -54,19 +62,21 @@ def test_a_verb_runs_from_any_folder_with_the_recipes_that_the_wheel_brings(inst
 
 def test_every_room_comes_from_the_wheel_with_its_data_and_its_types(installed: Path, tmp_path: Path) -> None:
     program = (
-        "import learner.objective.kl, actors.orders, replay.scripts, envhub.shop.catalogue, common.config, tools.cli\n"
-        "print(replay.scripts.__file__)\n"
+        "import slipstream.learner.objective.kl, slipstream.actors.engine.orders, slipstream.envhub.shop.catalogue\n"
+        "import slipstream.common.config.config, slipstream.tools.cli.cli\n"
+        "import slipstream.replay.records.scripts as scripts\n"
+        "print(scripts.__file__)\n"
     )
     done = run(installed, "-c", program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(installed / "replay" / "scripts.py")
-    for room in ("learner", "actors", "replay", "envhub", "common", "tools"):
-        assert (installed / room / "py.typed").exists()
+    assert done.stdout.strip() == str(installed / "slipstream" / "replay" / "records" / "scripts.py")
+    assert (installed / "slipstream" / "py.typed").exists()
+    assert [path.name for path in installed.iterdir() if path.suffix != ".dist-info"] == ["slipstream"]
 
 
-def test_all_of_the_rooms_is_in_the_wheel_but_for_benchmarks_and_studies(installed: Path) -> None:
+def test_all_of_the_rooms_is_in_the_wheel_but_for_the_lab(installed: Path) -> None:
     kinds = (".py", ".lua", ".yaml", ".html", ".js", ".css")
-    there = {path.relative_to(installed) for path in installed.rglob("*") if path.suffix in kinds}
+    there = {path.relative_to(installed / "slipstream") for path in installed.rglob("*") if path.suffix in kinds}
     here = {
         path.relative_to(REPOSITORY)
         for room in ROOMS
@@ -74,5 +84,5 @@ def test_all_of_the_rooms_is_in_the_wheel_but_for_benchmarks_and_studies(install
         if path.suffix in kinds
     }
     left_out = {str(path.parent) for path in here - there}
-    assert left_out == {"tools/bench", "tools/gpu_check", "tools/peers", "tools/study"}
-    assert there <= here
+    assert {tuple(Path(name).parts[:2]) for name in left_out} == {("tools", "lab")}
+    assert there - here == {Path("__init__.py")}

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from common.wire import MALFORMED
-from envhub.adapters.browsergym_worker import (
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.adapters.browsergym_worker import (
     Begin,
     BrowserReply,
     BrowserRequest,
@@ -25,14 +25,14 @@ from envhub.adapters.browsergym_worker import (
     PageShown,
     module_of,
 )
-from envhub.asset import item_of
-from envhub.env import EnvError, Observation
-from envhub.isolation.chromium import PAGES, require_chromium, require_readable, write_launcher
-from envhub.isolation.own_process import OwnProcess
-from envhub.isolation.own_thread import OwnThread
-from envhub.package import require_package
-from envhub.replayed_env import ReplayedEnv
-from envhub.task_seed import task_rng
+from slipstream.envhub.asset import item_of
+from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.isolation.chromium import PAGES, require_chromium, require_readable, write_launcher
+from slipstream.envhub.isolation.own_process import OwnProcess
+from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.envhub.package import require_package
+from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'browsergym-core==0.14.3'"
 MINIWOB = "browsergym/miniwob."
@@ -60,7 +60,14 @@ class _Worker:
             env["MINIWOB_URL"] = f"file://{PAGES}/miniwob/"
         with theirs:
             self._process.start(
-                [sys.executable, "-m", "envhub.adapters.browsergym_worker", str(theirs.fileno()), folder / "chromium"],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "slipstream.envhub.adapters.browsergym_worker",
+                    str(theirs.fileno()),
+                    folder / "chromium",
+                ],
                 env=env,
                 pass_fds=[theirs.fileno()],
             )

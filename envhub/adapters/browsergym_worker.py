@@ -1,4 +1,4 @@
-"""Run one BrowserGym environment: `python -m envhub.adapters.browsergym_worker FD LAUNCHER`, FD a socket.
+"""Run one BrowserGym environment: `python -m slipstream.envhub.adapters.browsergym_worker FD LAUNCHER`, FD a socket.
 
 BrowserGym uses one Playwright for a whole process, and Playwright belongs to one thread. So each environment has a
 process. Requests and replies are JSON, one a line.

@@ -16,12 +16,12 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
-from common.trajectory import Sampling
-from common.wire import MALFORMED
-from envhub.adapters.verifiers_session import Session
-from envhub.driving import Reply
-from envhub.env import EnvError
-from envhub.remote.env_secret import headers_with
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.records.trajectory import Sampling
+from slipstream.envhub.adapters.verifiers_session import Session
+from slipstream.envhub.driving import Reply
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.remote.env_secret import headers_with
 
 MODEL = "policy"
 SESSION_HEADER = "X-Session-ID"

@@ -3,21 +3,20 @@
 Those of toy-text (FrozenLake, Taxi, CliffWalking, Blackjack) have a `Speech`; for others the user writes one.
 """
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.imported import imported
-from common.message import Message
-from common.trajectory import Task
-from envhub.adapters.gym_toys import TOYS
-from envhub.env import Observation
-from envhub.gym_speech import Ending, Moment, Speech
-from envhub.isolation.own_thread import OwnThread
-from envhub.package import require_package
-from envhub.replayed_env import ReplayedEnv
-from envhub.task_seed import task_rng
+from slipstream.common.process.imported import import_own, imported
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.adapters.gym_toys import TOYS
+from slipstream.envhub.env import Observation
+from slipstream.envhub.gym_speech import Ending, Moment, Speech
+from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.envhub.package import require_package
+from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'gymnasium==1.4.*'"
 
@@ -45,8 +44,8 @@ class GymEnv(ReplayedEnv[_Episode]):
         self._game, self._settings = _known_game(self._gymnasium, game), dict(settings or {})
         if not speech and self._game not in TOYS:
             raise ValueError(
-                f"`env.options.speech` must name an envhub.gym_speech.Speech for {game}, such as my_games:SPEECH; only "
-                f"{', '.join(TOYS)} work without one"
+                f"`env.options.speech` must name a slipstream.envhub.gym_speech.Speech for {game}, such as "
+                f"my_games:SPEECH; only {', '.join(TOYS)} work without one"
             )
         self._speech: Speech = imported("env.options.speech", speech, Speech) if speech else TOYS[self._game]
         self._thread: OwnThread | None = None
@@ -131,7 +130,7 @@ def _known_game(gymnasium: Any, game: str) -> str:
     module, _, name = game.rpartition(":")
     try:
         if module:
-            importlib.import_module(module)
+            import_own(module)
         gymnasium.spec(name)
     except (ImportError, gymnasium.error.Error) as error:
         raise ValueError(

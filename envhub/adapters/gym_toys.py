@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from envhub.gym_speech import Ending, Moment, Speech
+from slipstream.envhub.gym_speech import Ending, Moment, Speech
 
 LAKE_WAYS = ("left", "down", "right", "up")  # Gymnasium's number of an action is its position here
 CLIFF_WAYS = ("up", "right", "down", "left")

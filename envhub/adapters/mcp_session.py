@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envhub.env import EnvError
-from envhub.package import require_package
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.package import require_package
 
 INSTALL = "'mcp>=1.28,<3'"
 MAX_TOOLS = 1000

@@ -5,15 +5,15 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.adapters.miniwob_browser import INSTALL, MiniWobBrowser, PageState
-from envhub.adapters.miniwob_text import RULES, page_text, parse_action, shown_refs
-from envhub.env import Observation
-from envhub.isolation.chromium import require_chromium, require_readable
-from envhub.package import require_package
-from envhub.replayed_env import ReplayedEnv
-from envhub.task_seed import task_rng
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.adapters.miniwob_browser import INSTALL, MiniWobBrowser, PageState
+from slipstream.envhub.adapters.miniwob_text import RULES, page_text, parse_action, shown_refs
+from slipstream.envhub.env import Observation
+from slipstream.envhub.isolation.chromium import require_chromium, require_readable
+from slipstream.envhub.package import require_package
+from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.task_seed import task_rng
 
 
 @dataclass(kw_only=True, slots=True)

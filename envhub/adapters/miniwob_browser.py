@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from envhub.adapters.miniwob_text import PageAction
-from envhub.env import EnvError
-from envhub.isolation.chromium import CHROMEDRIVER, PAGES, write_launcher
-from envhub.isolation.own_process import OwnProcess
-from envhub.isolation.own_thread import OwnThread
-from envhub.package import require_package
+from slipstream.envhub.adapters.miniwob_text import PageAction
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation.chromium import CHROMEDRIVER, PAGES, write_launcher
+from slipstream.envhub.isolation.own_process import OwnProcess
+from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.envhub.package import require_package
 
 INSTALL = "'miniwob==1.1.0'"  # also installs Selenium
 TURN_MS = 501  # on the page's clock; not a multiple of pages' intervals, so that no timer is due when the clock stops

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.adapters.global_random import GlobalRandom
-from envhub.env import EnvError, Observation
-from envhub.isolation.own_thread import OwnThread
-from envhub.package import require_package
-from envhub.replayed_env import ReplayedEnv
-from envhub.task_seed import split_of, task_rng
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.adapters.global_random import GlobalRandom
+from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.envhub.package import require_package
+from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.task_seed import split_of, task_rng
 
 INSTALL = "'reasoning-gym==0.1.19'"
 MAX_DRAWS = 200  # attempts to draw a question of the split; one question in eight is held out

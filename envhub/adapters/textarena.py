@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.adapters.global_random import GlobalRandom
-from envhub.env import EnvError, Observation
-from envhub.package import require_package
-from envhub.replayed_env import ReplayedEnv
-from envhub.task_seed import task_rng
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.adapters.global_random import GlobalRandom
+from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.package import require_package
+from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'textarena==0.7.4'"
 _RAW = "-raw"  # the suffix of a game's id without wrappers

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.trajectory import Task
-from envhub.adapters.verifiers_host import HostSettings, VerifiersHost, join_host, leave_host
-from envhub.adapters.verifiers_session import Session
-from envhub.driving import Ending, Generate, Terms
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.adapters.verifiers_host import HostSettings, VerifiersHost, join_host, leave_host
+from slipstream.envhub.adapters.verifiers_session import Session
+from slipstream.envhub.driving import Ending, Generate, Terms
 
 
 class VerifiersEnv:

@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from common.trajectory import Sampling, Task
-from common.wire import MALFORMED
-from envhub.adapters.generate_server import GenerateServer
-from envhub.adapters.verifiers_session import EpisodeReport, Session
-from envhub.env import EnvError
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.records.trajectory import Sampling, Task
+from slipstream.envhub.adapters.generate_server import GenerateServer
+from slipstream.envhub.adapters.verifiers_session import EpisodeReport, Session
+from slipstream.envhub.env import EnvError
 
 DRIVER = Path(__file__).with_name("verifiers_driver.py")
 MAX_LINE_BYTES = 64 << 20  # of the report on an episode, with all its sampled tokens

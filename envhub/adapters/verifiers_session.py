@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from common.trajectory import Sampling, StopReason
-from envhub.driving import Ending, Generate, Reply, Request
-from envhub.env import EnvError
+from slipstream.common.records.trajectory import Sampling, StopReason
+from slipstream.envhub.driving import Ending, Generate, Reply, Request
+from slipstream.envhub.env import EnvError
 
 NOTHING = {"verifiers": 0.0}  # for an episode that verifiers did not score
 FULL_SCORE = 1 - 1e-6  # weights that add up to 1 may differ from 1 by rounding

@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from common.imported import imported, is_own
-from common.trajectory import StopReason, Task
-from envhub.agent.command import run_command
-from envhub.agent.endpoint import Endpoint
-from envhub.asset import asset_path, item_of, read_lines
-from envhub.driving import Ending, Generate, Terms
-from envhub.env import EnvError
-from envhub.isolation.own_thread import OwnThread
-from envhub.isolation.sandbox import require_sandbox
-from envhub.package import require_package
-from envhub.task_seed import split_of, task_rng
+from slipstream.common.process.imported import imported, is_own
+from slipstream.common.records.trajectory import StopReason, Task
+from slipstream.envhub.agent.command import run_command
+from slipstream.envhub.agent.endpoint import Endpoint
+from slipstream.envhub.asset import asset_path, item_of, read_lines
+from slipstream.envhub.driving import Ending, Generate, Terms
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.envhub.isolation.sandbox import require_sandbox
+from slipstream.envhub.package import require_package
+from slipstream.envhub.task_seed import split_of, task_rng
 
 FULL_SCORE = 1 - 1e-6
 FETCH = "give the path of a .jsonl file, with one task in each line"

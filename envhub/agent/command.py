@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from envhub.agent import forward
-from envhub.agent.endpoint import Endpoint
-from envhub.env import EnvError
-from envhub.isolation.file_tree import file
-from envhub.isolation.sandbox import Limits, run_in_sandbox
+from slipstream.envhub.agent import forward
+from slipstream.envhub.agent.endpoint import Endpoint
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation.file_tree import file
+from slipstream.envhub.isolation.sandbox import Limits, run_in_sandbox
 
 FOLDER = "/opt/agent"
 ENDPOINT = str(Path(forward.ENDPOINT).parent)

@@ -24,21 +24,21 @@ from typing import Any
 import xxhash
 from aiohttp import web
 
-from common.tool_call import ParsedAnswer, ToolCall
-from common.trajectory import StopReason, pack_tokens
-from envhub.agent.prompts import Prompts
-from envhub.agent.request import (
+from slipstream.common.records.tool_call import ParsedAnswer, ToolCall
+from slipstream.common.records.trajectory import StopReason, pack_tokens
+from slipstream.envhub.agent.prompts import Prompts
+from slipstream.envhub.agent.request import (
     ChatRequest,
     CompletionRequest,
     decoded,
     decoded_reward,
     template_messages,
 )
-from envhub.agent.response import MODEL, Answer, Answers, error_body
-from envhub.agent.responses import INERT, REFUSED, ResponsesRequest, events, response_body
-from envhub.driving import Generate, Request, Terms
-from envhub.env import EnvError
-from envhub.remote.env_secret import headers_with
+from slipstream.envhub.agent.response import MODEL, Answer, Answers, error_body
+from slipstream.envhub.agent.responses import INERT, REFUSED, ResponsesRequest, events, response_body
+from slipstream.envhub.driving import Generate, Request, Terms
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.remote.env_secret import headers_with
 
 MAX_BODY_BYTES = 1 << 20  # without the conversation
 MAX_TOKEN_BYTES = 16  # of a token's text in JSON, on average

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from common.chat import MARK, end_of_turn_text
-from common.codec import encoder, end_tokens, ending_tokens
-from common.rendering import rendered
+from slipstream.common.text.chat import MARK, end_of_turn_text
+from slipstream.common.text.codec import encoder, end_tokens, ending_tokens
+from slipstream.common.text.rendering import rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from common.wire import MALFORMED
-from envhub.agent.request import ChatRequest, Tool
-from envhub.agent.response import MODEL, Answer
+from slipstream.common.process.wire import MALFORMED
+from slipstream.envhub.agent.request import ChatRequest, Tool
+from slipstream.envhub.agent.response import MODEL, Answer
 
 # Fields that change nothing of what is sampled.
 INERT = {

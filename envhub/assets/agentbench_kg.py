@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.asset import asset_path, item_of, named_files, read_json
-from envhub.assets.freebase import ENTITY, RELATION, Freebase, Variable, program_size
-from envhub.env import Env
-from envhub.kg.kg import ARITY
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.asset import asset_path, item_of, named_files, read_json
+from slipstream.envhub.assets.freebase import ENTITY, RELATION, Freebase, Variable, program_size
+from slipstream.envhub.env import Env
+from slipstream.envhub.kg.kg import ARITY
+from slipstream.envhub.world import Change, WorldEnv
 
 MAX_VARIABLES = 64
 MAX_PROGRAM_CALLS = 64  # in the query for one variable

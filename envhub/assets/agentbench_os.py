@@ -12,16 +12,16 @@ from functools import partial
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.asset import asset_path, item_of, named_files
-from envhub.assets.agentbench_os_root import root_tree
-from envhub.assets.agentbench_os_task import OsTask, Script, read_tasks
-from envhub.env import Env, EnvError
-from envhub.isolation.file_tree import Tree
-from envhub.isolation.sandbox import Finished, Limits, Place, require_sandbox, run_in_sandbox
-from envhub.shell.action import ANSWER, BASH, parse_act, write_bash
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.asset import asset_path, item_of, named_files
+from slipstream.envhub.assets.agentbench_os_root import root_tree
+from slipstream.envhub.assets.agentbench_os_task import OsTask, Script, read_tasks
+from slipstream.envhub.env import Env, EnvError
+from slipstream.envhub.isolation.file_tree import Tree
+from slipstream.envhub.isolation.sandbox import Finished, Limits, Place, require_sandbox, run_in_sandbox
+from slipstream.envhub.shell.action import ANSWER, BASH, parse_act, write_bash
+from slipstream.envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 800  # AgentBench's own
 MAX_ANSWER_CHARS = 2000

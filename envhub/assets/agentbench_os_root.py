@@ -1,6 +1,6 @@
 """The initial root directory of AgentBench's operating system tasks: the files of Debian and Ubuntu."""
 
-from envhub.isolation.file_tree import Tree, file, folder
+from slipstream.envhub.isolation.file_tree import Tree, file, folder
 
 # The users of the package base-passwd: name, user id, group id, home.
 _USERS = (

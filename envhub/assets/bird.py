@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.asset import asset_path, item_of, named_files, read_json
-from envhub.env import Env, EnvError
-from envhub.sqldb.engine import POLICY_LIMITS, USER_LIMITS, SqlError, declarations, query_file
-from envhub.sqldb.sqldb import RULES, shown_rows, verb_and_rest
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.asset import asset_path, item_of, named_files, read_json
+from slipstream.envhub.env import Env, EnvError
+from slipstream.envhub.sqldb.engine import POLICY_LIMITS, USER_LIMITS, SqlError, declarations, query_file
+from slipstream.envhub.sqldb.sqldb import RULES, shown_rows, verb_and_rest
+from slipstream.envhub.world import Change, WorldEnv
 
 FETCH = (
     "get BIRD from bird-bench.github.io or Spider from yale-lily.github.io/spider, unpack it, and give the path of a "

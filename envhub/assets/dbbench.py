@@ -15,15 +15,15 @@ from typing import Any
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from common.wire import MALFORMED
-from envhub.asset import asset_path, item_of, named_files, read_lines
-from envhub.env import Env
-from envhub.sqldb.domain import Schema, Tables
-from envhub.sqldb.engine import SqlError, run_sql
-from envhub.sqldb.sqldb import shown_rows, verb_and_rest
-from envhub.world import Change, WorldEnv
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.asset import asset_path, item_of, named_files, read_lines
+from slipstream.envhub.env import Env
+from slipstream.envhub.sqldb.domain import Schema, Tables
+from slipstream.envhub.sqldb.engine import SqlError, run_sql
+from slipstream.envhub.sqldb.sqldb import shown_rows, verb_and_rest
+from slipstream.envhub.world import Change, WorldEnv
 
 CHANGES = ("INSERT", "DELETE", "UPDATE")
 FETCH = "get data/dbbench/standard.jsonl (or dev.jsonl) of github.com/THUDM/AgentBench, and give its path"

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from envhub.env import EnvError
+from slipstream.envhub.env import EnvError
 
 PREFIX = "http://rdf.freebase.com/ns/"
 MAX_REPLY_BYTES = 16 << 20

@@ -12,18 +12,18 @@ from typing import Any
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.asset import asset_path, item_of, named_files, read_lines
-from envhub.env import Env
-from envhub.isolation.file_tree import Node, Tree, file
-from envhub.isolation.program import program_in
-from envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
-from envhub.options import check_range
-from envhub.package import require_package
-from envhub.research.calculator import calculate
-from envhub.research.gaia_score import is_gaia_match
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.asset import asset_path, item_of, named_files, read_lines
+from slipstream.envhub.env import Env
+from slipstream.envhub.isolation.file_tree import Node, Tree, file
+from slipstream.envhub.isolation.program import program_in
+from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
+from slipstream.envhub.options import check_range
+from slipstream.envhub.package import require_package
+from slipstream.envhub.research.calculator import calculate
+from slipstream.envhub.research.gaia_score import is_gaia_match
+from slipstream.envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 4000
 MAX_ATTACHMENT_BYTES = 48 << 20

@@ -14,21 +14,21 @@ from pathlib import Path
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.asset import asset_path, item_of, named_files
-from envhub.assets.swebench_checkout import Checkout, check_out
-from envhub.assets.swebench_instance import Playable, read_playable
-from envhub.assets.swebench_judge import is_resolved
-from envhub.assets.swebench_run import diff_command, run_in_testbed, shown
-from envhub.env import Env
-from envhub.isolation.file_tree import Node, Tree
-from envhub.isolation.layer import whiteout
-from envhub.isolation.sandbox import Place, require_sandbox
-from envhub.options import check_choice
-from envhub.swe.edit import edited, lines_of, numbered
-from envhub.swe.git import policy_script, require_git
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.asset import asset_path, item_of, named_files
+from slipstream.envhub.assets.swebench_checkout import Checkout, check_out
+from slipstream.envhub.assets.swebench_instance import Playable, read_playable
+from slipstream.envhub.assets.swebench_judge import is_resolved
+from slipstream.envhub.assets.swebench_run import diff_command, run_in_testbed, shown
+from slipstream.envhub.env import Env
+from slipstream.envhub.isolation.file_tree import Node, Tree
+from slipstream.envhub.isolation.layer import whiteout
+from slipstream.envhub.isolation.sandbox import Place, require_sandbox
+from slipstream.envhub.options import check_choice
+from slipstream.envhub.swe.edit import edited, lines_of, numbered
+from slipstream.envhub.swe.git import policy_script, require_git
+from slipstream.envhub.world import Change, WorldEnv
 
 MAX_ACTION_BYTES = 100_000  # a command is one argument to bash, which the kernel limits to 128 KiB
 MAX_FILE_BYTES = 2 << 20  # the largest file that an edit may make

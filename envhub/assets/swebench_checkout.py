@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envhub.assets.swebench_instance import Playable
-from envhub.env import EnvError
-from envhub.isolation.file_tree import Node, Tree
-from envhub.isolation.layer import whiteout
-from envhub.swe.git import PLAIN_INDEX
+from slipstream.envhub.assets.swebench_instance import Playable
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation.file_tree import Node, Tree
+from slipstream.envhub.isolation.layer import whiteout
+from slipstream.envhub.swe.git import PLAIN_INDEX
 
 # A clone may belong to another user, and the commit need not be the head of a branch.
 _UPLOAD_PACK = "git -c safe.directory=* -c uploadpack.allowAnySHA1InWant=true upload-pack"

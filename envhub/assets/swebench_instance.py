@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from common.wire import MALFORMED
-from envhub.asset import read_json, read_lines
-from envhub.package import require_package
+from slipstream.common.process.wire import MALFORMED
+from slipstream.envhub.asset import read_json, read_lines
+from slipstream.envhub.package import require_package
 
 _NAMES = {"instance_id": r"[\w.-]+", "repo": r"[\w.-]+/[\w.-]+", "base_commit": r"[0-9a-f]{7,64}"}
 

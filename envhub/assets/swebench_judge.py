@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from common.wire import MALFORMED
-from envhub.assets.swebench_checkout import Checkout
-from envhub.assets.swebench_instance import Playable
-from envhub.assets.swebench_run import ENVIRONMENT, run_in_testbed
-from envhub.env import EnvError
-from envhub.isolation.file_tree import Node, Tree, file
-from envhub.isolation.layer import WHITEOUT, whiteout
+from slipstream.common.process.wire import MALFORMED
+from slipstream.envhub.assets.swebench_checkout import Checkout
+from slipstream.envhub.assets.swebench_instance import Playable
+from slipstream.envhub.assets.swebench_run import ENVIRONMENT, run_in_testbed
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation.file_tree import Node, Tree, file
+from slipstream.envhub.isolation.layer import WHITEOUT, whiteout
 
 # Files that pytest and Python load automatically. A policy's changes to them are undone, unless the real repair
 # changes them too.

@@ -1,11 +1,11 @@
 """Run commands in the repository of an instance: in the sandbox, in /testbed, with the instance's environment."""
 
-from envhub.assets.swebench_checkout import Checkout
-from envhub.assets.swebench_instance import Playable
-from envhub.isolation.file_tree import Tree
-from envhub.isolation.sandbox import Finished, Limits, Place, run_in_sandbox
-from envhub.swe.git import export_command, git_settings
-from envhub.swe.tests import without_durations
+from slipstream.envhub.assets.swebench_checkout import Checkout
+from slipstream.envhub.assets.swebench_instance import Playable
+from slipstream.envhub.isolation.file_tree import Tree
+from slipstream.envhub.isolation.sandbox import Finished, Limits, Place, run_in_sandbox
+from slipstream.envhub.swe.git import export_command, git_settings
+from slipstream.envhub.swe.tests import without_durations
 
 # The path in SWE-bench's own images, because conda's environments contain their path.
 ENVIRONMENT = "/opt/miniconda3/envs/testbed"

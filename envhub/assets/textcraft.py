@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from common.trajectory import Task
-from envhub.asset import asset_path, read_json
-from envhub.craft import CraftState, CraftWorld, Recipe
-from envhub.env import Env
-from envhub.options import check_range
-from envhub.task_seed import split_of, task_rng
-from envhub.world import WorldEnv
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.asset import asset_path, read_json
+from slipstream.envhub.craft import CraftState, CraftWorld, Recipe
+from slipstream.envhub.env import Env
+from slipstream.envhub.options import check_range
+from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.world import WorldEnv
 
 FETCH = (
     "give the folder with Minecraft's recipes as JSON files: TextCraft/recipes of github.com/archiki/ADaPT's data, or "

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.asset import asset_path, read_json
-from envhub.assets.webshop_reward import web_reward
-from envhub.bm25 import Bm25
-from envhub.env import Env
-from envhub.options import check_range
-from envhub.shop.catalogue import Goal, Kind, Product, Store
-from envhub.shop.pages import BACK, BUY, NEXT, PREVIOUS, Page, clickables, next_page, webshop_text
-from envhub.shop.shop import FULL_RULES
-from envhub.task_seed import split_of, task_rng
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.asset import asset_path, read_json
+from slipstream.envhub.assets.webshop_reward import web_reward
+from slipstream.envhub.bm25 import Bm25
+from slipstream.envhub.env import Env
+from slipstream.envhub.options import check_range
+from slipstream.envhub.shop.catalogue import Goal, Kind, Product, Store
+from slipstream.envhub.shop.pages import BACK, BUY, NEXT, PREVIOUS, Page, clickables, next_page, webshop_text
+from slipstream.envhub.shop.shop import FULL_RULES
+from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.world import Change, WorldEnv
 
 PAGE_SIZE = 10
 DEFAULT_DOLLARS = 100.0  # the price of a product without one

@@ -10,15 +10,15 @@ from functools import partial
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.code.task import Problem, draw_problem
-from envhub.env import Env
-from envhub.isolation.program import ProgramRun, program_in, run_on_inputs
-from envhub.isolation.sandbox import Limits, require_sandbox
-from envhub.options import check_choice, check_range
-from envhub.task_seed import split_of, task_rng
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.code.task import Problem, draw_problem
+from slipstream.envhub.env import Env
+from slipstream.envhub.isolation.program import ProgramRun, program_in, run_on_inputs
+from slipstream.envhub.isolation.sandbox import Limits, require_sandbox
+from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 500  # of one output
 RULES = (

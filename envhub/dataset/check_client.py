@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from common.valid_text import valid_text
-from common.wire import MALFORMED
-from envhub.dataset.check_server import Request, Response
-from envhub.env import EnvError
-from envhub.isolation.own_thread import OwnThread
-from envhub.step_deadline import left_s
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.records.valid_text import valid_text
+from slipstream.envhub.dataset.check_server import Request, Response
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.envhub.step_deadline import left_s
 
 START_S = 60.0  # the server imports sympy
 ANSWER_S = (
@@ -88,7 +88,7 @@ def _started() -> tuple[subprocess.Popen[bytes], Path]:
     path, log = folder / "socket", folder / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "envhub.dataset.check_server", path, str(os.getpid())],
+            [sys.executable, "-P", "-m", "slipstream.envhub.dataset.check_server", path, str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

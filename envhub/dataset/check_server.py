@@ -1,8 +1,8 @@
 """The process in which checks run that a reply could make endless: mathematics, and JSON schemas.
 
-`python -m envhub.dataset.check_server SOCKET PARENT_PID`. Each comparison is a fork, with limits of CPU time and memory
-that the kernel enforces: a comparison that exceeds them ends without an answer. The timeouts of math-verify are
-signals, which work in a main thread only and stop no computation in C, so they are off.
+`python -m slipstream.envhub.dataset.check_server SOCKET PARENT_PID`. Each comparison is a fork, with limits of CPU time
+and memory that the kernel enforces: a comparison that exceeds them ends without an answer. The timeouts of math-verify
+are signals, which work in a main thread only and stop no computation in C, so they are off.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from envhub.dataset.json_reply import json_in
+from slipstream.envhub.dataset.json_reply import json_in
 
 CPU_S = 2  # of one comparison
 MEMORY_BYTES = 2 << 30  # of address space

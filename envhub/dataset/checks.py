@@ -19,12 +19,12 @@ import regex as timed_re
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
-from envhub.dataset.check_client import ask, compared
-from envhub.dataset.check_server import marked
-from envhub.dataset.json_reply import json_in
-from envhub.dataset.tests_of_row import passed_share, tests_in
-from envhub.env import EnvError
-from envhub.isolation.sandbox import require_sandbox
+from slipstream.envhub.dataset.check_client import ask, compared
+from slipstream.envhub.dataset.check_server import marked
+from slipstream.envhub.dataset.json_reply import json_in
+from slipstream.envhub.dataset.tests_of_row import passed_share, tests_in
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation.sandbox import require_sandbox
 
 Compare = Callable[[str, Any], float]
 

@@ -16,17 +16,17 @@ from typing import Any
 import msgspec
 import regex
 
-from common.imported import imported
-from common.message import Message
-from common.trajectory import Task
-from envhub.asset import asset_path, item_of
-from envhub.dataset.checks import CHECKS, Check, compiled, found_in
-from envhub.dataset.item import HUB, Columns, Item, read_items
-from envhub.dataset.script import answers_to, calls_in, has_call
-from envhub.env import Env, EnvError
-from envhub.options import check_choice
-from envhub.task_seed import split_of
-from envhub.world import Change, WorldEnv
+from slipstream.common.process.imported import imported
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.asset import asset_path, item_of
+from slipstream.envhub.dataset.checks import CHECKS, Check, compiled, found_in
+from slipstream.envhub.dataset.item import HUB, Columns, Item, read_items
+from slipstream.envhub.dataset.script import answers_to, calls_in, has_call
+from slipstream.envhub.env import Env, EnvError
+from slipstream.envhub.options import check_choice
+from slipstream.envhub.task_seed import split_of
+from slipstream.envhub.world import Change, WorldEnv
 
 NONE = "none"
 FETCH = "give the path of a .jsonl or .parquet file, with one task in each row, or hub:NAME:SPLIT"

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from common.message import Message
-from common.tool_call import described_tools, listed_tools
-from envhub.asset import MAX_FILE_BYTES, read_lines
-from envhub.dataset.script import Script, read_script
-from envhub.package import require_package
+from slipstream.common.records.message import Message
+from slipstream.common.records.tool_call import described_tools, listed_tools
+from slipstream.envhub.asset import MAX_FILE_BYTES, read_lines
+from slipstream.envhub.dataset.script import Script, read_script
+from slipstream.envhub.package import require_package
 
 Row = Mapping[str, Any]  # by column
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from common.message import Message
-from common.tool_call import written_call
-from common.wire import MALFORMED
-from envhub.env import EnvError
-from envhub.rewards.function import called
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.records.message import Message
+from slipstream.common.records.tool_call import written_call
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.function import called
 
 # A word-level tokenizer puts spaces around punctuation.
 _OPENING = re.compile(r"<\s*tool\s*_\s*call\s*>")

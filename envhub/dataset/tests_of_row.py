@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from envhub.isolation.file_tree import file
-from envhub.isolation.program import program_in, run_on_inputs
-from envhub.isolation.sandbox import Limits, run_in_sandbox
+from slipstream.envhub.isolation.file_tree import file
+from slipstream.envhub.isolation.program import program_in, run_on_inputs
+from slipstream.envhub.isolation.sandbox import Limits, run_in_sandbox
 
 MAX_TESTS = 100
 MAX_INPUT_BYTES = 4 << 20  # of all inputs together, which fit into the tree of one run

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.name_list import name_list
-from envhub.task_seed import split_of, task_rng
-from envhub.world import Change
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.name_list import name_list
+from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.world import Change
 
 ARMS = name_list(
     """

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.task_seed import split_of, task_rng
-from envhub.world import Change
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.world import Change
 
 WALL, FLOOR, HOLE, GOAL, TARGET, BOX, YOU = "#", "_", "O", "G", "T", "X", "P"
 BOX_ON_TARGET, YOU_ON_TARGET = "V", "S"

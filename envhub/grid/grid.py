@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 
-from common.trajectory import Task
-from envhub.env import Env
-from envhub.grid.bandit import BanditState, make_bandit
-from envhub.grid.board import GAMES, BoardState, BoardWorld, make_board
-from envhub.options import check_choice, check_range
-from envhub.world import WorldEnv
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import Env
+from slipstream.envhub.grid.bandit import BanditState, make_bandit
+from slipstream.envhub.grid.board import GAMES, BoardState, BoardWorld, make_board
+from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.world import WorldEnv
 
 MAX_SIZE = {"sokoban": 8, "frozen_lake": 12, "maze": 15}
 MAX_BOXES = 2

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.household.expert import next_action
-from envhub.household.task import SIZES, TASK_TYPES, Room, make_room, opening_text
-from envhub.household.world import VERBS, State, act, admissible, first_state, is_won
-from envhub.options import check_choice
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.household.expert import next_action
+from slipstream.envhub.household.task import SIZES, TASK_TYPES, Room, make_room, opening_text
+from slipstream.envhub.household.world import VERBS, State, act, admissible, first_state, is_won
+from slipstream.envhub.options import check_choice
+from slipstream.envhub.world import Change, WorldEnv
 
 NOTHING_HAPPENS = "Nothing happens."
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from envhub.name_list import name_list
+from slipstream.envhub.name_list import name_list
 
 OPENABLE = frozenset({"cabinet", "drawer", "fridge", "microwave", "safe", "laundryhamper"})
 INSIDE = OPENABLE | {"sinkbasin", "garbagecan", "bathtub"}  # objects are "in" these and "on" all others

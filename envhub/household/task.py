@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
-from common.trajectory import Task
-from envhub.household.rooms import (
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.household.rooms import (
     APPLIANCES,
     CLEANABLE,
     CLEANING_PLACE,
@@ -16,7 +16,7 @@ from envhub.household.rooms import (
     ROOM_KINDS,
     RoomKind,
 )
-from envhub.task_seed import split_of, task_rng
+from slipstream.envhub.task_seed import split_of, task_rng
 
 PICK_AND_PLACE = "pick_and_place"
 LOOK_AT_OBJ_IN_LIGHT = "look_at_obj_in_light"

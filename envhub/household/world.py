@@ -10,9 +10,17 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from envhub.household.rooms import LAMP, OPENABLE
-from envhub.household.task import LOOK_AT_OBJ_IN_LIGHT, PICK_TWO_OBJ, TREATMENTS, Room, in_on, kind_of, listed
-from envhub.world import Change
+from slipstream.envhub.household.rooms import LAMP, OPENABLE
+from slipstream.envhub.household.task import (
+    LOOK_AT_OBJ_IN_LIGHT,
+    PICK_TWO_OBJ,
+    TREATMENTS,
+    Room,
+    in_on,
+    kind_of,
+    listed,
+)
+from slipstream.envhub.world import Change
 
 HAND = "hand"
 LAMP_NAME = f"{LAMP} 1"

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from envhub.env import EnvError
+from slipstream.envhub.env import EnvError
 
 GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@"', "gate")  # runs its arguments after it has read a line
 REMOVE_S = 5.0  # the kernel takes a moment to end the processes of a killed cgroup

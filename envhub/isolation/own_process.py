@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from common.shutdown import die_with_parent
+from slipstream.common.process.shutdown import die_with_parent
 
 MAX_LOG_CHARS = 1000
 _LOG = "log"

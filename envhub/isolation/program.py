@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envhub.isolation.file_tree import Tree, file
-from envhub.isolation.sandbox import Finished, Limits, run_in_sandbox
+from slipstream.envhub.isolation.file_tree import Tree, file
+from slipstream.envhub.isolation.sandbox import Finished, Limits, run_in_sandbox
 
 MAX_PROGRAM_CHARS = 20_000
 

@@ -31,11 +31,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from envhub.env import EnvError
-from envhub.isolation import cgroup, layer, seccomp
-from envhub.isolation.driver import DRIVER
-from envhub.isolation.file_tree import Tree, TreeError, pack, unpack
-from envhub.step_deadline import left_s
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation import cgroup, layer, seccomp
+from slipstream.envhub.isolation.driver import DRIVER
+from slipstream.envhub.isolation.file_tree import Tree, TreeError, pack, unpack
+from slipstream.envhub.step_deadline import left_s
 
 HOME = "/home/agent"
 HIDDEN = ("/usr/local", "/usr/src")  # the parts of /usr that the host's packages do not own

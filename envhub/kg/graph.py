@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from envhub.name_list import name_list
+from slipstream.envhub.name_list import name_list
 
 NAMES = {
     "person": name_list(

@@ -10,14 +10,14 @@ from functools import partial
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.env import Env
-from envhub.kg.graph import ATTRIBUTES, Entities, Graph, draw_graph
-from envhub.kg.question import Question, draw_question
-from envhub.options import check_choice, check_range
-from envhub.task_seed import split_of, task_rng
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import Env
+from slipstream.envhub.kg.graph import ATTRIBUTES, Entities, Graph, draw_graph
+from slipstream.envhub.kg.question import Question, draw_question
+from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.world import Change, WorldEnv
 
 MAX_VARIABLES = 64
 RULES = (

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from envhub.kg.graph import ATTRIBUTES, Entities, Graph
+from slipstream.envhub.kg.graph import ATTRIBUTES, Entities, Graph
 
 KINDS = ("chain", "both", "most", "least", "number")
 

@@ -12,15 +12,15 @@ from typing import ClassVar, TypeVar
 import aiohttp
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from common.valid_text import valid_text
-from common.wire import MALFORMED
-from envhub.env import EnvError, Observation
-from envhub.options import check_choice
-from envhub.remote.agentgym_servers import SERVERS
-from envhub.remote.client_connection import SerialCalls
-from envhub.remote.env_secret import headers_with, read_secret
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.common.records.valid_text import valid_text
+from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.options import check_choice
+from slipstream.envhub.remote.agentgym_servers import SERVERS
+from slipstream.envhub.remote.client_connection import SerialCalls
+from slipstream.envhub.remote.env_secret import headers_with, read_secret
 
 MAX_ANSWER_BYTES = 8 << 20
 OPEN_S = 60.0  # time to reach the server at the start of an episode

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import aiohttp
 
-from envhub.env import EnvError
-from envhub.remote.env_secret import SECRET_VARIABLE
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.remote.env_secret import SECRET_VARIABLE
 
 RETRY_S = 0.25
 PING_S = 20.0  # the connection counts as lost when a ping has no reply for half of this time

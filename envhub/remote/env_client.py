@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from common.trajectory import Task
-from common.valid_text import valid_text
-from common.wire import WireError
-from envhub.env import EnvError, Observation
-from envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect
-from envhub.remote.env_protocol import (
+from slipstream.common.process.wire import WireError
+from slipstream.common.records.trajectory import Task
+from slipstream.common.records.valid_text import valid_text
+from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect
+from slipstream.envhub.remote.env_protocol import (
     MAX_MESSAGE_BYTES,
     MAX_OPTIONS_BYTES,
     Actions,
@@ -40,7 +40,7 @@ from envhub.remote.env_protocol import (
     encode_message,
     raise_error,
 )
-from envhub.remote.env_secret import headers_with, read_secret
+from slipstream.envhub.remote.env_secret import headers_with, read_secret
 
 OPEN_S = 60.0  # time to reach the server and to get a slot there
 ANSWER_S = 120.0  # longer than the server's own timeout, so a later reply is not expected

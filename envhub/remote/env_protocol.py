@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from common.trajectory import Task
-from common.wire import MALFORMED, WireError
-from envhub.env import EnvError, Observation
+from slipstream.common.process.wire import MALFORMED, WireError
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import EnvError, Observation
 
 MAX_MESSAGE_BYTES = 8 << 20
 READY = 0  # the call number of the response that a worker sends, without a request, when it has started

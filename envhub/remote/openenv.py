@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from common.wire import MALFORMED, WireError
+from slipstream.common.process.wire import MALFORMED, WireError
 
 MAX_MESSAGE_BYTES = 8 << 20
 

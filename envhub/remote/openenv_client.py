@@ -6,15 +6,23 @@ from typing import ClassVar
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from common.valid_text import valid_text
-from common.wire import WireError
-from envhub.env import EnvError, Observation
-from envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect
-from envhub.remote.env_secret import headers_with, read_secret
-from envhub.remote.openenv import CAPACITY_REACHED, MAX_MESSAGE_BYTES, Error, Frame, ObservationData, read, written
-from envhub.task_seed import task_rng
+from slipstream.common.process.wire import WireError
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.common.records.valid_text import valid_text
+from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect
+from slipstream.envhub.remote.env_secret import headers_with, read_secret
+from slipstream.envhub.remote.openenv import (
+    CAPACITY_REACHED,
+    MAX_MESSAGE_BYTES,
+    Error,
+    Frame,
+    ObservationData,
+    read,
+    written,
+)
+from slipstream.envhub.task_seed import task_rng
 
 OPEN_S = 60.0  # time to reach the server and to get a session there
 ANSWER_S = 120.0

@@ -4,8 +4,8 @@ import json
 import random
 from dataclasses import dataclass
 
-from envhub.bm25 import Bm25
-from envhub.name_list import name_list
+from slipstream.envhub.bm25 import Bm25
+from slipstream.envhub.name_list import name_list
 
 KINDS = ("person", "town", "firm", "ship")
 NAMES = {

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from envhub.research.corpus import LINKS, SEASONS, Corpus, Page
+from slipstream.envhub.research.corpus import LINKS, SEASONS, Corpus, Page
 
 MAX_RESULTS = 5
 FACTS = {

@@ -9,20 +9,20 @@ from functools import partial
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.bm25 import words
-from envhub.env import Env
-from envhub.isolation.file_tree import Tree, file
-from envhub.isolation.program import program_in
-from envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
-from envhub.options import check_choice, check_range
-from envhub.research.calculator import calculate
-from envhub.research.corpus import Corpus, draw_corpus
-from envhub.research.gaia_score import is_gaia_match
-from envhub.research.question import MAX_RESULTS, Question, draw_question
-from envhub.task_seed import split_of, task_rng
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.bm25 import words
+from slipstream.envhub.env import Env
+from slipstream.envhub.isolation.file_tree import Tree, file
+from slipstream.envhub.isolation.program import program_in
+from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
+from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.research.calculator import calculate
+from slipstream.envhub.research.corpus import Corpus, draw_corpus
+from slipstream.envhub.research.gaia_score import is_gaia_match
+from slipstream.envhub.research.question import MAX_RESULTS, Question, draw_question
+from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 2000
 DRAWS_PER_CORPUS = 50  # a small corpus may have no question in the task's split

@@ -20,10 +20,10 @@ from typing import Annotated, Generic, TypeVar
 import aiohttp
 import msgspec
 
-from common.chat import THOUGHT_MARKS
-from common.config_error import ConfigError
-from common.wire import MALFORMED
-from envhub.env import EnvError
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.text.chat import THOUGHT_MARKS
+from slipstream.envhub.env import EnvError
 
 MAX_REPLY_BYTES = 1 << 20
 MAX_TOKENS = 10**9  # of one request; with more, Redis could not add up what a run has spent

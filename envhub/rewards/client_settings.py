@@ -5,8 +5,8 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-from common.config_error import ConfigError, require
-from envhub.rewards.chat_client import ACTORS, ChatClient, Secret
+from slipstream.common.process.config_error import ConfigError, require
+from slipstream.envhub.rewards.chat_client import ACTORS, ChatClient, Secret
 
 
 def client_of(

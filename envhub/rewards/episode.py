@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.reward_protocol import ScoredEpisode
-from common.trajectory import Task
+from slipstream.common.records.reward_protocol import ScoredEpisode
+from slipstream.common.records.trajectory import Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

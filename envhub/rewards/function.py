@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from common.imported import imported
-from envhub.env import EnvError
-from envhub.isolation.own_thread import OwnThread
-from envhub.rewards.episode import Episode, Values
-from envhub.rewards.measures import Measure
+from slipstream.common.process.imported import imported
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.envhub.rewards.episode import Episode, Values
+from slipstream.envhub.rewards.measures import Measure
 
 OURS = "episode"  # a function with a parameter of this name gets an Episode
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from common.env_config import MAX_PAIRED
-from common.trajectory import Trajectory
-from common.wire import MALFORMED
-from envhub.env import EnvError
-from envhub.rewards.chat_client import Reading
-from envhub.rewards.episode import Episode, Marked
-from envhub.rewards.judge import VERSION, Judge, columns_of, cut_in_the_middle
-from envhub.rewards.panel import combined, together
+from slipstream.common.config.env_config import MAX_PAIRED
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.records.trajectory import Trajectory
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.chat_client import Reading
+from slipstream.envhub.rewards.episode import Episode, Marked
+from slipstream.envhub.rewards.judge import VERSION, Judge, columns_of, cut_in_the_middle
+from slipstream.envhub.rewards.panel import combined, together
 
 COMPARISONS = ("listwise", "pairwise")
 

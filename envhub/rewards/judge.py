@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from common.config_error import require
-from envhub.env import EnvError
-from envhub.rewards.chat_client import ACTORS, ChatClient, Reading
-from envhub.rewards.client_settings import check_model, check_request, check_whole, client_of, is_number
-from envhub.rewards.episode import Episode, Marked, Values
-from envhub.rewards.rubric import Rubric, read_rubric
+from slipstream.common.process.config_error import require
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.chat_client import ACTORS, ChatClient, Reading
+from slipstream.envhub.rewards.client_settings import check_model, check_request, check_whole, client_of, is_number
+from slipstream.envhub.rewards.episode import Episode, Marked, Values
+from slipstream.envhub.rewards.rubric import Rubric, read_rubric
 
 PLAIN = {"temperature": 0, "max_tokens": 512}
 VERSION = "policy_version"  # recorded beside the mark of the run's own policy

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from common.action_format import PREDICTION
-from envhub.rewards.episode import Episode, Values
+from slipstream.common.text.action_format import PREDICTION
+from slipstream.envhub.rewards.episode import Episode, Values
 
 Measure = Callable[[Episode], Awaitable[Values]]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envhub.rewards.episode import Episode, Marked, Values
-from envhub.rewards.judge import VERSION, Judge
+from slipstream.envhub.rewards.episode import Episode, Marked, Values
+from slipstream.envhub.rewards.judge import VERSION, Judge
 
 MAX_JUDGES = 8
 

@@ -14,21 +14,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from common.config_error import ConfigError
-from common.env_config import LABEL, RUN_NOVELTY, MixtureEntry
-from common.imported import is_own
-from common.trajectory import MAX_REWARD, MAX_REWARDS
-from envhub.env import EnvError
-from envhub.rewards.chat_client import ACTORS, OwnPolicy
-from envhub.rewards.client_settings import client_of
-from envhub.rewards.episode import Episode, Marked, Values
-from envhub.rewards.function import function_measure
-from envhub.rewards.group import COMPARISONS, GroupJudge
-from envhub.rewards.judge import VERSION, Judge, judge
-from envhub.rewards.measures import MEASURES, Measure
-from envhub.rewards.panel import COMBINE, MAX_JUDGES, Panel
-from envhub.rewards.reward_model import ServedRewardModel, reward_model
-from envhub.rewards.run_novelty import RunNovelty, Visits
+from slipstream.common.config.env_config import LABEL, RUN_NOVELTY, MixtureEntry
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.imported import is_own
+from slipstream.common.records.trajectory import MAX_REWARD, MAX_REWARDS
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.chat_client import ACTORS, OwnPolicy
+from slipstream.envhub.rewards.client_settings import client_of
+from slipstream.envhub.rewards.episode import Episode, Marked, Values
+from slipstream.envhub.rewards.function import function_measure
+from slipstream.envhub.rewards.group import COMPARISONS, GroupJudge
+from slipstream.envhub.rewards.judge import VERSION, Judge, judge
+from slipstream.envhub.rewards.measures import MEASURES, Measure
+from slipstream.envhub.rewards.panel import COMBINE, MAX_JUDGES, Panel
+from slipstream.envhub.rewards.reward_model import ServedRewardModel, reward_model
+from slipstream.envhub.rewards.run_novelty import RunNovelty, Visits
 
 CONDITIONS: dict[str, Callable[[Episode], bool]] = {
     "always": lambda episode: True,
@@ -152,7 +152,7 @@ def judge_by(policy: OwnPolicy, parts: Mapping[str, Sequence[Part]]) -> None:
 
 
 def read_as(root: str, parts: Mapping[str, Sequence[Part]]) -> None:
-    """Let every served reward model compare its tokenizer with `root`, `common.tokenizer.text_root` of the policy."""
+    """Let every served reward model compare its tokenizer with the policy's: see `slipstream.common.text.tokenizer`."""
     for part in (part for of_env in parts.values() for part in of_env):
         if isinstance(part.measure, ServedRewardModel):
             part.measure.client.reads = root

@@ -16,7 +16,8 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from common.reward_protocol import (
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.records.reward_protocol import (
     MAX_REPLY_BYTES,
     OUTCOME,
     PROCESS,
@@ -26,9 +27,8 @@ from common.reward_protocol import (
     ValuesReply,
     ValuesRequest,
 )
-from common.wire import MALFORMED
-from envhub.env import EnvError
-from envhub.remote.env_secret import headers_with, read_secret
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.remote.env_secret import headers_with, read_secret
 
 DEADLINE_S = 300.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 10.0
@@ -48,7 +48,7 @@ class RewardClient:
     """Asks one server."""
 
     url: str
-    reads: str = ""  # `common.tokenizer.text_root` of the tokenizer that makes the tokens
+    reads: str = ""  # `slipstream.common.text.tokenizer.text_root` of the tokenizer that makes the tokens
     deadline_s: float = DEADLINE_S
     _model: str = ""  # that has answered; a server that starts again must have the same
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from common.reward_protocol import CRITICS, PROCESS
-from envhub.env import EnvError
-from envhub.rewards.episode import Episode, Values
-from envhub.rewards.reward_client import DEADLINE_S, RewardClient
+from slipstream.common.records.reward_protocol import CRITICS, PROCESS
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.episode import Episode, Values
+from slipstream.envhub.rewards.reward_client import DEADLINE_S, RewardClient
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

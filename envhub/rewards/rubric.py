@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from common.config_error import ConfigError
-from common.wire import MALFORMED
-from common.yaml_file import read_yaml
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.process.yaml_file import read_yaml
 
 MAX_RUBRIC_BYTES = 64 << 10
 _BLOCK = re.compile(r"\s*```(?:json)?\s*\n(.*)```\s*", re.DOTALL)

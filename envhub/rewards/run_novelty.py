@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from common.trajectory import Task
-from envhub.env import EnvError
-from envhub.rewards.episode import Episode, Values
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.episode import Episode, Values
 
 Visits = Callable[[Task, Sequence[str]], list[int]]
 """How often stored episodes have been in each of these states of a task."""

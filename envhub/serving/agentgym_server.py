@@ -19,11 +19,11 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from aiohttp import web
 
-from common.trajectory import Task
-from common.wire import MALFORMED
-from envhub.env import Observation
-from envhub.remote.agentgym_servers import SERVERS, AgentGymServer
-from envhub.remote.env_protocol import (
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import Observation
+from slipstream.envhub.remote.agentgym_servers import SERVERS, AgentGymServer
+from slipstream.envhub.remote.env_protocol import (
     MAX_OPTIONS_BYTES,
     Actions,
     EnvLost,
@@ -38,7 +38,7 @@ from envhub.remote.env_protocol import (
     StepEnv,
     decode_response,
 )
-from envhub.serving.env_pool import EnvPool, Episode
+from slipstream.envhub.serving.env_pool import EnvPool, Episode
 
 CHECKS_PER_LEASE = 10  # how many times in the time of a lease the server looks for expired episodes
 

@@ -16,10 +16,10 @@ from functools import partial
 
 import msgspec
 
-from common.shutdown import die_with_parent
-from common.wire import WireError
-from envhub.isolation.offspring import end_offspring_of
-from envhub.remote.env_protocol import (
+from slipstream.common.process.shutdown import die_with_parent
+from slipstream.common.process.wire import WireError
+from slipstream.envhub.isolation.offspring import end_offspring_of
+from slipstream.envhub.remote.env_protocol import (
     Close,
     EnvLost,
     EnvRequest,
@@ -185,8 +185,9 @@ async def _start(step_timeout_s: float) -> _Process:
     with theirs:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",
             "-m",
-            "envhub.serving.env_worker",
+            "slipstream.envhub.serving.env_worker",
             str(theirs.fileno()),
             str(step_timeout_s),
             stdin=asyncio.subprocess.DEVNULL,

@@ -1,9 +1,9 @@
 """`slipstream envs serve`: serve environments to remote clients. The environments' code runs in worker processes.
 
     GET /health        the served environments and the load
-    GET /v1/episode    a WebSocket for one client, envhub.remote.env_client; the messages: envhub.remote.env_protocol
+    GET /v1/episode    a WebSocket for one client, with the messages of slipstream.envhub.remote.env_protocol
     /openenv/NAME/     an OpenEnv server of that environment: ws, schema, health
-    /agentgym/...      AgentGym servers: envhub.serving.agentgym_server
+    /agentgym/...      AgentGym servers: slipstream.envhub.serving.agentgym_server
 
 A WebSocket is the lease of its episode. The lease ends when the client disconnects or does not answer a ping in time.
 """
@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from common.wire import WireError
-from envhub.remote.env_protocol import (
+from slipstream.common.process.wire import WireError
+from slipstream.envhub.remote.env_protocol import (
     MAX_MESSAGE_BYTES,
     Close,
     Closed,
@@ -28,10 +28,10 @@ from envhub.remote.env_protocol import (
     decode_request,
     encode_message,
 )
-from envhub.remote.env_secret import headers_with
-from envhub.serving.agentgym_server import AgentGymHost
-from envhub.serving.env_pool import EnvPool, Episode
-from envhub.serving.openenv_server import SCHEMA, OpenEnvSession
+from slipstream.envhub.remote.env_secret import headers_with
+from slipstream.envhub.serving.agentgym_server import AgentGymHost
+from slipstream.envhub.serving.env_pool import EnvPool, Episode
+from slipstream.envhub.serving.openenv_server import SCHEMA, OpenEnvSession
 
 MAX_BODY_BYTES = 1 << 20
 SHUTDOWN_S = 10.0

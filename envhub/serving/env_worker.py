@@ -1,4 +1,4 @@
-"""Run served environments in this process: `python -m envhub.serving.env_worker FD STEP_TIMEOUT_S`, FD a socket.
+"""Run served environments: `python -m slipstream.envhub.serving.env_worker FD STEP_TIMEOUT_S`, where FD is a socket.
 
 An environment that crashes or hangs takes down this process and not the server, which starts another worker. The
 episodes of a worker are coroutines of one process, as in an actor.
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from common.log import log_to_stderr
-from common.message import Message
-from common.valid_text import valid_text
-from envhub.catalogue import make_env
-from envhub.env import Env, EnvError, Observation
-from envhub.isolation.offspring import begin_episode, end_offspring
-from envhub.remote.env_protocol import (
+from slipstream.common.process.log import log_to_stderr
+from slipstream.common.records.message import Message
+from slipstream.common.records.valid_text import valid_text
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import Env, EnvError, Observation
+from slipstream.envhub.isolation.offspring import begin_episode, end_offspring
+from slipstream.envhub.remote.env_protocol import (
     MAX_MESSAGE_BYTES,
     READY,
     Actions,
@@ -50,7 +50,7 @@ from envhub.remote.env_protocol import (
     read_numbered,
     write_numbered,
 )
-from envhub.step_deadline import StepDeadline
+from slipstream.envhub.step_deadline import StepDeadline
 
 MAX_WHY_CHARS = 2000
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from common.wire import WireError
-from envhub.remote.env_protocol import (
+from slipstream.common.process.wire import WireError
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.remote.env_protocol import (
     MAX_OPTIONS_BYTES,
     EnvLost,
     EnvRequest,
@@ -27,8 +27,8 @@ from envhub.remote.env_protocol import (
     StepEnv,
     decode_response,
 )
-from envhub.remote.openenv import CAPACITY_REACHED, EXECUTION_ERROR, VALIDATION_ERROR, Frame, read, written
-from envhub.serving.env_pool import EnvPool, Episode
+from slipstream.envhub.remote.openenv import CAPACITY_REACHED, EXECUTION_ERROR, VALIDATION_ERROR, Frame, read, written
+from slipstream.envhub.serving.env_pool import EnvPool, Episode
 
 
 class ResetData(msgspec.Struct, kw_only=True, frozen=True):

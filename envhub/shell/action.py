@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from envhub.isolation.sandbox import MAX_COMMAND_CHARS
+from slipstream.envhub.isolation.sandbox import MAX_COMMAND_CHARS
 
 BASH, ANSWER, FINISH = "bash", "answer", "finish"
 

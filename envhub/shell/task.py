@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from envhub.isolation.file_tree import Node, Tree, file, folder
-from envhub.name_list import name_list
+from slipstream.envhub.isolation.file_tree import Node, Tree, file, folder
+from slipstream.envhub.name_list import name_list
 
 FOLDERS = name_list(
     """

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from envhub.bm25 import Bm25
+from slipstream.envhub.bm25 import Bm25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.options import check_choice
-from envhub.shop.catalogue import Store
-from envhub.shop.full import make_full_store
-from envhub.shop.pages import (
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.options import check_choice
+from slipstream.envhub.shop.catalogue import Store
+from slipstream.envhub.shop.full import make_full_store
+from slipstream.envhub.shop.pages import (
     BACK,
     BUY,
     NEXT,
@@ -24,9 +24,9 @@ from envhub.shop.pages import (
     terse_text,
     webshop_text,
 )
-from envhub.shop.reward import purchase_reward
-from envhub.shop.small import make_small_store
-from envhub.world import Change, WorldEnv
+from slipstream.envhub.shop.reward import purchase_reward
+from slipstream.envhub.shop.small import make_small_store
+from slipstream.envhub.world import Change, WorldEnv
 
 FULL_RULES = (
     "You are shopping online. Find a product that matches the instruction, choose its options, and buy it. "

@@ -9,11 +9,11 @@ import random
 from dataclasses import replace
 from functools import lru_cache
 
-from common.trajectory import Task
-from envhub.bm25 import Bm25
-from envhub.name_list import name_list
-from envhub.shop.catalogue import Goal, Kind, Product, Store
-from envhub.task_seed import split_of, task_rng
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.bm25 import Bm25
+from slipstream.envhub.name_list import name_list
+from slipstream.envhub.shop.catalogue import Goal, Kind, Product, Store
+from slipstream.envhub.task_seed import split_of, task_rng
 
 KINDS = tuple(
     Kind(name=name, category=("clothing", name))

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envhub.name_list import name_list
+from slipstream.envhub.name_list import name_list
 
 Row = tuple[int | str | float | None, ...]
 Schema = dict[str, dict[str, str]]  # table -> column -> its SQL type

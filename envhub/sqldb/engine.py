@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envhub.name_list import name_list
-from envhub.sqldb.domain import Schema, Tables
+from slipstream.envhub.name_list import name_list
+from slipstream.envhub.sqldb.domain import Schema, Tables
 
 MAX_SQL_CHARS = 2000
 MAX_CELL_BYTES = 4096

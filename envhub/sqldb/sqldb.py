@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.env import Env
-from envhub.options import check_choice, check_range
-from envhub.sqldb.domain import DOMAINS, Domain, Tables, draw_tables
-from envhub.sqldb.engine import SqlError, run_sql
-from envhub.sqldb.task import Request, draw_request
-from envhub.task_seed import split_of, task_rng
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import Env
+from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.sqldb.domain import DOMAINS, Domain, Tables, draw_tables
+from slipstream.envhub.sqldb.engine import SqlError, run_sql
+from slipstream.envhub.sqldb.task import Request, draw_request
+from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.world import Change, WorldEnv
 
 MAX_SHOWN_ROWS = 20
 MAX_SHOWN_CHARS = 2000

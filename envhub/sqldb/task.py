@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from envhub.sqldb.domain import Domain, Tables, Thing
+from slipstream.envhub.sqldb.domain import Domain, Tables, Thing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ import ast
 import random
 from dataclasses import dataclass
 
-from envhub.task_seed import split_of
+from slipstream.envhub.task_seed import split_of
 
 _OPERATORS: dict[type[ast.AST], tuple[str, str]] = {  # kind of node -> (the operator, its replacement)
     ast.Lt: ("<", "<="),

@@ -4,10 +4,10 @@ import shlex
 import shutil
 from pathlib import Path
 
-from envhub.env import EnvError
-from envhub.isolation.file_tree import Tree, file
-from envhub.isolation.layer import WHITEOUT, whiteout
-from envhub.isolation.sandbox import Limits, run_in_sandbox
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation.file_tree import Tree, file
+from slipstream.envhub.isolation.layer import WHITEOUT, whiteout
+from slipstream.envhub.isolation.sandbox import Limits, run_in_sandbox
 
 FIRST_COMMIT_TIME = 1_700_000_000  # s since 1970
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from envhub.name_list import name_list
-from envhub.swe.bug import Bug, draw_bug
-from envhub.swe.functions import FUNCTIONS, RepoFunction
+from slipstream.envhub.name_list import name_list
+from slipstream.envhub.swe.bug import Bug, draw_bug
+from slipstream.envhub.swe.functions import FUNCTIONS, RepoFunction
 
 NUM_SHOWN, NUM_JUDGING = 3, 8  # calls of each function
 FUNCTIONS_PER_FILE = 4

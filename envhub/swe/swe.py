@@ -12,14 +12,14 @@ from functools import partial
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.env import Env
-from envhub.isolation.file_tree import Node, Tree, TreeError, file, folder
-from envhub.isolation.sandbox import MAX_COMMAND_CHARS, Limits, require_room, run_in_sandbox
-from envhub.options import check_choice, check_range
-from envhub.swe.edit import edited, lines_of, numbered
-from envhub.swe.git import (
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import Env
+from slipstream.envhub.isolation.file_tree import Node, Tree, TreeError, file, folder
+from slipstream.envhub.isolation.sandbox import MAX_COMMAND_CHARS, Limits, require_room, run_in_sandbox
+from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.swe.edit import edited, lines_of, numbered
+from slipstream.envhub.swe.git import (
     FIRST_COMMIT_TIME,
     export_command,
     git_settings,
@@ -29,8 +29,8 @@ from envhub.swe.git import (
     with_first_commit,
     with_layer,
 )
-from envhub.swe.repo import Repo, draw_name, draw_repo
-from envhub.swe.tests import (
+from slipstream.envhub.swe.repo import Repo, draw_name, draw_repo
+from slipstream.envhub.swe.tests import (
     MAX_SHOWN_CHARS,
     PATHS,
     passed_tests,
@@ -39,8 +39,8 @@ from envhub.swe.tests import (
     run_tests,
     without_durations,
 )
-from envhub.task_seed import split_of, task_rng
-from envhub.world import Change, WorldEnv
+from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.world import Change, WorldEnv
 
 MAX_FILE_CHARS = 20_000
 ISSUES = ("example", "function", "none")

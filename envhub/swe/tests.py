@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envhub.env import EnvError
-from envhub.isolation.file_tree import Tree, file
-from envhub.isolation.sandbox import KILLED, Limits, require_sandbox, run_in_sandbox
-from envhub.name_list import name_list
-from envhub.swe.repo import Test
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation.file_tree import Tree, file
+from slipstream.envhub.isolation.sandbox import KILLED, Limits, require_sandbox, run_in_sandbox
+from slipstream.envhub.name_list import name_list
+from slipstream.envhub.swe.repo import Test
 
 PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 INSIDE = "/opt/pytest"

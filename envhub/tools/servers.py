@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from envhub.tools.schema import check_value
+from slipstream.envhub.tools.schema import check_value
 
 MAX_ENTRIES = 100  # of each kind of entry that calls can add
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday")

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from envhub.name_list import name_list
-from envhub.tools.servers import DAYS, Servers
+from slipstream.envhub.name_list import name_list
+from slipstream.envhub.tools.servers import DAYS, Servers
 
 PEOPLE = name_list(
     """

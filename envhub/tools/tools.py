@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.env import Env
-from envhub.options import check_choice, check_range
-from envhub.task_seed import split_of, task_rng
-from envhub.tools.servers import TOOLS, Servers, call_tool
-from envhub.tools.task import Errand, draw_errands, draw_servers
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import Env
+from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.tools.servers import TOOLS, Servers, call_tool
+from slipstream.envhub.tools.task import Errand, draw_errands, draw_servers
+from slipstream.envhub.world import Change, WorldEnv
 
 MAX_ACTION_CHARS = 2000
 DONE = "done"

@@ -8,8 +8,8 @@ from http.cookies import SimpleCookie
 
 import msgspec
 
-from envhub.env import EnvError
-from envhub.web.server import TIMEOUT_S, Visit
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.web.server import TIMEOUT_S, Visit
 
 MAX_REDIRECTS = 5
 MAX_PAGE_BYTES = 100_000

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler
 
-from envhub.web.site import Request, Site, SiteState, respond
+from slipstream.envhub.web.site import Request, Site, SiteState, respond
 
 COOKIE = "session"
 MAX_BODY_BYTES = 10_000

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from envhub.name_list import name_list
-from envhub.web.site import FIRST_ORDER, MAX_COUNT, ItemOrder, Site, SiteState, in_order, next_number
+from slipstream.envhub.name_list import name_list
+from slipstream.envhub.web.site import FIRST_ORDER, MAX_COUNT, ItemOrder, Site, SiteState, in_order, next_number
 
 COLOURS = ("black", "blue", "brown", "green", "grey", "orange", "pink", "red", "white", "yellow")
 THINGS = ("bag", "bench", "bowl", "chair", "clock", "coat", "drum", "hat", "kettle", "lamp", "rug", "vase")

@@ -10,16 +10,16 @@ from functools import partial
 
 import msgspec
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.env import Env
-from envhub.options import check_choice, check_range
-from envhub.task_seed import split_of, task_rng
-from envhub.web.browser import Browser, Element, Page, element_text, filled, load, page_text
-from envhub.web.server import web_server
-from envhub.web.site import ITEMS_PER_PAGE, MAX_TEXT_CHARS, ItemOrder, Site, SiteState, in_order, page_number
-from envhub.web.task import ERRANDS, Errand, draw_errand, draw_site, draw_state
-from envhub.world import Change, WorldEnv
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import Env
+from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.web.browser import Browser, Element, Page, element_text, filled, load, page_text
+from slipstream.envhub.web.server import web_server
+from slipstream.envhub.web.site import ITEMS_PER_PAGE, MAX_TEXT_CHARS, ItemOrder, Site, SiteState, in_order, page_number
+from slipstream.envhub.web.task import ERRANDS, Errand, draw_errand, draw_site, draw_state
+from slipstream.envhub.world import Change, WorldEnv
 
 RULES = (
     "Do the errands on a web site. A page is shown as text: [1] home is a link, [2] name = _ an empty field, [3] count "

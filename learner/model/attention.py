@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from learner.context import Context
-from learner.prefixes import prefixes_of
+from slipstream.learner.batch.prefixes import prefixes_of
+from slipstream.learner.ranks.context import Context
 
 MAX_FLASH_HEAD_DIM = 256  # PyTorch's flash attention has no larger head, and none whose values have another size
 # PyTorch 2.11's takes as many heads of keys as of queries: the keys are repeated for it.
@@ -94,7 +94,7 @@ class PackRows:
 
     rows: tuple[Rows, ...]
     shared: SharedKeys | None = None
-    context: Context | None = None  # the ranks with the other tokens: see `learner.model.context_attention`
+    context: Context | None = None  # the ranks with the other tokens: see `slipstream.learner.model.context_attention`
 
 
 class CannotPack(ValueError):

@@ -1,7 +1,7 @@
 """Compiles each layer of a model with torch.compile: same results up to rounding, with fewer passes over memory.
 
 Layers of the same shape share compiled code, which works for packs of any length. Attention is not compiled (see
-`learner.model.attention`), so the code of a layer has two parts: before and after the attention.
+`slipstream.learner.model.attention`), so the code of a layer has two parts: before and after the attention.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
-from common.config_error import ConfigError
+from slipstream.common.process.config_error import ConfigError
 
 BACKEND = "inductor"
 

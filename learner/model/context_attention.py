@@ -9,10 +9,10 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from common.config_error import ConfigError
-from learner.model.attention import CannotPack, PackRows, packed_attention
-from learner.pack import Packed, TokenSequence, pack
-from learner.ranks import Ranks
+from slipstream.common.process.config_error import ConfigError
+from slipstream.learner.batch.pack import Packed, TokenSequence, pack
+from slipstream.learner.model.attention import CannotPack, PackRows, packed_attention
+from slipstream.learner.ranks.ranks import Ranks
 
 MAX_ERROR = {"float32": 1e-3, "bfloat16": 0.1}  # of the states after all layers, relative, in the mean over tokens
 

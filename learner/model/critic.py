@@ -8,17 +8,17 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from common.config import Config
-from common.model_config import LoraConfig
-from learner.model.logprobs import TokenLogprobs
-from learner.model.optimizer import make_optimizer, make_schedule
-from learner.model.packed_model import PackedModel, load_kind
-from learner.model.shards import merged_shards, named_shards
-from learner.model.value_model import SharedTrunk, ValueHead, ValueModel
-from learner.objective.return_scale import ReturnScale
-from learner.objective.value_loss import ValueLoss, value_loss
-from learner.pack import Packed
-from learner.ranks import Ranks
+from slipstream.common.config.config import Config
+from slipstream.common.config.model_config import LoraConfig
+from slipstream.learner.batch.pack import Packed
+from slipstream.learner.model.logprobs import TokenLogprobs
+from slipstream.learner.model.optimizer import make_optimizer, make_schedule
+from slipstream.learner.model.packed_model import PackedModel, load_kind
+from slipstream.learner.model.shards import merged_shards, named_shards
+from slipstream.learner.model.value_model import SharedTrunk, ValueHead, ValueModel
+from slipstream.learner.objective.return_scale import ReturnScale
+from slipstream.learner.objective.value_loss import ValueLoss, value_loss
+from slipstream.learner.ranks.ranks import Ranks
 
 
 @dataclass(kw_only=True, slots=True)

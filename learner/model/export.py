@@ -10,14 +10,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
 
-from common.replay_config import SamplingConfig
-from common.tokenizer import load_tokenizer
-from common.weights import TensorEntry
-from learner.model.folder_tensors import is_of_adapter
-from learner.model.lora import adapter_settings, name_in_peft
-from learner.model.packed_model import PackedModel
-from learner.model.shards import full_layout, full_tensors, named_shards, whole
-from learner.ranks import Ranks
+from slipstream.common.config.replay_config import SamplingConfig
+from slipstream.common.text.tokenizer import load_tokenizer
+from slipstream.common.transfer.weights import TensorEntry
+from slipstream.learner.model.folder_tensors import is_of_adapter
+from slipstream.learner.model.lora import adapter_settings, name_in_peft
+from slipstream.learner.model.packed_model import PackedModel
+from slipstream.learner.model.shards import full_layout, full_tensors, named_shards, whole
+from slipstream.learner.ranks.ranks import Ranks
 
 MAX_FILE_BYTES = 5 << 30
 # Of a folder, if it has them: settings of generation, and how a vision-language model reads images.

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from learner.model.kernel import head_dim_of
-from learner.model.packed_model import PackedModel
-from learner.model.skeleton import unused_parameters
-from learner.model.states import num_attending
+from slipstream.learner.model.kernel import head_dim_of
+from slipstream.learner.model.packed_model import PackedModel
+from slipstream.learner.model.skeleton import unused_parameters
+from slipstream.learner.model.states import num_attending
 
 # Dense bfloat16, in 1e12 operations per second, by a part of the device's name; the first match counts.
 PEAK_TFLOPS = {

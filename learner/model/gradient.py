@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from learner.ranks import Ranks
+from slipstream.learner.ranks.ranks import Ranks
 
 MAX_SHOWN = 8  # shapes in an error
 

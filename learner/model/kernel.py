@@ -5,10 +5,17 @@ from importlib.util import find_spec
 import torch
 from transformers import PreTrainedModel
 
-from learner.model.attention import CannotPack, PackRows, SharedKeys, check_kernel, check_shared_keys, rows_of
-from learner.model.context_attention import check_heads
-from learner.model.states import stateful_kinds
-from learner.pack import Packed
+from slipstream.learner.batch.pack import Packed
+from slipstream.learner.model.attention import (
+    CannotPack,
+    PackRows,
+    SharedKeys,
+    check_kernel,
+    check_shared_keys,
+    rows_of,
+)
+from slipstream.learner.model.context_attention import check_heads
+from slipstream.learner.model.states import stateful_kinds
 
 PACKED_ATTENTION = "slipstream_packed"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -24,7 +31,7 @@ def attention_for(causal_lm: PreTrainedModel, device: torch.device, dtype: str) 
 
 
 def check_shares(causal_lm: PreTrainedModel, context_ranks: int) -> None:
-    """Raise CannotPack unless so many ranks can compute a micro-batch together: see `learner.context`."""
+    """Raise CannotPack unless so many ranks can share a micro-batch: see `slipstream.learner.ranks.context`."""
     if context_ranks == 1:
         return
     if stateful_kinds(causal_lm):

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils._pytree import register_dataclass
 
-from learner.context import LossStates
-from learner.pack import Packed
+from slipstream.learner.batch.pack import Packed
+from slipstream.learner.ranks.context import LossStates
 
 ABSENT = -1e30  # a logit whose probability is 0, and finite: 0 * -inf would be NaN
 

@@ -3,7 +3,7 @@
     y = W x + (alpha / rank) B A x        A: [rank, in], random at first;  B: [out, rank], 0 at first
 
 The exported weights are merged. Only adapters are published; actors merge them into their own copy of the weights by
-the same operation (`actors/staged_weights.py`):
+the same operation (`actors/weights/staged_weights.py`):
 
     W + (alpha / rank) B A
 """
@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from common.config_error import ConfigError
-from common.model_config import LoraConfig
-from learner.model.folder_tensors import stored_in_parts
-from learner.model.skeleton import unused_parameters
+from slipstream.common.config.model_config import LoraConfig
+from slipstream.common.process.config_error import ConfigError
+from slipstream.learner.model.folder_tensors import stored_in_parts
+from slipstream.learner.model.skeleton import unused_parameters
 
 _NAME = "default"  # peft supports several named adapters; this is its default name for a single one
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from common.learner_config import OptimConfig
+from slipstream.common.config.learner_config import OptimConfig
 
 BETAS = (0.9, 0.95)  # decay of the gradient's mean and of its square
 EPS = 1e-8  # added to the denominator

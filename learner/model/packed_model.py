@@ -18,12 +18,14 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from common.config import Config
-from common.model_config import LoraConfig
-from learner.model.attention import CannotPack
-from learner.model.compiler import check_compiler, compile_layers
-from learner.model.context_attention import attention, check_context
-from learner.model.kernel import (
+from slipstream.common.config.config import Config
+from slipstream.common.config.model_config import LoraConfig
+from slipstream.learner.batch.pack import Packed, index_of
+from slipstream.learner.batch.prefixes import prefixes_of
+from slipstream.learner.model.attention import CannotPack
+from slipstream.learner.model.compiler import check_compiler, compile_layers
+from slipstream.learner.model.context_attention import attention, check_context
+from slipstream.learner.model.kernel import (
     DTYPES,
     PACKED_ATTENTION,
     attention_for,
@@ -32,14 +34,12 @@ from learner.model.kernel import (
     refuses_shared_keys,
     sequence_bounds,
 )
-from learner.model.logprobs import Predictions, TokenLogprobs, chunked_logprobs, predictions
-from learner.model.lora import add_adapters
-from learner.model.rope import fix_frequencies
-from learner.model.skeleton import auto_class, fill, refused_together, skeleton_of, tensors_of
-from learner.model.states import decoder_layers, separate_states, stateful_kinds
-from learner.pack import Packed, index_of
-from learner.prefixes import prefixes_of
-from learner.ranks import Ranks
+from slipstream.learner.model.logprobs import Predictions, TokenLogprobs, chunked_logprobs, predictions
+from slipstream.learner.model.lora import add_adapters
+from slipstream.learner.model.rope import fix_frequencies
+from slipstream.learner.model.skeleton import auto_class, fill, refused_together, skeleton_of, tensors_of
+from slipstream.learner.model.states import decoder_layers, separate_states, stateful_kinds
+from slipstream.learner.ranks.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +58,9 @@ class ModelSettings:
     dtype: str  # of the forward pass, float32 or bfloat16; logits and heads are always float32
     temperature: float  # logits are divided by it, unless a pack says at which temperature it was sampled
     chunk_tokens: int  # tokens whose logits exist at one time
-    max_tokens: int | None = None  # of the longest sequence; some models need it, see `learner.model.rope`
+    max_tokens: int | None = None  # of the longest sequence; some models need it, see `slipstream.learner.model.rope`
     activation_checkpointing: bool = False  # recompute activations in the backward pass
-    compile: bool = False  # the layers, see `learner.model.compiler`
+    compile: bool = False  # the layers, see `slipstream.learner.model.compiler`
     cpu_offload: bool = False  # weights, gradients and optimizer state in host memory; a layer is copied when needed
     lora: LoraConfig = field(default_factory=LoraConfig)  # with a rank above 0 only adapters are trained
 
@@ -93,8 +93,9 @@ class PackedModel(nn.Module):
         self.causal_lm: PreTrainedModel = causal_lm
         self.folder = folder  # that it was loaded from
         self.settings = settings
-        self.carries_state = bool(stateful_kinds(causal_lm))  # from token to token: see `learner.model.states`
-        self.context_ranks = 1  # that compute each micro-batch together: see `learner.context`
+        # from token to token: see `slipstream.learner.model.states`
+        self.carries_state = bool(stateful_kinds(causal_lm))
+        self.context_ranks = 1  # that compute each micro-batch together: see `slipstream.learner.ranks.context`
         self.shares_prefixes = False  # whether it takes packs whose shared prefixes are computed once
         self.one_rank_holds_all = False  # one rank, without offloading: see `expect_backward`
         self.syncs_gradients = True  # FSDP takes the gradients after the next backward pass
@@ -185,9 +186,9 @@ def load_model(path: str | Path, *, ranks: Ranks, settings: ModelSettings) -> Pa
 def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, settings: ModelSettings) -> M:
     """Load the causal LM in folder `path` with float32 master weights, and shard it over `ranks`.
 
-    `kind` is the class of the result: see `learner.model.value_model`. Every rank calls it. Raises ConfigError, on
-    every rank, for a folder without a causal LM, for a model that gives other results for packed sequences, and if the
-    layers cannot be compiled.
+    `kind` is the class of the result: see `slipstream.learner.model.value_model`. Every rank calls it. Raises
+    ConfigError, on every rank, for a folder without a causal LM, for a model that gives other results for packed
+    sequences, and if the layers cannot be compiled.
     """
     folder = Path(path)
     transformers_logging.disable_progress_bar()

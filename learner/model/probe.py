@@ -1,11 +1,11 @@
-"""Scores the probe of a version with the weights that are about to be published: see `common.probe`."""
+"""Scores the probe of a version with the weights to be published: see `slipstream.common.transfer.probe`."""
 
 import numpy as np
 import torch
 
-from common.probe import MAX_PROBE_TOKENS, TOLERANCES, Probe
-from learner.model.packed_model import PackedModel
-from learner.pack import TokenSequence, pack
+from slipstream.common.transfer.probe import MAX_PROBE_TOKENS, TOLERANCES, Probe
+from slipstream.learner.batch.pack import TokenSequence, pack
+from slipstream.learner.model.packed_model import PackedModel
 
 _SEED = 20
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from learner.model.packed_model import PackedModel
-from learner.model.shards import named_shards
-from learner.pack import Packed
+from slipstream.learner.batch.pack import Packed
+from slipstream.learner.model.packed_model import PackedModel
+from slipstream.learner.model.shards import named_shards
 
 
 class Proximal:

@@ -13,13 +13,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
-from common.config_error import ConfigError
-from common.model_folder import weight_files
-from common.reward_protocol import CRITICS, KINDS, OUTCOME, Kind
-from learner.model.export import save_hf
-from learner.model.packed_model import ModelSettings, PackedModel, load_kind
-from learner.pack import Packed
-from learner.ranks import Ranks
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.reward_protocol import CRITICS, KINDS, OUTCOME, Kind
+from slipstream.common.transfer.model_folder import weight_files
+from slipstream.learner.batch.pack import Packed
+from slipstream.learner.model.export import save_hf
+from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
+from slipstream.learner.ranks.ranks import Ranks
 
 SCORE = "score.weight"  # the name in transformers
 OFFSET = "score_offset"  # in config.json, of a critic: what is added to its score

@@ -10,8 +10,8 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from common.config_error import ConfigError
-from learner.model.attention import CannotPack
+from slipstream.common.process.config_error import ConfigError
+from slipstream.learner.model.attention import CannotPack
 
 
 def fix_frequencies(causal_lm: PreTrainedModel, *, max_tokens: int | None) -> None:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from common.weights import TensorEntry, layout
-from learner.model.folder_tensors import folder_name, is_of_adapter, stored, stored_buffers
-from learner.model.lora import adapters_of
-from learner.model.packed_model import PackedModel, name_of
+from slipstream.common.transfer.weights import TensorEntry, layout
+from slipstream.learner.model.folder_tensors import folder_name, is_of_adapter, stored, stored_buffers
+from slipstream.learner.model.lora import adapters_of
+from slipstream.learner.model.packed_model import PackedModel, name_of
 
 
 def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:

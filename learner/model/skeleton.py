@@ -20,13 +20,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from common.config_error import ConfigError
-from common.model_folder import check_not_quantised
-from common.tokenizer import no_own_code
-from learner.model.attention import CannotPack
-from learner.model.states import num_attending, stateful_kinds
-from learner.ranks import Ranks
-from learner.share import share
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.text.tokenizer import no_own_code
+from slipstream.common.transfer.model_folder import check_not_quantised
+from slipstream.learner.model.attention import CannotPack
+from slipstream.learner.model.states import num_attending, stateful_kinds
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.ranks.share import share
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from learner.model.attention import CannotPack, PackRows, Rows
+from slipstream.learner.model.attention import CannotPack, PackRows, Rows
 
 Forward = Callable[..., object]
 # What the attention needs to know about the pack; to a kernel of such a layer it would mean that the batch is a pack.

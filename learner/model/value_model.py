@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from learner.model.logprobs import TokenLogprobs, predictions
-from learner.model.packed_model import ModelSettings, PackedModel
-from learner.pack import Packed
+from slipstream.learner.batch.pack import Packed
+from slipstream.learner.model.logprobs import TokenLogprobs, predictions
+from slipstream.learner.model.packed_model import ModelSettings, PackedModel
 
 
 class ValueHead(nn.Module):
@@ -38,7 +38,7 @@ class ValueModel(PackedModel):
         self.value_head = ValueHead(causal_lm.config.get_text_config().hidden_size)
 
     def forward(self, packed: Packed) -> Float[Tensor, " loss_tokens"]:  # type: ignore[override]
-        """The value of each loss token, in the critic's unit: see `learner.objective.return_scale`."""
+        """The value of each loss token, in the critic's unit: see `slipstream.learner.objective.return_scale`."""
         found = predictions(self.hidden_states(packed), packed)
         return found.of.of_all_ranks(self.value_head(found.states))
 

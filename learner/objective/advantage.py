@@ -1,7 +1,7 @@
 """Advantages: how much better an attempt was than its siblings or than the batch, in float64 on the host.
 
-Functions that compare siblings return one number per trajectory; `learner.token_advantages` gives it to every token.
-Functions that compare tokens or turns return one number for each.
+Functions that compare siblings return one number per trajectory; `slipstream.learner.credit.token_advantages` gives it
+to every token. Functions that compare tokens or turns return one number for each.
 """
 
 import math
@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float
 
-from common.config_error import ConfigError
-from common.imported import imported
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.imported import imported
 
 # A smaller difference between returns is a rounding error of summed rewards.
 RETURN_RESOLUTION = 1e-6

@@ -1,6 +1,7 @@
 """Baselines over the whole batch: with them, a group teaches even if all of its members had the same return.
 
-Float64 on the host, without gradient: one number per trajectory, which `learner.token_advantages` gives to every token.
+Float64 on the host, without gradient: one number per trajectory, which `slipstream.learner.credit.token_advantages`
+gives to every token.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float
 
-from learner.objective.advantage import RETURN_RESOLUTION
+from slipstream.learner.objective.advantage import RETURN_RESOLUTION
 
 MAX_RATIO = 5.0  # the largest weight of a token in `gradient_energy`
 MIN_ENERGY = 1e-6  # of a trajectory whose every token was certain, so that its return still counts

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from common.imported import imported
-from common.objective_config import ObjectiveConfig
-from learner.objective.of_shape import of_shape
-from learner.objective.ratio import Sequences, geometric_ratio, product_ratio, ratio
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.common.process.imported import imported
+from slipstream.learner.objective.of_shape import of_shape
+from slipstream.learner.objective.ratio import Sequences, geometric_ratio, product_ratio, ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from common.objective_config import ObjectiveConfig
+from slipstream.common.config.objective_config import ObjectiveConfig
 
 # Nats. One trajectory of 64 at this bound costs 13 % of the effective sample size, for any ratios.
 MAX_DRIFT = 3.0

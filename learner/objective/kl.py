@@ -7,7 +7,7 @@ negative and has a higher variance.
 from jaxtyping import Float
 from torch import Tensor
 
-from learner.objective.ratio import ratio
+from slipstream.learner.objective.ratio import ratio
 
 # The largest weight of a token in `reference_divergence`: also the default bound of masks and capped weights.
 MAX_KL_WEIGHT = 5.0
@@ -58,8 +58,8 @@ def reference_divergence(
     constant weight, k2 = log(current / reference)^2 / 2 has this gradient too; k3 then has that of the reverse
     divergence.
 
-    A token above the bound keeps its gradient, with a weight of 5. The masks of `learner.objective.correction` do not
-    apply here: the divergence brings back a policy that went too far.
+    A token above the bound keeps its gradient, with a weight of 5. The masks of
+    `slipstream.learner.objective.correction` do not apply here: the divergence brings back a policy that went too far.
 
     A token of probability 0.2 under behaviour, 0.4 under current and 0.1 under reference: a weight of 2, a value of
     2 * (0.25 - 1 + 1.386) = 1.273, and a gradient of 2 * 1.386 = 2.773 to its log-probability.

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from common.objective_config import ObjectiveConfig
-from learner.objective.ratio import Sequences
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.learner.objective.ratio import Sequences
 
 
 def token_weights(

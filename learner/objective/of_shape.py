@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from common.config_error import ConfigError
+from slipstream.common.process.config_error import ConfigError
 
 Record = TypeVar("Record")
 FLAGS = ("held_back", "masked", "truncated")  # the fields of `Surrogate` and `Correction` that are not numbers

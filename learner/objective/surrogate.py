@@ -1,7 +1,7 @@
 """Surrogate losses: one loss per token, and which tokens the surrogate clipped.
 
 Every ratio is of the current policy to an anchor: the behaviour policy, or the proximal policy, which is an average of
-the learner's last steps (`learner.objective.correction` chooses). Advantages have no gradient.
+the learner's last steps (`slipstream.learner.objective.correction` chooses). Advantages have no gradient.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from common.imported import imported
-from common.objective_config import ObjectiveConfig
-from learner.objective.of_shape import of_shape
-from learner.objective.ratio import Sequences, geometric_ratio, ratio
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.common.process.imported import imported
+from slipstream.learner.objective.of_shape import of_shape
+from slipstream.learner.objective.ratio import Sequences, geometric_ratio, ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from common.trajectory import Fork
+from slipstream.common.records.trajectory import Fork
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup, ProcessGroupGloo, Store, Work
 
-from common.chunks import Blob
-from common.weights import Invitation, Manifest
-from replay.bulletin import CPU, Acknowledgement, BroadcastGroup, Bulletin
-from replay.rendezvous import Rendezvous
+from slipstream.common.transfer.chunks import Blob
+from slipstream.common.transfer.weights import Invitation, Manifest
+from slipstream.replay.fleet.bulletin import CPU, Acknowledgement, BroadcastGroup, Bulletin
+from slipstream.replay.fleet.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 import msgspec
 import xxhash
 
-from common.chunks import Blob
-from common.weights import Anchor, Delta, Manifest, deltas_from
+from slipstream.common.transfer.chunks import Blob
+from slipstream.common.transfer.weights import Anchor, Delta, Manifest, deltas_from
 
 
 def continued(manifest: Manifest, previous: Manifest, delta: bytes, *, anchor_every: int) -> Manifest:

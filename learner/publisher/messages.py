@@ -2,9 +2,9 @@
 
 import msgspec
 
-from common.model_folder import ModelFile
-from common.probe import Probe
-from common.weights import Adapted, TensorEntry
+from slipstream.common.transfer.model_folder import ModelFile
+from slipstream.common.transfer.probe import Probe
+from slipstream.common.transfer.weights import Adapted, TensorEntry
 
 
 class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from common.model_folder import folder_root
-from common.weights import DOWN, UP, Adapted, TensorEntry, layout
-from learner.model.folder_tensors import converted, stored_buffers, stored_names
-from learner.model.kernel import DTYPES
-from learner.model.lora import adapters_of
-from learner.model.packed_model import PackedModel, name_of
-from learner.model.shards import named_shards, whole
+from slipstream.common.transfer.model_folder import folder_root
+from slipstream.common.transfer.weights import DOWN, UP, Adapted, TensorEntry, layout
+from slipstream.learner.model.folder_tensors import converted, stored_buffers, stored_names
+from slipstream.learner.model.kernel import DTYPES
+from slipstream.learner.model.lora import adapters_of
+from slipstream.learner.model.packed_model import PackedModel, name_of
+from slipstream.learner.model.shards import named_shards, whole
 
 
 class Published:

@@ -20,19 +20,19 @@ import msgspec
 import redis
 import torch
 
-from common.blob_store import run_store
-from common.chunk_server import ChunkServer, ServerLimits
-from common.chunks import ChunkRequest
-from common.connection import connect
-from common.curve import key_from_environment
-from common.delta import encode_delta
-from common.log import log_to_stderr
-from common.model_folder import OfferedFolder
-from common.shutdown import die_with_parent
-from common.weights import Invitation, Manifest, Offer, buffer_bytes, sealed
-from learner.publisher.broadcast import Broadcaster, Payload
-from learner.publisher.lineage import continued
-from learner.publisher.messages import (
+from slipstream.common.process.connection import connect
+from slipstream.common.process.log import log_to_stderr
+from slipstream.common.process.shutdown import die_with_parent
+from slipstream.common.transfer.blob_store import run_store
+from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
+from slipstream.common.transfer.chunks import ChunkRequest
+from slipstream.common.transfer.curve import key_from_environment
+from slipstream.common.transfer.delta import encode_delta
+from slipstream.common.transfer.model_folder import OfferedFolder
+from slipstream.common.transfer.weights import Invitation, Manifest, Offer, buffer_bytes, sealed
+from slipstream.learner.publisher.broadcast import Broadcaster, Payload
+from slipstream.learner.publisher.lineage import continued
+from slipstream.learner.publisher.messages import (
     Announced,
     Broadcasted,
     PublisherSettings,
@@ -44,10 +44,10 @@ from learner.publisher.messages import (
     ToProcess,
     Withdraw,
 )
-from learner.publisher.shelf import Shelf
-from learner.publisher.store import StoreWriter
-from replay.bulletin import Bulletin
-from replay.keys import FencedOut
+from slipstream.learner.publisher.shelf import Shelf
+from slipstream.learner.publisher.store import StoreWriter
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.records.keys import FencedOut
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def let_failed_broadcasts_end_alone() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the process: `python -m learner.publisher.serve CONNECTION_FD SLOT_FD...`; settings come as a message."""
+    """Run `python -m slipstream.learner.publisher.serve CONNECTION_FD SLOT_FD...`; settings come as a message."""
     log_to_stderr()
     let_failed_broadcasts_end_alone()
     # Ctrl-C goes to every process of the terminal, but the learner stops this one.

@@ -3,9 +3,9 @@
 import threading
 from dataclasses import dataclass
 
-from common.chunks import ChunkRequest
-from common.weights import Manifest
-from learner.publisher.messages import Freed, Submitted
+from slipstream.common.transfer.chunks import ChunkRequest
+from slipstream.common.transfer.weights import Manifest
+from slipstream.learner.publisher.messages import Freed, Submitted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

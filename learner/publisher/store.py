@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import redis
 
-from common.blob_store import BlobStore, StoreError
-from common.chunks import Blob, ChunkRequest
-from common.weights import Manifest, Offer, blobs
-from replay.bulletin import Bulletin
-from replay.keys import FencedOut
+from slipstream.common.transfer.blob_store import BlobStore, StoreError
+from slipstream.common.transfer.chunks import Blob, ChunkRequest
+from slipstream.common.transfer.weights import Manifest, Offer, blobs
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.records.keys import FencedOut
 
 log = logging.getLogger(__name__)
 

@@ -7,15 +7,15 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from common.anonymous_memory import Mapped, map_memory
-from common.config_error import ConfigError
-from common.probe import Probe
-from learner.publish import Publisher
-from learner.publisher.published import Published
-from learner.publisher.slots import NotTheLayout, Slots
-from learner.ranks import Ranks
-from learner.share import share
-from replay.keys import FencedOut
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.transfer.anonymous_memory import Mapped, map_memory
+from slipstream.common.transfer.probe import Probe
+from slipstream.learner.publisher.publish import Publisher
+from slipstream.learner.publisher.published import Published
+from slipstream.learner.publisher.slots import NotTheLayout, Slots
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.ranks.share import share
+from slipstream.replay.records.keys import FencedOut
 
 
 class _Paths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
 """CartPole, spoken: an environment of a user's own, as docs/adapters.md tells it."""
 
-from envhub.gym_speech import Moment, Speech
+from slipstream.envhub.gym_speech import Moment, Speech
 
 
 def _show(moment: Moment) -> str:

@@ -1,9 +1,9 @@
-"""What of the contract somebody else's environment can be held to: checks of tests/test_env_contract.py."""
+"""What of the contract somebody else's environment can be held to: checks of tests/envhub/test_env_contract.py."""
 
 from collections.abc import Callable
 
-from tests import test_env_contract as contract
-from tests.env_cases import Case
+from tests.envhub import test_env_contract as contract
+from tests.envhub.env_cases import Case
 
 # What makes no sense leaves no trace, the expert plays well, and so on, are up to who wrote the environment.
 ALWAYS: tuple[Callable[[Case], None], ...] = (

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from common.run_dir import RunDir
+from slipstream.common.process.run_dir import RunDir
 from tests.browser.pages import dom_of
-from tests.small_tokenizer import END
-from tests.viewed import HOSTILE, make_viewed_run
+from tests.common.text.small_tokenizer import END
+from tests.tools.viewer.viewed import HOSTILE, make_viewed_run
 
 REPOSITORY = Path(__file__).parents[2]
 PLACES = {
@@ -31,7 +31,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.fixture(scope="module")
 def served(run_dir: RunDir) -> Iterator[str]:
     """The address of `slipstream view`."""
-    command = [sys.executable, "-m", "tools.cli", "view", str(run_dir.path)]
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "view", str(run_dir.path)]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
@@ -45,7 +45,17 @@ def served(run_dir: RunDir) -> Iterator[str]:
 def written(run_dir: RunDir) -> str:
     """The address of the file that `slipstream view --file` writes."""
     target = run_dir.path / "view.html"
-    command = [sys.executable, "-m", "tools.cli", "view", str(run_dir.path), "--file", str(target), "--steps", "6:7"]
+    command = [
+        sys.executable,
+        "-m",
+        "slipstream.tools.cli.cli",
+        "view",
+        str(run_dir.path),
+        "--file",
+        str(target),
+        "--steps",
+        "6:7",
+    ]
     subprocess.run(command, cwd=REPOSITORY, check=True, timeout=300)
     return target.as_uri()
 
@@ -112,6 +122,8 @@ def test_a_place_that_is_not_there_is_named(served: str, written: str, tmp_path:
 
 
 def test_the_report_is_drawn(run_dir: RunDir, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "tools.cli", "report", str(run_dir.path)], cwd=REPOSITORY, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "slipstream.tools.cli.cli", "report", str(run_dir.path)], cwd=REPOSITORY, check=True
+    )
     shown = dom_of((run_dir.path / "report" / "report.html").as_uri(), tmp_path)
     assert "<svg" in shown and "In thirty seconds" in shown and "optimizer steps" in shown

@@ -3,7 +3,7 @@
 import kubernetes_validate
 import pytest
 
-from tests.test_launch import configured, objects
+from tests.tools.launch.test_launch import configured, objects
 
 
 def test_kubernetes_own_schemas_take_every_object() -> None:

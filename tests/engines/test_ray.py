@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from ray.cluster_utils import Cluster
 
-from common.config import dump_config, load_config
-from common.shutdown import EXIT_PREEMPTED
-from replay.server import Server
+from slipstream.common.config.config import dump_config, load_config
+from slipstream.common.process.shutdown import EXIT_PREEMPTED
+from slipstream.replay.server.server import Server
 from tests.processes import GUESS, REPOSITORY, Run, nothing_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -53,7 +53,9 @@ def test_a_run_goes_on_when_a_node_is_removed_and_uses_one_that_is_added(
         file = tmp_path / "config.yaml"
         file.write_text(dump_config(config))
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        driver = run.start("driver", ["-m", "tools.launch.ray_run", str(file), "--cpus=1", "--actor-hosts=2"])
+        driver = run.start(
+            "driver", ["-m", "slipstream.tools.launch.ray_run", str(file), "--cpus=1", "--actor-hosts=2"]
+        )
         run.wait_until(lambda: run.last_step() >= 2 and len(nodes_of(run)) == 2, "both actors serve, on two nodes")
 
         first = nodes_of(run)

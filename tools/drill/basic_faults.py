@@ -5,12 +5,12 @@ import signal
 import time
 from random import Random
 
-from common.shutdown import EXIT_PREEMPTED
-from tools.child import Child
-from tools.drill.stage import DrillFailed, Stage
-from tools.soak.faults import (
+from slipstream.common.process.shutdown import EXIT_PREEMPTED
+from slipstream.tools.drill.faults import (
     Fault,
 )
+from slipstream.tools.drill.stage import DrillFailed, Stage
+from slipstream.tools.run.child import Child
 
 LEASE_TTL_S = 4.0
 SLOW_S = 0.05  # of a slow link, for each piece and each way

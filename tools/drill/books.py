@@ -6,11 +6,11 @@ from collections import Counter
 
 import redis
 
-from common.config import Config
-from common.run_dir import RunDir
-from replay.archive import Archive
-from replay.audit import audit
-from replay.ledger import read_ledger
+from slipstream.common.config.config import Config
+from slipstream.common.process.run_dir import RunDir
+from slipstream.replay.buffer.audit import audit
+from slipstream.replay.records.ledger import read_ledger
+from slipstream.replay.run.archive import Archive
 
 CHOSEN = ("zero_variance", "low_variance", "too_old")  # groups that the learner itself lets go of
 
@@ -39,7 +39,7 @@ def what_training_again_finds(config: Config) -> list[str]:
     """Train the finished run again from its archive, without faults: its weights must be the same to the last bit."""
     name = config.run.name
     again = (f"run.root={config.run.root}", f"run.name={name}-undisturbed")
-    command = [sys.executable, "-m", "tools.cli", "learner", "--replay-archive", name, *again]
+    command = [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", "learner", "--replay-archive", name, *again]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     last_line = (done.stdout.splitlines() or [""])[-1]
     return [f"trained again from its archive, it ended with {done.returncode}: {last_line}"] if done.returncode else []

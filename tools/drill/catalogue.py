@@ -3,33 +3,9 @@
 A fault is a function of the stage and a random number generator. It returns what was seen, or raises.
 """
 
-from tools.drill.basic_faults import LEASE_TTL_S, SIX
-from tools.drill.env import TROUBLES
-from tools.drill.file_faults import (
-    cut_short,
-    damage_archive,
-    damage_checkpoint,
-    damage_metrics,
-    damage_tally,
-    damage_weights,
-    flip,
-    remove,
-)
-from tools.drill.hostile_faults import lie_as_relay, shout_at_publisher, trouble
-from tools.drill.process_faults import (
-    actor,
-    at_half_checkpoint,
-    at_offer,
-    at_step,
-    engine,
-    host,
-    kill_process,
-    near,
-    publisher,
-    stop_process,
-)
-from tools.drill.stage import Stage
-from tools.soak.faults import (
+from slipstream.tools.drill.basic_faults import LEASE_TTL_S, SIX
+from slipstream.tools.drill.env import TROUBLES
+from slipstream.tools.drill.faults import (
     BRIEF_S,
     Fault,
     at_checkpoint,
@@ -56,6 +32,30 @@ from tools.soak.faults import (
     stop,
     stop_server,
 )
+from slipstream.tools.drill.file_faults import (
+    cut_short,
+    damage_archive,
+    damage_checkpoint,
+    damage_metrics,
+    damage_tally,
+    damage_weights,
+    flip,
+    remove,
+)
+from slipstream.tools.drill.hostile_faults import lie_as_relay, shout_at_publisher, trouble
+from slipstream.tools.drill.process_faults import (
+    actor,
+    at_half_checkpoint,
+    at_offer,
+    at_step,
+    engine,
+    host,
+    kill_process,
+    near,
+    publisher,
+    stop_process,
+)
+from slipstream.tools.drill.stage import Stage
 
 LONG_S = 1.5 * LEASE_TTL_S  # of what stands still: beyond a lease's time
 

@@ -5,16 +5,16 @@ import time
 from pathlib import Path
 from random import Random
 
-from common.config import Config, RunConfig
-from common.config_error import ConfigError
-from common.objective_config import ObjectiveConfig
-from common.run_dir import RunDir
-from tools.drill.basic_faults import LEASE_TTL_S, SIX
-from tools.drill.books import what_is_lost
-from tools.drill.catalogue import CATALOGUE
-from tools.drill.random import drill_at_random
-from tools.drill.stage import DrillFailed, Stage
-from tools.table import print_rows
+from slipstream.common.config.config import Config, RunConfig
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.run_dir import RunDir
+from slipstream.tools.drill.basic_faults import LEASE_TTL_S, SIX
+from slipstream.tools.drill.books import what_is_lost
+from slipstream.tools.drill.catalogue import CATALOGUE
+from slipstream.tools.drill.random import drill_at_random
+from slipstream.tools.drill.stage import DrillFailed, Stage
+from slipstream.tools.terminal.table import print_rows
 
 NUM_STEPS = 2  # that the learner must make after each fault
 

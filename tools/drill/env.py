@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.message import Message
-from common.trajectory import Task
-from envhub.catalogue import make_env
-from envhub.env import Env, Observation
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import Env, Observation
 
 HUGE_CHARS = 1 << 28
 TAKEN = ".taken"

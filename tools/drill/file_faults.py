@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from tools.child import EXIT_BAD_INPUT, Child
-from tools.drill.stage import DrillFailed, Stage
-from tools.soak.faults import (
+from slipstream.tools.drill.faults import (
     GARBAGE,
     Fault,
 )
+from slipstream.tools.drill.stage import DrillFailed, Stage
+from slipstream.tools.run.child import EXIT_BAD_INPUT, Child
 
 DamagesFile = Callable[[Path, Random], None]
 

@@ -8,15 +8,15 @@ from random import Random
 
 import zmq
 
-from common.weights import blobs
-from replay.bulletin import Bulletin, RelayNotice
-from tools.drill.env import DEADLY, TAKEN
-from tools.drill.stage import Stage
-from tools.soak.faults import (
+from slipstream.common.transfer.weights import blobs
+from slipstream.replay.fleet.bulletin import Bulletin, RelayNotice
+from slipstream.tools.drill.env import DEADLY, TAKEN
+from slipstream.tools.drill.faults import (
     GARBAGE,
     Fault,
     seen,
 )
+from slipstream.tools.drill.stage import Stage
 
 LIES_FOR_S = 4.0
 

@@ -7,14 +7,14 @@ from random import Random
 
 import psutil
 
-from replay.bulletin import Bulletin
-from tools.child import Child
-from tools.drill.stage import Stage
-from tools.soak.faults import (
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.tools.drill.faults import (
     Fault,
     seen,
     stopped,
 )
+from slipstream.tools.drill.stage import Stage
+from slipstream.tools.run.child import Child
 
 WhichProcess = Callable[[Stage, Random], psutil.Process]
 

@@ -15,17 +15,17 @@ from random import Random
 import msgspec
 import psutil
 
-from common.config import Config
-from common.env_config import MixtureEntry
-from common.run_dir import RunDir
-from replay.archive import Archive, ArchivedStep
-from replay.audit import audit
-from replay.fleet import Fleet
-from tools.drill.books import what_is_lost, what_training_again_finds
-from tools.drill.catalogue import CATALOGUE
-from tools.drill.stage import Stage, orders_of
-from tools.soak.schedule import Outcome, Strike, draw, only, report, say_again
-from tools.table import print_rows
+from slipstream.common.config.config import Config
+from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.process.run_dir import RunDir
+from slipstream.replay.buffer.audit import audit
+from slipstream.replay.fleet.fleet import Fleet
+from slipstream.replay.run.archive import Archive, ArchivedStep
+from slipstream.tools.drill.books import what_is_lost, what_training_again_finds
+from slipstream.tools.drill.catalogue import CATALOGUE
+from slipstream.tools.drill.schedule import Outcome, Strike, draw, only, report, say_again
+from slipstream.tools.drill.stage import Stage, orders_of
+from slipstream.tools.terminal.table import print_rows
 
 MAX_GAP_S = 4.0
 STEP_TIMEOUT_S = 5.0  # of an environment that hangs
@@ -195,7 +195,7 @@ def _give_troubles(config: Config) -> None:
     config.weights.disk = config.weights.disk or str(orders_of(config).with_name("weights"))
 
 
-TROUBLED = "tools.drill.env:TroubledEnv"
+TROUBLED = "slipstream.tools.drill.env:TroubledEnv"
 
 
 def _say_again(config: Config, asked: argparse.Namespace, played: Played, schedules: dict[int, list[Strike]]) -> None:

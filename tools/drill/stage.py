@@ -14,21 +14,21 @@ from pathlib import Path
 import psutil
 import redis
 
-from common.config import Config, dump_config
-from common.connection import PASSWORD_VARIABLE, connect
-from common.metrics import read_metrics
-from common.run_dir import RunDir, write_whole
-from common.shutdown import LEAVE_S
-from replay.actor_buffer import ActorBuffer
-from replay.bulletin import Bulletin
-from replay.fleet import Fleet, Member
-from replay.ledger import Ledger, read_ledger
-from replay.listing import list_groups
-from replay.server import Server, start_server
-from tools.child import Child
-from tools.drill.cloud import Cloud
-from tools.link import Link
-from tools.soak.undo import Undoing
+from slipstream.common.config.config import Config, dump_config
+from slipstream.common.process.connection import PASSWORD_VARIABLE, connect
+from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.shutdown import LEAVE_S
+from slipstream.replay.buffer.actor_buffer import ActorBuffer
+from slipstream.replay.buffer.listing import list_groups
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import Fleet, Member
+from slipstream.replay.records.ledger import Ledger, read_ledger
+from slipstream.replay.server.server import Server, start_server
+from slipstream.tools.drill.cloud import Cloud
+from slipstream.tools.drill.undo import Undoing
+from slipstream.tools.run.child import Child
+from slipstream.tools.run.link import Link
 
 POLL_S = 0.05
 TAIL_BYTES = 1 << 16  # of metrics: some records
@@ -270,14 +270,14 @@ class Stage:
 
     def actor(self, host: Child) -> psutil.Process:
         """The actor process of `host`."""
-        return self._below(host.pid, "actors")
+        return self._below(host.pid, "slipstream.actors")
 
     def engine(self, host: Child) -> psutil.Process:
         """The engine process of the actor of `host`."""
-        return self._below(self.actor(host).pid, "actors.serve_engine")
+        return self._below(self.actor(host).pid, "slipstream.actors.engine.serve_engine")
 
     def publisher(self) -> psutil.Process:
-        return self._below(self.learner.pid, "learner.publisher.serve")
+        return self._below(self.learner.pid, "slipstream.learner.publisher.serve")
 
     def _below(self, pid: int | None, module: str) -> psutil.Process:
         """The process that `pid` has started as `python -m module`, once it is there."""
@@ -298,7 +298,7 @@ class Stage:
 
     def _child(self, name: str, verb: str, *settings: str, link: str = "") -> Child:
         url = f"redis.url=redis://127.0.0.1:{self.links[link or name].port}/0"
-        command = [sys.executable, "-m", "tools.cli", verb, str(self.dir.config), url, *settings]
+        command = [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", verb, str(self.dir.config), url, *settings]
         environment = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             PASSWORD_VARIABLE: self.server.password,

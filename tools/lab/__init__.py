@@ -1,0 +1,1 @@
+"""What only we run; nothing imports it."""

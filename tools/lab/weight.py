@@ -1,4 +1,4 @@
-"""How heavy the project is, beside its goals: `python -m tools.lab.weight`. It counts tracked text files."""
+"""How heavy the project is, beside its goals: `python -m slipstream.tools.lab.weight`. It counts tracked text files."""
 
 import dataclasses
 import subprocess
@@ -6,14 +6,20 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from common.config import Config
-from tools.verbs import VERBS
+from slipstream.common.config.config import Config
+from slipstream.tools.cli.verbs import VERBS
 
 ROOMS = ("common", "envhub", "replay", "actors", "learner", "tools")
 LAB = tuple(
     f"tools/{folder}/" for folder in ("lab", "bench", "study", "peers", "gpu_check", "families", "soak", "drill")
 )
-IDEA = ("common.trajectory", "actors.rollout", "replay.verbs", "learner.loss", "learner.learn")
+IDEA = (
+    "slipstream.common.records.trajectory",
+    "slipstream.actors.episode.rollout",
+    "slipstream.replay.buffer.verbs",
+    "slipstream.learner.step.loss",
+    "slipstream.learner.learn",
+)
 IMPORTED = """
 import importlib, sys
 for name in sys.argv[2:]:
@@ -50,7 +56,7 @@ def main() -> int:
         ("names that several files have", sum(count > 1 for count in names.values()), 0),
         ("files that the five idea files import", num_files, 200),
         ("lines of these", num_lines, 26_000),
-        ("files that any verb imports", imported("tools.cli")[0], "-"),
+        ("files that any verb imports", imported("slipstream.tools.cli.cli")[0], "-"),
     ]
     for what, measured, goal in rows:
         print(f"{what:<60} {measured:>8,} {goal if isinstance(goal, str) else f'{goal:,}':>8}")

@@ -14,16 +14,16 @@ from typing import Any
 
 import redis
 
-from common.config import Config
-from common.config_error import ConfigError
-from common.connection import connect_or_explain
-from common.metrics import read_metrics
-from common.run_dir import RunDir
-from replay.fleet import Fleet, Member, RunState, UnknownRun
-from tools.launch.hosts import dollars_per_host, experience, hosts_by_place, stays
-from tools.launch.market import Decision, Market, Place, decide
-from tools.launch.market_options import MarketOptions
-from tools.launch.prices import BadPrices, read_prices
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import connect_or_explain
+from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.run_dir import RunDir
+from slipstream.replay.fleet.fleet import Fleet, Member, RunState, UnknownRun
+from slipstream.tools.launch.hosts import dollars_per_host, experience, hosts_by_place, stays
+from slipstream.tools.launch.market import Decision, Market, Place, decide
+from slipstream.tools.launch.market_options import MarketOptions
+from slipstream.tools.launch.prices import BadPrices, read_prices
 
 COMMAND_TIMEOUT_S = 300.0
 

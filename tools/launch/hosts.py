@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from replay.fleet import Member, MemberState
-from tools.launch.market import Experience, Place
+from slipstream.replay.fleet.fleet import Member, MemberState
+from slipstream.tools.launch.market import Experience, Place
 
 # A host was lost if the learner recorded a step in this time after its last heartbeat. If the learner recorded none,
 # the run had been stopped, and all hosts left with it.

@@ -11,14 +11,14 @@ from typing import Any
 import xxhash
 import yaml
 
-from common.config import Config, dump_config
-from common.config_error import ConfigError
-from common.connection import PASSWORD_VARIABLE
-from common.curve import KEY_VARIABLE
-from common.shutdown import EXIT_PREEMPTED, LEAVE_S
-from tools.child import EXIT_BAD_INPUT
-from tools.host_command import host_settings
-from tools.launch.launch_options import LaunchOptions
+from slipstream.common.config.config import Config, dump_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import PASSWORD_VARIABLE
+from slipstream.common.process.shutdown import EXIT_PREEMPTED, LEAVE_S
+from slipstream.common.transfer.curve import KEY_VARIABLE
+from slipstream.tools.launch.launch_options import LaunchOptions
+from slipstream.tools.run.child import EXIT_BAD_INPUT
+from slipstream.tools.run.host_command import host_settings
 
 SETTINGS = "/etc/slipstream"
 SECRET = "slipstream-redis"  # the user may create it, with these keys; pods start without it as well

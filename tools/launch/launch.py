@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.config import Config, dump_config
-from common.config_error import ConfigError
-from common.run_dir import write_whole
-from tools.launch.kubernetes import manifest
-from tools.launch.launch_options import LaunchOptions
-from tools.launch.skypilot import actors_job, actors_task, launch_job, learner_task
-from tools.launch.slurm import actors_script, learner_script
-from tools.options import as_arguments
+from slipstream.common.config.config import Config, dump_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.run_dir import write_whole
+from slipstream.tools.launch.kubernetes import manifest
+from slipstream.tools.launch.launch_options import LaunchOptions
+from slipstream.tools.launch.skypilot import actors_job, actors_task, launch_job, learner_task
+from slipstream.tools.launch.slurm import actors_script, learner_script
+from slipstream.tools.terminal.options import as_arguments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +127,7 @@ def _ray(config: Config, options: LaunchOptions) -> Plan:
     path = _folder(config) / "config.yaml"
     return Plan(
         files={path.name: dump_config(config)},
-        commands=[[sys.executable, "-m", "tools.launch.ray_run", str(path), *as_arguments(options)]],
+        commands=[[sys.executable, "-P", "-m", "slipstream.tools.launch.ray_run", str(path), *as_arguments(options)]],
     )
 
 

@@ -1,7 +1,7 @@
 """Decides how many hosts of actors to run in each market, from prices, losses, advice and a budget.
 
-A market is a kind of instance in a zone. Everything here is a pure function of numbers; `tools.launch.follow` gathers
-them, and `tools.study.markets` simulates them.
+A market is a kind of instance in a zone. Everything here is a pure function of numbers;
+`slipstream.tools.launch.follow` gathers them, and a study simulates them.
 """
 
 import math

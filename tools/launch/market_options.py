@@ -5,8 +5,8 @@ import shlex
 import string
 from dataclasses import dataclass, fields
 
-from common.config_error import ConfigError, require
-from tools.launch.market import Assumed, Limits
+from slipstream.common.process.config_error import ConfigError, require
+from slipstream.tools.launch.market import Assumed, Limits
 
 PLACEHOLDERS = ("kind", "zone", "want")
 

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from tools.launch.market import Market, Place
+from slipstream.tools.launch.market import Market, Place
 
 KINDS = ("reserved", "spot")
 ZONE = r"[\w./:+-]{1,100}"

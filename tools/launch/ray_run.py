@@ -1,6 +1,7 @@
 """A run on a Ray cluster: the learner in a placement group, and each host of actors as a task that Ray can move.
 
-    RAY_ADDRESS=... python -m tools.launch.ray_run CONFIG.yaml [--OPTION=VALUE ...]    as for `slipstream launch`
+    RAY_ADDRESS=... python -m slipstream.tools.launch.ray_run CONFIG.yaml [--OPTION=VALUE ...]    as for `slipstream
+    launch`
 
 The nodes need Slipstream installed. Only the learner's needs the folder of `run.root`. An autoscaling cluster adds
 nodes for waiting tasks. Only this file needs `pip install ray`.
@@ -19,16 +20,16 @@ import redis
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from common.config import Config, dump_config, load_config
-from common.connection import PASSWORD_VARIABLE, connect, without_password
-from common.curve import KEY_VARIABLE
-from common.run_dir import RunDir
-from common.shutdown import EXIT_PREEMPTED, LEAVE_S, Shutdown
-from replay.fleet import Fleet
-from tools.child import Child
-from tools.launch.launch_options import LaunchOptions
-from tools.launch.scale import RAY
-from tools.options import add_options, options_of
+from slipstream.common.config.config import Config, dump_config, load_config
+from slipstream.common.process.connection import PASSWORD_VARIABLE, connect, without_password
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import EXIT_PREEMPTED, LEAVE_S, Shutdown
+from slipstream.common.transfer.curve import KEY_VARIABLE
+from slipstream.replay.fleet.fleet import Fleet
+from slipstream.tools.launch.launch_options import LaunchOptions
+from slipstream.tools.launch.scale import RAY
+from slipstream.tools.run.child import Child
+from slipstream.tools.terminal.options import add_options, options_of
 
 POLL_S = 0.5
 GRACE_S = 60.0  # after the drain: the learner writes its checkpoint
@@ -62,7 +63,7 @@ def run_process(verb: str, settings: str, secrets: dict[str, str], path: str) ->
         file.flush()
         child = Child(
             f"{verb} on node {node}",
-            [sys.executable, "-m", "tools.cli", verb, file.name],
+            [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", verb, file.name],
             log=RunDir(config.run.root, config.run.name).log(f"ray-{verb}-{node}"),
             environment=environment,
         )

@@ -7,19 +7,19 @@ import shlex
 import socket
 from pathlib import Path
 
-from common.config import Config
-from common.config_error import ConfigError
-from common.connection import connect_or_explain
-from replay.fleet import Fleet, Member
-from tools.launch.follow import advice, follow
-from tools.launch.hosts import host_name, stays
-from tools.launch.kubernetes import resource_name
-from tools.launch.market_options import MarketOptions
-from tools.launch.skypilot import actors_job, launch_job
-from tools.launch.slurm import job_name
-from tools.runs import check_running
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import connect_or_explain
+from slipstream.replay.fleet.fleet import Fleet, Member
+from slipstream.tools.launch.follow import advice, follow
+from slipstream.tools.launch.hosts import host_name, stays
+from slipstream.tools.launch.kubernetes import resource_name
+from slipstream.tools.launch.market_options import MarketOptions
+from slipstream.tools.launch.skypilot import actors_job, launch_job
+from slipstream.tools.launch.slurm import job_name
+from slipstream.tools.see.runs import check_running
 
-RAY = "ray"  # the host name under which `tools.launch.ray_run` asks Redis for its number of tasks
+RAY = "ray"  # the host name under which `slipstream.tools.launch.ray_run` asks Redis for its number of tasks
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def scale(config: Config, *, to: int | None, host: str, on: str | None, dry_run: bool, options: MarketOptions) -> int:
     """Write the wanted number of actors to Redis. The host's supervisor follows within two seconds.
 
-    With prices, the hosts of the whole fleet follow them instead: see `tools.launch.follow`.
+    With prices, the hosts of the whole fleet follow them instead: see `slipstream.tools.launch.follow`.
     """
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; `slipstream up` prints the URL of the server that it started")

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from common.config import Config
-from common.config_error import ConfigError
-from common.connection import PASSWORD_VARIABLE
-from common.curve import KEY_VARIABLE
-from tools.host_command import host_settings
-from tools.launch.launch_options import LaunchOptions
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import PASSWORD_VARIABLE
+from slipstream.common.transfer.curve import KEY_VARIABLE
+from slipstream.tools.launch.launch_options import LaunchOptions
+from slipstream.tools.run.host_command import host_settings
 
 SETTINGS = "~/slipstream.yaml"
 

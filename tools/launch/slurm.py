@@ -6,10 +6,10 @@ https://slurm.schedmd.com/sbatch.html
 import shlex
 from pathlib import Path
 
-from common.config import Config
-from common.shutdown import EXIT_PREEMPTED
-from tools.host_command import host_settings
-from tools.launch.launch_options import LaunchOptions
+from slipstream.common.config.config import Config
+from slipstream.common.process.shutdown import EXIT_PREEMPTED
+from slipstream.tools.launch.launch_options import LaunchOptions
+from slipstream.tools.run.host_command import host_settings
 
 NOTICE_S = 60  # the signal comes this long before the time limit; a preemption sends SIGTERM anyway
 

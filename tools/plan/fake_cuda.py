@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from common.config_error import ConfigError
+from slipstream.common.process.config_error import ConfigError
 
 SOURCE = Path(__file__).parent / "fake_cuda.cpp"
 COMPILE_TIMEOUT_S = 120.0

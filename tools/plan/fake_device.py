@@ -4,7 +4,7 @@ PyTorch's FakeTensorMode knows device, dtype and shape of every tensor and compu
 of two devices, or of dtypes that do not go together, fails as on a GPU. Added here are the functions of `torch.cuda`
 that order work on a device, answers where the host asks for a value, and a count of the bytes alive.
 
-Call `tools.plan.fake_cuda.load_backend` before, in a process that does nothing else.
+Call `slipstream.tools.plan.fake_cuda.load_backend` before, in a process that does nothing else.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from learner.ranks import Ranks, context_of
+from slipstream.learner.ranks.ranks import Ranks, context_of
 
 DEVICE = torch.device("cuda", 0)
 ROOM = Path(__file__).parents[2]  # whose code is named as the place of a wait

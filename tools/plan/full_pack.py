@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from common.config import Config
-from learner.context import Context
-from learner.pack import Packed, TokenSequence, pack
+from slipstream.common.config.config import Config
+from slipstream.learner.batch.pack import Packed, TokenSequence, pack
+from slipstream.learner.ranks.context import Context
 
 
 def full_pack(config: Config, context: Context | None = None) -> Packed:

@@ -1,4 +1,4 @@
-"""Steps of the learner on a fake GPU: `python -m tools.plan.learner_step CONFIG RANKS [CONFIG RANKS ...]`.
+"""Steps of the learner on a fake GPU: `python -m slipstream.tools.plan.learner_step CONFIG RANKS [CONFIG RANKS ...]`.
 
 Prints the memory of each as a line of JSON. A step runs the learner's own functions: load and shard, forward, loss,
 backward, AdamW, and what a publish writes. The process is rank 0 of RANKS, which has the most to do. It does
@@ -7,7 +7,7 @@ nothing else, because the fake device cannot be removed.
 
 import sys
 
-from tools.plan.fake_cuda import load_backend
+from slipstream.tools.plan.fake_cuda import load_backend
 
 BACKEND = load_backend()  # before torch is imported
 
@@ -24,35 +24,35 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
-from common.config import Config, load_config  # noqa: E402
-from common.config_error import ConfigError  # noqa: E402
-from common.model_config import LoraConfig  # noqa: E402
-from common.weights import buffer_bytes  # noqa: E402
-from learner.clock import Clock  # noqa: E402
-from learner.model.attention import CannotPack  # noqa: E402
-from learner.model.critic import Critic, critic_of, policy_kind  # noqa: E402
-from learner.model.flops import flops_of  # noqa: E402
-from learner.model.folder_tensors import is_of_adapter  # noqa: E402
-from learner.model.kernel import checked_kernel, head_dim_of  # noqa: E402
-from learner.model.optimizer import begin_moments, make_optimizer, make_schedule  # noqa: E402
-from learner.model.packed_model import (  # noqa: E402
+from slipstream.common.config.config import Config, load_config  # noqa: E402
+from slipstream.common.config.model_config import LoraConfig  # noqa: E402
+from slipstream.common.process.config_error import ConfigError  # noqa: E402
+from slipstream.common.transfer.weights import buffer_bytes  # noqa: E402
+from slipstream.learner.batch.pack import Packed  # noqa: E402
+from slipstream.learner.model.attention import CannotPack  # noqa: E402
+from slipstream.learner.model.critic import Critic, critic_of, policy_kind  # noqa: E402
+from slipstream.learner.model.flops import flops_of  # noqa: E402
+from slipstream.learner.model.folder_tensors import is_of_adapter  # noqa: E402
+from slipstream.learner.model.kernel import checked_kernel, head_dim_of  # noqa: E402
+from slipstream.learner.model.optimizer import begin_moments, make_optimizer, make_schedule  # noqa: E402
+from slipstream.learner.model.packed_model import (  # noqa: E402
     ModelSettings,
     PackedModel,
     packed_skeleton,
     shard,
 )
-from learner.model.proximal import Proximal  # noqa: E402
-from learner.model.skeleton import fill, tensors_of  # noqa: E402
-from learner.model.states import num_attending  # noqa: E402
-from learner.model.value_model import SharedTrunk, ValueModel  # noqa: E402
-from learner.pack import Packed  # noqa: E402
-from learner.publisher.published import Published  # noqa: E402
-from learner.ranks import Ranks, resolve_dtype  # noqa: E402
-from learner.step import StepBatch, StepModels, StepSettings, train_step  # noqa: E402
-from tools.child import EXIT_BAD_INPUT  # noqa: E402
-from tools.plan.fake_device import DEVICE, FakeDevice, fake_device  # noqa: E402
-from tools.plan.full_pack import full_pack  # noqa: E402
-from tools.plan.measured_step import MeasuredStep  # noqa: E402
+from slipstream.learner.model.proximal import Proximal  # noqa: E402
+from slipstream.learner.model.skeleton import fill, tensors_of  # noqa: E402
+from slipstream.learner.model.states import num_attending  # noqa: E402
+from slipstream.learner.model.value_model import SharedTrunk, ValueModel  # noqa: E402
+from slipstream.learner.publisher.published import Published  # noqa: E402
+from slipstream.learner.ranks.ranks import Ranks, resolve_dtype  # noqa: E402
+from slipstream.learner.step.clock import Clock  # noqa: E402
+from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step  # noqa: E402
+from slipstream.tools.plan.fake_device import DEVICE, FakeDevice, fake_device  # noqa: E402
+from slipstream.tools.plan.full_pack import full_pack  # noqa: E402
+from slipstream.tools.plan.measured_step import MeasuredStep  # noqa: E402
+from slipstream.tools.run.child import EXIT_BAD_INPUT  # noqa: E402
 
 BACKEND.register_guard()  # after it
 NUM_MICRO_BATCHES = 2  # one rank keeps the gradients of all but the last apart, so more make no difference

@@ -7,11 +7,11 @@ what other layers keep of a sequence is left out. RESERVES are estimates.
 
 from dataclasses import dataclass
 
-from actors.twin_memory import ENGINE_RESERVE_BYTES, GIB, TWIN_WORK_BYTES, needed_bytes, room_for_twin
-from common.config import Config
-from learner.publisher.shelf import num_slots
-from tools.devices import Split
-from tools.plan.measured_step import MeasuredStep
+from slipstream.actors.engine.twin_memory import ENGINE_RESERVE_BYTES, GIB, TWIN_WORK_BYTES, needed_bytes, room_for_twin
+from slipstream.common.config.config import Config
+from slipstream.learner.publisher.shelf import num_slots
+from slipstream.tools.plan.measured_step import MeasuredStep
+from slipstream.tools.run.devices import Split
 
 LEARNER_RESERVE_BYTES = 4 * GIB  # estimate: CUDA's context, NCCL's buffers, and what the allocator cannot use
 ENGINE_DTYPE_BYTES = 2

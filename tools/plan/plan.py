@@ -8,15 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from actors.twin_memory import ENGINE_RESERVE_BYTES, GIB
-from common.config import Config, dump_config
-from common.config_error import ConfigError
-from envhub.rewards.part import reward_parts
-from tools.check_input import check_model_config
-from tools.child import EXIT_BAD_INPUT
-from tools.devices import split_devices
-from tools.plan.measured_step import MeasuredStep
-from tools.plan.memory import (
+from slipstream.actors.engine.twin_memory import ENGINE_RESERVE_BYTES, GIB
+from slipstream.common.config.config import Config, dump_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.envhub.rewards.part import reward_parts
+from slipstream.tools.plan.measured_step import MeasuredStep
+from slipstream.tools.plan.memory import (
     LEARNER_RESERVE_BYTES,
     EngineMemory,
     engine_memory,
@@ -25,9 +22,12 @@ from tools.plan.memory import (
     learner_memory,
     problems,
 )
-from tools.plan.plan_options import PlanOptions
-from tools.plan.speed import Speed, advice_of, speed_of
-from tools.table import print_table
+from slipstream.tools.plan.plan_options import PlanOptions
+from slipstream.tools.plan.speed import Speed, advice_of, speed_of
+from slipstream.tools.run.check_input import check_model_config
+from slipstream.tools.run.child import EXIT_BAD_INPUT
+from slipstream.tools.run.devices import split_devices
+from slipstream.tools.terminal.table import print_table
 
 STEP_TIMEOUT_S = 900.0
 NOTICE = "Higher priority item already registered"  # of a torch for CUDA, beside which the fake device is loaded
@@ -73,7 +73,7 @@ def measure(config: Config) -> MeasuredStep:
         path = Path(folder) / "config.yaml"
         path.write_text(dump_config(config))
         done = subprocess.run(
-            [sys.executable, "-m", "tools.plan.learner_step", str(path), str(config.learner.ranks)],
+            [sys.executable, "-P", "-m", "slipstream.tools.plan.learner_step", str(path), str(config.learner.ranks)],
             capture_output=True,
             text=True,
             timeout=STEP_TIMEOUT_S,

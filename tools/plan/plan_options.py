@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from common.config import Config
-from common.config_error import require
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

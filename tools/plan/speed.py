@@ -7,10 +7,10 @@ device times an assumed efficiency. All functions are pure.
 import math
 from dataclasses import dataclass
 
-from common.config import Config
-from tools.plan.measured_step import MeasuredStep
-from tools.plan.memory import ENGINE_DTYPE_BYTES, engine_memory
-from tools.plan.plan_options import PlanOptions
+from slipstream.common.config.config import Config
+from slipstream.tools.plan.measured_step import MeasuredStep
+from slipstream.tools.plan.memory import ENGINE_DTYPE_BYTES, engine_memory
+from slipstream.tools.plan.plan_options import PlanOptions
 
 FORWARD = 1 / 3  # of the operations of a training step; the backward pass has the other two thirds
 GIGA, TERA = 1e9, 1e12
@@ -142,7 +142,7 @@ def _engine_flops(config: Config, options: PlanOptions) -> float:
 
 
 def _operations(step: MeasuredStep, tokens: float) -> float:
-    """The operations of training on one sequence; see `learner.model.flops`."""
+    """The operations of training on one sequence; see `slipstream.learner.model.flops`."""
     return step.flops_per_token * tokens + step.flops_per_pair * tokens * (tokens + 1) / 2
 
 

@@ -1,11 +1,11 @@
 """`slipstream replay audit`: recount every group and trajectory, and compare with the ledger."""
 
-from common.config import Config
-from common.printable import printable
-from replay.fleet import Fleet
-from replay.shards import audit_shards, read_shards
-from tools.replay.run_client import shards_of
-from tools.table import print_table
+from slipstream.common.config.config import Config
+from slipstream.common.process.printable import printable
+from slipstream.replay.fleet.fleet import Fleet
+from slipstream.replay.run.shards import audit_shards, read_shards
+from slipstream.tools.see.run_client import shards_of
+from slipstream.tools.terminal.table import print_table
 
 
 def audit(config: Config) -> int:

@@ -7,14 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from common.config import Config
-from common.printable import printable
-from common.trajectory import Trajectory
-from common.transcript import Transcriber
-from learner.objective.advantage import RETURN_RESOLUTION, centred_advantages
-from tools.printable import json_line, printable_lines
-from tools.replay.run_records import RecordedGroup, RecordedStep, RunRecords
-from tools.table import print_rows, print_table
+from slipstream.common.config.config import Config
+from slipstream.common.process.printable import printable
+from slipstream.common.records.trajectory import Trajectory
+from slipstream.common.text.transcript import Transcriber
+from slipstream.learner.objective.advantage import RETURN_RESOLUTION, centred_advantages
+from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep, RunRecords
+from slipstream.tools.terminal.printable import json_line, printable_lines
+from slipstream.tools.terminal.table import print_rows, print_table
 
 COLUMNS = ("group", "task", "returns by member", "advantages", "lag", "best", "worst")
 STYLES = {"+": "green", "-": "red"}

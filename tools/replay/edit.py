@@ -1,11 +1,11 @@
 """`slipstream replay quarantine`, `requeue` and `repair`: change the groups of a run's buffer."""
 
-from common.config import Config
-from common.printable import printable
-from replay.listing import find_group
-from replay.people_buffer import PeopleBuffer
-from tools.printable import json_line
-from tools.replay.run_client import Shard, shard_of, shards_of
+from slipstream.common.config.config import Config
+from slipstream.common.process.printable import printable
+from slipstream.replay.buffer.listing import find_group
+from slipstream.replay.buffer.people_buffer import PeopleBuffer
+from slipstream.tools.see.run_client import Shard, shard_of, shards_of
+from slipstream.tools.terminal.printable import json_line
 
 WHY_NOT = {
     None: "it is not in Redis; `slipstream replay groups` lists the groups that are",

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from common.config import Config
-from common.trajectory import Trajectory
-from common.transcript import Fidelity, Transcriber
-from replay.listing import NotRecorded
-from tools.replay.run_records import RunRecords
-from tools.row_files import check_free, write_rows
+from slipstream.common.config.config import Config
+from slipstream.common.records.trajectory import Trajectory
+from slipstream.common.text.transcript import Fidelity, Transcriber
+from slipstream.replay.buffer.listing import NotRecorded
+from slipstream.tools.data.row_files import check_free, write_rows
+from slipstream.tools.replay.run_records import RunRecords
 
 UNREADABLE = "unreadable"
 Row = dict[str, Any]

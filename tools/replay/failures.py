@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from common.config import Config
-from replay.failures import Failure, Quarantined, read_failures, read_quarantined
-from replay.keys import key
-from tools.printable import json_line
-from tools.replay.run_client import shards_of
-from tools.table import print_rows
+from slipstream.common.config.config import Config
+from slipstream.replay.records.failures import Failure, Quarantined, read_failures, read_quarantined
+from slipstream.replay.records.keys import key
+from slipstream.tools.see.run_client import shards_of
+from slipstream.tools.terminal.printable import json_line
+from slipstream.tools.terminal.table import print_rows
 
 
 def failures(config: Config, *, limit: int, stream: str, as_json: bool) -> int:

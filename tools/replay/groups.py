@@ -4,13 +4,13 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from common.config import Config
-from replay.bulletin import Bulletin
-from replay.ledger import STATES
-from replay.listing import ListedGroup, list_groups
-from tools.printable import json_line
-from tools.replay.run_client import shards_of
-from tools.table import print_rows
+from slipstream.common.config.config import Config
+from slipstream.replay.buffer.listing import ListedGroup, list_groups
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.records.ledger import STATES
+from slipstream.tools.see.run_client import shards_of
+from slipstream.tools.terminal.printable import json_line
+from slipstream.tools.terminal.table import print_rows
 
 COLUMNS = ("group", "state", "s", "task", "holder", "left s", "stored", "newest", "lag", "attempts", "used")
 

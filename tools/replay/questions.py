@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from common.config import Config
-from replay.ledger import STATES
+from slipstream.common.config.config import Config
+from slipstream.replay.records.ledger import STATES
 
 STREAMS = ("train", "eval")
 CONFIG_NAMES = (".yaml", ".yml")
@@ -90,7 +90,7 @@ def _answer(arguments: argparse.Namespace) -> Callable[[Config], int]:
     """The function that answers the question. Its modules are imported only now."""
     match arguments.question:
         case "audit":
-            from tools.replay.audit import audit
+            from slipstream.tools.replay.audit import audit
 
             return audit
         case "groups":
@@ -108,7 +108,7 @@ def _answer(arguments: argparse.Namespace) -> Callable[[Config], int]:
 
 
 def _groups(arguments: argparse.Namespace) -> Callable[[Config], int]:
-    from tools.replay.groups import Wanted, groups
+    from slipstream.tools.replay.groups import Wanted, groups
 
     wanted = Wanted(
         state=arguments.state,
@@ -123,7 +123,7 @@ def _groups(arguments: argparse.Namespace) -> Callable[[Config], int]:
 
 
 def _show(arguments: argparse.Namespace) -> Callable[[Config], int]:
-    from tools.replay.show import show
+    from slipstream.tools.replay.show import show
 
     group_id, *member = map(int, arguments.operands)
     return lambda config: show(
@@ -132,7 +132,7 @@ def _show(arguments: argparse.Namespace) -> Callable[[Config], int]:
 
 
 def _diff(arguments: argparse.Namespace) -> Callable[[Config], int]:
-    from tools.replay.diff import compare, diff
+    from slipstream.tools.replay.diff import compare, diff
 
     step, *other = map(int, arguments.operands)
     if other:
@@ -141,7 +141,7 @@ def _diff(arguments: argparse.Namespace) -> Callable[[Config], int]:
 
 
 def _edit(arguments: argparse.Namespace) -> Callable[[Config], int]:
-    from tools.replay.edit import quarantine, repair, requeue
+    from slipstream.tools.replay.edit import quarantine, repair, requeue
 
     if arguments.question == "repair":
         return lambda config: repair(config, stream=arguments.stream, as_json=arguments.json)
@@ -154,14 +154,14 @@ def _edit(arguments: argparse.Namespace) -> Callable[[Config], int]:
 
 
 def _failures(arguments: argparse.Namespace) -> Callable[[Config], int]:
-    from tools.replay.failures import failures, quarantined
+    from slipstream.tools.replay.failures import failures, quarantined
 
     verb = failures if arguments.question == "failures" else quarantined
     return lambda config: verb(config, limit=arguments.limit, stream=arguments.stream, as_json=arguments.json)
 
 
 def _export(arguments: argparse.Namespace) -> Callable[[Config], int]:
-    from tools.replay.export import Selection, export
+    from slipstream.tools.replay.export import Selection, export
 
     selection = Selection(state=arguments.state, steps=arguments.steps, min_return=arguments.min_reward)
     return lambda config: export(

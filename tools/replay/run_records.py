@@ -8,24 +8,24 @@ from pathlib import Path
 
 import numpy as np
 
-from common.chat import ChatRules
-from common.config import Config
-from common.config_error import ConfigError
-from common.connection import RedisUnreachable
-from common.model_config import ModelConfig
-from common.printable import printable
-from common.run_dir import RunDir
-from common.trajectory import InvalidTrajectory, Trajectory, decode_trajectory
-from common.transcript import Transcriber
-from common.versions import Resumption, lags
-from common.wire import MAX_FRAME_BYTES, WireError
-from replay.archive import Archive, ArchiveError
-from replay.fleet import Fleet, UnknownRun
-from replay.ledger import STATES
-from replay.listing import ListedGroup, NotRecorded, find_group, list_groups, payloads
-from replay.ticket import Group, Ticket
-from tools.prepare import load_tokenizer, model_folder
-from tools.replay.run_client import Shard, shard_of, shards_of
+from slipstream.common.config.config import Config
+from slipstream.common.config.model_config import ModelConfig
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import RedisUnreachable
+from slipstream.common.process.printable import printable
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.wire import MAX_FRAME_BYTES, WireError
+from slipstream.common.records.trajectory import InvalidTrajectory, Trajectory, decode_trajectory
+from slipstream.common.records.versions import Resumption, lags
+from slipstream.common.text.chat import ChatRules
+from slipstream.common.text.transcript import Transcriber
+from slipstream.replay.buffer.listing import ListedGroup, NotRecorded, find_group, list_groups, payloads
+from slipstream.replay.fleet.fleet import Fleet, UnknownRun
+from slipstream.replay.records.ledger import STATES
+from slipstream.replay.records.ticket import Group, Ticket
+from slipstream.replay.run.archive import Archive, ArchiveError
+from slipstream.tools.run.prepare import load_tokenizer, model_folder
+from slipstream.tools.see.run_client import Shard, shard_of, shards_of
 
 MAX_GROUP_BYTES = 1 << 30  # in memory at one time, from an archive
 ANY_TOKEN = 2**31  # a vocabulary size that accepts every token: records are shown as they are

@@ -4,15 +4,15 @@ from typing import Any
 
 import msgspec
 
-from common.config import Config
-from common.printable import printable
-from common.trajectory import Trajectory
-from common.transcript import TurnText
-from replay.listing import NotRecorded
-from tools.printable import json_line
-from tools.replay.run_records import RecordedGroup, RunRecords
-from tools.replay.trajectory_page import print_page
-from tools.table import print_rows
+from slipstream.common.config.config import Config
+from slipstream.common.process.printable import printable
+from slipstream.common.records.trajectory import Trajectory
+from slipstream.common.text.transcript import TurnText
+from slipstream.replay.buffer.listing import NotRecorded
+from slipstream.tools.replay.run_records import RecordedGroup, RunRecords
+from slipstream.tools.replay.trajectory_page import print_page
+from slipstream.tools.terminal.printable import json_line
+from slipstream.tools.terminal.table import print_rows
 
 COLUMNS = ("member", "return", "success", "turns", "tokens", "versions", "stop reason", "actor")
 

@@ -5,8 +5,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from common.printable import printable
-from tools.printable import printable_lines
+from slipstream.common.process.printable import printable
+from slipstream.tools.terminal.printable import printable_lines
 
 BAR = "  | "  # before text from the environment or the policy
 

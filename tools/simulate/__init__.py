@@ -1,0 +1,1 @@
+"""How a run would go with another fleet."""

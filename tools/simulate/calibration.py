@@ -4,14 +4,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from common.config import Config, load_config
-from common.config_error import ConfigError
-from common.metrics import read_metrics
-from common.run_dir import RunDir
-from common.trajectory import Trajectory, Turn
-from replay.archive import Archive, ArchiveError
-from tools.replay.run_records import ANY_TOKEN, MAX_GROUP_BYTES
-from tools.simulate.engine import TokenTime
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.records.trajectory import Trajectory, Turn
+from slipstream.replay.run.archive import Archive, ArchiveError
+from slipstream.tools.replay.run_records import ANY_TOKEN, MAX_GROUP_BYTES
+from slipstream.tools.simulate.engine import TokenTime
 
 MAX_EPISODES = 2000  # read from the archive; more would not change the result
 WARM_UP_STEPS = 5  # the first steps are not typical: engines and caches are cold

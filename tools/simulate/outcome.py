@@ -3,8 +3,8 @@
 import statistics
 from dataclasses import dataclass, field
 
-from actors.pace import Pace
-from tools.simulate.plan import Plan
+from slipstream.actors.host.pace import Pace
+from slipstream.tools.simulate.plan import Plan
 
 BEAT_S, MAX_BEAT_S = 1.0, 3.0  # between an actor's requests for the run's state, its heartbeats, its leases' renewals
 LOOK_S = 0.1  # between its looks for newer weights, while it plays
@@ -70,7 +70,7 @@ class Tally:
 
 
 def requests_per_s(plan: Plan, *, num_free: float, episodes_per_s: float) -> float:
-    """The requests to the first Redis server, which has the heartbeats and the weights on offer, by `actors.pace`.
+    """The requests to the server with the heartbeats and the weights on offer, by `slipstream.actors.host.pace`.
 
     `num_free` actors ask it for work; the episodes are spread over the shards.
     """

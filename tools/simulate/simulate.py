@@ -5,14 +5,14 @@ import json
 import statistics
 from collections.abc import Sequence
 
-from common.config import Config
-from common.config_error import require
-from tools.simulate.calibration import Calibration, calibrate
-from tools.simulate.outcome import Outcome
-from tools.simulate.plan import Plan
-from tools.simulate.simulate_options import SimulateOptions
-from tools.simulate.world import World
-from tools.table import print_rows
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import require
+from slipstream.tools.simulate.calibration import Calibration, calibrate
+from slipstream.tools.simulate.outcome import Outcome
+from slipstream.tools.simulate.plan import Plan
+from slipstream.tools.simulate.simulate_options import SimulateOptions
+from slipstream.tools.simulate.world import World
+from slipstream.tools.terminal.table import print_rows
 
 MANY_REQUESTS_PER_S = 30_000  # a server takes about 32 us for each: docs/benchmarks.md
 BUSY, IDLE, FULL = 0.9, 0.7, 0.9

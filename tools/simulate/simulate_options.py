@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from common.config_error import require
+from slipstream.common.process.config_error import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

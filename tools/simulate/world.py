@@ -2,8 +2,8 @@
 
     admission -> queue -> lease -> episodes -> ready -> claim -> optimizer step -> publish -> refresh
 
-The rules are those of `learner.supply` and `actors.act`. Episodes, step times and the engine's speed are a
-calibration's. Redis takes no time here: `Outcome.requests_per_s` is what it would have to answer.
+The rules are those of `slipstream.learner.supply.supply` and `slipstream.actors.host.act`. Episodes, step times and the
+engine's speed are a calibration's. Redis takes no time here: `Outcome.requests_per_s` is what it would have to answer.
 """
 
 import itertools
@@ -17,11 +17,11 @@ from typing import Any
 
 import simpy
 
-from learner.advice import MEMORY, StepLoad, advised_actors
-from tools.simulate.calibration import Calibration, PlayedTurn
-from tools.simulate.engine import SimulatedEngine
-from tools.simulate.outcome import Outcome, Tally
-from tools.simulate.plan import Plan
+from slipstream.learner.lead.advice import MEMORY, StepLoad, advised_actors
+from slipstream.tools.simulate.calibration import Calibration, PlayedTurn
+from slipstream.tools.simulate.engine import SimulatedEngine
+from slipstream.tools.simulate.outcome import Outcome, Tally
+from slipstream.tools.simulate.plan import Plan
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -117,7 +117,7 @@ class World:
             self._env.process(self._publish(self._version))
 
     def _admit(self, step: int, num_kept: int) -> None:
-        """Open groups until there is as much work in progress as the lag allows: see `learner.supply.Supply.admit`."""
+        """Open groups until as much is in progress as the lag allows, as `slipstream.learner.supply.supply` does."""
         plan = self._plan
         ahead = min(plan.target_lag + 1, WARM_UP_STEPS + plan.steps - step)
         wanted = plan.groups_per_step * ahead - num_kept
@@ -249,7 +249,7 @@ class World:
             self._queue.put(group)
 
     def _serve(self, actor: Actor) -> Process:
-        """Lease a group while a slot is free, as `actors.act` does."""
+        """Lease a group while a slot is free, as `slipstream.actors.host.act` does."""
         while not actor.ended:
             if actor.num_running >= self._plan.max_episodes:
                 yield actor.changed

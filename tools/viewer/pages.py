@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.config import Config
-from common.metrics import read_metrics
-from common.run_dir import RunDir
-from common.trajectory import Trajectory
-from common.wire import WireError
-from replay.archive import Archive
-from replay.listing import NotRecorded
-from replay.token_record import read_tokens
-from tools.prepare import model_folder
-from tools.replay.diff import group_facts, step_facts
-from tools.replay.run_records import RecordedGroup, RecordedStep, read_archived, transcriber_of
-from tools.replay.show import member_facts, trajectory_facts
+from slipstream.common.config.config import Config
+from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.wire import WireError
+from slipstream.common.records.trajectory import Trajectory
+from slipstream.replay.buffer.listing import NotRecorded
+from slipstream.replay.records.token_record import read_tokens
+from slipstream.replay.run.archive import Archive
+from slipstream.tools.replay.diff import group_facts, step_facts
+from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep, read_archived, transcriber_of
+from slipstream.tools.replay.show import member_facts, trajectory_facts
+from slipstream.tools.run.prepare import model_folder
 
 MAX_HITS = 50  # of one search
 SEARCH_S = 2.0  # then the search returns what it has found, and where it stopped

@@ -10,9 +10,9 @@ from typing import Any
 
 from aiohttp import web
 
-from common.config_error import ConfigError
-from replay.listing import NotRecorded
-from tools.viewer.pages import Pages
+from slipstream.common.process.config_error import ConfigError
+from slipstream.replay.buffer.listing import NotRecorded
+from slipstream.tools.viewer.pages import Pages
 
 FOLDER = Path(__file__).parent
 FILES = {"/": ("viewer.html", "text/html"), "/viewer.js": ("viewer.js", "text/javascript")}

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.config_error import ConfigError
-from common.run_dir import write_whole
-from tools.viewer.pages import Pages
-from tools.viewer.server import FOLDER
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.run_dir import write_whole
+from slipstream.tools.viewer.pages import Pages
+from slipstream.tools.viewer.server import FOLDER
 
 MAX_FILE_CHARS = 256 << 20  # a browser loads the whole file
 

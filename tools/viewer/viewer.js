@@ -256,7 +256,7 @@ const HUES = {
   },
   nothing: { of: () => "", keys: () => [] },
 };
-// What the loss made of a token: see replay/token_record.py.
+// What the loss made of a token: see replay/records/token_record.py.
 const FATES = [["rgba(39, 174, 96, 0.35)", "trained"], ["rgba(214, 137, 16, 0.5)", "at the clip: no gradient"],
   ["rgba(192, 57, 43, 0.5)", "left out, by the mask or as too old"]];
 const unknown = (value) => value === null || value === undefined;

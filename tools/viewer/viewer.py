@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.config import Config, load_config
-from common.config_error import ConfigError
-from common.run_dir import RunDir
-from tools.row_files import check_writable
-from tools.runs import find_run
-from tools.viewer.pages import Pages
-from tools.viewer.server import serve
-from tools.viewer.single_file import write_file
-from tools.viewer.view_options import ViewOptions
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.run_dir import RunDir
+from slipstream.tools.data.row_files import check_writable
+from slipstream.tools.see.runs import find_run
+from slipstream.tools.viewer.pages import Pages
+from slipstream.tools.viewer.server import serve
+from slipstream.tools.viewer.single_file import write_file
+from slipstream.tools.viewer.view_options import ViewOptions
 
 
 def view(config: Config, *, runs: Sequence[str], force: bool, options: ViewOptions) -> int:

@@ -8,13 +8,13 @@ from typing import Any
 
 import openai
 
-from actors.rollout import fresh_env
-from actors.tape import Tape
-from common.env_config import MixtureEntry
-from common.trajectory import Trajectory, check
-from tests.episodes import attempt_on, rollout_of
-from tests.test_tool_calls import LONG, TOKENIZER, Writer
-from tests.tool_parsing import parsing
+from slipstream.actors.episode.rollout import fresh_env
+from slipstream.actors.episode.tape import Tape
+from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.records.trajectory import Trajectory, check
+from tests.actors.episode.episodes import attempt_on, rollout_of
+from tests.actors.episode.test_tool_calls import LONG, TOKENIZER, Writer
+from tests.actors.tool_parsing import parsing
 
 PYTHON = os.environ["AGENTS_PYTHON"]
 

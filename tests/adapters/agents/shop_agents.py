@@ -14,8 +14,8 @@ from agents import (
     function_tool,
 )
 
-from common.trajectory import Task
-from envhub.shop.shop import ShopEnv
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.shop.shop import ShopEnv
 
 
 async def play(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:

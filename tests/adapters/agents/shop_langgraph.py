@@ -8,8 +8,8 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
-from common.trajectory import Task
-from envhub.shop.shop import ShopEnv
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.shop.shop import ShopEnv
 
 
 async def play(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:

@@ -5,9 +5,9 @@ from typing import Any
 
 import openai
 
-from common.action_format import ACT
-from common.trajectory import Task
-from envhub.shop.shop import ShopEnv
+from slipstream.common.records.trajectory import Task
+from slipstream.common.text.action_format import ACT
+from slipstream.envhub.shop.shop import ShopEnv
 
 
 async def play(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:

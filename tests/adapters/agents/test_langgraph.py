@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.actors.episode.test_tool_calls import CALL, Writer, turns_of
 from tests.adapters.agents.playing import play
-from tests.test_tool_calls import CALL, Writer, turns_of
 
 
 @pytest.mark.parametrize("words", [[], ["stream"]])

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
-from envhub.catalogue import make_env
-from tests import test_env_contract as contract
+from slipstream.envhub.catalogue import make_env
 from tests.adapters.held import ALWAYS
-from tests.env_cases import Case, rollout
+from tests.envhub import test_env_contract as contract
+from tests.envhub.env_cases import Case, rollout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the packages' own
 

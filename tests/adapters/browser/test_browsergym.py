@@ -12,13 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from actors.answer import answer
-from common.trajectory import Task
-from envhub.catalogue import make_env
-from envhub.env import Env, EnvError, Observation
+from slipstream.actors.episode.answer import answer
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import Env, EnvError, Observation
 from tests.adapters.browser.left import folders_of, processes_of, until
 from tests.adapters.held import ALWAYS
-from tests.env_cases import Case
+from tests.envhub.env_cases import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Gymnasium's own
 
@@ -56,7 +56,7 @@ def bid(text: str, pattern: str) -> str:
 
 @pytest.mark.parametrize("check", [*ALWAYS[:1], *ALWAYS[2:4], *ALWAYS[6:]], ids=lambda check: check.__name__)
 def test_browsergym_keeps_the_contract(check: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.env_cases.offered", lambda env, case: list(case.samples))  # there are no experts
+    monkeypatch.setattr("tests.envhub.env_cases.offered", lambda env, case: list(case.samples))  # there are no experts
     check(CASE)
 
 

@@ -12,14 +12,14 @@ from functools import partial
 
 import pytest
 
-from actors.answer import answer
-from common.trajectory import Task
-from envhub.catalogue import make_env
-from envhub.env import Env, EnvError, Observation
-from tests import test_env_contract as contract
+from slipstream.actors.episode.answer import answer
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import Env, EnvError, Observation
 from tests.adapters.browser.left import folders_of, processes_of, until
 from tests.adapters.held import ALWAYS
-from tests.env_cases import Case
+from tests.envhub import test_env_contract as contract
+from tests.envhub.env_cases import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Gymnasium's own
 
@@ -100,7 +100,7 @@ async def play(env: Env, task: Task, player: Callable[[str], list[str]]) -> list
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_miniwob_keeps_the_contract(case: Case, check: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("tests.env_cases", "tests.test_env_contract"):
+    for module in ("tests.envhub.env_cases", "tests.envhub.test_env_contract"):
         monkeypatch.setattr(f"{module}.offered", lambda env, case: list(case.samples))  # there are no experts
     check(case)
 
@@ -205,7 +205,7 @@ def test_a_browser_that_dies_or_hangs_fails_the_episode_and_the_next_has_another
 
 def test_the_browser_ends_with_an_actor_that_is_killed() -> None:
     plays = (
-        "import asyncio, time; from common.trajectory import Task; from envhub.catalogue import make_env;"
+        "import asyncio, time; from slipstream import Task, make_env;"
         "asyncio.run(make_env('miniwob', {}).reset(Task(env='m', split='train', index=0)));"
         "print('playing', flush=True); time.sleep(600)"
     )

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from common.trajectory import Task
-from envhub.catalogue import make_env
-from envhub.env import EnvError, Observation
-from tests import test_env_contract as contract
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import EnvError, Observation
 from tests.adapters.held import ALWAYS
-from tests.env_cases import Case, rollout
+from tests.envhub import test_env_contract as contract
+from tests.envhub.env_cases import Case, rollout
 
 CART = "tests.adapters.cart:SPEECH"
 CASES = [

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.trajectory import Task
-from envhub.adapters.reasoning import SCREENS
-from envhub.catalogue import make_env
-from envhub.env import EnvError, Observation
-from tests import test_env_contract as contract
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.adapters.reasoning import SCREENS
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import EnvError, Observation
 from tests.adapters.held import ALWAYS
-from tests.env_cases import Case
+from tests.envhub import test_env_contract as contract
+from tests.envhub.env_cases import Case
 
 CASES = [
     Case(name="reasoning_gym", max_turns=1, noisy_success=1, options={"dataset": "chain_sum"}),

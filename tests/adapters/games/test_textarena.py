@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from common.trajectory import Task
-from envhub.catalogue import make_env
-from envhub.env import Env, EnvError, Observation
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import Env, EnvError, Observation
 from tests.adapters.held import ALWAYS
-from tests.env_cases import Case
+from tests.envhub.env_cases import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TextArena's own
 
@@ -28,7 +28,7 @@ CASES = [
 def test_textarena_keeps_the_contract(
     case: Case, check: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.env_cases.offered", lambda env, case: list(case.samples))  # there are no experts
+    monkeypatch.setattr("tests.envhub.env_cases.offered", lambda env, case: list(case.samples))  # there are no experts
     check(case)
 
 

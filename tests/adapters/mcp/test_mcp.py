@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from common.trajectory import Task
-from envhub.catalogue import make_env
-from envhub.env import Env, EnvError, Observation
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import Env, EnvError, Observation
 
 SERVER = Path(__file__).parent / "notes_server.py"
 COMMAND = [sys.executable, str(SERVER)]

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from common.trajectory import Task
-from envhub.catalogue import make_env
-from envhub.env import EnvError
-from tests.env_hosts import env_host, wait_until
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import EnvError
+from tests.envhub.env_hosts import env_host, wait_until
 from tests.processes import Process
 
 HERE = Path(__file__).parent

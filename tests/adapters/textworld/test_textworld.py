@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import textworld
 
-from common.trajectory import Task
-from envhub.catalogue import make_env
-from envhub.env import EnvError
-from tests import test_env_contract as contract
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import EnvError
 from tests.adapters.held import ALWAYS
-from tests.env_cases import Case, rollout
+from tests.envhub import test_env_contract as contract
+from tests.envhub.env_cases import Case, rollout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TextWorld's own
 

@@ -8,9 +8,9 @@ import mlflow
 import pytest
 from wandb.proto import wandb_internal_pb2
 
-from common.config_error import ConfigError
-from tools.track.mlflow_tracker import MlflowTracker
-from tools.track.wandb_tracker import WandbTracker
+from slipstream.common.process.config_error import ConfigError
+from slipstream.tools.see.track.mlflow_tracker import MlflowTracker
+from slipstream.tools.see.track.wandb_tracker import WandbTracker
 
 FULL, LAST = 1, 4  # kinds of a piece: a whole record, or its end
 BLOCK = 32_768

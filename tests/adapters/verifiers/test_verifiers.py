@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from actors.rollout import EpisodeFailed, fresh_env, rollout
-from actors.scripted_engine import Schedule, ScriptedEngine
-from actors.tape import Tape
-from common.action_format import FORMATS
-from common.env_config import MixtureEntry
-from common.trajectory import Outcome, StopReason, Task, Trajectory, check
-from tests.episodes import ALLOWANCE, attempt_on, ids
-from tests.small_tokenizer import CHATML, merging_tokenizer
+from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env, rollout
+from slipstream.actors.episode.tape import Tape
+from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, check
+from slipstream.common.text.action_format import FORMATS
+from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids
+from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 
 PYTHON = os.environ["VERIFIERS_PYTHON"]
 PATIENT = replace(ALLOWANCE, step_timeout_s=300.0, episode_timeout_s=600.0)

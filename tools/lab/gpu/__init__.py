@@ -1,0 +1,1 @@
+"""How fast and how exact an actor is on a GPU."""

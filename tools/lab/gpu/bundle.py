@@ -1,6 +1,6 @@
 """Packs vLLM's CUDA build for a machine with a GPU and without a network, in parts that travel one by one.
 
-    python -m tools.lab.gpu.bundle FOLDER [--mib 46]           here: downloads and packs, 4 minutes
+    python -m slipstream.tools.lab.gpu.bundle FOLDER [--mib 46]           here: downloads and packs, 4 minutes
     bash FOLDER/unpack.sh FOLDER SITE                          there, when all parts have arrived
     PYTHONPATH=SITE python3 -c "import vllm"                   there
 

@@ -7,7 +7,7 @@ set -u
 OUT=${OUT:-build/gpu-day}; SITE=${SITE:-/tmp/site}; MODEL=${MODEL:-$SITE.model}; PY=${PY:-python3}; DEVICE=${DEVICE:-cuda}
 OLD=${OLD:-} PY_SPY=${PY_SPY:-}
 mkdir -p "$OUT" build; WORK=$(mktemp -d)
-path=$PWD; [ -d "$SITE/vllm" ] && [ "$DEVICE" = cuda ] && path=$SITE:$PWD
+here=$PWD/src; path=$here; [ -d "$SITE/vllm" ] && [ "$DEVICE" = cuda ] && path=$SITE:$here
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1 TOKENIZERS_PARALLELISM=false
 if [ "$DEVICE" = cuda ]; then dtype=bfloat16 few="" kv=""; else dtype=float32 few="--episodes 8 --at-once 4 --tokens 16 --repeats 1" kv="--kv-bytes 268435456"; fi
 say() { echo "== $(date +%T) $*"; }
@@ -33,17 +33,17 @@ PY
 speed() { # the engine beside vLLM alone, and beside the engine of before if OLD has its tree
   say speed; local count=3 spy="" rest="$MODEL $WORK/lengths --dtype $dtype $few $kv"; [ -n "$OLD" ] && count=4
   [ -n "$PY_SPY" ] && spy="--profile $PY_SPY $OUT/engine-profile.txt"
-  turn speed-ours 0 $count 300 "$path" tools.lab.gpu.engine_speed ours $rest $spy
-  turn speed-offline 1 $count 330 "$path" tools.lab.gpu.engine_speed offline $rest
-  turn speed-vllm 2 $count 430 "$path" tools.lab.gpu.engine_speed vllm $rest
-  [ -n "$OLD" ] && turn speed-old 3 $count 530 "${path%$PWD}$OLD" tools.lab.gpu.engine_speed ours ${rest/lengths/lengths-old}
+  turn speed-ours 0 $count 300 "$path" slipstream.tools.lab.gpu.engine_speed ours $rest $spy
+  turn speed-offline 1 $count 330 "$path" slipstream.tools.lab.gpu.engine_speed offline $rest
+  turn speed-vllm 2 $count 430 "$path" slipstream.tools.lab.gpu.engine_speed vllm $rest
+  [ -n "$OLD" ] && turn speed-old 3 $count 530 "${path%$here}$OLD/src" slipstream.tools.lab.gpu.engine_speed ours ${rest/lengths/lengths-old}
   wait; rm -f "$WORK"/*; for name in speed-ours speed-offline speed-vllm speed-old; do [ -f "$OUT/$name.log" ] && show $name; done
   tar -cz -C "$HOME/.cache" -f "$OUT/vllm-cache.tgz" vllm 2>/dev/null; ls -la "$OUT/vllm-cache.tgz" 2>/dev/null; }
 
 exact() { # every token's version, by recomputing its log-probability
   say exact; local small=""; [ "$DEVICE" = cuda ] || small="--commits 3 --at-once 4 --tokens 48"
-  turn exact-keep 0 2 200 "$path" tools.lab.gpu.engine_exact "$MODEL" --dtype $dtype $small $kv
-  turn exact-recompute 1 2 220 "$path" tools.lab.gpu.engine_exact "$MODEL" --dtype $dtype --kv-policy recompute $small $kv
+  turn exact-keep 0 2 200 "$path" slipstream.tools.lab.gpu.engine_exact "$MODEL" --dtype $dtype $small $kv
+  turn exact-recompute 1 2 220 "$path" slipstream.tools.lab.gpu.engine_exact "$MODEL" --dtype $dtype --kv-policy recompute $small $kv
   wait; rm -f "$WORK"/*; show exact-keep 3; show exact-recompute 3; }
 
 qwen() { # the shapes of Qwen3-0.6B and 1.7B, with random weights
@@ -59,15 +59,15 @@ Qwen3Config(vocab_size=151936, hidden_size=hidden, intermediate_size=intermediat
 for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"): shutil.copy(Path(sys.argv[4]) / name, folder)
 PY
     say "Qwen3-$1"
-    turn "qwen-$1-ours" 0 2 230 "$path" tools.lab.gpu.engine_speed ours "$WORK/q/Qwen3-$1" "$WORK/l" --kv-bytes 12884901888 --repeats 1
-    turn "qwen-$1-vllm" 1 2 260 "$path" tools.lab.gpu.engine_speed vllm "$WORK/q/Qwen3-$1" "$WORK/l" --kv-bytes 12884901888 --repeats 1
+    turn "qwen-$1-ours" 0 2 230 "$path" slipstream.tools.lab.gpu.engine_speed ours "$WORK/q/Qwen3-$1" "$WORK/l" --kv-bytes 12884901888 --repeats 1
+    turn "qwen-$1-vllm" 1 2 260 "$path" slipstream.tools.lab.gpu.engine_speed vllm "$WORK/q/Qwen3-$1" "$WORK/l" --kv-bytes 12884901888 --repeats 1
     wait; rm -rf "$WORK"/*; show "qwen-$1-ours"; show "qwen-$1-vllm"
   done; }
 
 loop() { # learner and one actor on one GPU, a real language model, questions in natural language
-  say loop; PYTHONPATH=$path "$PY" -m tools.lab.gpu.sums build/sums.jsonl; rm -rf "$WORK/runs"
+  say loop; PYTHONPATH=$path "$PY" -m slipstream.tools.lab.gpu.sums build/sums.jsonl; rm -rf "$WORK/runs"
   local cpu=""; [ "$DEVICE" = cuda ] || cpu="model.dtype=float32 actors.devices=[] actors.kv_cache_bytes=67108864 actors.max_episodes=16 replay.groups_per_step=2 learner.steps=3 eval.num_tasks=8"
-  PYTHONPATH=$path timeout "${LOOP_S:-250}" "$PY" -c "import sys; from tools.start import main; sys.exit(main())" up conf/sums_smollm2_1x80gb.yaml \
+  PYTHONPATH=$path timeout "${LOOP_S:-250}" "$PY" -c "import sys; from slipstream.tools.cli.start import main; sys.exit(main())" up conf/sums_smollm2_1x80gb.yaml \
     model.path="$MODEL" run.name=loop run.root="$WORK/runs" $cpu ${LOOP_SET:-} >"$OUT/loop.log" 2>&1; echo "rc $?" >>"$OUT/loop.log"
   for l in learner actor-0 publisher; do tail -n 60 "$WORK/runs/loop/logs/$l.log" >"$OUT/loop-$l.log" 2>/dev/null; done
   cat "$OUT"/loop-*.log | grep -E '"level": "(ERROR|WARNING)"' | tail -n 6 | cut -c1-300

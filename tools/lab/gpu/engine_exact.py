@@ -1,6 +1,6 @@
 """Whether every token is of the version on its label, while an engine commits again and again.
 
-    python -m tools.lab.gpu.engine_exact MODEL [--dtype bfloat16] [--commits 8] [--kv-policy keep]
+    python -m slipstream.tools.lab.gpu.engine_exact MODEL [--dtype bfloat16] [--commits 8] [--kv-policy keep]
 
 An engine generates without pause while versions are staged and committed: small random changes of MODEL's weights, each
 with its probe. Afterwards each token's log-probability is computed by transformers in float32 under the version of its
@@ -22,17 +22,17 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from actors.engine import Completion
-from actors.orders import EngineSettings
-from actors.receive import ReceiverInfo
-from actors.vllm_engine import EngineProcess, VllmEngine
-from common.chunk_server import ChunkServer, ServerLimits
-from common.chunks import ChunkRequest
-from common.probe import TOLERANCES, Probe
-from common.trajectory import Sampling
-from common.weights import Offer, buffer_bytes, layout, sealed
-from replay.server import start_server
-from tools.lab.gpu.turn import add_turn, await_turn
+from slipstream.actors.engine.engine import Completion
+from slipstream.actors.engine.orders import EngineSettings
+from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
+from slipstream.actors.weights.receive import ReceiverInfo
+from slipstream.common.records.trajectory import Sampling
+from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
+from slipstream.common.transfer.chunks import ChunkRequest
+from slipstream.common.transfer.probe import TOLERANCES, Probe
+from slipstream.common.transfer.weights import Offer, buffer_bytes, layout, sealed
+from slipstream.replay.server.server import start_server
+from slipstream.tools.lab.gpu.turn import add_turn, await_turn
 
 NUM_VERSIONS = 3  # sets of weights, committed in turn under rising numbers
 CHANGE = 0.05  # of a weight's deviation: far enough that no version's log-probabilities pass for another's

@@ -1,8 +1,9 @@
 """How fast an actor's engine generates beside vLLM alone, on the same requests. One side a process.
 
-    python -m tools.lab.gpu.engine_speed ours MODEL LENGTHS [--turns 1 4] ...    notes in LENGTHS what it generated
-    python -m tools.lab.gpu.engine_speed vllm MODEL LENGTHS ...                  generates as many tokens, turn by turn
-    python -m tools.lab.gpu.engine_speed offline MODEL LENGTHS ...               the same, of single turns only
+    python -m slipstream.tools.lab.gpu.engine_speed ours MODEL LENGTHS [--turns 1 4] ...    notes in LENGTHS what it
+    generated python -m slipstream.tools.lab.gpu.engine_speed vllm MODEL LENGTHS ...                  generates as many
+    tokens, turn by turn python -m slipstream.tools.lab.gpu.engine_speed offline MODEL LENGTHS ...               the
+    same, of single turns only
 
 An episode is a conversation of `--turns` generations: each prompt is the one before, what was generated, and 32 tokens
 of an observation. `--at-once` episodes run side by side. vLLM alone is its AsyncLLM, or its LLM, at its defaults, with
@@ -21,8 +22,8 @@ from typing import Any
 
 import psutil
 
-from common.trajectory import Sampling
-from tools.lab.gpu.turn import add_turn, await_turn
+from slipstream.common.records.trajectory import Sampling
+from slipstream.tools.lab.gpu.turn import add_turn, await_turn
 
 OBSERVATION_TOKENS = 32
 PROMPT_TOKENS = 64
@@ -68,9 +69,9 @@ def main() -> None:
 
 
 async def _ours(options: argparse.Namespace, begun: float) -> None:
-    from actors.orders import EngineSettings
-    from actors.receive import ReceiverInfo
-    from actors.vllm_engine import EngineProcess, VllmEngine
+    from slipstream.actors.engine.orders import EngineSettings
+    from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
+    from slipstream.actors.weights.receive import ReceiverInfo
 
     settings = EngineSettings(
         model_path=options.model,

@@ -1,6 +1,6 @@
 """Writes sums in natural language, as rows of a prompt and an answer.
 
-`python -m tools.lab.gpu.sums FILE [LARGEST]`
+`python -m slipstream.tools.lab.gpu.sums FILE [LARGEST]`
 """
 
 import json

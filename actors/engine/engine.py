@@ -1,0 +1,164 @@
+"""The interface of an inference engine: tokens in, tokens out, each with its log-probability and policy version."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from slipstream.common.records.kept_sets import KeptSets, joined, no_sets
+from slipstream.common.records.tool_call import ParsedAnswer
+from slipstream.common.records.trajectory import Sampling, VersionSpan
+from slipstream.common.transfer.weights import Offer
+
+
+class EngineError(RuntimeError):
+    """A request failed in the engine; the episode is redone and never trained."""
+
+
+class EngineDied(EngineError):
+    """The whole engine has died: the actor must end and give its members back. No attempt counts as failed."""
+
+
+class EngineSpoiled(EngineDied):
+    """The engine computes something else with its weights than the learner, and has no others. It must be ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restriction:
+    """What a generation may write, beside its sampling."""
+
+    choices: list[list[int]]  # one of these, then an end-of-turn token; empty: anything
+    stops: list[str]  # it also ends with the token that completes one of these texts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """The result of one generation."""
+
+    tokens: list[int]  # including the end-of-turn token if it was sampled
+    logprobs: list[float]  # of the processed distribution (temperature, top-p, top-k), one for each token
+    kept: KeptSets | None  # of `tokens`; None unless `Sampling.is_cut` or the generation is one of several choices
+    version_spans: list[VersionSpan]  # over `tokens`, in order, without gaps
+    finish_reason: str  # "stop" or "length"
+
+    def then(self, more: "Completion") -> "Completion":
+        """Both as one generation, of which `more` is the rest."""
+        start = len(self.tokens)
+        moved = [
+            VersionSpan(start=start + span.start, stop=start + span.stop, policy_version=span.policy_version)
+            for span in more.version_spans
+        ]
+        return Completion(
+            tokens=self.tokens + more.tokens,
+            logprobs=self.logprobs + more.logprobs,
+            kept=joined([part.kept or no_sets(len(part.tokens)) for part in (self, more)]),
+            version_spans=self.version_spans + moved,
+            finish_reason=more.finish_reason,
+        )
+
+    def first(self, num_tokens: int, *, finish_reason: str) -> "Completion":
+        """The first `num_tokens`, at least one, as if sampling had ended after them."""
+        return Completion(
+            tokens=self.tokens[:num_tokens],
+            logprobs=self.logprobs[:num_tokens],
+            kept=None if self.kept is None else self.kept.between(0, num_tokens),
+            version_spans=[
+                VersionSpan(start=span.start, stop=min(span.stop, num_tokens), policy_version=span.policy_version)
+                for span in self.version_spans
+                if span.start < num_tokens
+            ],
+            finish_reason=finish_reason,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLoad:
+    """The current load of the engine, for admission and for the fleet's metrics."""
+
+    num_running: int
+    kv_use: float  # fraction of KV blocks in use, in [0, 1]
+    generated_tokens: int  # since the start
+
+
+class Served:
+    """The policy version that an engine serves, and those that wait for a newer one."""
+
+    def __init__(self, policy_version: int) -> None:
+        self.policy_version = policy_version
+        self._changed = asyncio.Event()
+
+    def change(self, policy_version: int) -> None:
+        """Serve another version; call it in the event loop of those that wait."""
+        self.policy_version = policy_version
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def reach(self, policy_version: int) -> None:
+        while self.policy_version < policy_version:
+            await self._changed.wait()
+
+
+class Sampler(Protocol):
+    """Generates the actions of an episode: an engine, or an expert that writes its own."""
+
+    async def generate(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        restriction: Restriction | None = None,
+    ) -> Completion:
+        """Continue `tokens`. Cancelling the awaiting task aborts the request.
+
+        Raises EngineError if only this request failed, EngineDied if every other one would fail too.
+        """
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Says how likely given tokens are."""
+
+    async def score(self, tokens: list[int], start: int) -> Completion:
+        """Return tokens[start:] as if they had been generated, each with its log-probability at temperature 1.
+
+        Nothing is cut off or restricted. Raises EngineError, EngineDied.
+        """
+
+
+class Engine(Sampler, Protocol):
+    """Serves generations, and changes its weights without aborting them."""
+
+    @property
+    def name(self) -> str:
+        """Its name, version and kind of device, for people."""
+
+    @property
+    def policy_version(self) -> int:
+        """The version that samples the next token."""
+
+    async def serving(self, policy_version: int) -> None:
+        """Wait until it serves `policy_version` or a newer one."""
+
+    async def parse(
+        self, text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]
+    ) -> ParsedAnswer:
+        """Divide an answer by the run's parsers. Raises EngineDied."""
+
+    async def stage(self, offer: Offer) -> None:
+        """Receive and verify the offered weights while generation continues. Raises WeightsRefused."""
+
+    async def commit(self, policy_version: int) -> float:
+        """Switch to the staged weights at a token boundary; running requests continue. Return the pause in seconds.
+
+        Raises WeightsUnfit if it computes something else with them than the learner, and serves the old ones again;
+        EngineSpoiled if it cannot.
+        """
+
+    def leave_broadcasts(self) -> None:
+        """Take part in no more broadcasts of weights: this actor is about to leave. Does not wait."""
+
+    def load(self) -> EngineLoad:
+        """The current load. Raises EngineDied, so that an idle actor also notices it."""
+
+    async def close(self) -> None:
+        """Stop the engine. Idempotent."""

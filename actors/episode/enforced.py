@@ -1,0 +1,166 @@
+"""Has the policy choose its action among those that are admissible: `env.enforce_admissible`.
+
+In a format with marks the policy writes freely up to the opening mark, and from there on one of the actions and the
+closing mark. Those are two requests to the engine. The tokens of the first have no kept set: each could be any token of
+the vocabulary. Those of the second have the tokens that continue an action.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import msgspec
+from transformers import PreTrainedTokenizerBase
+
+from slipstream.actors.engine.choices import widest
+from slipstream.actors.engine.engine import Completion, Restriction, Sampler, Scorer
+from slipstream.actors.episode.actions import bare
+from slipstream.actors.episode.answer import Boundary
+from slipstream.actors.episode.tape import Attempt
+from slipstream.common.records.kept_sets import MAX_KEPT_TOKENS
+from slipstream.common.text.action_format import ActionFormat, marks_of
+from slipstream.common.text.chat import Chat, end_of_turn_text
+from slipstream.common.text.codec import encoder, end_tokens
+from slipstream.envhub.env import EnvError
+
+MAX_ACTION_TOKENS = 100_000  # of all admissible actions of one state together
+
+
+class Enforcer:
+    """Generates the turns of one episode."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        tokenizer: PreTrainedTokenizerBase,
+        action_format: ActionFormat,
+        *,
+        max_tokens: int,
+        rank: str = "",
+    ) -> None:
+        """`max_tokens` is the size of the context. With `rank` the likeliest action is taken, see `_likeliest`.
+
+        Raises EnvError for a format without marks.
+        """
+        marks = marks_of(action_format)
+        if marks is None:
+            raise EnvError("`env.enforce_admissible` needs an action format with marks, or plain")
+        self._sampler, self._tokenizer, self._format, self._max_tokens = sampler, tokenizer, action_format, max_tokens
+        self._rank = rank
+        self._encode, self._ends = encoder(tokenizer), end_tokens(tokenizer)
+        self._opening = marks.opening.rstrip()
+        self._gap = marks.opening[len(self._opening) :]  # between the opening mark and the action
+        self._closing = marks.closing
+        # A word-level tokenizer decodes a mark with spaces in it. Without a mark the action comes at once.
+        stops = dict.fromkeys([self._opening, self._decoded(self._encode(self._opening)).strip()])
+        self._stops = list(stops) if self._opening else []
+
+    async def generate(
+        self, prompt: list[int], *, attempt: Attempt, turn: int, actions: Sequence[str], chat: Chat
+    ) -> Completion:
+        """Continue `prompt`, which `chat` has rendered, by turn number `turn`, whose action is one of `actions`.
+
+        A turn that ends without an opening mark has no action, and one that is cut off may have a part of one. Raises
+        EnvError if an action cannot be written, and the errors of the sampler.
+        """
+        found = NOTHING
+        for part in itertools.count():
+            left = min(attempt.sampling.max_turn_tokens, self._max_tokens - len(prompt)) - len(found.tokens)
+            written = self._written(chat.answer_of(self._decoded(found.tokens)))
+            choices = [] if written is None else self._choices(actions, written=written)
+            # The token of the mark may have written a whole action, or one that is not admissible.
+            wrote_more = written is not None and not all(choices or [[]])
+            if left <= 0 or wrote_more:
+                return replace(found, finish_reason="length")
+            # Without those that would be cut off: less of an action is likelier than all of it.
+            whole = [choice for choice in choices if len(choice) < left] if self._rank else []
+            if whole:
+                return found.then(await self._likeliest([*prompt, *found.tokens], whole))
+            more = await self._sampler.generate(
+                [*prompt, *found.tokens],
+                msgspec.structs.replace(attempt.sampling, max_turn_tokens=left),
+                seed=attempt.turn_seed(turn, part=part),
+                restriction=Restriction(choices=choices, stops=[] if choices else self._stops),
+            )
+            found = found.then(more)
+            if choices or more.finish_reason == "length" or more.tokens[-1] in self._ends:
+                break
+        return found
+
+    async def _likeliest(self, prompt: list[int], choices: list[list[int]]) -> Completion:
+        """The choice, with an end of turn, that is likeliest as a whole, unmasked: by "total", or "mean" of a token.
+
+            total = sum of log p(token), mean = total / tokens
+
+        Long actions have a low total. Raises the errors of the sampler.
+        """
+        assert isinstance(self._sampler, Scorer)  # an engine
+        end, room = _end_of_turn(self._tokenizer), self._max_tokens - 1
+        scored = await asyncio.gather(
+            *(self._sampler.score([*prompt, *choice, end][:room], len(prompt)) for choice in choices)
+        )
+        per = len if self._rank == "mean" else lambda logprobs: 1
+        return max(scored, key=lambda each: sum(each.logprobs) / per(each.logprobs))
+
+    def _written(self, answer: str) -> str | None:
+        """What of an action is in `answer`; None before the opening mark."""
+        for stop in self._stops:
+            _, mark, after = answer.partition(stop)
+            if mark:
+                return after
+        return None if self._stops else ""
+
+    def _choices(self, actions: Sequence[str], *, written: str) -> list[list[int]]:
+        """The tokens of each action and of the closing mark, without what is `written` of them already.
+
+        Raises EnvError if an action would be read as another one, or if there are too many.
+        """
+        with Boundary():  # a tokenizer refuses half a surrogate pair, and a format may be the user's
+            found = self._sequences(actions, written=written)
+        num_tokens = sum(map(len, found))
+        if num_tokens > MAX_ACTION_TOKENS or (found and widest(found, ends=self._ends) >= MAX_KEPT_TOKENS):
+            raise EnvError(
+                f"`env.enforce_admissible`: {len(found)} admissible actions of {num_tokens} tokens are too many; at "
+                f"most {MAX_KEPT_TOKENS - 1} may begin with different tokens, and they may have {MAX_ACTION_TOKENS} "
+                "together"
+            )
+        return found
+
+    def _sequences(self, actions: Sequence[str], *, written: str) -> list[list[int]]:
+        found, opening = list[list[int]](), self._encode(self._opening)
+        for action in dict.fromkeys(actions):
+            text = f"{self._gap}{action}{self._closing}"
+            if written and not written.strip():
+                text = written + text.lstrip()  # white space after the mark does not matter
+            if not text.startswith(written):
+                continue
+            tokens = self._encode(text.removeprefix(written))
+            rest = f"{self._opening}{written}{self._decoded(tokens)}" if written else self._decoded(opening + tokens)
+            read = self._format.parse(rest).text
+            if bare(action) and bare(read) == bare(action) and not self._ends.intersection(tokens):
+                found.append(tokens)
+            elif not written:
+                raise EnvError(
+                    f"`env.enforce_admissible`: the admissible action {action!r:.100} is read as {read!r:.100}; the "
+                    "tokenizer or `env.action_format` cannot write it"
+                )
+        return found
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens)))
+
+
+@lru_cache(maxsize=8)  # each turn asks
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token with which the chat template ends a reply; a model may have others, such as the end of a text."""
+    try:
+        text = end_of_turn_text(tokenizer)
+    except ValueError:  # a template that rewrites every answer
+        text = str(tokenizer.eos_token)
+    ends = end_tokens(tokenizer)
+    return next((token for token in reversed(encoder(tokenizer)(text)) if token in ends), min(ends))
+
+
+NOTHING = Completion(tokens=[], logprobs=[], kept=None, version_spans=[], finish_reason="length")

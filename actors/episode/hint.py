@@ -1,0 +1,22 @@
+"""The text that shows finished attempts at a task to the policy, at the end of the first messages of a new one."""
+
+from collections.abc import Sequence
+
+from slipstream.actors.episode.tape import Exchange
+
+INTRODUCTION = "You have attempted this task before."
+REQUEST = "Attempt the task again from the start. Learn from these attempts."
+FAILED = "This attempt failed."
+
+
+def hint_of(attempts: Sequence[Sequence[Exchange]], *, outcome: str = "") -> str:
+    """Every action of the attempts and its answer; `outcome` follows each, if it is known. "" without attempts."""
+    if not attempts:
+        return ""
+    parts = [INTRODUCTION]
+    for number, exchanges in enumerate(attempts, start=1):
+        parts.append(f"Attempt {number}:")
+        for exchange in exchanges:
+            parts += [f"> {exchange.action}", *(message.content for message in exchange.answer)]
+        parts += [outcome] if outcome else []
+    return "\n".join([*parts, REQUEST])

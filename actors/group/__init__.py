@@ -1,0 +1,1 @@
+"""How the attempts of one task are played together and handed in."""

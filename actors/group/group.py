@@ -1,0 +1,293 @@
+"""Rolls out a lease: plays the missing members of one group concurrently."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from transformers import PreTrainedTokenizerBase
+
+from slipstream.actors.engine.engine import Engine, EngineDied
+from slipstream.actors.episode.resume import forked_tape, resumed_tape
+from slipstream.actors.episode.rollout import Allowance, EpisodeFailed, fresh_env, rollout
+from slipstream.actors.episode.tape import Attempt, Tape
+from slipstream.actors.group.inserts import Inserts
+from slipstream.actors.group.reward import Scoring, rewarded
+from slipstream.actors.group.siblings import ParentLost, Siblings
+from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.records.trajectory import InvalidTrajectory, Provenance, StopReason, Trajectory, Turn
+from slipstream.common.text.action_format import ActionFormat
+from slipstream.envhub.driving import Parse
+from slipstream.replay.buffer.actor_buffer import ActorBuffer
+from slipstream.replay.records.ticket import InsertResult, Lease
+
+FULL_RETRY_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, slots=True)
+class Episodes:
+    """Counters of an actor's episodes."""
+
+    max_running: int = 1  # the actor's slots; the last group that it leases may exceed them
+    num_running: int = 0  # without those that wait for their reward
+    kept_tokens: int = 0  # sampled by this actor: in stored trajectories, in partials, and as answers of a judge
+    _slot_s: float = 0.0  # until the last change
+    _changed_at_s: float = field(default_factory=time.monotonic)
+
+    def slot_s(self) -> float:
+        """The time that slots have been in use, summed over the slots. An episode without a slot adds none."""
+        return self._slot_s + min(self.num_running, self.max_running) * (time.monotonic() - self._changed_at_s)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count one more episode meanwhile."""
+        self._add(1)
+        try:
+            yield
+        finally:
+            self._add(-1)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Do not count one episode meanwhile: another may begin in its place."""
+        self._add(-1)
+        try:
+            yield
+        finally:
+            self._add(1)
+
+    def _add(self, change: int) -> None:
+        self._slot_s, self._changed_at_s = self.slot_s(), time.monotonic()
+        self.num_running += change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeSetup:
+    """The setup of every episode of an actor: environments, engine, tokenizer, limits."""
+
+    run_id: str
+    actor: str
+    envs: dict[str, MixtureEntry]  # by `Task.env`
+    engine: Engine
+    tokenizer: PreTrainedTokenizerBase
+    action_format: ActionFormat
+    allowance: Allowance
+    provenance: Provenance
+    episodes: Episodes
+    inserts: Inserts = field(default_factory=Inserts)
+    parse: Parse | None = None  # None: the run names no parser of answers
+    scoring: Scoring | None = None  # None: the rewards of the environments are the whole reward
+
+
+Unstored = dict[int, Tape | Trajectory]
+"""By member: a running episode, or a finished one that is not stored yet."""
+
+
+async def rollout_group(lease: Lease, *, setup: EpisodeSetup, buffer: ActorBuffer) -> None:
+    """Play every missing member of `lease`, and store, fail or give back each of them.
+
+    If this is cancelled or the engine dies, whole turns are handed in for other actors to continue, and the group is
+    released; no attempt counts as failed, except one during which an engine died before. Raises EngineDied. An
+    unexpected exception is raised too, and leaves the lease to expire, which counts the attempt: a task that kills its
+    actors must not kill all of them.
+    """
+    unstored: Unstored = {}
+    siblings = Siblings(lease)
+    settle_rest: Callable[[Lease, Unstored, ActorBuffer], int] = _give_back
+    try:
+        async with asyncio.TaskGroup() as members:
+            for member, attempt in lease.missing.items():
+                members.create_task(
+                    _play_member(lease, member, attempt, unstored, siblings, setup, buffer),
+                    name=f"member {member} of group {lease.ticket.group_id}, environment {lease.ticket.task.env!r}",
+                )
+    except ExceptionGroup as errors:
+        error = errors.exceptions[0]  # if the engine died, every member raises the same
+        settle_rest = partial(_give_back, death=str(error)) if isinstance(error, EngineDied) else _hand_in
+        raise error from None
+    finally:
+        num_handed_in = await asyncio.shield(asyncio.to_thread(settle_rest, lease, unstored, buffer))
+        setup.episodes.kept_tokens += num_handed_in  # a statement of its own: other groups add during the await
+
+
+def _give_back(lease: Lease, unstored: Unstored, buffer: ActorBuffer, *, death: str = "") -> int:
+    """Hand in the whole turns of all members, then release the group; return the tokens that were sampled here.
+
+    `death` says how the engine died, if it did.
+    """
+    try:
+        return _hand_in(lease, unstored, buffer)
+    finally:
+        buffer.release(lease, death=death)
+
+
+def _hand_in(lease: Lease, unstored: Unstored, buffer: ActorBuffer) -> int:
+    """Hand in the whole turns of all members; return how many of their tokens were sampled here."""
+    num_turns, num_tokens = 0, 0
+    for made in unstored.values():
+        if _store_so_far(lease, made, buffer):
+            num_turns += len(made.turns)
+            num_tokens += _num_sampled_here(lease, made)
+    if unstored:
+        log.info(
+            "group %d is given back: handed in %d whole turns of %d episodes; unfinished turns are lost",
+            lease.ticket.group_id,
+            num_turns,
+            len(unstored),
+        )
+    return num_tokens
+
+
+def _store_so_far(lease: Lease, made: Tape | Trajectory, buffer: ActorBuffer) -> bool:
+    """Store the whole turns of a member; return whether they are stored.
+
+    False if there is no whole turn yet, turns of a parent are not replayed yet, the server has no memory left, or the
+    lease is lost.
+    """
+    if not all(turn.rewards for turn in made.turns) or not made.turns:
+        return False
+    try:
+        result = buffer.insert(lease, made) if isinstance(made, Trajectory) else buffer.hand_in(lease, made.partial())
+    except InvalidTrajectory as error:
+        log.warning("a member of group %d cannot be handed in: %s", lease.ticket.group_id, error)
+        return False
+    return result in (InsertResult.STORED, InsertResult.DUPLICATE)
+
+
+def _num_sampled_here(lease: Lease, made: Tape | Trajectory) -> int:
+    """The sampled tokens of an attempt, without those of the partial that it continues, or of its parent."""
+    identity = made.attempt if isinstance(made, Tape) else made
+    if _resumes(lease, identity.member, identity.attempt):
+        earlier = lease.partials[identity.member].turns
+    else:
+        earlier = made.turns[: made.fork.num_turns] if made.fork else []
+    return _num_sampled(made.turns) - _num_sampled(earlier)
+
+
+def _num_sampled(turns: Iterable[Turn]) -> int:
+    return sum(turn.stop - turn.start for turn in turns)
+
+
+def _resumes(lease: Lease, member: int, attempt: int) -> bool:
+    """Whether the attempt continues a partial; the attempts after it start from the beginning."""
+    return member in lease.partials and attempt == lease.missing[member]
+
+
+async def _play_member(
+    lease: Lease,
+    member: int,
+    attempt: int | None,
+    unstored: Unstored,
+    siblings: Siblings,
+    setup: EpisodeSetup,
+    buffer: ActorBuffer,
+) -> None:
+    """Play one member until it is stored or has no attempt left, or its group has none.
+
+    Waits until the engine serves a policy version that is new enough for the ticket.
+    """
+    with setup.episodes.running():
+        try:
+            await setup.engine.serving(lease.ticket.min_policy_version)
+            while attempt is not None:
+                attempt = await _play_once(lease, member, attempt, unstored, siblings, setup, buffer)
+        except ParentLost:
+            log.info("group %d: member %d is not played: its parent is not stored", lease.ticket.group_id, member)
+        finally:
+            siblings.end(member)
+
+
+async def _play_once(
+    lease: Lease,
+    member: int,
+    attempt: int,
+    unstored: Unstored,
+    siblings: Siblings,
+    setup: EpisodeSetup,
+    buffer: ActorBuffer,
+) -> int | None:
+    """Play and insert one attempt; return the number of the next attempt if it failed without the policy's fault.
+
+    Raises ParentLost.
+    """
+    tape = await _tape(lease, member, attempt, siblings, setup)
+    unstored[member] = tape
+    try:
+        async with fresh_env(setup.envs, tape.attempt.task, timeout_s=setup.allowance.step_timeout_s) as env:
+            trajectory = await rollout(
+                tape,
+                env=env,
+                sampler=setup.engine,
+                tokenizer=setup.tokenizer,
+                action_format=setup.action_format,
+                allowance=setup.allowance,
+                parse=setup.parse,
+            )
+            is_scored = setup.scoring is not None and bool(setup.scoring.parts_for(trajectory))
+            if is_scored:
+                tape.reopen_last_turn()  # without its reward the episode cannot be stored, but its other turns can
+            else:
+                unstored[member] = trajectory
+        if is_scored:
+            with setup.episodes.aside():
+                trajectory = await rewarded(trajectory, tape, scoring=setup.scoring)
+            unstored[member] = trajectory
+        if await _insert(lease, trajectory, setup.inserts, buffer):
+            setup.episodes.kept_tokens += _num_sampled_here(lease, trajectory)
+            siblings.add(trajectory)
+    except EpisodeFailed as failure:
+        del unstored[member]
+        log.warning("%s member %d: %s: %s", lease.ticket.task.task_id, member, failure.outcome.value, failure)
+        return await asyncio.to_thread(
+            buffer.fail, lease, member, attempt=attempt, outcome=failure.outcome, reason=str(failure)
+        )
+    del unstored[member]
+    return None
+
+
+async def _insert(lease: Lease, trajectory: Trajectory, inserts: Inserts, buffer: ActorBuffer) -> bool:
+    """Insert, and retry while the server is full; return False if the lease was lost.
+
+    Raises EpisodeFailed if the buffer refuses the record: then the engine is at fault.
+    """
+    try:
+        while (result := await inserts.insert(buffer, lease, trajectory)) is InsertResult.FULL:
+            log.warning(
+                "Redis has no memory left: retrying to insert group %d member %d in %.1f s",
+                trajectory.group_id,
+                trajectory.member,
+                FULL_RETRY_S,
+            )
+            await asyncio.sleep(FULL_RETRY_S)
+    except InvalidTrajectory as error:
+        raise EpisodeFailed(StopReason.INFRA_ERROR, str(error)) from error
+    return result is not InsertResult.FENCED
+
+
+async def _tape(lease: Lease, member: int, attempt: int, siblings: Siblings, setup: EpisodeSetup) -> Tape:
+    """The tape of an attempt: empty, as a preempted actor left it, or with the first turns of its parent.
+
+    Waits until the parent is stored. Raises ParentLost.
+    """
+    identity = Attempt(
+        run_id=setup.run_id,
+        task=lease.ticket.task,
+        group_id=lease.ticket.group_id,
+        member=member,
+        attempt=attempt,
+        actor=setup.actor,
+        sampling=lease.ticket.sampling,
+        seed=lease.ticket.seed,
+        provenance=setup.provenance,
+    )
+    if _resumes(lease, member, attempt):
+        return resumed_tape(identity, lease.partials[member])
+    if forked := await siblings.parent_of(member):
+        parent, fork = forked
+        return forked_tape(identity, parent, fork)
+    return Tape(attempt=identity)

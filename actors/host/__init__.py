@@ -1,0 +1,1 @@
+"""How an actor joins a run, stays in it and leaves it."""

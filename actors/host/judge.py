@@ -1,0 +1,205 @@
+"""Marks the complete groups of a run, for the parts of `env.rewards` that compare siblings.
+
+`slipstream judge` is a process that does so. It needs Redis and the judges' servers. It has no engine, no environment
+and no tokenizer: actors store what a judge sees. Actors continue meanwhile: a group that waits for its marks has no
+lease of theirs and no place in an engine. If the run's own policy is a judge, each actor does the same beside its
+episodes, and there is no such process.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from slipstream.actors.engine.engine import EngineDied
+from slipstream.actors.host.join import run_config, wait_for_run
+from slipstream.actors.host.pace import Pace
+from slipstream.actors.host.relay import is_over
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import connect, connect_or_explain, connect_shards
+from slipstream.common.process.log import log_to_stderr
+from slipstream.common.process.shutdown import LEAVE_S, Shutdown
+from slipstream.common.records.trajectory import Trajectory
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.group import GroupJudge, read_shown
+from slipstream.envhub.rewards.part import Part, actors_judge, book_on, check_keys, group_parts, reward_parts
+from slipstream.replay.buffer.judge_buffer import JudgeBuffer, Judging
+from slipstream.replay.fleet.fleet import Fleet
+from slipstream.replay.fleet.judge_account import JudgeAccount
+from slipstream.replay.records.verdict import Marks, Verdict
+
+MAX_GROUPS = 32  # judged at a time by a process; `max_concurrent` of a judge limits the requests
+POLL_S = 0.2
+RENEW_S = 1.0
+RETRY_S = 10.0  # after a judging that failed, with all the attempts of its requests
+
+log = logging.getLogger(__name__)
+
+Compared = list[tuple[Part, GroupJudge]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeSetup:
+    """What a judge process works with, or an actor that judges."""
+
+    name: str
+    buffers: Sequence[JudgeBuffer]  # one for each shard
+    parts: dict[str, Compared]  # by `Task.env`
+    retry_s: float = RETRY_S
+    pace: Pace = field(default_factory=Pace)
+    may_judge: Callable[[int], bool] = lambda oldest: True
+    """Whether it can judge one more group now, whose oldest allowed policy version this is."""
+
+
+def judge(config: Config) -> int:
+    """Judge groups until the run is over or a signal asks to leave; return the exit code. Raises ConfigError."""
+    log_to_stderr()
+    if not config.redis.url:
+        raise ConfigError("`redis.url` is empty; set it to the run's Redis server, as in redis.url=redis://host:6379")
+    connect_or_explain(config.redis.url).close()
+    shutdown = Shutdown()
+    fleet = Fleet(connect(config.redis.url, ending=shutdown.requested), config.run.name)
+    with shutdown.nothing_to_lose():
+        facts = wait_for_run(fleet, config.actors.join_timeout_s)
+        run = run_config(facts)
+        all_parts = reward_parts(run.env.entries())
+        if actors_judge(all_parts.values()):
+            raise ConfigError(
+                f"the actors of run {run.run.name!r} judge its groups, as the run's own policy is one of the judges "
+                "(`url: actors`); start `slipstream actors` instead"
+            )
+        check_keys(all_parts, of_groups=True)
+    book_on(JudgeAccount(connect(config.redis.url, ending=shutdown.requested), run.run.name).add, all_parts.values())
+    parts = {env: group_parts(of_env) for env, of_env in all_parts.items()}
+    shards = connect_shards(config.redis.url, run.redis.shards, ending=shutdown.requested)
+    setup = JudgeSetup(
+        # With a random part: containers may have the same host name and the same process ids.
+        name=f"judge-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        buffers=[
+            JudgeBuffer(client, run.run.name, run.replay, vocab_size=facts.vocab_size, shard=shard)
+            for shard, client in enumerate(shards)
+        ],
+        parts=parts,
+    )
+    # Groups from before a resume with other rewards become ready without marks.
+    if not any(parts.values()) and not any_waits(setup):
+        raise ConfigError(
+            f"run {run.run.name!r} has no judge of whole groups, so there is nothing to do; a part of `env.rewards` is "
+            "one if it is a judge or a panel with `compare: listwise` or `compare: pairwise`"
+        )
+    shutdown.end_within(LEAVE_S)
+    asyncio.run(keep_judging(setup, is_done=lambda: shutdown.requested.is_set() or is_over(fleet)))
+    return shutdown.exit_code
+
+
+def any_waits(setup: JudgeSetup) -> bool:
+    """Return whether a group waits for a judge. An actor's role may not read the books, so this leases one."""
+    for buffer in setup.buffers:
+        leased = buffer.lease(setup.name)
+        if leased is not None:
+            buffer.release(leased)
+            return True
+    return False
+
+
+async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> None:
+    """Judge groups until `is_done`, several at a time.
+
+    Consumes complete groups that wait for a judge, and waits for the judges. Produces verdicts, each of which makes a
+    group ready. A group is given back if this ends or is cancelled before its verdict: no judging counts as failed,
+    except one in which the engine of the run's own policy died. Raises RedisAway, and that EngineDied.
+    """
+    judging: dict[asyncio.Task[None], tuple[JudgeBuffer, Judging]] = {}
+    renewing = asyncio.create_task(_keep_renewing(setup, judging))
+    oldest = 0  # allowed version of the group that was seen last: those after it are seldom older
+    try:
+        while not await asyncio.to_thread(is_done):
+            for buffer in setup.buffers:
+                while len(judging) < MAX_GROUPS and setup.may_judge(oldest):
+                    leased = await _leased(buffer, setup.name)
+                    if leased is None:
+                        break
+                    oldest = leased.ticket.min_policy_version
+                    if not setup.may_judge(oldest):
+                        await asyncio.to_thread(buffer.release, leased)
+                        break
+                    judging[asyncio.create_task(_judge(setup, buffer, leased))] = (buffer, leased)
+            await asyncio.sleep(setup.pace.every(POLL_S))
+            for task in [task for task in judging if task.done()]:
+                if not task.cancelled():
+                    task.result()  # if it raises, the group is still among those that are given back
+                del judging[task]
+            if renewing.done():
+                renewing.result()
+    finally:
+        for task in (renewing, *judging):
+            task.cancel()
+        await asyncio.gather(renewing, *judging, return_exceptions=True)
+        for task, (buffer, leased) in judging.items():
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, EngineDied):  # a group that kills its judges must not kill all of them
+                await asyncio.to_thread(buffer.fail, leased, wait_s=0, reason=str(error))
+            else:
+                await asyncio.to_thread(buffer.release, leased)
+
+
+async def _leased(buffer: JudgeBuffer, judge: str) -> Judging | None:
+    """Lease a group; if this is cancelled meanwhile, give it back."""
+    leasing = asyncio.create_task(asyncio.to_thread(buffer.lease, judge))
+    try:
+        return await asyncio.shield(leasing)
+    except asyncio.CancelledError:
+        if leased := await leasing:
+            await asyncio.to_thread(buffer.release, leased)
+        raise
+
+
+async def _judge(setup: JudgeSetup, buffer: JudgeBuffer, leased: Judging) -> None:
+    """Store a verdict on one group, or report that the judging failed."""
+    group_id = leased.ticket.group_id
+    try:
+        verdict = await verdict_of(leased.trajectories, setup.parts.get(leased.ticket.task.env, []), judge=setup.name)
+    except EnvError as error:
+        is_repeated = await asyncio.to_thread(buffer.fail, leased, wait_s=setup.retry_s, reason=str(error))
+        then = f"again in {setup.retry_s:g} s" if is_repeated else "for the last time: the group is dropped"
+        log.warning("group %d could not be judged, %s: %s", group_id, then, error)
+        return
+    result = await asyncio.to_thread(buffer.store, leased, verdict)
+    log.info("group %d is judged: %s", group_id, result.value)
+
+
+async def verdict_of(trajectories: Sequence[Trajectory], parts: Compared, *, judge: str) -> Verdict:
+    """Return what `parts` give each member of a group. Raises EnvError, with the key of the part, if one fails."""
+    members = [Marks(values={}, rewards={}) for _ in trajectories]
+    if not parts:
+        return Verdict(judge=judge, members=members)
+    shown = [read_shown(trajectory) for trajectory in trajectories]
+    for part, compare in parts:
+        try:
+            marks = await compare(shown)
+        except EnvError as error:
+            raise EnvError(f"`{part.key}`: {error}") from error
+        for trajectory, member, mark in zip(trajectories, members, marks, strict=True):
+            if part.name in trajectory.turns[-1].rewards or part.name in trajectory.part_values:
+                raise EnvError(f"`{part.key}`: the environment has a reward of this name; choose another name")
+            value = part.limited(mark.value)
+            member.values[part.name] = value
+            member.values.update({f"{part.name}_{name}": other for name, other in mark.beside.items()})
+            member.rewards[part.name] = part.weight * value
+    return Verdict(judge=judge, members=members)
+
+
+async def _keep_renewing(setup: JudgeSetup, judging: dict[asyncio.Task[None], tuple[JudgeBuffer, Judging]]) -> None:
+    """Renew the leases; end the work on groups whose lease was lost: another judge may have them already."""
+    while True:
+        for buffer in setup.buffers:
+            mine = {task: leased for task, (of, leased) in judging.items() if of is buffer}
+            valid_ids = await asyncio.to_thread(buffer.renew, setup.name, list(mine.values())) if mine else set()
+            for task, leased in mine.items():
+                if leased.ticket.group_id not in valid_ids:
+                    task.cancel()
+        await asyncio.sleep(setup.pace.every(RENEW_S))

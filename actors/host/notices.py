@@ -1,0 +1,220 @@
+"""Asks the cloud's metadata service whether this host will be taken away.
+
+    aws    interruption, two minutes ahead; a rebalance recommendation is only a hint, and is only logged
+           https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+    gcp    preemption, 30 s ahead, and maintenance that ends the host, 60 s ahead or, with GPUs, an hour
+           https://cloud.google.com/compute/docs/instances/create-use-spot
+    azure  preemption, 30 s ahead, and deletion, 5 minutes ahead
+           https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
+
+Kubernetes and Slurm send SIGTERM instead.
+"""
+
+import contextlib
+import http.client
+import logging
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from slipstream.common.process.shutdown import Shutdown
+from slipstream.common.process.wire import MALFORMED
+
+POLL_S = 2.0
+TIMEOUT_S = 2.0  # the service is on the host's own network, and answers in milliseconds
+WAIT_S = 5  # GCP answers a request when the value changes, or after this long
+TOKEN_TTL_S = 21_600  # the longest that AWS allows
+TOKEN = rb"[!-~]{1,4096}"
+MAX_ANSWER_BYTES = 64 << 10
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class MetadataError(RuntimeError):
+    """The metadata service did not answer, or its answer is malformed; it is asked again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """An announcement of the cloud about this host."""
+
+    text: str  # for people
+    is_final: bool  # the host will be taken away; otherwise it may be
+
+
+class _Denied(MetadataError):
+    """Status 401: the token is missing or has expired."""
+
+
+class Aws:
+    """AWS: its IMDSv2 wants a token with each request; status 404 means that there is no notice."""
+
+    def __init__(self, url: str) -> None:
+        self._url = (url or "http://169.254.169.254") + "/latest"
+        self._token = ""
+
+    def look(self) -> list[Notice]:
+        """The current notices. Like `look` of the other clouds it blocks for seconds at most. Raises MetadataError."""
+        action = self._ask("/meta-data/spot/instance-action")
+        if action is not None:
+            announced = _decoded(action, _InstanceAction)
+            return [Notice(text=f"AWS will {announced.action} this host at {announced.time}", is_final=True)]
+        recommendation = self._ask("/meta-data/events/recommendations/rebalance")
+        if recommendation is not None:
+            at = _decoded(recommendation, _Rebalance).noticeTime
+            return [Notice(text=f"AWS announced at {at} that it may soon interrupt this host", is_final=False)]
+        return []
+
+    def _ask(self, path: str) -> bytes | None:
+        if not self._token:
+            self._refresh_token()
+        try:
+            return self._get(path)
+        except _Denied:
+            self._refresh_token()
+            return self._get(path)
+
+    def _get(self, path: str) -> bytes | None:
+        return _asked(self._url + path, headers={"X-aws-ec2-metadata-token": self._token})
+
+    def _refresh_token(self) -> None:
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
+        answer = _asked(self._url + "/api/token", headers=headers, method="PUT") or b""
+        if not re.fullmatch(TOKEN, token := answer.strip()):  # a request could not carry it
+            raise MetadataError(f"{self._url}/api/token answered without a token: {answer[:200]!r}")
+        self._token = token.decode()
+
+
+class Gcp:
+    """GCP: its service answers when the value changes, so that a preemption is known at once."""
+
+    def __init__(self, url: str) -> None:
+        self._url = (url or "http://metadata.google.internal") + "/computeMetadata/v1/instance/"
+
+    def look(self) -> list[Notice]:
+        # Always asked first: GCP warns only hosts that have asked for it recently.
+        if self._ask("maintenance-event") == b"TERMINATE_ON_HOST_MAINTENANCE":
+            return [Notice(text="GCP will end this host for maintenance", is_final=True)]
+        if self._ask(f"preempted?wait_for_change=true&timeout_sec={WAIT_S}", wait_s=WAIT_S) == b"TRUE":
+            return [Notice(text="GCP preempts this host", is_final=True)]
+        return []
+
+    def _ask(self, path: str, *, wait_s: float = 0.0) -> bytes:
+        answer = _asked(self._url + path, headers={"Metadata-Flavor": "Google"}, wait_s=wait_s)
+        if answer is None:
+            raise MetadataError(f"{self._url}{path} does not exist")
+        return answer.strip()
+
+
+class Azure:
+    """Azure: its service lists the events of all hosts of a set; only those of this host count."""
+
+    def __init__(self, url: str) -> None:
+        self._url = (url or "http://169.254.169.254") + "/metadata"
+        self._name = ""
+
+    def look(self) -> list[Notice]:
+        if not self._name:
+            self._name = (
+                self._ask("/instance/compute/name?api-version=2021-02-01&format=text").decode(errors="replace").strip()
+            )
+        document = _decoded(self._ask("/scheduledevents?api-version=2020-07-01"), _ScheduledEvents)
+        return [
+            Notice(text=f"Azure: {event.EventType} of this host, not before {event.NotBefore or 'now'}", is_final=True)
+            for event in document.Events
+            if event.EventType in ("Preempt", "Terminate") and self._name in event.Resources
+        ]
+
+    def _ask(self, path: str) -> bytes:
+        answer = _asked(self._url + path, headers={"Metadata": "true"})
+        if answer is None:
+            raise MetadataError(f"{self._url}{path} does not exist")
+        return answer
+
+
+CLOUDS: dict[str, type[Aws | Gcp | Azure]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
+
+
+def watch_notices(cloud: str, url: str, shutdown: Shutdown) -> None:
+    """Start a thread that sets `shutdown` when the cloud announces that this host will be taken away.
+
+    `url` is the address of the metadata service, "" for the cloud's standard one. The thread asks until `shutdown` is
+    set. Each new notice or failure of the service is logged once.
+    """
+    metadata = CLOUDS[cloud](url.rstrip("/"))
+    threading.Thread(target=_watch, args=[metadata, shutdown], name="notices", daemon=True).start()
+
+
+def _watch(metadata: Aws | Gcp | Azure, shutdown: Shutdown) -> None:
+    last_logged = ""
+    while not shutdown.requested.is_set():
+        text, is_final = "", False
+        try:
+            for notice in metadata.look():
+                text, is_final = notice.text, notice.is_final
+                if is_final:
+                    break
+        except MetadataError as error:
+            text = f"notices of the cloud do not arrive: {error}"
+        if text and text != last_logged:
+            log.warning("%s", text)
+            last_logged = text
+        if is_final:
+            shutdown.notice()
+        shutdown.requested.wait(POLL_S)
+
+
+class _InstanceAction(msgspec.Struct, frozen=True, kw_only=True):
+    action: str  # terminate, stop or hibernate
+    time: str
+
+
+class _Rebalance(msgspec.Struct, frozen=True, kw_only=True):
+    noticeTime: str
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    EventType: str
+    Resources: list[str]
+    NotBefore: str
+
+
+class _ScheduledEvents(msgspec.Struct, frozen=True, kw_only=True):
+    Events: list[_Event]
+
+
+def _decoded(answer: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except MALFORMED as error:
+        raise MetadataError(f"malformed answer {answer[:200]!r} of the metadata service: {error}") from error
+
+
+# No proxy: only this host can connect to the service.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _asked(url: str, *, headers: Mapping[str, str], method: str = "GET", wait_s: float = 0.0) -> bytes | None:
+    """The body of the answer; None for status 404. Raises MetadataError."""
+    request = urllib.request.Request(url, headers=dict(headers), method=method)
+    try:
+        with contextlib.closing(_OPENER.open(request, timeout=TIMEOUT_S + wait_s)) as answer:
+            body: bytes = answer.read(MAX_ANSWER_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.NOT_FOUND:
+            return None
+        failure = _Denied if error.code == http.HTTPStatus.UNAUTHORIZED else MetadataError
+        raise failure(f"{url} answered with status {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise MetadataError(f"{url} does not answer: {error}") from error
+    if len(body) > MAX_ANSWER_BYTES:
+        raise MetadataError(f"{url} answered with more than {MAX_ANSWER_BYTES} bytes")
+    return body

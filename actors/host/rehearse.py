@@ -1,0 +1,150 @@
+"""Renders the first messages of every environment, and of a judge that is the policy, before an engine starts.
+
+A chat template may refuse system messages, or two messages of a user in a row. Without this check, every attempt at
+every task would fail.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from jinja2 import TemplateError
+
+from slipstream.actors.episode.answer import Boundary, answer
+from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env, with_instructions
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Task
+from slipstream.common.text.action_format import ACT, ToolCalls, format_of, marks_of
+from slipstream.common.text.chat import Chat, ChatRules
+from slipstream.common.text.codec import encoder
+from slipstream.envhub.catalogue import DRIVING
+from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.rewards.part import own_judges, reward_parts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+
+def check_template(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raise ConfigError if the chat template refuses the conversation of an environment, or the prompt of a judge.
+
+    An environment that cannot start is only logged: its episodes report and count the failure.
+    """
+    _check_judges(run, tokenizer)
+    for label, part in run.env.entries().items():
+        if part.name in DRIVING:
+            for key, off in (("show_admissible", False), ("enforce_admissible", False), ("max_invalid_turns", 0)):
+                if getattr(run.env, key) != off:
+                    raise ConfigError(
+                        f"`env.{key}` must be {str(off).lower()} for `env.name` {part.name}: it plays its episodes "
+                        "itself"
+                    )
+            continue  # it renders its prompts itself
+        try:
+            first, possible = asyncio.run(_first_observation(run, label))
+        except (EnvError, EpisodeFailed) as error:
+            log.warning("environment %s did not start, so its first prompt is not checked: %s", label, error)
+            continue
+        _check(run, part.name, first, tokenizer)
+        if run.env.enforce_admissible:
+            _check_enforced(run, first, possible, tokenizer)
+
+
+def _check_judges(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raise ConfigError if the run's own policy is a judge, and its template or context has no room for a rubric."""
+    for part in (part for of_env in reward_parts(run.env.entries()).values() for part in of_env):
+        for judge in own_judges(part):
+            messages = (Message("system", judge.rubric.instructions), Message("user", "a"))
+            try:
+                num_tokens = len(Chat(tokenizer, rules=ChatRules.of(run.model)).open(messages))
+            except (TemplateError, TypeError, ValueError) as error:
+                raise _refused(run, tokenizer, f"the prompt of the judge `{part.key}`", messages, error) from error
+            if num_tokens >= run.model.max_tokens:
+                raise ConfigError(
+                    f"`{part.key}.rubric` must be shorter than `model.max_tokens` = {run.model.max_tokens}, got a "
+                    f"prompt of {num_tokens} tokens without an episode; shorten it, or raise `model.max_tokens`"
+                )
+
+
+async def _first_observation(run: Config, label: str) -> tuple[Observation, list[str]]:
+    """The first observation of the first train task of an environment, and what is possible in it, if that matters.
+
+    Raises EnvError, EpisodeFailed.
+    """
+    task, timeout_s = Task(env=label, split="train", index=0), run.env.step_timeout_s
+    async with fresh_env(run.env.entries(), task, timeout_s=timeout_s) as env:
+        observation: Observation = await answer(partial(env.reset, task), timeout_s=timeout_s)  # type: ignore[union-attr]
+        possible = list[str]()
+        for key in ("show_admissible", "enforce_admissible"):
+            if getattr(run.env, key):
+                with Boundary():
+                    possible = list(map(str, env.admissible() or ()))  # type: ignore[union-attr]
+                if not possible:
+                    raise ConfigError(
+                        f"`env.{key}` must be false for `env.name` {run.env.entries()[label].name}: it does not list "
+                        "its actions"
+                    )
+        return observation, possible
+
+
+def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTokenizerBase") -> None:
+    action_format, chat = format_of(run.env), Chat(tokenizer, rules=ChatRules.of(run.model))
+    messages = with_instructions(tuple(first.messages), action_format)
+    calls = isinstance(action_format, ToolCalls)
+    tools = (first.tools or (ACT,)) if calls else ()
+    result = Message("tool" if calls else "user", "b")
+    try:
+        if calls and chat.open(messages) == chat.open(messages, tools=tools):
+            raise ConfigError(
+                f"the chat template in {tokenizer.name_or_path} does not show tools, which `env.action_format` tools "
+                "needs; choose a model that calls tools, or another format"
+            )
+        chat.open(messages, tools=tools)
+        chat.reply(encoder(tokenizer)("a"))
+        chat.extend((result,))
+    except ConfigError:
+        raise
+    except (TemplateError, TypeError, ValueError) as error:  # TypeError: a template that misses a field of a message
+        spoken = (*messages, Message("assistant", "a"), result)
+        raise _refused(run, tokenizer, f"the conversation of `env.name` {name}", spoken, error) from error
+
+
+def _refused(
+    run: Config, tokenizer: "PreTrainedTokenizerBase", what: str, messages: Sequence[Message], error: Exception
+) -> ConfigError:
+    cure = "choose a model whose template accepts it"
+    if run.model.roles != "alternate":
+        cure = f"set model.roles=alternate, or {cure}"
+    return ConfigError(
+        f"the chat template in {tokenizer.name_or_path} refuses {what}, whose roles are "
+        f"{', '.join(message.role for message in messages)}: {error}; {cure}"
+    )
+
+
+def _check_enforced(run: Config, first: Observation, possible: list[str], tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raise ConfigError if an action that is `possible` at first could not be a valid reply."""
+    action_format, chat = format_of(run.env), Chat(tokenizer, rules=ChatRules.of(run.model))
+    chat.open(with_instructions(tuple(first.messages), action_format))
+    encode, most = encoder(tokenizer), run.sampling.max_turn_tokens
+    marks = marks_of(action_format)
+    is_alone = marks is not None and not marks.opening.strip()
+    for action in possible:
+        tokens = encode(action_format.write(action))
+        if len(tokens) >= most:
+            raise ConfigError(
+                f"`sampling.max_turn_tokens` must be above {len(tokens)} with env.enforce_admissible, got {most}: the "
+                f"action {action!r:.100} has so many tokens, and its end is one more"
+            )
+        chat.reply(tokens)
+        if is_alone and not action_format.parse(chat.answer).valid:
+            raise ConfigError(
+                f"`env.enforce_admissible` must be false with `env.action_format` {run.env.action_format} and this "
+                "chat template: its prompt opens a thought, in which no action counts; choose a format with marks, "
+                "such as action_tag, or turn the thought off in model.template_arguments"
+            )

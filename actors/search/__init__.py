@@ -1,0 +1,1 @@
+"""How a tree of attempts is searched, without a run."""

@@ -1,0 +1,1 @@
+"""How the weights of a version arrive, and from where."""

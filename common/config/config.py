@@ -1,0 +1,388 @@
+"""The configuration: dataclasses, one YAML file of differences, and `a.b=c` overrides.
+
+Only `load_config` uses OmegaConf; all other code gets plain dataclasses, and each component gets only its own section.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from slipstream.common.config.actors_config import ActorsConfig
+from slipstream.common.config.config_merge import check_presets, merged
+from slipstream.common.config.env_config import MAX_PAIRED, TOOLS, EnvConfig
+from slipstream.common.config.learner_config import (
+    EvalConfig,
+    LearnerConfig,
+    OptimConfig,
+    WarmStartConfig,
+    WeightsConfig,
+)
+from slipstream.common.config.model_config import ModelConfig
+from slipstream.common.config.objective_config import BATCH_SHRUNK, ObjectiveConfig
+from slipstream.common.config.replay_config import ReplayConfig, SamplingConfig
+from slipstream.common.process.config_error import ConfigError, require
+from slipstream.common.process.yaml_file import reason
+
+RECIPES = Path(__file__).parents[2] / "conf"  # in the repository, and beside the packages of a wheel
+# Not sections, although they look like some: their keys are options of these verbs.
+OPTIONS_OF = {"launch": "launch", "fit": "sft", "collect": "collect", "env_server": "envs serve"}
+
+
+@dataclass(kw_only=True, slots=True)
+class RunConfig:
+    name: str = "run"  # the directory under `root`, and a part of every Redis key
+    root: str = "runs"  # the folder of all run directories
+    seed: int = 0  # for the model, the order of tasks, and the sampling of every member
+    rerun_of: str = ""  # the run under `root` whose archive the learner trains on; empty: train on actors' trajectories
+
+    def __post_init__(self) -> None:
+        require(
+            re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name) is not None,
+            "run.name",
+            "1 to 64 letters, digits, '.', '_' or '-'",
+            self.name,
+            "choose another name",
+        )
+        require(0 <= self.seed < 1 << 63, "run.seed", ">= 0 and < 2**63", self.seed, "choose a smaller one")
+        require(
+            self.rerun_of != self.name,
+            "run.rerun_of",
+            "another run than run.name",
+            self.rerun_of,
+            "choose another run.name",
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class RedisConfig:
+    url: str = ""  # redis://host:port or another form of docs/running.md; empty: `slipstream up` starts a server
+    shards: list[str] = field(default_factory=list)  # more servers for groups, without passwords; '' is `url` again
+
+    def __post_init__(self) -> None:
+        require(
+            not any("@" in shard for shard in self.shards),
+            "redis.shards",
+            "URLs without user and password",
+            f"{len(self.shards)} URLs",
+            "user and password of redis.url are used for all",
+        )
+
+    @property
+    def num_shards(self) -> int:
+        """The number of servers, or of hash slots, over which groups are distributed."""
+        return 1 + len(self.shards)
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    """The configuration of a run."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    redis: RedisConfig = field(default_factory=RedisConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    actors: ActorsConfig = field(default_factory=ActorsConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+
+
+def check_sections(config: Config) -> None:
+    """Run the checks that need two sections. Raises ConfigError."""
+    _check_turns(config)
+    _check_reward_model(config)
+    _check_judges(config)
+    num_envs = len(config.env.entries())
+    require(
+        not config.eval.num_tasks or config.eval.num_tasks >= num_envs,
+        "eval.num_tasks",
+        f"0, or >= {num_envs}, the number of environments in env.mixture",
+        config.eval.num_tasks,
+        "an evaluation plays tasks of each",
+    )
+    replay, learner = config.replay, config.learner
+    slowest_lag = replay.target_lag + (learner.publish_every - 1) + (replay.max_uses - 1)
+    require(
+        replay.max_lag >= slowest_lag,
+        "replay.max_lag",
+        f">= replay.target_lag + learner.publish_every + replay.max_uses - 2 = {slowest_lag}",
+        replay.max_lag,
+        "a lower value would leave out tokens that these settings allow",
+    )
+    kept_bytes = 4 * config.sampling.top_k * config.model.max_tokens
+    require(
+        kept_bytes <= replay.max_trajectory_bytes // 2,
+        "sampling.top_k",
+        f"at most replay.max_trajectory_bytes / 8 / model.max_tokens = "
+        f"{replay.max_trajectory_bytes // 8 // config.model.max_tokens}",
+        config.sampling.top_k,
+        "an episode records the kept set of every token; or raise replay.max_trajectory_bytes",
+    )
+    _check_groups(config)
+    num_shards = config.redis.num_shards
+    require(
+        num_shards == 1 or not config.env.counts_visits,
+        "redis.shards",
+        "empty with a part run_novelty in env.rewards",
+        f"{num_shards - 1} more servers",
+        "each server would count the groups that it stores alone",
+    )
+    require(
+        replay.groups_per_step % num_shards == 0,
+        "replay.groups_per_step",
+        f"a multiple of {num_shards}",
+        replay.groups_per_step,
+        "a step takes the same number from each shard",
+    )
+    require(
+        learner.micro_batch_tokens >= config.model.max_tokens,
+        "learner.micro_batch_tokens",
+        f">= model.max_tokens = {config.model.max_tokens}",
+        learner.micro_batch_tokens,
+        "the longest episode must fit into one forward pass",
+    )
+
+
+def _check_groups(config: Config) -> None:
+    """Raise ConfigError unless the objective can compare the members of a group as they are played."""
+    replay = config.replay
+    require(
+        replay.group_size >= 2 or not config.objective.compares_siblings,
+        "replay.group_size",
+        f">= 2 with objective.advantage {config.objective.advantage}",
+        replay.group_size,
+        "it compares the members of a group; gae and reinforce_pp do not",
+    )
+    alone = config.objective.advantage in (*BATCH_SHRUNK, "reinforce_pp")
+    require(
+        replay.group_size * replay.groups_per_step >= 2 or not alone,
+        "replay.groups_per_step",
+        f">= 2 with objective.advantage {config.objective.advantage} and replay.group_size 1",
+        replay.groups_per_step,
+        "it compares an attempt with the others of its step",
+    )
+    require(
+        replay.num_trees == 0 or not config.env.counts_visits,
+        "replay.num_trees",
+        "0 with a part run_novelty in env.rewards",
+        replay.num_trees,
+        "the bonus of a turn depends on when it is given, so attempts that share the turn would differ in it",
+    )
+    require(
+        replay.screen_size == 0 or config.objective.compares_returns_alone,
+        "replay.screen_size",
+        f"0 with this objective (advantage {config.objective.advantage}, allocation {config.objective.allocation})",
+        replay.screen_size,
+        "it may learn from attempts that earned the same; group_standardised compares their returns alone",
+    )
+    require(
+        replay.num_trees == 0 or replay.max_fork_turn < config.env.max_turns,
+        "replay.max_fork_turn",
+        f"< env.max_turns = {config.env.max_turns} with replay.num_trees",
+        replay.max_fork_turn,
+        "a fork has a turn of its own",
+    )
+
+
+def _check_reward_model(config: Config) -> None:
+    """Raise ConfigError if a part of a reward has the name of the reward that the learner adds."""
+    for label, entry in config.env.entries().items():
+        require(
+            not config.objective.reward_model or "reward_model" not in entry.rewards,
+            "objective.reward_model",
+            f"empty with a part `reward_model` of {label}",
+            config.objective.reward_model,
+            "the learner's score would replace that part; leave one of them out, or give the part another name",
+        )
+
+
+def _check_judges(config: Config) -> None:
+    """Raise ConfigError unless groups can be judged as a whole as `env.rewards` says."""
+    replay, comparisons = config.replay, config.env.comparisons()
+    require(
+        not (replay.screen_size and comparisons),
+        "replay.screen_size",
+        f"0 with a judge of whole groups, as in {', '.join(comparisons)}",
+        replay.screen_size,
+        "a screen compares the returns before the judge has marked them",
+    )
+    for key, compare in comparisons.items():
+        require(
+            compare != "pairwise" or 2 <= replay.group_size <= MAX_PAIRED,
+            f"{key}.compare",
+            f"listwise with replay.group_size = {replay.group_size}",
+            compare,
+            f"pairwise needs 2 to {MAX_PAIRED} members: it asks twice about each two",
+        )
+
+
+def _check_turns(config: Config) -> None:
+    """Raise ConfigError unless turns fit into the context, and their format into the rest."""
+    require(
+        config.sampling.max_turn_tokens < config.model.max_tokens,
+        "sampling.max_turn_tokens",
+        f"< model.max_tokens = {config.model.max_tokens}",
+        config.sampling.max_turn_tokens,
+        "a turn must fit into the context",
+    )
+    require(
+        config.model.context == "stop" or 4 * config.sampling.max_turn_tokens <= config.model.max_tokens,
+        "sampling.max_turn_tokens",
+        f"at most model.max_tokens / 4 = {config.model.max_tokens // 4} with model.context={config.model.context}",
+        config.sampling.max_turn_tokens,
+        "prompts take up to three quarters of the context then",
+    )
+    require(
+        not (config.sampling.max_thought_tokens and config.env.enforce_admissible),
+        "sampling.max_thought_tokens",
+        "0 with env.enforce_admissible",
+        config.sampling.max_thought_tokens,
+        "there the free part of a reply ends at the mark of an action",
+    )
+    if config.env.action_format == TOOLS:
+        require(
+            config.model.tool_parser != "",
+            "model.tool_parser",
+            "a parser of vLLM with env.action_format=tools",
+            "",
+            "hermes reads the calls of Qwen2.5 and Qwen3; docs/agents.md names others",
+        )
+        require(
+            config.warm_start.episodes == 0,
+            "warm_start.episodes",
+            "0 with env.action_format=tools",
+            config.warm_start.episodes,
+            "an expert writes actions as text; begin with a model that calls tools",
+        )
+
+
+def config_file(name: str) -> Path:
+    """The config file of that path or, as a second choice, of the installed `conf/`: then from any folder.
+
+    Raises ConfigError.
+    """
+    for path in (Path(name), RECIPES / name.removeprefix("conf/")):
+        if path.is_file():
+            return path
+    raise ConfigError(f"no config file at {name}; those that come with Slipstream are in {RECIPES}")
+
+
+def load_config(
+    path: str | None, overrides: list[str], *, presets: Sequence[str | Mapping[str, object]] = ()
+) -> Config:
+    """Return the configuration of YAML file `path` (None for the defaults) with `overrides` applied.
+
+    `presets` are more differences, each a file or sections with their keys; each one overrides those before it.
+
+    Raises ConfigError for a missing file, an unknown key (the message suggests the nearest known one), a value of the
+    wrong type or out of range, and sections that contradict each other. The message names the files if these alone are
+    wrong.
+    """
+    try:
+        return _loaded(path, overrides, presets)
+    except ConfigError as error:
+        files = [file for file in (path, *presets) if isinstance(file, str)]
+        if any(file in str(error) for file in files) or not _is_of_files(str(error), files):
+            raise
+        raise ConfigError(f"{error} (in {' and '.join(files)})") from None
+
+
+def _is_of_files(message: str, files: Sequence[str]) -> bool:
+    """Whether the files alone fail with `message`."""
+    try:
+        _loaded(None, [], files)
+    except ConfigError as error:
+        return str(error) == message
+    return False
+
+
+def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapping[str, object]]) -> Config:
+    structured = OmegaConf.structured(Config)
+    check_presets([file for file in (path, *presets) if isinstance(file, str)])
+    try:
+        for preset in [*([path] if path is not None else []), *presets]:
+            changes = OmegaConf.load(config_file(preset)) if isinstance(preset, str) else OmegaConf.create(dict(preset))
+            structured = merged(structured, changes)
+        structured = merged(structured, OmegaConf.from_dotlist(overrides))
+        config = OmegaConf.to_object(structured)
+    except ConfigKeyError as error:
+        raise ConfigError(_unknown_key(str(error.full_key), overrides)) from None
+    except ValidationError as error:
+        message = str(error).splitlines()[0]
+        is_section = "is not a subclass" in message
+        of_section = (
+            "set a key of the section, as in env.name=shop; a preset is a file, such as conf/objective/gspo.yaml"
+        )
+        of_key = "give the key a value of that type, or remove it; `slipstream --help` lists every key"
+        where = error.full_key or " ".join(overrides) or path
+        raise ConfigError(f"`{where}`: {message}; {of_section if is_section else of_key}") from None
+    except OmegaConfBaseException as error:
+        where = error.full_key or " ".join(overrides) or path
+        raise ConfigError(f"`{where}`: {str(error).splitlines()[0]}; correct it") from None
+    except (yaml.YAMLError, OSError, TypeError, UnicodeError, RecursionError) as error:  # TypeError: a list of sections
+        files = [file for file in (path, *presets) if isinstance(file, str)]
+        where = " and ".join(files) or " ".join(overrides)
+        raise ConfigError(f"cannot read {where}: {reason(error)}; correct it") from None
+    assert isinstance(config, Config)
+    check_sections(config)
+    return config
+
+
+def differences(before: Config, now: Config) -> list[str]:
+    """Every setting that differs between two configurations, as `section.key: before -> now`."""
+    pairs = ((path, value_of(before, path), value_of(now, path)) for path in key_paths())
+    return [f"{path}: {old!r} -> {new!r}" for path, old, new in pairs if old != new]
+
+
+def value_of(config: Config, path: str) -> object:
+    """The value of the setting `path`, as `section.key`."""
+    value: object = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def dump_config(config: Config) -> str:
+    """The whole configuration as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def key_paths(section: type = Config, prefix: str = "") -> list[str]:
+    """All keys, each as `section.key`."""
+    paths = []
+    for item in dataclasses.fields(section):
+        if dataclasses.is_dataclass(item.type):
+            assert isinstance(item.type, type)
+            paths += key_paths(item.type, f"{prefix}{item.name}.")
+        else:
+            paths.append(prefix + item.name)
+    return paths
+
+
+def _unknown_key(key: str, overrides: list[str]) -> str:
+    if key in OPTIONS_OF:
+        names = [text.partition("=")[0].partition(".")[2] for text in overrides if text.startswith(f"{key}.")]
+        options = " ".join(f"--{name.replace('_', '-')}" for name in names) or "--help"
+        return f"`{key}` is no section: its keys are options of a verb; use `slipstream {OPTIONS_OF[key]} {options}`"
+    sections = [item.name for item in dataclasses.fields(Config)]
+    if key in sections:  # as in run.=1
+        first = next(path for path in key_paths() if path.startswith(f"{key}."))
+        return f"`{key}.` has no key after its dot; name one, such as `{first}`; `slipstream --help` lists every key"
+    known = [path for path in key_paths() if "." in key] or sections
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    same_leaf = [path for path in key_paths() if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    suggestion = (same_leaf or near or [""])[0]
+    hint = f"; did you mean `{suggestion}`?" if suggestion else "; `slipstream --help` lists every key"
+    return f"unknown config key `{key}`{hint}"

@@ -1,0 +1,47 @@
+"""Merges files and single settings into a configuration."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from slipstream.common.process.config_error import ConfigError
+
+
+def check_presets(files: Sequence[str]) -> None:
+    """Raise ConfigError for two presets of the objective: what only the first one sets would remain."""
+    objectives = [file for file in files if Path(file).parent.parts[-2:] == ("conf", "objective")]
+    if len(objectives) > 1:
+        raise ConfigError(
+            f"{' and '.join(objectives)} are presets of the whole objective, and what only one of them sets would "
+            "remain in the other; give one, and set single keys as in objective.kl_coefficient=0.01"
+        )
+
+
+def merged(config: Any, changes: Any) -> Any:
+    """`config` with `changes`. An empty mapping replaces, as in env.mixture={}.
+
+    Options belong to one environment: its changed name, in `env` or in an entry of the mixture, clears them.
+    """
+    if OmegaConf.is_dict(changes):
+        _empty(config, changes)
+        if OmegaConf.is_dict(env := changes.get("env")):
+            entries = env.get("mixture") or {}
+            pairs = [(config.env.mixture[label], entries[label]) for label in entries if label in config.env.mixture]
+            for part, change in [(config.env, env), *pairs]:
+                if OmegaConf.is_dict(change) and change.get("name", part.name) != part.name:
+                    part.options = {}
+    return OmegaConf.merge(config, changes)
+
+
+def _empty(config: Any, changes: Any) -> None:
+    """Empty every mapping of `config` that is empty in `changes`; a section, such as `env`, is no mapping."""
+    for key in [key for key in changes if key in config and OmegaConf.is_dict(changes[key])]:
+        if not OmegaConf.is_dict(config[key]):
+            continue
+        if changes[key]:
+            _empty(config[key], changes[key])
+        elif not dataclasses.is_dataclass(OmegaConf.get_type(config, key)):
+            config[key] = {}

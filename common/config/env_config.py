@@ -1,0 +1,141 @@
+"""The environments that a run learns in."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.common.process.config_error import require
+
+TOOLS = "tools"  # the action format in which actions are calls of tools
+RUN_NOVELTY = "run_novelty"  # the part of a reward that counts the states of the whole run
+LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")  # it becomes a part of metric names
+MAX_PAIRED = 100  # members of a group that a judge compares in pairs: 9,900 requests
+
+
+@dataclass(kw_only=True, slots=True)
+class MixtureEntry:
+    """One environment of a mixture."""
+
+    name: str = ""  # as `env.name`; empty means the label of the entry
+    options: dict[str, Any] = field(default_factory=dict)  # as `env.options`
+    rewards: dict[str, Any] = field(default_factory=dict)  # as `env.rewards`
+    weight: float = 1.0  # its share of the groups is this weight, divided by the sum of all weights
+
+
+@dataclass(kw_only=True, slots=True)
+class EnvConfig:
+    name: str = "shop"  # a key in envhub/catalogue.py, or `module:Class`
+    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the environment's class
+    rewards: dict[str, Any] = field(default_factory=dict)  # parts of the reward beside the environment's own, by name
+    mixture: dict[str, MixtureEntry] = field(default_factory=dict)  # several: {LABEL: {name, options, rewards, weight}}
+    min_success: float = 0.0  # an environment of the mixture with less success than this is too hard for now
+    max_success: float = 1.0  # an environment of the mixture with more success than this is too easy by now
+    aside_weight: float = 0.1  # multiplies the weight of an environment that is too hard or too easy
+    max_turns: int = 12  # of an episode; to reach it is an outcome that the policy is responsible for
+    max_invalid_turns: int = 0  # an episode ends after so many turns in a row without a valid action; 0: no limit
+    action_format: str = "plain"  # plain, action_tag, react, outcome, tools, a name in env.formats, or `module:Class`
+    formats: dict[str, Any] = field(default_factory=dict)  # your own: {NAME: {instructions, write, pattern}}
+    show_admissible: bool = False  # every observation ends with the list of the actions that are possible in it
+    enforce_admissible: bool = False  # the action of a reply is sampled among those that are possible
+    step_timeout_s: float = 30.0  # a reset or step that takes longer is an env failure
+    episode_timeout_s: float = 600.0  # an episode that takes longer is stopped and played again
+    num_train_tasks: int = 100_000  # train tasks, in a seeded order; none is visited twice before all had their turn
+    repeat: float = 0.0  # share of the groups that repeat a task on which attempts differed, instead of a new task
+
+    def __post_init__(self) -> None:
+        require(self.max_turns >= 1, "env.max_turns", ">= 1", self.max_turns, "an episode has at least one turn")
+        require(
+            self.max_invalid_turns >= 0,
+            "env.max_invalid_turns",
+            ">= 0",
+            self.max_invalid_turns,
+            "0 is no limit, 3 is usual",
+        )
+        require(
+            self.max_invalid_turns < self.max_turns,
+            "env.max_invalid_turns",
+            f"< env.max_turns = {self.max_turns}",
+            self.max_invalid_turns,
+            "an episode ends after that many turns anyway",
+        )
+        for name in ("step_timeout_s", "episode_timeout_s"):
+            value = getattr(self, name)
+            require(value > 0, f"env.{name}", "> 0", value, "leave it out for the default")
+        require(self.num_train_tasks >= 1, "env.num_train_tasks", ">= 1", self.num_train_tasks, "100000 is the default")
+        require(0 <= self.repeat < 1, "env.repeat", "in [0, 1)", self.repeat, "0 never repeats a task, 0.75 is usual")
+        require(
+            not (self.rewards and self.mixture),
+            "env.rewards",
+            "empty with env.mixture",
+            self.rewards,
+            "every environment of a mixture has its own parts: env.mixture.LABEL.rewards",
+        )
+        for key, value, default in (("name", self.name, "shop"), ("options", self.options, {})):
+            require(
+                not self.mixture or value == default,
+                f"env.{key}",
+                f"left out with env.mixture ({', '.join(self.mixture)})",
+                value,
+                f"each environment of it has its own, env.mixture.LABEL.{key}; env.mixture={{}} removes them all",
+            )
+        self._check_mixture()
+
+    def _check_mixture(self) -> None:
+        """Raise ConfigError for an entry, or bounds, that cannot be."""
+        for label, entry in self.mixture.items():
+            require(
+                LABEL.fullmatch(label) is not None,
+                "env.mixture",
+                "names of letters, digits and '_'",
+                label,
+                "choose another label; it becomes a part of metric names",
+            )
+            require(
+                0 < entry.weight < float("inf"),
+                f"env.mixture.{label}.weight",
+                "> 0",
+                entry.weight,
+                "remove the entry to leave its environment out",
+            )
+        require(
+            0 <= self.min_success < self.max_success <= 1,
+            "env.min_success, env.max_success",
+            "0 <= min < max <= 1",
+            (self.min_success, self.max_success),
+            "0.1 and 0.9 are usual",
+        )
+        require(
+            0 < self.aside_weight <= 1,
+            "env.aside_weight",
+            "above 0, at most 1",
+            self.aside_weight,
+            "with a weight of 0 its success would never be measured again",
+        )
+
+    def comparisons(self) -> dict[str, Any]:
+        """How judges compare whole groups, by the key of their part, such as `env.rewards.NAME`."""
+        parts_of = {f"env.mixture.{label}.rewards": entry.rewards for label, entry in self.mixture.items()}
+        return {
+            f"{key}.{name}": part["compare"]
+            for key, parts in ({"env.rewards": self.rewards} | parts_of).items()
+            for name, part in parts.items()
+            if isinstance(part, Mapping) and part.get("compare") is not None
+        }
+
+    @property
+    def counts_visits(self) -> bool:
+        """Whether a part of a reward needs to know how often the run has visited a state."""
+        parts = [part for entry in self.entries().values() for part in entry.rewards.items()]
+        return any(isinstance(keys, Mapping) and keys.get("part", name) == RUN_NOVELTY for name, keys in parts)
+
+    def entries(self) -> dict[str, MixtureEntry]:
+        """The environments by `Task.env`: those of the mixture, or the only one."""
+        if not self.mixture:
+            return {self.name: MixtureEntry(name=self.name, options=self.options, rewards=self.rewards)}
+        return {
+            label: MixtureEntry(
+                name=entry.name or label, options=entry.options, rewards=entry.rewards, weight=entry.weight
+            )
+            for label, entry in self.mixture.items()
+        }

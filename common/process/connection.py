@@ -1,0 +1,229 @@
+"""Connects to Redis: the only place that sets timeouts, retries and reply formats."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.connection import parse_url
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from slipstream.common.process.flag import Flag
+from slipstream.common.process.patience import PATIENCE_S, Patience, RedisAway
+
+PASSWORD_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD"
+PASSWORD_FILE_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD_FILE"  # for a password in a mounted secret
+CALL_TIMEOUT_S = 5.0
+START_PATIENCE_S = 3.0  # enough for a server that is restarting; a wrong URL must be reported soon
+NO_URL = (
+    "must be redis://host:port, rediss://host:port, unix://path, redis+sentinel://host:port,host:port/service or "
+    "redis+cluster://host:port, with / and @ in a password as %2F and %40"
+)
+
+
+class RedisUnreachable(ValueError):
+    """No Redis server answers at the URL; the message says what to check."""
+
+
+def connect(url: str, *, patience_s: float = PATIENCE_S, ending: Flag | None = None) -> redis.Redis:
+    """Return a client whose calls retry while Redis does not answer, and raise RedisAway after `patience_s`.
+
+    The retries are logged. After `ending` is set, because the process was asked to end, calls retry for
+    ENDING_PATIENCE_S at most. A retry may repeat a command whose reply was lost, so every write in Slipstream is
+    idempotent by id. The password comes from the URL, from SLIPSTREAM_REDIS_PASSWORD or from the file in
+    SLIPSTREAM_REDIS_PASSWORD_FILE; the last two keep it out of process lists and logs. Raises RedisUnreachable for a
+    malformed URL, and OSError if that file cannot be read.
+    """
+    patience = Patience(shown(url), limit_s=patience_s, ending=ending)
+    try:
+        return _client(url, patience)
+    except TypeError as error:  # redis-py passes the options of the URL on as arguments
+        raise RedisUnreachable(f"`redis.url` {shown(url)} has a wrong option after `?`: {error}; remove it") from None
+    except ValueError:  # its own message may contain a part of the password
+        raise RedisUnreachable(f"`redis.url` {NO_URL}, got {shown(url)!r}") from None
+
+
+def _client(url: str, patience: Patience) -> redis.Redis:
+    """A client of the server, the sentinels or the cluster at `url`."""
+    options: dict[str, Any] = {
+        "password": _password(url),
+        "protocol": 2,
+        "decode_responses": False,
+        "socket_timeout": CALL_TIMEOUT_S,
+        "socket_connect_timeout": CALL_TIMEOUT_S,
+        "socket_read_size": 1 << 20,
+        "health_check_interval": 30,
+    }
+    match urlsplit(url).scheme:
+        case "redis+sentinel":
+            return _sentinel_client(url, options, patience)
+        case "redis+cluster":
+            return _cluster_client(url, options, patience)
+        case _:
+            client = redis.Redis.from_url(url, retry=patience, **options)
+            pool = client.connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # it would be made at the first call; here it may raise
+            return client
+
+
+def _user(parts: SplitResult) -> str | None:
+    return None if parts.username is None else unquote(parts.username)
+
+
+def _password(url: str) -> str | None:
+    in_url, file = urlsplit(url).password, os.environ.get(PASSWORD_FILE_VARIABLE)
+    if in_url is not None:
+        return unquote(in_url)
+    if PASSWORD_VARIABLE in os.environ or not file:
+        return os.environ.get(PASSWORD_VARIABLE)
+    return Path(file).read_text().strip()
+
+
+def _sentinel_client(url: str, options: dict[str, Any], patience: Patience) -> redis.Redis:
+    """A client that asks the sentinels for the master at every new connection. The sentinels need no password."""
+    parts = urlsplit(url)
+    service, _, database = parts.path.strip("/").partition("/")
+    if not service:
+        raise ValueError("the URL names no service")
+    asking = {
+        "socket_timeout": CALL_TIMEOUT_S,
+        "socket_connect_timeout": CALL_TIMEOUT_S,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    sentinel = Sentinel(_addresses(parts), sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+    client: redis.Redis = sentinel.master_for(  # type: ignore[no-untyped-call]
+        service, username=_user(parts), db=int(database or 0), retry=patience, **options, **_query_options(parts)
+    )
+    return client
+
+
+class _PatientCluster(redis.RedisCluster):
+    """redis-py's cluster client with our retries instead of its own."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        patience = cast(Patience, self.retry)
+        return patience.persist(lambda: super(_PatientCluster, self).execute_command(*args, **options))  # type: ignore[no-untyped-call]
+
+
+def _cluster_client(url: str, options: dict[str, Any], patience: Patience) -> redis.Redis:
+    """A client of a cluster, with the methods of a single server's client. It connects at once to find all nodes."""
+    parts = urlsplit(url)
+    nodes = [ClusterNode(host, port) for host, port in _addresses(parts)]  # type: ignore[no-untyped-call]
+    settings = {**options, **_query_options(parts), "username": _user(parts)}
+    client = patience.persist(lambda: _PatientCluster(startup_nodes=nodes, retry=patience, **settings))
+    return cast(redis.Redis, client)
+
+
+def node_of(client: redis.Redis, key: str) -> redis.Redis:
+    """The client of the server that holds `key`: for a cluster, of the node that is known to hold it."""
+    if not isinstance(client, redis.RedisCluster):
+        return client
+    return cast(redis.Redis, client.get_redis_connection(client.get_node_from_key(key)))
+
+
+def follow(client: redis.Redis, moved: redis.exceptions.MovedError) -> None:
+    """Record where a slot has moved, for `node_of`. The client's own calls do this themselves."""
+    if isinstance(client, redis.RedisCluster):
+        client.nodes_manager.move_slot(moved)
+
+
+def _addresses(parts: SplitResult) -> list[tuple[str, int]]:
+    """The `host:port` pairs of a URL with several. Raises ValueError."""
+    pairs = [address.rpartition(":") for address in parts.netloc.rpartition("@")[2].split(",")]
+    if not all(host for host, _, _ in pairs):
+        raise ValueError("the URL names no host")
+    return [(host.strip("[]"), int(port)) for host, _, port in pairs]
+
+
+def _query_options(parts: SplitResult) -> dict[str, Any]:
+    """The options in a URL's query, as redis-py reads them for any URL."""
+    return dict(parse_url(f"redis://?{parts.query}"))  # type: ignore[no-untyped-call]
+
+
+def connect_shards(
+    url: str, shards: Sequence[str], *, patience_s: float = PATIENCE_S, ending: Flag | None = None
+) -> list[redis.Redis]:
+    """Return a client for `url` and one for each of `redis.shards`, with the user and the password of `url`.
+
+    A server that is named twice gets one client.
+    """
+    urls = _shard_urls(url, shards)
+    clients = {each: connect(each, patience_s=patience_s, ending=ending) for each in dict.fromkeys(urls)}
+    return [clients[each] for each in urls]
+
+
+def _shard_urls(url: str, shards: Sequence[str]) -> list[str]:
+    credentials, at, _ = urlsplit(url).netloc.rpartition("@")
+    return [url, *(shard.replace("://", f"://{credentials}{at}", 1) if shard else url for shard in shards)]
+
+
+def connect_or_explain(url: str, *, patience_s: float = PATIENCE_S, ending: Flag | None = None) -> redis.Redis:
+    """Return a client of a server that answers now; see `connect`. Raises RedisUnreachable."""
+    try:
+        _wait_for_answer(url, ending)
+        return connect(url, patience_s=patience_s, ending=ending)
+    except redis.AuthenticationError as error:
+        raise RedisUnreachable(
+            f"`redis.url` {shown(url)} refused the password: {error}; set {PASSWORD_VARIABLE} to the right one"
+        ) from None
+    except OSError as error:
+        raise RedisUnreachable(
+            f"{PASSWORD_FILE_VARIABLE} cannot be read: {error}; set it to a file that this user may read"
+        ) from None
+    except (redis.RedisError, redis.exceptions.RedisClusterException) as error:
+        raise RedisUnreachable(
+            f"`redis.url` {shown(url)} does not answer: {error.__cause__ or error}; start a server there, or leave "
+            "redis.url empty: `slipstream up` then starts one"
+        ) from None
+
+
+def check_servers(url: str, shards: Sequence[str]) -> None:
+    """Raise RedisUnreachable unless every server of `redis.url` and `redis.shards` answers now."""
+    connect_or_explain(url).close()  # first: this also checks that the URL is well-formed
+    for shard in dict.fromkeys(_shard_urls(url, shards)[1:]):
+        connect_or_explain(shard).close()
+
+
+def _wait_for_answer(url: str, ending: Flag | None) -> None:
+    try:
+        with connect(url, patience_s=START_PATIENCE_S, ending=ending) as client:
+            client.ping()
+    except RedisAway as error:
+        if not isinstance(error.__cause__, redis.BusyLoadingError):
+            raise
+        with connect(url, ending=ending) as client:  # the server runs, and is loading its file
+            client.ping()
+
+
+def without_password(url: str) -> str:
+    """Return `url` without its password, and put the password into SLIPSTREAM_REDIS_PASSWORD for this process tree.
+
+    The result is safe in files, logs and command lines. Raises RedisUnreachable for a malformed URL.
+    """
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        raise RedisUnreachable(f"`redis.url` {NO_URL}, got {shown(url)!r}") from None
+    if password is None:
+        if "password=" in urlsplit(url).query:
+            raise RedisUnreachable(
+                f"`redis.url` has its password in the query; write redis://:password@host or set {PASSWORD_VARIABLE}"
+            )
+        return url
+    os.environ[PASSWORD_VARIABLE] = unquote(password)
+    scheme, _, rest = url.partition("://")
+    credentials, _, address = rest.rpartition("@")
+    user = credentials.partition(":")[0]
+    return f"{scheme}://{user}@{address}" if user else f"{scheme}://{address}"
+
+
+def shown(url: str) -> str:
+    """The URL without user and password, for messages and logs; it may be malformed."""
+    return re.sub(r"://.*@", "://***@", url)

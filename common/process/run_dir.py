@@ -1,0 +1,166 @@
+"""The directory of a run: the paths of its files, and functions that write them safely."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from slipstream.common.process.config_error import ConfigError
+
+EARLIEST_S = 1.7e9  # unix time; no run is older than this program
+CLOCK_SKEW_S = 86_400.0  # between the hosts that write and read the file
+
+
+class RunDir:
+    """`runs/<name>/{config.yaml, metrics.jsonl, summary.json, tb/, trajectories/, checkpoints/, logs/, redis/}`."""
+
+    def __init__(self, root: str | Path, name: str) -> None:
+        self.path = Path(root) / name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tb"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def trajectories(self) -> Path:
+        """The archive of what each step was trained on: see replay.archive."""
+        return self.path / "trajectories"
+
+    @property
+    def tokens(self) -> Path:
+        """What each step did with its tokens: see slipstream.replay.records.token_record."""
+        return self.path / "tokens"
+
+    @property
+    def tally(self) -> Path:
+        """The totals of all steps so far."""
+        return self.path / "tally.json"
+
+    @property
+    def next_tally(self) -> Path:
+        """The tally of the checkpoint that is being written; it becomes `tally` once that is durable."""
+        return self.path / "next_tally.json"
+
+    @property
+    def highest_version(self) -> Path:
+        """The highest version number that may have been published."""
+        return self.path / "highest_version.json"
+
+    def mixed_tasks(self, shard: int) -> Path:
+        """The tasks that a shard's groups may repeat."""
+        return self.path / f"mixed_tasks-{shard:02d}.json"
+
+    @property
+    def fit(self) -> Path:
+        """What the checkpoints of `slipstream sft`, `dpo`, `reward` or `prm` depend on."""
+        return self.path / "fit.json"
+
+    @property
+    def redis(self) -> Path:
+        return self.path / "redis"
+
+    @property
+    def model(self) -> Path:
+        """The tiny model, if the run made one."""
+        return self.path / "model"
+
+    @property
+    def demonstrations(self) -> Path:
+        """Expert episodes for the warm start."""
+        return self.path / "demonstrations.bin"
+
+    @property
+    def reference(self) -> Path:
+        """The reference policies, each in a folder named after its step."""
+        return self.path / "reference"
+
+    @property
+    def trained_model(self) -> Path:
+        """The last weights, as a Hugging Face folder."""
+        return self.path / "trained_model"
+
+    @property
+    def trained_adapters(self) -> Path:
+        """The last adapters in peft's format, if the run trained adapters."""
+        return self.path / "trained_adapters"
+
+    @property
+    def trained_critic(self) -> Path:
+        """The critic that `slipstream export --critic` wrote, as a reward model."""
+        return self.path / "trained_critic"
+
+    def log(self, process: str) -> Path:
+        return self.path / "logs" / f"{process}.log"
+
+    def create(self) -> None:
+        """Make the directories. Idempotent. Raises ConfigError."""
+        try:
+            for folder in (self.tensorboard, self.checkpoints, self.path / "logs"):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"`run.root` {self.path.parent}: {error.filename} cannot be created: {error.strerror}; name a folder "
+                "that can be written"
+            ) from error
+
+    def start_clock(self) -> float:
+        """The unix time at which the run first started. The first call writes it. Raises ConfigError."""
+        started, now_s = self.path / "started_at", time.time()
+        cure = f"write the unix time at which the run started into it, as in `date +%s -r {self.config} > {started}`"
+        if not started.exists() and not started.is_symlink():
+            if self.tally.exists():
+                raise ConfigError(f"{started} is missing; {cure}")
+            write_whole(started, repr(now_s))
+        try:
+            started_at_s = float(started.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{started} is damaged: {error}; {cure}") from error
+        if not EARLIEST_S < started_at_s <= now_s + CLOCK_SKEW_S:
+            raise ConfigError(
+                f"{started} is damaged: it contains {started_at_s!r}, and the time now is {now_s:.0f}; {cure}"
+            )
+        return started_at_s
+
+
+def sync_path(path: Path) -> None:
+    """Flush a file's bytes, or the names in a folder, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Replace `path` atomically: a reader sees the old text or the new one, also after a crash or on a full disk.
+
+    A new file gets `mode`, reduced by the process's umask.
+    """
+    half = path.with_name(path.name + ".tmp")
+    with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    half.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` atomically with `value` as JSON."""
+    write_whole(path, json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,98 @@
+"""Ends processes in order: a signal asks, a later Ctrl-C ends at once, and children do not outlive their parent."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from slipstream.common.process.flag import Flag
+
+EXIT_PREEMPTED = 75  # asked to leave, and left in order: a supervisor may start it again elsewhere
+LEAVE_S = 10.0  # after the drain: enough to hand in partials, release leases and close, even if every call is slow
+# SIGUSR1 is what Slurm's `--signal=USR1@60` sends to a job that is about to be taken down.
+_EXIT_CODES = {int(signal.SIGTERM): EXIT_PREEMPTED, int(signal.SIGUSR1): EXIT_PREEMPTED, int(signal.SIGINT): 130}
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Shutdown:
+    """Turns SIGTERM, SIGUSR1 and SIGINT into a flag for the loops; a SIGINT after the first signal ends at once.
+
+    A second SIGTERM changes nothing: a scheduler that takes a host away signals a supervisor and its children, and the
+    supervisor then signals the children again.
+    """
+
+    def __init__(self, *, at_once: Callable[[], None] = lambda: None) -> None:
+        """`at_once` is called before a SIGINT ends the process."""
+        self.requested = Flag()
+        self.signal: int | None = None
+        self._at_once = at_once
+        self._nothing_to_lose = False
+        for number in _EXIT_CODES:
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._nothing_to_lose:
+            os._exit(_EXIT_CODES[number])
+        if self.requested.is_set():
+            if number == signal.SIGINT:
+                self._at_once()
+                os._exit(128 + number)
+            return
+        self.signal = number
+        self.requested.set()
+
+    def notice(self) -> None:
+        """Set the flag as SIGTERM does, from any thread: the host will be taken away."""
+        self.signal = self.signal or int(signal.SIGTERM)
+        self.requested.set()
+
+    @contextlib.contextmanager
+    def nothing_to_lose(self) -> Iterator[None]:
+        """A context in which the first signal ends the process at once: it is starting and has nothing to give back."""
+        self._nothing_to_lose = True
+        try:
+            yield
+        finally:
+            self._nothing_to_lose = False
+
+    def end_within(self, seconds: float) -> None:
+        """End this process with code 75 `seconds` after the first signal, even if something hangs.
+
+        The host may be taken away at any time after the signal. Groups that were not given back are queued again when
+        their leases expire.
+        """
+
+        def watch() -> None:
+            self.requested.wait()
+            time.sleep(seconds)
+            os._exit(EXIT_PREEMPTED)
+
+        threading.Thread(target=watch, name="end-within", daemon=True).start()
+
+    @property
+    def exit_code(self) -> int:
+        """75 after SIGTERM, SIGUSR1 or a notice, 130 after Ctrl-C, else 0."""
+        return _EXIT_CODES.get(self.signal or 0, 0)
+
+    @property
+    def stopped_code(self) -> int:
+        """The exit code of a rank that stopped early: 75 too if only ranks on other hosts got the signal."""
+        return self.exit_code or EXIT_PREEMPTED
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Make the kernel send SIGTERM to this process when its parent `parent_pid` ends for any reason (Linux only).
+
+    The setting survives exec, so a launcher may pass this function as preexec_fn, with its own pid, for any program.
+    The signal comes when the thread that started this process ends.
+    """
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent_pid:  # it ended before the call to prctl
+            os._exit(EXIT_PREEMPTED)

@@ -1,0 +1,78 @@
+"""An answer of a policy, divided into thought, content and tool calls; and how tools and calls are written as text.
+
+As text, a policy reads and writes them whatever its chat template knows of tools.
+"""
+
+import json
+from collections.abc import Sequence
+
+import msgspec
+
+from slipstream.common.records.valid_text import valid_json, valid_text
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a tool, as the policy wrote it: neither the name nor the arguments need be valid."""
+
+    name: str
+    arguments: str  # JSON
+
+    def __post_init__(self) -> None:
+        """Make name and arguments valid Unicode, also what a reader of the arguments gets."""
+        msgspec.structs.force_setattr(self, "name", valid_text(self.name))
+        msgspec.structs.force_setattr(self, "arguments", valid_json(self.arguments))
+
+
+class ParsedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a parser found in an answer."""
+
+    reasoning: str
+    content: str  # without the reasoning and the calls that were understood
+    tool_calls: list[ToolCall]
+    malformed: bool  # a call was begun and not understood, names no tool, or its arguments are no JSON object
+
+    def __post_init__(self) -> None:
+        """Make the texts valid Unicode."""
+        msgspec.structs.force_setattr(self, "reasoning", valid_text(self.reasoning))
+        msgspec.structs.force_setattr(self, "content", valid_text(self.content))
+
+
+def described_tools(tools: Sequence[object]) -> str:
+    """A paragraph of the system message about the tools that can be called."""
+    return "\n".join(
+        [
+            "These tools can be called:",
+            *(json.dumps(tool, ensure_ascii=False, default=str) for tool in tools),
+            'To call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call>.',
+        ]
+    )
+
+
+def listed_tools(tools: object) -> list[object]:
+    """The tools of a row: a list, its JSON, or nothing. Raises ValueError for anything else."""
+    found = tools
+    if isinstance(found, str):
+        try:
+            found = json.loads(found) if found.strip() else []
+        except (ValueError, RecursionError):
+            found = None
+    if found is None and tools is None:
+        return []
+    if not isinstance(found, list):
+        raise ValueError(f"`tools` must be a list, or its JSON, got {tools!r:.80}")
+    return found
+
+
+def written_call(call: object) -> str:
+    """A call in OpenAI's format as text, between the tags that Hermes and Qwen models write. Raises ValueError."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError(f"a call in `tool_calls` must have a function with a name, got {call!r:.80}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise ValueError(f"the arguments of a call must be JSON, got {arguments!r:.80}") from None
+    called = json.dumps({"name": function["name"], "arguments": arguments or {}}, ensure_ascii=False)
+    return f"<tool_call>\n{valid_text(called)}\n</tool_call>"

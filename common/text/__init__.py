@@ -1,0 +1,1 @@
+"""How a conversation becomes tokens, and tokens a reply."""

@@ -1,0 +1,333 @@
+"""Turns a conversation into tokens: sampled tokens are kept as they were sampled, and only new messages are rendered.
+
+A prompt is never built by decoding and re-encoding the past, because a tokenizer rarely gives back the tokens that a
+policy sampled. Each extension renders the conversation as text, finds the text after what was rendered before, and
+encodes only that. Where a chat template changes only the white space of a reply, the reply stays as it was sampled. If
+it rewrites earlier text, for example by dropping earlier thoughts, a new branch begins, unless `ChatRules.history`
+keeps all replies as they were sampled. So does one if `ChatRules.context` shortens a conversation that fills its
+context.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from slipstream.common.process.imported import imported, is_own
+from slipstream.common.records.message import Message
+from slipstream.common.text.codec import decoder, encoder, end_tokens, ending_tokens
+from slipstream.common.text.rendering import prompt, rendered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from slipstream.common.config.model_config import ModelConfig
+
+SUMMARISE = (
+    "Summarise what you have done and seen, and what remains to be done. You will keep the task and your summary; all "
+    "else will be dropped."
+)
+SUMMARY = "Your summary of what you have done and seen:"
+MARK = "the-words-of-a-reply-4b825dc6"  # stands for a reply in a rendering, to find what a template writes after it
+THOUGHT_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))  # around a thought, by family
+_ASK, _RESULT = {"role": "user", "content": "a"}, {"role": "tool", "content": "a"}
+_UNLIKE_ITS_PROMPT = (
+    "the chat template does not render an assistant's message right after its generation prompt; use another"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatRules:
+    """How a conversation becomes prompts. The keys of `model` with the same names choose them."""
+
+    history: str = "template"  # earlier replies are as the chat template shows them, or as they were "sampled"
+    roles: str = "as_sent"  # messages keep their roles; or "alternate": user and assistant by turns, without a system
+
+    context: str = "stop"  # a conversation that fills the context: "stop", "window", "summary", or `module:function`
+    max_tokens: int = 0  # of the context; for all but "stop"
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> ChatRules:
+        return cls(history=model.history, roles=model.roles, context=model.context, max_tokens=model.max_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extension:
+    """The tokens after the conversation so far; or, with `new_branch`, the whole prompt of a new sequence."""
+
+    tokens: list[int]
+    new_branch: bool
+
+
+class Chat:
+    """One conversation between an environment and a policy."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, rules: ChatRules | None = None, started_at_s: float | None = None
+    ) -> None:
+        """`started_at_s` is the unix time whose date a template may write into the system message; default: now."""
+        self.tokenizer = tokenizer
+        self._rules = rules or ChatRules()
+        self._today = datetime.fromtimestamp(time.time() if started_at_s is None else started_at_s, UTC)
+        self._encode = encoder(tokenizer)
+        self._decode = decoder(tokenizer)
+        self._ending = ending_tokens(tokenizer)
+        self._messages: list[Message] = []
+        self._text = ""  # the conversation up to the last prompt, as the template rendered it
+        self._reply = ""  # the text of the reply to that prompt
+        self._ended_with = ""  # the end-of-turn token that the policy sampled itself
+        self._opening: list[Message] = []  # the messages before the first reply, which a shorter one keeps
+        self._tools: list[dict[str, Any]] = []
+        self._waiting: tuple[Message, ...] = ()  # the environment's answer, while the policy summarises
+        self.is_summarising = False  # the next reply is a summary; `extend(())` then continues
+        self._num_tokens = 0  # of the current branch
+        context = self._rules.context
+        self._shorten = imported("model.context", context, Callable) if is_own(context) else None
+
+    def open(self, messages: tuple[Message, ...], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Begin with `messages` and return the first prompt. The chat template shows `tools` in every prompt."""
+        self._tools = [dict(tool) for tool in tools]
+        self._messages = self._in_roles(messages)
+        self._text = self._rendered(self._messages)
+        tokens = self._encode(self._text)
+        self._opening, self._num_tokens = list(self._messages), len(tokens)
+        return tokens
+
+    def reply(self, tokens: list[int]) -> str:
+        """Record what the policy sampled and return it as text, without its end-of-turn token."""
+        self._ended_with = self._ending.get(tokens[-1], "") if tokens else ""
+        self._reply = self._decode(tokens[:-1] if self._ended_with else tokens)
+        self._messages.append(Message("assistant", self._reply))
+        self._num_tokens += len(tokens)
+        return self._reply
+
+    @property
+    def answer(self) -> str:
+        """The last reply without the thought that it begins with; empty if that thought never ended."""
+        return self.answer_of(self._reply)
+
+    def answer_of(self, reply: str) -> str:
+        """The same of a `reply` to the last prompt that is not recorded."""
+        return without_thought(reply, prompt=self._text)
+
+    def extend(self, messages: tuple[Message, ...]) -> Extension:
+        """Add the environment's answer; return the tokens that the next prompt adds.
+
+        If the prompt takes more than three quarters of the context, `ChatRules.context` may shorten the conversation.
+        Half of the context is the aim, because each new branch costs a whole prompt. With a context of "summary", the
+        policy is asked for one instead, and the answer waits until it is written.
+        """
+        if self.is_summarising:
+            return self._resumed()
+        replied, text = list(self._messages), self._text
+        num_tokens = self._num_tokens
+        extension = self._extended(messages)
+        self._num_tokens = len(extension.tokens) + (0 if extension.new_branch else self._num_tokens)
+        if self._rules.context == "stop" or 4 * self._num_tokens <= 3 * self._rules.max_tokens:
+            return extension
+        if self._rules.context == "summary":
+            self._messages, self._text, self._waiting = replied, text, messages
+            self.is_summarising = True
+            extension = self._extended((Message("user", SUMMARISE),))
+            self._num_tokens = len(extension.tokens) + (0 if extension.new_branch else num_tokens)
+            return extension
+        shorter = self._windowed() if self._shorten is None else self._shortened(self._shorten)
+        return extension if shorter is None else self._anew(shorter)
+
+    def _resumed(self) -> Extension:
+        """The prompt after a summary: the first messages, the summary, and the answer that has waited, as a branch."""
+        kept = list(self._opening)
+        began = [kept.pop().content] if kept[-1].role == "user" else []
+        texts = [*began, f"{SUMMARY}\n{self.answer.strip()}", *(message.content for message in self._waiting)]
+        self.is_summarising, self._waiting = False, ()
+        return self._anew([*kept, Message("user", "\n\n".join(texts))])
+
+    def _anew(self, messages: list[Message]) -> Extension:
+        self._messages = messages
+        self._text = self._rendered(messages)
+        tokens = self._encode(self._text)
+        self._num_tokens = len(tokens)
+        return Extension(tokens=tokens, new_branch=True)
+
+    def _windowed(self) -> list[Message] | None:
+        """The first messages and the newest turns that fit into half of the context, at least the last turn.
+
+        None if there are no older turns.
+        """
+        opening = self._opening
+        later = range(len(opening), len(self._messages))
+        turns = [place for place in later if self._messages[place].role == "assistant"]
+
+        def fits(place: int) -> bool:
+            tokens = self._encode(self._rendered(opening + self._messages[place:]))
+            return 2 * len(tokens) <= self._rules.max_tokens
+
+        if len(turns) < 2:
+            return None
+        first = bisect_left(turns, True, lo=1, hi=len(turns) - 1, key=fits)
+        return opening + self._messages[turns[first] :]
+
+    def _shortened(self, shorten: Callable[..., Any]) -> list[Message]:
+        """The messages of the user's function. Raises ValueError if they are none that a policy can answer."""
+        made = shorten(tuple(self._messages))
+        messages = list(made) if isinstance(made, list | tuple) else []
+        if not messages or not all(isinstance(message, Message) for message in messages):
+            raise ValueError(f"`model.context` {self._rules.context} must return a list of Message, got {made!r:.200}")
+        if messages[-1].role == "assistant":
+            raise ValueError(
+                f"`model.context` {self._rules.context} returned messages that end with the assistant's; the policy "
+                "answers the last message, so keep the environment's"
+            )
+        return self._in_roles(tuple(messages))
+
+    def _extended(self, messages: tuple[Message, ...]) -> Extension:
+        self._messages += self._in_roles(messages)
+        whole = self._rendered(self._messages)
+        new_text = self._after_reply(whole)
+        self._text = whole
+        if new_text is None:
+            return Extension(tokens=self._encode(whole), new_branch=True)
+        return Extension(tokens=self._encode(new_text.removeprefix(self._ended_with)), new_branch=False)
+
+    def _after_reply(self, whole: str) -> str | None:
+        """The text of `whole` after the last reply; None if the template changed what comes before it."""
+        earlier = self._text + self._reply
+        if whole.startswith(earlier):
+            return whole[len(earlier) :]
+        place = max(index for index, message in enumerate(self._messages) if message.role == "assistant")
+        marked = list(self._messages)
+        marked[place] = Message("assistant", MARK)
+        tail = _after_mark(self._rendered(marked))
+        if tail is None or not whole.endswith(tail):
+            return None
+        is_kept = self._rules.history == "sampled" or _bare(whole.removesuffix(tail)) == _bare(earlier)
+        return tail if is_kept else None
+
+    def _in_roles(self, messages: tuple[Message, ...]) -> list[Message]:
+        return list(alternating(messages) if self._rules.roles == "alternate" else messages)
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        return prompt(self.tokenizer, messages, today=self._today, tools=self._tools)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyForm:
+    """How a policy writes a reply right after the generation prompt of a chat template."""
+
+    given: str  # the marks of a thought that the generation prompt itself ends with; often none
+    opening: str  # written before the content of a reply without a thought
+    ends: dict[str, str]  # the end-of-turn token, by the role of the next message: "user" or "tool"
+
+    def write(self, content: str, *, before: str = "user") -> str:
+        """The text of a reply. `content` may begin with a thought between the marks of its family.
+
+        Raises ValueError for a thought where the generation prompt has already closed one.
+        """
+        end = self.ends.get(before, self.ends["user"])
+        for opening, closing in THOUGHT_MARKS:
+            if content.lstrip().startswith(opening):
+                if closing in self.given:
+                    raise ValueError("a message has a thought, but the template arguments turn thinking off")
+                if self.given:
+                    return content.lstrip().removeprefix(opening).lstrip("\n") + end
+                lead = self.opening.partition(opening)[0] if opening in self.opening else ""
+                return lead + content.lstrip() + end
+        return self.opening + content + end
+
+
+def without_thought(reply: str, *, prompt: str) -> str:
+    """`reply` without the thought that it begins with, or that the end of `prompt` opens; "" if that never ends."""
+    for opening, closing in THOUGHT_MARKS:
+        if prompt.rstrip().endswith(opening) or reply.lstrip().startswith(opening):
+            return reply.partition(closing)[2]
+    return reply
+
+
+def closing_mark(reply: str, *, prompt: str) -> str:
+    """The mark that ends the thought in which `reply` is at its end; "" if it is in none."""
+    for opening, closing in THOUGHT_MARKS:
+        if prompt.rstrip().endswith(opening) or reply.lstrip().startswith(opening):
+            return "" if closing in reply else closing
+    return ""
+
+
+def reply_form(tokenizer: PreTrainedTokenizerBase) -> ReplyForm:
+    """The form of a reply, found by rendering one. Raises ValueError if the template changes what a policy writes."""
+    today = datetime.now(UTC)
+    prompt = rendered(tokenizer, [_ASK], today=today, to_reply=True)
+    reply = {"role": "assistant", "content": MARK}
+    before, mark, _ = rendered(tokenizer, [_ASK, reply], today=today).partition(MARK)
+    given = prompt.removeprefix(_shared(prompt, rendered(tokenizer, [_ASK], today=today)))
+    thoughts = [
+        (opening if closing not in given else closing, f"{closing}\n\n" if closing not in given else "")
+        for opening, closing in THOUGHT_MARKS
+        if given.rstrip().endswith((opening, closing))
+    ]
+    marks, closed = thoughts[0] if thoughts else ("", "")
+    if not mark or not (before.startswith(prompt) or thoughts or _bare(before) == _bare(prompt)):
+        raise ValueError(_UNLIKE_ITS_PROMPT)
+    opening = before[len(prompt) :] if before.startswith(prompt) else closed
+    return ReplyForm(given=marks, opening=opening, ends=_ends_of_reply(tokenizer, reply, today))
+
+
+def end_of_turn_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The end-of-turn token that a policy writes after a reply to which a user answers."""
+    return reply_form(tokenizer).ends["user"]
+
+
+def alternating(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """The messages of an environment as one user message, for templates without system messages and tool results."""
+    return tuple(
+        Message(role, "\n\n".join(message.content for message in group))
+        for role, group in groupby(
+            messages, key=lambda message: "user" if message.role in ("system", "tool") else message.role
+        )
+    )
+
+
+def _ends_of_reply(tokenizer: PreTrainedTokenizerBase, reply: dict[str, str], today: datetime) -> dict[str, str]:
+    """The end-of-turn token after a reply by the role of the next message.
+
+    GLM's template writes none: there, the token that begins the next message ends the turn.
+    """
+    from jinja2 import TemplateError
+
+    texts, ends = _end_texts(tokenizer), dict[str, str]()
+    for role, following in (("user", [_ASK]), ("tool", [_RESULT])):
+        for conversation in ([_ASK, reply], [_ASK, reply, *following]):
+            try:
+                tail = _after_mark(rendered(tokenizer, conversation, today=today)) or ""
+            except (TemplateError, TypeError):  # it has no tool results, or only after a call
+                continue
+            if stops := sorted((tail.index(end), end) for end in texts if end in tail):
+                at, end = stops[0]
+                ends[role] = tail[: at + len(end)]
+                break
+    return {"user": str(tokenizer.eos_token)} | ends
+
+
+def _end_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    return [str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)]
+
+
+def _after_mark(text: str) -> str | None:
+    """The text after the only MARK in `text`; None if there is another number of them."""
+    return text.split(MARK)[1] if text.count(MARK) == 1 else None
+
+
+def _bare(text: str) -> str:
+    """`text` without white space."""
+    return "".join(text.split())
+
+
+def _shared(one: str, other: str) -> str:
+    """The longest prefix of both."""
+    for place, (first, second) in enumerate(zip(one, other, strict=False)):
+        if first != second:
+            return one[:place]
+    return min(one, other, key=len)

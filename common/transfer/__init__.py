@@ -1,0 +1,1 @@
+"""How weights are described, checked and moved."""

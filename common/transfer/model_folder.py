@@ -1,0 +1,188 @@
+"""A model's folder: its files, for hosts that do not have it, and the root hash of its weights."""
+
+import json
+import mmap
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import xxhash
+
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.wire import MALFORMED
+from slipstream.common.transfer.chunks import Blob, ChunkRequest
+
+MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
+MAX_FILES = 4096
+SHAPES = "slipstream_shapes.json"  # made for hosts without the weights: {name of a tensor: shape}
+# No folder, no code, no pickle: what transformers and vLLM read as data. Other files are not sent.
+_FILE_NAME = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.(json|txt|model|jinja|tiktoken|safetensors)\Z"
+_WEIGHTS = (".safetensors", ".safetensors.index.json")
+
+
+class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of a model's folder, which a host can pull by its hash."""
+
+    name: Annotated[str, msgspec.Meta(pattern=_FILE_NAME)]
+    blob: Blob  # its root is xxh3-128 of the file's bytes
+
+
+class _Index(msgspec.Struct):
+    """Which file has each tensor."""
+
+    weight_map: dict[str, str]
+
+
+def model_files(folder: Path, *, with_weights: bool) -> list[ModelFile]:
+    """The files of a model's folder that other hosts need, hashed. Without the weights, their shapes are among them.
+
+    Raises ValueError if there are no weights, or too many files.
+    """
+    files = [_hashed(path) for path in sorted(folder.iterdir()) if _is_sent(path, with_weights=with_weights)]
+    if not with_weights:
+        files.append(ModelFile(name=SHAPES, blob=_blob_of(_shapes_file(folder))))
+    if len(files) > MAX_FILES:
+        raise ValueError(f"`model.path` {folder} has {len(files)} files of a model, the limit is {MAX_FILES}")
+    return files
+
+
+def _is_sent(path: Path, *, with_weights: bool) -> bool:
+    if path.name == SHAPES or not re.match(_FILE_NAME, path.name) or not path.is_file():
+        return False
+    return with_weights or not path.name.endswith(_WEIGHTS)
+
+
+def _hashed(path: Path) -> ModelFile:
+    return ModelFile(name=path.name, blob=blob_of(path))
+
+
+def _shapes_file(folder: Path) -> bytes:
+    return json.dumps(tensor_shapes(folder), sort_keys=True).encode()
+
+
+class OfferedFolder:
+    """Reads the bytes of `model_files`, for those that pull them."""
+
+    def __init__(self, folder: Path, files: list[ModelFile]) -> None:
+        """Raises ValueError if the shapes of the weights are offered and `folder` has no weights."""
+        self._paths = {file.blob.root: folder / file.name for file in files if file.name != SHAPES}
+        self._made = {file.blob.root: _shapes_file(folder) for file in files if file.name == SHAPES}
+
+    def read(self, request: ChunkRequest) -> bytes | None:
+        """The requested bytes; None if no file has this hash. The receiver checks them. Raises OSError."""
+        if (made := self._made.get(request.root)) is not None:
+            return made[request.offset : request.offset + request.num_bytes]
+        path = self._paths.get(request.root)
+        if path is None:
+            return None
+        with path.open("rb") as file:
+            file.seek(request.offset)
+            return file.read(request.num_bytes)
+
+
+def blob_of(path: Path) -> Blob:
+    """Size and hash of the file at `path`: 0.1 s per GB if the disk is fast enough. Raises OSError."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return _blob_of(b"")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return _blob_of(mapped)
+
+
+def _blob_of(data: bytes | mmap.mmap) -> Blob:
+    return Blob(root=xxhash.xxh3_128_hexdigest(data), num_bytes=len(data))
+
+
+def has_file(folder: Path, file: ModelFile) -> bool:
+    """Whether `folder` has this file with these bytes."""
+    path = folder / file.name
+    try:
+        return path.stat().st_size == file.blob.num_bytes and blob_of(path) == file.blob
+    except OSError:
+        return False
+
+
+def tensor_shapes(folder: Path) -> dict[str, list[int]]:
+    """The shape of every tensor, by name: of the weights, or declared in a folder that was pulled without them.
+
+    Raises ValueError if there are neither.
+    """
+    shapes = {name: tensor["shape"] for file in weight_files(folder) for name, tensor, _ in _tensors(file)}
+    if not shapes and (folder / SHAPES).is_file():
+        shapes = msgspec.json.decode((folder / SHAPES).read_bytes(), type=dict[str, list[int]])
+    if not shapes:
+        raise ValueError(f"`model.path` {folder} has no *.safetensors files; save the model with save_pretrained")
+    return shapes
+
+
+def check_not_quantised(folder: Path) -> None:
+    """Raise ConfigError for weights in fewer bits than they are trained in, by the folder's config.json."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return  # others say what is wrong with it
+    for part in (config, config.get("text_config")) if isinstance(config, dict) else ():
+        if isinstance(part, dict) and isinstance(quantised := part.get("quantization_config"), dict):
+            raise ConfigError(
+                f"`model.path` {folder} has quantised weights ({quantised.get('quant_method', 'unknown')}), which "
+                "cannot be trained; use a folder in bfloat16: docs/models.md, Quantised weights, says how to write one"
+            )
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether the folder contains weights: one that was pulled for whole-weight training does not."""
+    return bool(weight_files(folder))
+
+
+def folder_root(folder: Path) -> str:
+    """xxh3-128 in hex over the name, dtype, shape and bytes of every tensor; their distribution over files is ignored.
+
+    Folders with the same root have the same weights. It reads every file: 0.1 s per GB if the disk is fast enough.
+    Raises ValueError if there are no tensors.
+    """
+    tensors = {
+        name: [tensor["dtype"], tensor["shape"], xxhash.xxh3_64_intdigest(data)]
+        for file in weight_files(folder)
+        for name, tensor, data in _tensors(file)
+    }
+    if not tensors:
+        raise ValueError(f"`model.path` {folder} has no *.safetensors files; save the model with save_pretrained")
+    return xxhash.xxh3_128_hexdigest(json.dumps(tensors, sort_keys=True).encode())
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers and vLLM read: those that the index names, else `model.safetensors`, else all.
+
+    A folder may have others beside them, such as the same weights in their maker's own format. Raises ValueError for an
+    index that cannot be read, or that names a missing file.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+        except MALFORMED as error:
+            raise ValueError(f"{index} is not an index of safetensors files: {error}; download it again") from error
+        files = sorted(folder / Path(name).name for name in names)
+        if missing := [file.name for file in files if not file.is_file()]:
+            raise ValueError(f"{index} names {missing[0]}, which {folder} does not have; download it again")
+        return files
+    whole = folder / "model.safetensors"
+    return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, dict[str, Any], memoryview]]:
+    """Name, header and bytes of each tensor. https://github.com/huggingface/safetensors#format"""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        num_header_bytes = int.from_bytes(mapped[:8], "little")
+        if num_header_bytes > min(MAX_HEADER_BYTES, len(mapped) - 8):
+            raise ValueError(f"{file} is not a safetensors file: it declares a header of {num_header_bytes} bytes")
+        header = json.loads(mapped[8 : 8 + num_header_bytes])
+        begin = 8 + num_header_bytes
+        with memoryview(mapped) as data:
+            for name, tensor in header.items():
+                if name != "__metadata__":
+                    start, stop = tensor["data_offsets"]
+                    with data[begin + start : begin + stop] as held:
+                        yield name, tensor, held

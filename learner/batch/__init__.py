@@ -1,0 +1,1 @@
+"""How sequences become micro-batches."""

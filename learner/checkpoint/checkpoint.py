@@ -1,0 +1,400 @@
+"""Checkpoints: all state that the learner needs to continue as if it had never stopped.
+
+    checkpoints/step_000020/shard-*.safetensors    model, optimizer and random state; each rank writes its own shards
+    checkpoints/step_000020/manifest.json          written last: a folder without it was left by a crash
+
+The manifest contains a hash of every file and of itself, so damage is detected when a checkpoint is read. Shards are
+safetensors files, so reading one cannot run code. A checkpoint of 2 ranks loads on 1 rank, and the other way round.
+`slipstream.learner.checkpoint.checkpoint_writer` writes checkpoints in the background.
+"""
+
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.optim.lr_scheduler import LambdaLR
+
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.run_dir import sync_path
+from slipstream.common.records.versions import Resumption, VersionArray, lags
+from slipstream.learner.checkpoint.fence import Fence
+from slipstream.learner.checkpoint.sealed_file import NotWhole, file_xxh3, read_sealed, write_sealed
+from slipstream.learner.checkpoint.shard_writer import ShardWriter
+from slipstream.learner.model.critic import Critic, critic_shards
+from slipstream.learner.model.optimizer import begin_moments
+from slipstream.learner.model.packed_model import PackedModel
+from slipstream.learner.model.proximal import Proximal
+from slipstream.learner.model.reward_model import RewardModel, set_score
+from slipstream.learner.model.shards import named_shards
+from slipstream.learner.objective.return_scale import ReturnScale, scale_of
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.ranks.share import share
+from slipstream.replay.records.keys import FencedOut
+
+MANIFEST = "manifest.json"
+_RNG = "rng"
+_CRITIC_STEP, _CRITIC_SCALE = "critic_schedule_step", "critic_scale"
+_PROXIMAL_TOTAL = "proximal_total"
+_SCHEMA = 2
+_NAME = re.compile(r"step_\d{6,}")
+
+log = logging.getLogger(__name__)
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The state of the learner besides its weights."""
+
+    step: int  # optimizer steps made
+    policy_version: int  # of the weights in this checkpoint
+    highest_published: int  # version; a resumed learner uses only higher ones
+    next_group_id: int
+    tokens_trained: int
+    resumptions: tuple[Resumption, ...] = ()  # of this run so far, oldest first
+
+    def lags(self, versions: VersionArray) -> VersionArray:
+        """How many optimizer steps the learner has made since each of `versions`."""
+        return lags(versions, policy_version=self.policy_version, resumptions=self.resumptions)
+
+    def resumed_as(self, first_version: int) -> "Progress":
+        """The same weights under the version number that a resumed learner gives them."""
+        if first_version == self.policy_version:
+            return self
+        resumption = Resumption(checkpoint_version=self.policy_version, first_version=first_version)
+        return msgspec.structs.replace(self, policy_version=first_version, resumptions=(*self.resumptions, resumption))
+
+
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The name of the checkpoint to resume from, or why there is no usable one."""
+
+    name: str = ""
+    problem: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    num_bytes: int
+    xxh3: str  # see `file_xxh3`
+
+
+class _Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    progress: Progress
+    schedule_step: int
+    files: list[_File]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A copy of everything that a checkpoint contains; training does not change it."""
+
+    state: dict[str, Tensor]
+    schedule_step: int
+    progress: Progress
+
+
+def take_snapshot(
+    model: PackedModel,
+    optimizer: torch.optim.AdamW,
+    schedule: LambdaLR,
+    critic: Critic | None = None,
+    proximal: Proximal | None = None,
+    *,
+    progress: Progress,
+    stager: StateDictStager,
+) -> Snapshot:
+    """Copy this rank's shards to host memory, which `stager` uses again for the next copy."""
+    # Not PyTorch's DefaultStager around it: that of version 2.11 can stage only once.
+    state = stager.stage(_state(model, optimizer, critic) | _proximal_state(proximal), non_blocking=stager.pin_memory)
+    if stager.pin_memory:
+        torch.cuda.synchronize()
+    assert isinstance(state, dict)
+    return Snapshot(state=state, schedule_step=schedule.last_epoch, progress=progress)
+
+
+def write(folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, keep: int, fence: Fence) -> None:
+    """Write `folder/step_NNNNNN`, then remove all but the newest `keep` checkpoints.
+
+    Every rank of `group`, a gloo group, calls it, on one file system. The checkpoint is durable when this returns: its
+    shards and then its manifest are synced to disk. If it cannot be written, every rank raises ValueError with the
+    reason, and the older checkpoints stay. An old one that cannot be removed is logged, and the next write tries again.
+    If another process has taken `fence`, that of `folder`, rank 0 raises FencedOut, and no checkpoint is finished.
+    """
+    path, rank = folder / f"step_{snapshot.progress.step:06d}", dist.get_rank(group)
+    try:
+        _on_first_rank(partial(_begin, path, fence), group)
+        state_dict_saver.save(
+            snapshot.state,
+            storage_writer=ShardWriter(path),
+            process_group=group,
+        )
+        _on_first_rank(partial(_finish, path, snapshot, fence), group)
+    except (OSError, CheckpointException) as error:
+        if rank == 0:
+            with fence.held():
+                if not _was_finished(path):
+                    shutil.rmtree(path, ignore_errors=True)
+        raise ValueError(
+            f"cannot write the checkpoint {path}: {error}; free disk space or repair the disk (older checkpoints are "
+            "intact)"
+        ) from error
+    if rank == 0:
+        with fence.held():
+            _keep_newest(folder, keep)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint whose every byte matches its hash; None if none was ever finished. Reads all of it.
+
+    Damaged checkpoints are logged and skipped. Raises ConfigError if all of them are damaged.
+    """
+    for path in sorted(folder.glob("*")):
+        if not _is_checkpoint(path):
+            log.warning("%s is not a checkpoint (a folder with a name like step_000020); ignoring it", path)
+    damaged = []
+    for path in reversed(finished_checkpoints(folder)):
+        try:
+            _check_files(path, _read_manifest(path))
+            return path
+        except ConfigError as error:
+            log.error("skipping a damaged checkpoint, trying an older one: %s", error)
+            damaged.append(str(error))
+    if damaged:
+        raise ConfigError(
+            f"no checkpoint in {folder} is intact: {damaged[0]}; if there is no copy, train again from the archive in "
+            "a new run with `slipstream learner --replay-archive`"
+        )
+    return None
+
+
+def finished_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints whose manifest was written, oldest first."""
+    return sorted((path for path in folder.glob("*") if _is_checkpoint(path) and _was_finished(path)), key=step_of)
+
+
+def agreed_checkpoint(folder: Path, *, ranks: Ranks) -> Path | None:
+    """The `latest_checkpoint` of rank 0, on every rank. Every rank calls it, and raises ConfigError if rank 0 does."""
+    found = share(_found(folder) if ranks.rank == 0 else None, _Found, ranks=ranks)
+    assert found is not None
+    if found.problem:
+        raise ConfigError(found.problem)
+    return folder / found.name if found.name else None
+
+
+def step_of(path: Path) -> int:
+    """The step after which a checkpoint was written."""
+    return int(path.name.removeprefix("step_"))
+
+
+def load(
+    path: Path,
+    *,
+    model: PackedModel,
+    optimizer: torch.optim.AdamW,
+    schedule: LambdaLR,
+    critic: Critic | None = None,
+    proximal: Proximal | None = None,
+) -> Progress:
+    """Restore model, optimizer, schedule, critic, proximal policy and random state from a checkpoint.
+
+    If the checkpoint has no proximal policy, a new one begins at the weights of the checkpoint. Every rank calls it.
+
+    Raises ConfigError for a checkpoint that is damaged or of another model. The model cannot be used afterwards: some
+    tensors may have been read already.
+    """
+    manifest = _read_manifest(path)
+    state = _state(model, optimizer, critic)
+    reader = HuggingFaceStorageReader(str(path))
+    try:
+        had_proximal = _PROXIMAL_TOTAL in reader.read_metadata().state_dict_metadata
+        if had_proximal:
+            state |= _proximal_state(proximal)
+        state_dict_loader.load(state, storage_reader=reader)
+    except (OSError, CheckpointException) as error:
+        raise ConfigError(f"cannot read the checkpoint {path}: {error}; it must be of the same model") from error
+    if proximal is not None and not had_proximal:
+        proximal.begin_at(model)
+    torch.set_rng_state(state[_RNG])
+    _set_schedule(schedule, optimizer, manifest.schedule_step)
+    if critic is not None:
+        _set_schedule(critic.schedule, critic.optimizer, int(state[_CRITIC_STEP]))
+        critic.scale = scale_of(state[_CRITIC_SCALE])
+    return manifest.progress
+
+
+def load_critic(path: Path, model: RewardModel, *, is_shared: bool, ranks: Ranks) -> None:
+    """Restore trunk and head of `model` from the critic in a checkpoint; its scores get the unit of the reward.
+
+    With adapters, only they are restored. Every rank calls it. Raises ConfigError as `load` does.
+    """
+    _read_manifest(path)
+    trunk, head_name = ("model", "critic.weight") if is_shared else ("critic.causal_lm", "critic.value_head.weight")
+    head, scale = torch.zeros(model.score.weight.shape[1]), ReturnScale().tensor()
+    state = {head_name: head, _CRITIC_SCALE: scale}
+    for name, parameter in model.causal_lm.named_parameters():
+        if parameter.requires_grad:
+            state[f"{trunk}.{name}"] = parameter.detach()
+    try:
+        state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)))
+    except (OSError, CheckpointException) as error:
+        raise ConfigError(f"cannot read the critic in {path}: {error}; it must be of the same model") from error
+    unit = scale_of(scale)
+    set_score(model, head[None] * unit.std, ranks=ranks)
+    model.offset = unit.mean
+
+
+def _state(model: PackedModel, optimizer: torch.optim.AdamW, critic: Critic | None) -> dict[str, Tensor]:
+    """Every tensor that training changes, by name. The optimizer's hyperparameters come from the configuration.
+
+    All ranks share one random state: they have the same seed, and a step uses no random numbers.
+    """
+    begin_moments(optimizer)
+    state = {_RNG: torch.get_rng_state()}
+    for name, parameter in named_shards(model):
+        if parameter.requires_grad:  # with adapters, the model's own weights are frozen and stay in its folder
+            state[f"model.{name}"] = parameter.detach()
+            for moment, value in optimizer.state[parameter].items():
+                state[f"optimizer.{moment}.{name}"] = value
+    return state if critic is None else state | _critic_state(critic)
+
+
+def _critic_state(critic: Critic) -> dict[str, Tensor]:
+    begin_moments(critic.optimizer)
+    state = {_CRITIC_STEP: torch.tensor(critic.schedule.last_epoch), _CRITIC_SCALE: critic.scale.tensor()}
+    for name, parameter in critic_shards(critic):
+        state[f"critic.{name}"] = parameter.detach()
+        for moment, value in critic.optimizer.state[parameter].items():
+            state[f"critic_optimizer.{moment}.{name}"] = value
+    return state
+
+
+def _proximal_state(proximal: Proximal | None) -> dict[str, Tensor]:
+    if proximal is None:
+        return {}
+    averages = {f"proximal.{name}": average for name, average in proximal.averages.items()}
+    return averages | {_PROXIMAL_TOTAL: proximal.total}
+
+
+def _set_schedule(schedule: LambdaLR, optimizer: torch.optim.AdamW, step: int) -> None:
+    rates = [lr * fraction(step) for lr, fraction in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    schedule.load_state_dict(schedule.state_dict() | {"last_epoch": step, "_last_lr": rates})
+
+
+def _on_first_rank(action: Callable[[], None], group: dist.ProcessGroup) -> None:
+    """Run `action` on rank 0 while the other ranks wait. If it fails, every other rank raises OSError."""
+    failure: OSError | FencedOut | None = None
+    if dist.get_rank(group) == 0:
+        try:
+            action()
+        except (OSError, FencedOut) as error:
+            failure = error
+    failed = torch.tensor(float(failure is not None))
+    dist.broadcast(failed, src=0, group=group)
+    if failed:
+        raise failure or OSError("rank 0 could not write; see its error message")
+
+
+def _begin(path: Path, fence: Fence) -> None:
+    with fence.held():
+        _make_empty(path)
+
+
+def _finish(path: Path, snapshot: Snapshot, fence: Fence) -> None:
+    manifest = _manifest_of(path, snapshot)  # it reads every shard: longer than a fence may be held
+    with fence.held():
+        write_sealed(path / MANIFEST, manifest, schema=_SCHEMA)
+        sync_path(path.parent)
+
+
+def _make_empty(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink()  # only the link: its target may belong to another program
+    elif path.exists():
+        _remove(path)
+    path.mkdir(parents=True)
+
+
+def _manifest_of(path: Path, snapshot: Snapshot) -> _Manifest:
+    """What is in the folder, whose names are on the disk when it returns."""
+    files = [
+        _File(name=file.name, num_bytes=file.stat().st_size, xxh3=file_xxh3(file)) for file in sorted(path.iterdir())
+    ]
+    sync_path(path)  # the shards' directory entries must be durable before the manifest's
+    return _Manifest(progress=snapshot.progress, schedule_step=snapshot.schedule_step, files=files)
+
+
+def _read_manifest(path: Path) -> _Manifest:
+    """Read the manifest of a checkpoint. Raises ConfigError if it is damaged, or if a shard has another size."""
+    try:
+        manifest = read_sealed(path / MANIFEST, _Manifest, schema=_SCHEMA)
+    except NotWhole as error:
+        raise ConfigError(f"the checkpoint {path} is damaged: {error}; restore it from a copy") from error
+    for file in manifest.files:
+        shard = path / file.name
+        num_bytes = shard.stat().st_size if shard.is_file() else 0
+        if num_bytes != file.num_bytes:
+            raise ConfigError(
+                f"{shard} has {num_bytes} bytes, but its manifest says {file.num_bytes}; restore it from a copy"
+            )
+    if manifest.progress.step != step_of(path):
+        raise ConfigError(f"{path} contains step {manifest.progress.step}; rename the folder to match that step")
+    return manifest
+
+
+def _found(folder: Path) -> _Found:
+    try:
+        newest = latest_checkpoint(folder)
+    except ConfigError as error:
+        return _Found(problem=str(error))
+    return _Found(name=newest.name if newest else "")
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return bool(_NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+
+
+def _was_finished(path: Path) -> bool:
+    """Whether a manifest was ever written; True also if it has since been replaced by a folder or a broken link."""
+    return (path / MANIFEST).exists() or (path / MANIFEST).is_symlink()
+
+
+def _check_files(path: Path, manifest: _Manifest) -> None:
+    """Raise ConfigError unless every shard matches its hash. Reads all of them."""
+    for file in manifest.files:
+        try:
+            is_whole = file_xxh3(path / file.name) == file.xxh3
+        except OSError as error:
+            raise ConfigError(f"{path / file.name} cannot be read: {error}; restore it from a copy") from error
+        if not is_whole:
+            raise ConfigError(f"{path / file.name} does not match its hash in the manifest; restore it from a copy")
+
+
+def _keep_newest(folder: Path, keep: int) -> None:
+    kept = finished_checkpoints(folder)[-keep:]
+    for path in folder.glob("step_*"):
+        if path not in kept and _is_checkpoint(path):
+            try:
+                _remove(path)
+            except OSError as error:
+                log.warning("cannot remove the old checkpoint %s; the next checkpoint tries again: %s", path, error)
+
+
+def _remove(path: Path) -> None:
+    # The manifest goes first: after a crash half-way, the folder must not look like a finished checkpoint.
+    manifest = path / MANIFEST
+    if manifest.is_dir() and not manifest.is_symlink():
+        shutil.rmtree(manifest)
+    manifest.unlink(missing_ok=True)
+    shutil.rmtree(path)

@@ -1,0 +1,61 @@
+"""Small JSON files that contain a hash of their content, so that damage is detected when they are read."""
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import xxhash
+
+from slipstream.common.process.run_dir import sync_path
+from slipstream.common.process.wire import MALFORMED
+
+READ_BYTES = 8 << 20
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class NotWhole(ValueError):
+    """A file that is missing or damaged; the message names the file and the problem."""
+
+
+class _Sealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    schema: int
+    xxh3: str  # 128 bits in hex, over the bytes of `content`
+    content: msgspec.Raw
+
+
+def write_sealed(path: Path, content: msgspec.Struct, *, schema: int) -> None:
+    """Replace `path` atomically; it is on disk when this returns."""
+    body = msgspec.json.encode(content)
+    sealed = _Sealed(schema=schema, xxh3=xxhash.xxh3_128_hexdigest(body), content=msgspec.Raw(body))
+    unnamed = path.with_name(path.name + ".tmp")
+    with unnamed.open("wb") as stream:
+        stream.write(msgspec.json.encode(sealed))
+        stream.flush()
+        os.fsync(stream.fileno())
+    unnamed.replace(path)
+    sync_path(path.parent)
+
+
+def read_sealed(path: Path, kind: type[S], *, schema: int) -> S:
+    """Read what `write_sealed` wrote. Raises NotWhole if the file is missing, damaged or of another schema."""
+    try:
+        sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
+        body = bytes(sealed.content)
+        if sealed.xxh3 != xxhash.xxh3_128_hexdigest(body):
+            raise NotWhole(f"{path} is damaged: its content does not match its hash")
+        if sealed.schema != schema:
+            raise NotWhole(f"{path} has schema {sealed.schema}, but this version reads schema {schema}")
+        return msgspec.json.decode(body, type=kind)
+    except (OSError, *MALFORMED) as error:
+        raise NotWhole(f"{path} is damaged: {error}") from error
+
+
+def file_xxh3(path: Path) -> str:
+    """The 128-bit XXH3 hash of a file, in hex. Raises OSError."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as stream:
+        while data := stream.read(READ_BYTES):
+            digest.update(data)
+    return digest.hexdigest()

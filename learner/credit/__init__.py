@@ -1,0 +1,1 @@
+"""Who earned what: an advantage for every token."""

@@ -1,0 +1,106 @@
+"""Measures what the advantages need: forward passes of the models over the whole batch, without gradient.
+
+Each rank measures its own packs, and the results are exchanged. So every rank has the same number for every token, and
+everything computed from them, such as a mean over the batch, is identical on every rank.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.learner.batch.pack import Packed, TokenSequence, bins_of_rank, pack
+from slipstream.learner.model.critic import Critic
+from slipstream.learner.model.packed_model import PackedModel
+from slipstream.learner.model.value_model import ValueHead
+from slipstream.learner.ranks.ranks import Ranks
+
+Numbers = Float[np.ndarray, " tokens"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One number for each loss token of a batch, sequence after sequence; None if the objective does not need it."""
+
+    values: Numbers | None = None  # the critic's, in the unit of the reward
+    reference_logprobs: Numbers | None = None
+    current_logprobs: Numbers | None = None
+
+
+def measure(
+    sequences: Sequence[TokenSequence],
+    *,
+    model: PackedModel,
+    critic: Critic | None,
+    reference: PackedModel | None,
+    ranks: Ranks,
+    objective: ObjectiveConfig,
+    micro_batch_tokens: int,
+) -> Measured:
+    """Measure what `objective` needs of `sequences`; every rank passes all of them, in the same order.
+
+    Every rank calls it: each forward pass is collective, and so is the exchange at the end.
+    """
+    queries: dict[str, Callable[[Packed], Tensor]] = {}
+    if critic is not None and isinstance(critic.module, ValueHead):
+        queries["values"] = lambda packed: model(packed).values
+    elif critic is not None:
+        queries["values"] = critic.module
+    if reference is not None and objective.kl_place == "reward":
+        queries["reference_logprobs"] = lambda packed: reference(packed).logprobs
+    if objective.advantage in ("vtrace", "opob"):
+        queries["current_logprobs"] = lambda packed: model(packed).logprobs
+    if not queries:
+        return Measured()
+    found = of_each_token(
+        queries,
+        sequences,
+        micro_batch_tokens=micro_batch_tokens,
+        ranks=ranks,
+        share_prefixes=all_share_prefixes(model, reference, critic.module if critic else None),
+    )
+    if critic is not None:
+        found["values"] = critic.scale.restored(found["values"])
+    return Measured(**found)
+
+
+def all_share_prefixes(*models: nn.Module | None) -> bool:
+    """Whether each of `models` computes a shared prefix once: a teacher may be of another family than the policy."""
+    return all(model.shares_prefixes for model in models if isinstance(model, PackedModel))
+
+
+@torch.no_grad()
+def of_each_token(
+    queries: Mapping[str, Callable[[Packed], Tensor]],
+    sequences: Sequence[TokenSequence],
+    *,
+    micro_batch_tokens: int,
+    ranks: Ranks,
+    share_prefixes: bool,
+) -> dict[str, Numbers]:
+    """The result of each query for each loss token, on every rank. `share_prefixes` says whether their models can.
+
+    Each token is in one pack, of ranks of which one counts, so the sum over ranks is exact.
+    """
+    stops = np.cumsum([sequence.loss_mask.sum() for sequence in sequences])
+    starts = np.concatenate([[0], stops[:-1]])
+    results = torch.zeros((len(queries), int(stops[-1])), dtype=torch.float64, device=ranks.device)
+    for each in bins_of_rank(
+        sequences,
+        max_tokens=micro_batch_tokens,
+        num_ranks=ranks.num_packing,
+        rank=ranks.packing_rank,
+        share_prefixes=share_prefixes,
+    ):
+        members = [sequences[index] for index in each.members]
+        packed = pack(members, share_prefixes=each.share_prefixes, context=ranks.context).to(ranks.device)
+        places = [np.arange(starts[index], stops[index]) for index in each.members]
+        where = torch.from_numpy(np.concatenate([np.arange(0), *places])).to(ranks.device)
+        for result, query in zip(results, queries.values(), strict=True):
+            result[where] = query(packed).double()
+    ranks.add_up(results)
+    return dict(zip(queries, results.cpu().numpy(), strict=True))

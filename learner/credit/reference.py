@@ -1,0 +1,120 @@
+"""The reference policy of the objective's KL divergence: frozen, replaced every so many steps, or another model.
+
+A copy of the policy is written to disk when it is taken, in a folder named after the step, so that a resumed run uses
+the same one.
+"""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import torch.distributed as dist
+
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.run_dir import RunDir, sync_path
+from slipstream.common.text.tokenizer import load_tokenizer
+from slipstream.learner.checkpoint.checkpoint import finished_checkpoints, step_of
+from slipstream.learner.checkpoint.sealed_file import NotWhole, file_xxh3, read_sealed, write_sealed
+from slipstream.learner.model.export import save_hf
+from slipstream.learner.model.packed_model import PackedModel, load_model
+from slipstream.learner.ranks.ranks import Ranks
+
+HASHES = "hashes.json"
+
+
+class _Files(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    xxh3: dict[str, str]  # of each file of the folder, by name
+
+
+def reference_at(model: PackedModel, config: Config, run_dir: RunDir, *, step: int, ranks: Ranks) -> PackedModel | None:
+    """The reference of a run at `step`; None if its objective has no KL divergence.
+
+    Before the first step, and whenever `objective.reference_every` divides the step (GRPO's outer loop,
+    https://arxiv.org/abs/2402.03300), it is a copy of `model`, which is written to disk. At other steps it is read from
+    there. It costs the memory of the weights once more, and a forward pass per step. Every rank calls it, on one file
+    system. With `objective.reference_model` it is the model in that folder. Raises ConfigError if the run never wrote
+    the reference it needs, if its files are damaged, or if the other model does not fit the policy.
+    """
+    objective = config.objective
+    if not objective.kl_coefficient:
+        return None
+    if objective.teacher_url:
+        return None  # a server has it: see `slipstream.learner.credit.teacher`
+    if objective.reference_model:
+        check_same_tokenizer("objective.reference_model", Path(objective.reference_model), model.folder)
+        teacher = load_model(Path(objective.reference_model), ranks=ranks, settings=model.settings.frozen())
+        return teacher.requires_grad_(False)
+    taken_at = reference_step(step, every=objective.reference_every)
+    folder = run_dir.reference / f"step_{taken_at:06d}"
+    if taken_at == step:
+        _write(model, folder, ranks=ranks)
+    elif not folder.is_dir():
+        raise ConfigError(
+            f"`objective.kl_coefficient` must be 0, got {objective.kl_coefficient} with objective.reference_every "
+            f"{objective.reference_every}: this run wrote no reference at step {taken_at}; start a new run"
+        )
+    _check_whole(folder)
+    if ranks.rank == 0:
+        _remove_older(run_dir, every=objective.reference_every)
+    reference = load_model(folder, ranks=ranks, settings=model.settings.frozen())
+    return reference.requires_grad_(False)
+
+
+def reference_step(step: int, *, every: int) -> int:
+    """The step after which the reference of a run at `step` was taken.
+
+    >>> [reference_step(step, every=10) for step in (0, 9, 10, 25)], reference_step(25, every=0)
+    ([0, 0, 10, 20], 0)
+    """
+    return step - step % every if every else 0
+
+
+def check_same_tokenizer(key: str, folder: Path, ours: Path) -> None:
+    """Raise ConfigError unless the model in `folder`, the value of `key`, has the vocabulary of that in `ours`."""
+    theirs, known = (load_tokenizer(each).get_vocab() for each in (folder, ours))
+    if theirs != known:
+        raise ConfigError(
+            f"`{key}` {folder} has another tokenizer than the policy in {ours}, so it would score other text than the "
+            "policy wrote; use a model of the same family"
+        )
+
+
+def _write(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:
+    """Write the reference atomically: the folder gets its final name when every byte is on disk."""
+    unnamed = folder.with_name(folder.name + ".tmp")
+    if ranks.rank == 0:
+        shutil.rmtree(unnamed, ignore_errors=True)
+    save_hf(model, unnamed, ranks=ranks)
+    if ranks.rank == 0:
+        written = _Files(xxh3={path.name: file_xxh3(path) for path in unnamed.iterdir()})
+        write_sealed(unnamed / HASHES, written, schema=1)
+        for path in (*unnamed.iterdir(), unnamed):
+            sync_path(path)
+        shutil.rmtree(folder, ignore_errors=True)  # written before the run was resumed here: the same bits
+        unnamed.rename(folder)
+        sync_path(folder.parent)
+    dist.barrier()  # the others read what rank 0 writes
+
+
+def _check_whole(folder: Path) -> None:
+    """Raise ConfigError unless every file matches its hash: else the divergence would be from another policy."""
+    try:
+        files = read_sealed(folder / HASHES, _Files, schema=1).xxh3
+        damaged = [name for name, xxh3 in files.items() if file_xxh3(folder / name) != xxh3]
+    except (NotWhole, OSError) as error:
+        raise ConfigError(f"the reference in {folder} is damaged: {error}; restore it from a copy") from error
+    if damaged:
+        raise ConfigError(
+            f"the reference in {folder} is damaged: {', '.join(damaged)} does not match its hash; restore it from a "
+            "copy"
+        )
+
+
+def _remove_older(run_dir: RunDir, *, every: int) -> None:
+    """Remove references that no finished checkpoint needs. One that is still being written is of a later step."""
+    steps = [step_of(path) for path in finished_checkpoints(run_dir.checkpoints)]
+    oldest = min((reference_step(step, every=every) for step in steps), default=0)
+    for path in run_dir.reference.glob("step_*[0-9]"):
+        if step_of(path) < oldest:
+            shutil.rmtree(path)

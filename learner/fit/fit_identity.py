@@ -1,0 +1,64 @@
+"""What the checkpoints of a fit depend on, recorded so that a run is not continued with something else."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.run_dir import write_json
+from slipstream.learner.batch.examples import Example, Goal
+from slipstream.learner.fit.fit_options import FitOptions
+from slipstream.learner.ranks.hosts import check_alike
+from slipstream.learner.ranks.ranks import Ranks
+
+
+def identity_of(goal: Goal, examples: Sequence[Example], config: Config, options: FitOptions) -> dict[str, object]:
+    """The data and settings that a run's checkpoints depend on."""
+    digest = hashlib.sha256()
+    for example in examples:
+        for side in example:
+            for sequence in side:
+                digest.update(sequence.tokens.tobytes() + sequence.loss_mask.tobytes())
+                if sequence.returns is not None:
+                    digest.update(sequence.returns.tobytes())
+    return {
+        "goal": goal,
+        "model.path": config.model.path,
+        "--data": digest.hexdigest(),
+        "--epochs": options.epochs,
+        "--batch-rows": options.batch_rows,
+        "--beta": options.beta,
+        "run.seed": config.run.seed,
+    }
+
+
+def check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) -> None:
+    """Record `identity` in `path`. Every rank calls it.
+
+    Raises ConfigError if another is recorded there, and on every rank unless all of them have the same.
+    """
+    check_alike({name: str(value) for name, value in identity.items()}, ranks=ranks)
+    check_recorded(path, identity)
+    dist.barrier()  # every rank has looked before rank 0 writes
+    if ranks.rank == 0:
+        write_json(path, identity)
+
+
+def check_recorded(path: Path, identity: dict[str, object]) -> None:
+    """Raise ConfigError if another identity than `identity` is recorded in `path`."""
+    if path.exists():
+        try:
+            before = json.loads(path.read_text())
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"{path} is damaged: {error}; restore it from a copy, or choose another `run.name`"
+            ) from error
+        others = [name for name, value in identity.items() if before.get(name) != value]
+        if others:
+            raise ConfigError(
+                f"the run in {path.parent} was started with another {' and '.join(others)}; choose another `run.name`"
+            )

@@ -1,0 +1,1 @@
+"""What rank 0 alone does: connections, records, evaluation, totals and cost."""

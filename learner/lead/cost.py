@@ -1,0 +1,80 @@
+"""The cost of a run's actors, and the tokens that were generated but never trained on."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slipstream.replay.fleet.fleet import Member
+from slipstream.replay.records.ledger import Ledger
+
+
+@dataclass(kw_only=True, slots=True)
+class ActorCost:
+    """The cost so far of all actors of one kind, zone and price."""
+
+    instance_kind: str
+    zone: str
+    price_per_hour: float  # dollars, of one actor
+    num_actors: int = 0  # that have ever served
+    hours: float = 0.0  # summed over these actors
+    dollars: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """The cost of a run so far, without the learner's own machines."""
+
+    shares: list[ActorCost]
+    dollars_per_hour: float  # of the actors that serve now
+    spot_dollars_per_hour: float  # of those among them that are spot instances
+    tokens_trained: int  # prompt and sampled tokens
+    wasted_tokens: dict[str, int]
+    """Prompt and sampled tokens that were not trained on, by reason. Dropped trajectories and discarded parts of
+    episodes have the reason of the drop. "preempted" are tokens of actors that have left, without the other two."""
+
+    @property
+    def dollars(self) -> float:
+        return sum(share.dollars for share in self.shares)
+
+    @property
+    def dollars_per_million_tokens(self) -> float | None:
+        """Dollars per million trained tokens; None if nothing has been trained yet, or if no actor has a price."""
+        return self.dollars / (self.tokens_trained / 1e6) if self.dollars and self.tokens_trained else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The cost as JSON-compatible values."""
+        totals = {"dollars": self.dollars, "dollars_per_million_tokens": self.dollars_per_million_tokens}
+        return totals | asdict(self)
+
+
+def cost_of(everyone: Iterable[Member], *, alive: Iterable[Member], ledger: Ledger, tokens_trained: int) -> Cost:
+    """The cost of a run: `everyone` has taken part, `alive` still do. A minute at 0.60 $ an hour costs one cent."""
+    serving = {member.name for member in alive if member.role == "actor"}
+    shares: dict[tuple[str, str, float], ActorCost] = {}
+    wasted: dict[str, int] = defaultdict(int)
+    dollars_per_hour, of_spot = 0.0, 0.0
+    for member in everyone:
+        if member.role != "actor":
+            continue
+        what = (member.instance_kind, member.zone, member.price_per_hour)
+        share = shares.setdefault(what, ActorCost(instance_kind=what[0], zone=what[1], price_per_hour=what[2]))
+        share.num_actors += 1
+        share.hours += member.served_s / 3600
+        share.dollars += member.price_per_hour * member.served_s / 3600
+        if member.name in serving:
+            dollars_per_hour += member.price_per_hour
+            of_spot += member.price_per_hour if member.instance_kind == "spot" else 0.0
+        else:
+            wasted["preempted"] += member.generated_tokens - member.kept_tokens
+    for account, tokens in ledger.tokens.items():
+        kind, _, reason = account.partition(":")
+        if kind in ("dropped", "discarded"):
+            wasted[reason] += tokens
+    return Cost(
+        shares=sorted(shares.values(), key=lambda share: -share.dollars),
+        dollars_per_hour=dollars_per_hour,
+        spot_dollars_per_hour=of_spot,
+        tokens_trained=tokens_trained,
+        wasted_tokens={reason: tokens for reason, tokens in wasted.items() if tokens},
+    )

@@ -1,0 +1,108 @@
+"""Rank 0's connections to the run: buffers of each stream and shard, fleet, bulletin, and this learner's epochs."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from slipstream.common.config.config import Config, dump_config
+from slipstream.common.process.patience import RedisAway
+from slipstream.common.transfer.model_folder import ModelFile
+from slipstream.learner.lead.evaluation import STREAM as EVAL_STREAM
+from slipstream.replay.buffer.learner_buffer import LearnerBuffer
+from slipstream.replay.buffer.repertoire import Repertoire
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.expiry import Revoker
+from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
+from slipstream.replay.records.keys import FencedOut
+from slipstream.replay.run.shards import Epochs, Shards
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """Rank 0's connections to the run."""
+
+    clients: Sequence[redis.Redis]  # of each shard
+    shards: Shards
+    evaluation: LearnerBuffer
+    fleet: Fleet
+    bulletin: Bulletin
+    repertoires: list[Repertoire]  # of each server
+    revokers: list[Revoker]  # of each server
+    epochs: Epochs  # of each shard
+    epoch: int  # of the first shard; publishing checks it
+    model_files: list[ModelFile]  # that actors on other hosts pull
+
+    def check_epochs(self) -> None:
+        """Raise FencedOut if another learner has taken over the run."""
+        self.shards.settle(0)  # no group is claimed for step 0: this only compares the epochs
+
+    def give_up(self) -> None:
+        """Set the run's state to FAILED, unless another learner has taken over: actors wait for another start."""
+        with contextlib.suppress(RedisAway, FencedOut):
+            self.fleet.set_run_state(RunState.FAILED)
+        self.close()
+
+    def close(self) -> None:
+        """Stop the threads. Idempotent."""
+        for repertoire in self.repertoires:
+            repertoire.close()
+        for revoker in self.revokers:
+            revoker.close()
+
+
+def join_run(
+    client: redis.Redis,
+    config: Config,
+    *,
+    model_folder: Path,
+    model_files: list[ModelFile],
+    vocab_size: int,
+    tokenizer_root: str,
+    own_modules: dict[str, str],
+    further: Sequence[redis.Redis] = (),
+) -> Links:
+    """Become the run's learner: from now on older learners are fenced out, and actors may join.
+
+    `further` are the clients of `redis.shards`.
+    """
+    run_id, clients = config.run.name, [client, *further]
+    shards = Shards(
+        [
+            LearnerBuffer(each, run_id, config.replay, vocab_size=vocab_size, shard=shard)
+            for shard, each in enumerate(clients)
+        ]
+    )
+    evaluation = LearnerBuffer(client, run_id, config.replay, vocab_size=vocab_size, stream=EVAL_STREAM)
+    fleet = Fleet(client, run_id)
+    repertoires = [Repertoire.start(each) for each in dict.fromkeys(clients)]
+    revokers = [Revoker.start(each, run_id) for each in dict.fromkeys(clients)]
+    epochs = shards.acquire_epochs()
+    evaluation.adopt_epoch(epochs.epochs[0])
+    fleet.adopt_epoch(epochs.epochs[0])
+    # In this order: actors that wait after a learner failed read the facts as soon as the state is STARTING.
+    fleet.describe_run(
+        RunFacts(
+            config_yaml=dump_config(config),
+            model_path=str(model_folder.resolve()),
+            model_files=model_files,
+            vocab_size=vocab_size,
+            tokenizer_root=tokenizer_root,
+            own_modules=own_modules,
+        )
+    )
+    fleet.set_run_state(RunState.STARTING)
+    return Links(
+        clients=clients,
+        shards=shards,
+        evaluation=evaluation,
+        fleet=fleet,
+        bulletin=Bulletin(client, run_id),
+        repertoires=repertoires,
+        revokers=revokers,
+        epochs=epochs,
+        epoch=epochs.epochs[0],
+        model_files=model_files,
+    )

@@ -1,0 +1,269 @@
+"""The record of a run: metrics of each step and evaluation, the totals over all steps, and the summary."""
+
+import dataclasses
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from slipstream.common.config.config import Config
+from slipstream.common.process.events import Events
+from slipstream.common.process.headline import headline, wilson
+from slipstream.common.process.metrics import Metrics, MetricsWriter, read_metrics
+from slipstream.common.process.run_dir import RunDir, sync_path, write_json
+from slipstream.learner.batch.batch import Batch
+from slipstream.learner.checkpoint.checkpoint import Progress
+from slipstream.learner.checkpoint.fence import Fence
+from slipstream.learner.lead.advice import MEMORY, StepLoad, advised_actors
+from slipstream.learner.lead.cost import Cost, cost_of
+from slipstream.learner.lead.descriptions import describe
+from slipstream.learner.lead.episode_texts import episode_texts
+from slipstream.learner.lead.evaluation import Evaluation
+from slipstream.learner.lead.fleet_watch import FleetWatch
+from slipstream.learner.lead.highest_version import save_highest_version
+from slipstream.learner.lead.links import Links
+from slipstream.learner.lead.overview import COMPARED, place_of, settings_of
+from slipstream.learner.lead.report import (
+    add_cost,
+    add_fleet,
+    add_flow,
+    add_produced,
+    add_publishing,
+    slots_used,
+    step_metrics,
+)
+from slipstream.learner.lead.tally import EvalResult, Tally, save_tally
+from slipstream.learner.model.flops import Flops
+from slipstream.learner.publisher.publish import PublishStats
+from slipstream.learner.step.step_metrics import StepMetrics
+from slipstream.learner.supply.refusals import Refusals
+from slipstream.replay.fleet.fleet import Census, Member
+from slipstream.replay.records.ledger import Ledger
+from slipstream.replay.run.diagnosis import NUM_STEPS, Diagnosis
+
+READING_SHARE = 0.005  # of the time, at most, is spent on reading the fleet, however large it is
+
+log = logging.getLogger(__name__)
+
+
+class RunRecord:
+    """Writes the metrics of a run, and counts in `tally` what its steps add."""
+
+    def __init__(
+        self,
+        links: Links,
+        run_dir: RunDir,
+        fence: Fence,
+        *,
+        tally: Tally,
+        writer: MetricsWriter,
+        started_at_s: float,
+        flops: Flops,
+        config: Config,
+        decode: Callable[[list[int]], str],
+    ) -> None:
+        """`begin` makes one for a run; `decode` makes text of tokens."""
+        self.tally = tally
+        self._links = links
+        self._run_dir = run_dir
+        self._fence = fence
+        self._writer = writer
+        self._started_at_s = started_at_s
+        self._flops = flops
+        self._decode = decode
+        self._newest: tuple[Mapping[str, float], ...] = ()  # records of steps; replaced, as the watch reads it
+        self._watch = FleetWatch(
+            links,
+            run_dir.tensorboard,
+            run_id=config.run.name,
+            max_lag=config.replay.max_lag,
+            num_steps=config.learner.steps,
+            started_at_s=started_at_s,
+            tokens_trained=lambda: self.tally.tokens_trained,
+            steps=lambda: self._newest,
+        )
+        self._census: Census | None = None  # the newest reading; how long it took, and when, by the monotonic clock
+        self._reading_s = self._read_at = 0.0
+        self._loads: deque[StepLoad] = deque(maxlen=MEMORY)
+
+    @classmethod
+    def begin(
+        cls,
+        links: Links,
+        run_dir: RunDir,
+        fence: Fence,
+        *,
+        tally: Tally,
+        step: int,
+        started_at_s: float,
+        flops: Flops,
+        config: Config,
+        decode: Callable[[list[int]], str],
+    ) -> "RunRecord":
+        """Remove the metrics of every step after `step`; later steps add to the rest. Raises FencedOut."""
+        with fence.held():
+            writer = MetricsWriter(
+                jsonl=run_dir.metrics,
+                tensorboard=run_dir.tensorboard,
+                resume_step=step,
+                place=place_of,
+                describe=describe,
+            )
+        settings = Events(run_dir.tensorboard)
+        settings.write_settings(settings_of(config), COMPARED)
+        settings.close()
+        record = cls(
+            links,
+            run_dir,
+            fence,
+            tally=tally,
+            writer=writer,
+            started_at_s=started_at_s,
+            flops=flops,
+            config=config,
+            decode=decode,
+        )
+        record._reset_ledger(links.shards.ledger())
+        return record
+
+    def write_step(
+        self,
+        batch: Batch,
+        step: StepMetrics,
+        *,
+        before: Progress,
+        times_s: dict[str, float],
+        publish: PublishStats,
+        refusals: Refusals,
+    ) -> None:
+        """Write the metrics of the step that followed `before`, and log one line."""
+        metrics = step_metrics(batch, step, before=before, times_s=times_s, flops=self._flops, tally=self.tally)
+        ledger, census = self._links.shards.ledger(), self._fleet()
+        members = census.alive
+        self._reset_ledger(ledger)
+        add_produced(metrics, self.tally.recorded, ledger)
+        add_flow(metrics, batch, self.tally.recorded, ledger)
+        add_fleet(metrics, ledger=ledger, members=members)
+        add_publishing(metrics, members=members, publish=publish)
+        add_cost(metrics, self._cost(ledger, census))
+        metrics.add("fleet/unreadable_members", self._links.fleet.num_unreadable)
+        metrics.add("fleet/refusing_actors", refusals.log_new(members))
+        metrics.add("replay/repairs", ledger.repairs)
+        metrics.add("fleet/advised_actors", self._advise(ledger, members, times_s))
+        self.tally.recorded = ledger
+        trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+        metrics.texts = episode_texts(trajectories, self._decode, step=before.step + 1)
+        means = self._writer.write(before.step + 1, metrics)
+        self._newest = (*self._newest, {"step": before.step + 1, "time": time.time()} | means)[-NUM_STEPS:]
+        if self.tally.first_reward_s is None:
+            self.tally.first_reward_s = time.time() - self._started_at_s
+        log.info(
+            "step %d: %d episodes finished, reward %.3f, success %.3f; trained: reward %.3f, success %.3f; lag %.1f, "
+            "waited %.1f of %.1f s",
+            before.step + 1,
+            means["produced/episodes"],
+            means.get("produced/reward", math.nan),
+            means.get("produced/success", math.nan),
+            means["trained/reward"],
+            means["trained/success"],
+            means["lag/mean"],
+            times_s["wait"],
+            sum(times_s.values()),
+        )
+
+    def write_evaluation(self, evaluation: Evaluation, result: EvalResult, name: str) -> None:
+        """Write the metrics of an evaluation, and log one line."""
+        metrics = Metrics()
+        metrics.add("eval/success_sampled", result.sampled)
+        metrics.add("eval/success_greedy", result.greedy)
+        low, high = wilson(result.sampled, result.num_tasks)
+        metrics.add("eval/success_low", low)
+        metrics.add("eval/success_high", high)
+        metrics.add("eval/num_tasks", result.num_tasks)
+        for label in result.sampled_in:
+            metrics.add(f"eval/success_sampled_in_{label}", result.sampled_in[label])
+            metrics.add(f"eval/success_greedy_in_{label}", result.greedy_in.get(label, 0.0))
+        metrics.add("eval/num_mixed", evaluation.num_mixed)
+        metrics.add("eval/lasted_s", evaluation.lasted_s)
+        self._writer.write(evaluation.step, metrics)
+        log.info("evaluation %s: success %.3f sampled, %.3f greedy", name, result.sampled, result.greedy)
+
+    def write_summary(self) -> None:
+        """Write `summary.json`: evaluations, throughput, cost and lag of the whole run."""
+        tally, wall_s = self.tally, time.time() - self._started_at_s
+        ledger, census = self._links.shards.ledger(), self._links.fleet.census()
+        actors = [member for member in census.everyone if member.role == "actor"]
+        newest = headline(read_metrics(self._run_dir.metrics))
+        summary = {
+            "eval": msgspec.to_builtins(tally.evaluations),
+            "eval_during": msgspec.to_builtins(tally.evaluations_during),
+            "ledger": ledger.to_dict(),
+            "lag": dict(sorted(tally.lag.items(), key=lambda item: int(item[0]))),
+            "tokens_per_s": {
+                "generated": sum(actor.generated_tokens for actor in actors) / wall_s,
+                "trained": tally.tokens_trained / max(tally.seconds, 1e-9),
+            },
+            "produced": dataclasses.asdict(newest) if newest else None,
+            "cost": self._cost(ledger, census).to_dict(),
+            "first_reward_s": tally.first_reward_s,
+            "wall_s": wall_s,
+            "run_dir": str(self._run_dir.path),
+        }
+        write_json(self._run_dir.summary, summary)
+
+    def prepare_tally(self, step: int) -> None:
+        """Write the present totals as those of `step`, whose checkpoint is not durable yet. Raises FencedOut."""
+        with self._fence.held():
+            save_tally(msgspec.structs.replace(self.tally, durable_step=step), self._run_dir.next_tally)
+
+    def adopt_tally(self) -> None:
+        """Make the next tally the run's, once its checkpoint is durable. Raises FencedOut."""
+        with self._fence.held():
+            self._run_dir.next_tally.replace(self._run_dir.tally)
+            sync_path(self._run_dir.path)
+
+    def reserve_version(self, policy_version: int) -> None:
+        """Write the number of a version that is about to be published, the highest so far. Raises FencedOut."""
+        with self._fence.held():
+            save_highest_version(policy_version, self._run_dir.highest_version)
+
+    def close(self) -> None:
+        self._watch.close()
+        self._writer.close()
+
+    @property
+    def found(self) -> Diagnosis | None:
+        """The state of the run at the last look of a few seconds ago; None before the first."""
+        return self._watch.found
+
+    def _fleet(self) -> Census:
+        """The processes of the run; of a large fleet they are those of a few seconds ago."""
+        now = time.monotonic()
+        if self._census is None or now - self._read_at > self._reading_s / READING_SHARE:
+            self._census = self._links.fleet.census()
+            self._reading_s, self._read_at = time.monotonic() - now, now
+        return self._census
+
+    def _cost(self, ledger: Ledger, census: Census) -> Cost:
+        tokens = self.tally.tokens_trained
+        return cost_of(census.everyone, alive=census.alive, ledger=ledger, tokens_trained=tokens)
+
+    def _advise(self, ledger: Ledger, members: Sequence[Member], times_s: dict[str, float]) -> int:
+        """The advised number of actors, including the measurements of this step."""
+        actors = [member for member in members if member.role == "actor"]
+        load = StepLoad(
+            num_actors=len(actors),
+            learner_wait=times_s["wait"] / sum(times_s.values()),
+            slots_used=slots_used(actors),
+            has_queue=ledger.queued > 0,
+        )
+        self._loads.append(load)
+        return advised_actors(list(self._loads))
+
+    def _reset_ledger(self, ledger: Ledger) -> None:
+        """Start counting at `ledger` if its counters went back: the server was emptied, or its ledger was repaired."""
+        if ledger.inserted < self.tally.recorded.inserted:
+            self.tally.recorded = ledger

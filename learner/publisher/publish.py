@@ -1,0 +1,284 @@
+"""Rank 0's side of publishing: the shared memory that weights are copied into, and the publisher process.
+
+Nothing here waits for an actor, for Redis or for a hash. If the publisher has not started a version when a newer one
+arrives, it skips the older one.
+"""
+
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import torch
+
+from slipstream.common.config.config import Config
+from slipstream.common.transfer.anonymous_memory import AnonymousMemory
+from slipstream.common.transfer.blob_store import run_store
+from slipstream.common.transfer.model_folder import ModelFile
+from slipstream.common.transfer.probe import Probe
+from slipstream.common.transfer.weights import Adapted, TensorEntry, buffer_bytes
+from slipstream.learner.publisher.messages import (
+    Announced,
+    Broadcasted,
+    Freed,
+    PublisherSettings,
+    Refused,
+    Served,
+    Stop,
+    Submitted,
+    ToLearner,
+    ToProcess,
+    Withdraw,
+)
+from slipstream.learner.publisher.shelf import num_slots
+from slipstream.learner.publisher.slots import OwnRows, Slots
+from slipstream.replay.records.keys import FencedOut
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 1.0
+ANSWER_S = 30.0  # a running publisher answers in milliseconds; after this long it has hung and is replaced
+
+
+@dataclass(kw_only=True, slots=True)
+class PublishStats:
+    """Counts and times of publishing so far."""
+
+    num_published: int = 0  # versions announced
+    num_skipped: int = 0  # versions that a newer one replaced before they were announced
+    num_restarts: int = 0  # publisher processes that died and were replaced
+    num_broadcasts: int = 0  # completed broadcasts
+    served_bytes: int = 0  # pulled from the current process, up to its last announcement
+    announced_version: int = -1  # the newest announced version
+    num_bytes: int = 0  # of that version, for a receiver of the version before: its delta, or all weights
+    blocked_s: float = 0.0  # of the last publish: all that the learner waited for
+    copy_s: float = 0.0  # of the last publish: rank 0's part of that, to convert, gather and copy
+    broadcast_s: float = 0.0  # of the last completed broadcast: the sending alone
+    num_receivers: int = 0  # of the last completed broadcast
+
+
+def publisher_settings(
+    config: Config,
+    *,
+    entries: list[TensorEntry],
+    adapted: Adapted | None,
+    model_folder: Path,
+    model_files: list[ModelFile],
+    learner_epoch: int,
+    device: str,
+) -> PublisherSettings:
+    """The settings of a run's publisher."""
+    weights = config.weights
+    return PublisherSettings(
+        entries=entries,
+        adapted=adapted,
+        model_folder=str(model_folder),
+        model_files=model_files,
+        redis_url=config.redis.url,
+        run_id=config.run.name,
+        learner_epoch=learner_epoch,
+        host=weights.host,
+        chunk_bytes=weights.chunk_bytes,
+        anchor_every=weights.anchor_every,
+        fan_out=weights.fan_out,
+        pull_bytes_per_s=weights.pull_bytes_per_s,
+        broadcast_timeout_s=weights.broadcast_timeout_s,
+        disk=weights.disk,
+        device=device,
+    )
+
+
+class Publisher:
+    """Publishes weights from learner rank 0. Owns the publisher process and the memory that the two share.
+
+    The memory is anonymous (memfd), so nothing is left behind, however either process ends. It is three times as large
+    as the weights, or four times if deltas are made. The publisher process ends with the thread that started it, so
+    construct this on a thread that lives at least as long.
+    """
+
+    def __init__(self, settings: PublisherSettings, *, log_path: Path, own: OwnRows | None = None) -> None:
+        """Lay out the tensors in shared memory, and start the publisher process, which logs to `log_path`.
+
+        `own` are the rows that rank 0 writes; None if it writes all.
+        """
+        if settings.disk:
+            run_store(settings.disk, settings.run_id)  # refuse an unusable store here, not in each new process
+        self._settings = settings
+        self._close_timeout_s = 2 * settings.broadcast_timeout_s
+        self._log_path = log_path
+        self._stats = PublishStats()
+        self._refusal = ""
+        self._memory = [
+            AnonymousMemory(f"slipstream-weights-{slot}", buffer_bytes(settings.entries))
+            for slot in range(num_slots(anchor_every=settings.anchor_every))
+        ]
+        if own is None:
+            own = {entry.name: None for entry in settings.entries}
+        self.slots = Slots([each.mapped() for each in self._memory], settings.entries, own=own)
+        self._free_slots: list[int] = []
+        self._begun_at = 0.0
+        self._newest: Submitted | None = None  # None once its slot is free again
+        self._start()
+        self._using = threading.Lock()  # shared by the learner's thread and the watching thread
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="watch-publisher", daemon=True).start()
+
+    @property
+    def slot_paths(self) -> list[str]:
+        """Where other ranks of this host map the slots: see `map_memory`."""
+        return [each.path for each in self._memory]
+
+    @property
+    def stats(self) -> PublishStats:
+        """The current counts, from the messages of the publisher process so far; a dead process is replaced."""
+        with self._using:
+            self._read_messages()
+            return replace(self._stats)
+
+    @property
+    def pid(self) -> int:
+        """The pid of the publisher process."""
+        return self._process.pid
+
+    def free_slot(self) -> int:
+        """A slot to write the next version into; it stays free until `submit`.
+
+        Waits for no actor. Raises FencedOut once the publisher process has found a newer learner or newer weights.
+        """
+        self._begun_at = time.perf_counter()
+        with self._using:
+            self._read_messages()
+            if self._refusal:
+                raise FencedOut(self._refusal)
+            try:
+                if not self._free_slots:
+                    self._send(Withdraw())
+                    self._await_slot()
+            except (OSError, EOFError) as error:
+                self._restart(error)
+            return self._free_slots[0]
+
+    def submit(self, slot: int, *, policy_version: int, probe: Probe | None, copy_s: float) -> None:
+        """Have the publisher process publish what all ranks have written into `slot`, in `copy_s` on this rank."""
+        with self._using:
+            self._free_slots.remove(slot)
+            self._newest = Submitted(slot=slot, policy_version=policy_version, probe=probe)
+            try:
+                self._send(self._newest)
+            except OSError as error:
+                self._restart(error)  # which sends the newest version
+            self._stats.copy_s = copy_s
+            self._stats.blocked_s = time.perf_counter() - self._begun_at
+
+    def publish(
+        self, tensors: Iterable[tuple[str, torch.Tensor]], *, policy_version: int, probe: Probe | None = None
+    ) -> None:
+        """Publish `tensors`, which this process has whole; the ranks of a learner publish by `VersionWriter`.
+
+        Returns after the copy. Raises FencedOut, and NotTheLayout if they differ from it; then nothing is published.
+        """
+        slot, begun_at = self.free_slot(), time.perf_counter()
+        self.slots.write(slot, tensors)
+        self.submit(slot, policy_version=policy_version, probe=probe, copy_s=time.perf_counter() - begun_at)
+
+    def close(self) -> None:
+        """Let the publisher process finish the submitted version, for at most two broadcast timeouts, then end it."""
+        with self._using:
+            if self._process.returncode is not None:
+                self._closed.set()
+                return
+            try:
+                self._send(Stop())
+                self._process.wait(self._close_timeout_s)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                log.warning("killing the publisher process, which did not exit when asked to: %s", repr(error))
+            self._end()
+            self._closed.set()
+        self.slots.close()
+        self._memory.clear()
+
+    def _watch(self) -> None:
+        """Replace a dead publisher process even while the learner waits for actors, which wait for weights.
+
+        The process ends with the thread that started it, which may be this one; so this thread ends after the process.
+        """
+        while not self._closed.wait(WATCH_S):
+            with self._using, contextlib.suppress(OSError):  # the new process died too: the next check finds it
+                if not self._closed.is_set():
+                    self._read_messages()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, self._log_path.open("ab") as log_file:
+            fds = [theirs.fileno(), *(each.fd for each in self._memory)]
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "slipstream.learner.publisher.serve", *map(str, fds)],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+            )
+        self._connection = Connection(ours.detach())
+        self._free_slots = [
+            slot for slot in range(len(self._memory)) if self._newest is None or slot != self._newest.slot
+        ]
+        self._send(self._settings)
+        if self._newest is not None:
+            self._send(self._newest)
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+
+    def _restart(self, error: BaseException) -> None:
+        log.warning("replacing the publisher process: %s; see %s", repr(error), self._log_path)
+        self._end()
+        self._start()
+        self._stats.num_restarts += 1
+
+    def _await_slot(self) -> None:
+        deadline = time.monotonic() + ANSWER_S
+        while not self._free_slots:
+            if not self._connection.poll(deadline - time.monotonic()):
+                raise TimeoutError(f"no answer within {ANSWER_S} s")
+            self._handle(self._connection.recv_bytes())
+
+    def _read_messages(self) -> None:
+        """Read the messages of the publisher process; replace the process if it died."""
+        try:
+            while self._connection.poll():
+                self._handle(self._connection.recv_bytes())
+        except (OSError, EOFError) as error:
+            self._restart(error)
+
+    def _handle(self, message: bytes) -> None:
+        match msgspec.msgpack.decode(message, type=ToLearner):
+            case Freed(slot=slot, skipped=skipped):
+                self._free_slots.append(slot)
+                if self._newest is not None and slot == self._newest.slot:
+                    self._newest = None  # its slot is about to be overwritten
+                self._stats.num_skipped += skipped
+            case Announced(policy_version=version, num_bytes=num_bytes):
+                self._stats.num_published += 1
+                self._stats.num_bytes = num_bytes
+                self._stats.announced_version = version
+            case Broadcasted(broadcast_s=broadcast_s, num_receivers=num_receivers):
+                self._stats.num_broadcasts += 1
+                self._stats.broadcast_s = broadcast_s
+                self._stats.num_receivers = num_receivers
+            case Served(total_bytes=total_bytes):
+                self._stats.served_bytes = total_bytes
+            case Refused(reason=reason):
+                self._refusal = reason
+
+    def _send(self, message: ToProcess) -> None:
+        self._connection.send_bytes(msgspec.msgpack.encode(message))

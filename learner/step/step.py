@@ -1,0 +1,249 @@
+"""One optimizer step: forward and backward over the micro-batches, then one clipped update."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.learner.batch.pack import Packed
+from slipstream.learner.model.critic import Critic, critic_loss
+from slipstream.learner.model.gradient import Update, apply_gradient, backward, gradient_norm
+from slipstream.learner.model.packed_model import PackedModel, expect_backward
+from slipstream.learner.objective.guard import Evidence, GuardDecision, decide
+from slipstream.learner.objective.normalisation import loss_divisor
+from slipstream.learner.objective.value_loss import ValueLoss, ValueMetrics
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.step.clock import Clock
+from slipstream.learner.step.loss import LossTokens, PolicyLoss, policy_loss
+from slipstream.learner.step.step_metrics import (
+    MicroBatchSums,
+    StepMetrics,
+    TrainedTokens,
+    critic_metrics_of,
+    evidence_from,
+    lag_metrics_of,
+    measured_over_ranks,
+    ratios_of,
+    step_metrics_of,
+    trajectory_sums_over_ranks,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSettings:
+    """The settings of one optimizer step."""
+
+    objective: ObjectiveConfig
+    max_lag: int = 0  # optimizer steps; tokens that lag by more are masked
+    max_grad_norm: float
+    critic_only: bool = False  # the policy, its optimizer and its schedule do not change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepModels:
+    """The models of a step, with the policy's optimizer; the step changes all of them but the reference."""
+
+    policy: PackedModel
+    optimizer: torch.optim.Optimizer
+    schedule: LambdaLR
+    critic: Critic | None = None
+    reference: PackedModel | None = None  # frozen, of the loss's KL divergence; None if the loss has none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepBatch:
+    """This rank's part of a batch, and the counts of the whole batch over all ranks."""
+
+    micro_batches: Sequence[Packed]
+    proximal_logprobs: Sequence[Tensor] | None = None  # of each micro-batch; None if the objective has no such policy
+    num_loss_tokens: int
+    num_trajectories: int
+
+    def __post_init__(self) -> None:
+        if self.num_loss_tokens < 1:
+            raise ValueError(
+                f"a step needs at least 1 loss token, got {self.num_loss_tokens}; were all groups dropped?"
+            )
+
+
+def train_step(
+    models: StepModels, batch: StepBatch, *, settings: StepSettings, ranks: Ranks, clock: Clock | None = None
+) -> StepMetrics:
+    """Make one optimizer step; every rank calls it with the same number of micro-batches.
+
+        loss = sum over all loss tokens of all ranks / divisor
+        critic's loss = sum over all loss tokens of all ranks / their number
+
+    See `slipstream.learner.objective.normalisation` and `slipstream.learner.objective.value_loss`. If a gradient is not
+    finite, or the guard skips the batch (see `slipstream.learner.objective.guard`), neither policy nor critic changes,
+    nor do their optimizers and schedules; the metrics have `skipped`. `clock` times "forward", "backward" and
+    "optimizer".
+    """
+    divisor = loss_divisor(
+        num_loss_tokens=batch.num_loss_tokens, num_trajectories=batch.num_trajectories, objective=settings.objective
+    )
+    found = _gradients(models, batch, divisor=divisor, settings=settings, ranks=ranks, clock=clock)
+    measured = measured_over_ranks(found, ranks=ranks)
+    sums = trajectory_sums_over_ranks(found, num_trajectories=batch.num_trajectories, ranks=ranks)
+    evidence = evidence_from(sums, measured)
+    decision = _guard_decision(evidence, objective=settings.objective, ranks=ranks)
+    update, values = _updated(models, found, settings=settings, scale=decision.scale, ranks=ranks)
+    _lap(clock, "optimizer")
+    return step_metrics_of(
+        measured,
+        update,
+        divisor=divisor,
+        num_micro_batches=len(batch.micro_batches),
+        evidence=evidence,
+        trajectory_ratios=ratios_of(sums),
+        guard_scale=decision.scale,
+        by_lag=lag_metrics_of(found, ranks=ranks),
+        values=values,
+        tokens=[TrainedTokens(ratios=each.loss.ratios, fates=each.loss.fates) for each in found],
+    )
+
+
+def _gradients(
+    models: StepModels,
+    batch: StepBatch,
+    *,
+    divisor: int,
+    settings: StepSettings,
+    ranks: Ranks,
+    clock: Clock | None,
+) -> list[MicroBatchSums]:
+    """Accumulate the gradients of the micro-batches, and return the sums of each."""
+    found = []
+    proximal: Sequence[Tensor | None] = batch.proximal_logprobs or [None] * len(batch.micro_batches)
+    for packed, logprobs in zip(_announced(batch.micro_batches, models), proximal, strict=True):
+        sums, loss_sums = _forward(
+            models,
+            packed.to(ranks.device),
+            settings=settings,
+            proximal_logprobs=logprobs,
+            value_weight=divisor / batch.num_loss_tokens,
+        )
+        _mark(clock, "forward")
+        for loss_sum in loss_sums:
+            backward(loss_sum, ranks=ranks, divisor=divisor)
+        _mark(clock, "backward")
+        found.append(sums)
+    return found
+
+
+def _updated(
+    models: StepModels, found: Sequence[MicroBatchSums], *, settings: StepSettings, scale: float, ranks: Ranks
+) -> tuple[Update, ValueMetrics | None]:
+    """Apply the gradients to policy and critic, or to neither if one is not finite."""
+    if models.critic is not None and not _both_finite(models.optimizer, models.critic):
+        scale = 0.0
+    update = apply_gradient(
+        models.optimizer,
+        models.schedule,
+        max_grad_norm=settings.max_grad_norm,
+        scale=0.0 if settings.critic_only else scale,
+    )
+    if models.critic is None:
+        return update, None
+    of_critic = apply_gradient(
+        models.critic.optimizer, models.critic.schedule, max_grad_norm=settings.max_grad_norm, scale=scale
+    )
+    value_losses = [each.value_loss for each in found if each.value_loss is not None]
+    values = critic_metrics_of(value_losses, of_critic, ranks=ranks)
+    return dataclasses.replace(update, skipped=scale == 0.0), values
+
+
+def _both_finite(optimizer: torch.optim.Optimizer, critic: Critic) -> bool:
+    """Whether both gradients are finite: policy and critic change together or not at all."""
+    return all(math.isfinite(float(gradient_norm(each))) for each in (optimizer, critic.optimizer))
+
+
+def _announced(micro_batches: Sequence[Packed], models: StepModels) -> Iterator[Packed]:
+    """Yield the micro-batches; tell the sharded models before each whether its backward pass is the last one."""
+    for number, packed in enumerate(micro_batches, start=1):
+        last = number == len(micro_batches)
+        expect_backward(models.policy, last=last)
+        if models.critic is not None and isinstance(models.critic.module, PackedModel):
+            expect_backward(models.critic.module, last=last)
+        yield packed
+
+
+def _guard_decision(evidence: Evidence, *, objective: ObjectiveConfig, ranks: Ranks) -> GuardDecision:
+    decision = decide(evidence, objective=objective)
+    if decision.reason and ranks.rank == 0:
+        log.warning("guard: learning rate of this step scaled by %.3g: %s", decision.scale, decision.reason)
+    return decision
+
+
+def _forward(
+    models: StepModels,
+    packed: Packed,
+    *,
+    settings: StepSettings,
+    proximal_logprobs: Tensor | None,
+    value_weight: float,
+) -> tuple[MicroBatchSums, list[Tensor]]:
+    """The sums of this micro-batch, and what to minimise: losses with gradient, each for a backward pass of its own."""
+    objective, critic, reference = settings.objective, models.critic, models.reference
+    current = models.policy(packed, entropy_gradient=objective.entropy_bonus > 0)
+    tokens = LossTokens(
+        current_logprobs=current.logprobs,
+        behaviour_logprobs=packed.behaviour_logprobs[packed.loss_positions],
+        proximal_logprobs=proximal_logprobs,
+        reference_logprobs=None if reference is None else _frozen_logprobs(reference, packed),
+        advantages=packed.advantages[packed.loss_positions],
+        entropies=current.entropies,
+        lags=packed.loss_lags,
+        sequences=packed.loss_sequences,
+    )
+    loss = policy_loss(tokens, max_lag=settings.max_lag, objective=objective)
+    loss_sums, value_loss = [loss.loss_sum], None
+    if critic is not None:
+        value_loss = critic_loss(critic, packed, current)
+        # Always a mean over tokens, for any normalisation of the policy's loss.
+        value_sum = value_loss.loss_sum * value_weight
+        if critic.is_shared:  # one graph, one backward pass
+            loss_sums = [loss.loss_sum + objective.value_coefficient * value_sum]
+        else:
+            loss_sums = [value_sum, loss.loss_sum]
+    sums = MicroBatchSums(
+        loss=_without_gradient(loss),
+        trajectories=packed.trajectories,
+        value_loss=None if value_loss is None else _without_gradient(value_loss),
+        entropy_sum=current.entropies.detach().sum(),
+        num_computed_tokens=sum(packed.computed_lengths),
+        num_pairs=packed.num_pairs,
+    )
+    return sums, loss_sums
+
+
+def _lap(clock: Clock | None, name: str) -> None:
+    if clock:
+        clock.lap(name)
+
+
+def _mark(clock: Clock | None, name: str) -> None:
+    if clock:
+        clock.mark(name)
+
+
+def _frozen_logprobs(reference: PackedModel, packed: Packed) -> Tensor:
+    with torch.no_grad():
+        logprobs: Tensor = reference(packed).logprobs
+    return logprobs
+
+
+L = TypeVar("L", PolicyLoss, ValueLoss)
+
+
+def _without_gradient(loss: L) -> L:
+    return dataclasses.replace(loss, loss_sum=loss.loss_sum.detach())

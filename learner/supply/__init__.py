@@ -1,0 +1,1 @@
+"""What comes in: which tasks are opened, and which groups a step takes."""

@@ -1,0 +1,128 @@
+"""Assigns shards to ranks, and merges a step's batch from all of them.
+
+Rank r reads shards r, r + num_ranks, ...; each shard gives the same number of groups for every step.
+"""
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from slipstream.common.config.config import Config
+from slipstream.common.process.patience import RedisAway
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import Shutdown
+from slipstream.learner.batch.batch import Batch
+from slipstream.learner.checkpoint.checkpoint import Progress
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.ranks.share import share
+from slipstream.learner.supply import mixed_tasks
+from slipstream.learner.supply.refusals import Refusals
+from slipstream.learner.supply.supply import Supply
+from slipstream.replay.buffer.learner_buffer import LearnerBuffer
+from slipstream.replay.run.diagnosis import Diagnosis
+
+log = logging.getLogger(__name__)
+
+
+def shards_of(rank: int, *, num_shards: int, num_ranks: int) -> range:
+    """The shards that `rank` reads; empty for the last ranks if there are fewer shards than ranks."""
+    return range(rank, num_shards, num_ranks)
+
+
+class Supplies:
+    """One `Supply` for each shard that this rank reads."""
+
+    def __init__(self, supplies: Mapping[int, Supply]) -> None:
+        """`supplies` by shard."""
+        self._by_shard = supplies
+        self._supplies = list(supplies.values())
+
+    @classmethod
+    def begin(
+        cls,
+        buffers: Mapping[int, LearnerBuffer],
+        config: Config,
+        *,
+        progress: Progress,
+        refusals: Refusals | None = None,
+        found: Callable[[], Diagnosis | None] = lambda: None,
+    ) -> "Supplies":
+        """Continue after `progress` and after every group that was opened; `buffers` are this rank's, by shard.
+
+        See `Supply` for the others.
+        """
+        num_shards = config.redis.num_shards
+        replay = dataclasses.replace(config.replay, groups_per_step=config.replay.groups_per_step // num_shards)
+        part = dataclasses.replace(config, replay=replay)
+        supplies = {}
+        for shard, buffer in buffers.items():
+            first = max(progress.next_group_id, buffer.ledger().last_group_id + 1)
+            first += (shard - first) % num_shards
+            supplies[shard] = Supply(
+                buffer, part, first_group_id=first, every=num_shards, refusals=refusals, found=found
+            )
+        return cls(supplies)
+
+    def save_tasks(self, run_dir: RunDir) -> None:
+        """Write which tasks may be repeated, for `load_tasks` after a restart."""
+        for shard, supply in self._by_shard.items():
+            mixed_tasks.save(supply.curriculum.mixed_tasks(), run_dir.mixed_tasks(shard))
+
+    def load_tasks(self, run_dir: RunDir) -> None:
+        for shard, supply in self._by_shard.items():
+            supply.curriculum.restore(mixed_tasks.load(run_dir.mixed_tasks(shard)))
+
+    def next_batch(self, progress: Progress, shutdown: Shutdown) -> Batch | None:
+        """This rank's part of the next batch; None if a stop was requested. Raises SupplyDried, RedisAway."""
+        step, published = progress.step + 1, progress.highest_published
+        batches = []
+        try:
+            for supply in self._supplies[1:]:  # so that actors find work on every shard while this waits for the first
+                supply.admit(step, [], published_version=published)
+            for supply in self._supplies:
+                batch = supply.next_batch(
+                    step,
+                    policy_version=progress.policy_version,
+                    published_version=published,
+                    shutdown=shutdown,
+                    resumptions=progress.resumptions,
+                )
+                if batch is None:
+                    return None
+                batches.append(batch)
+        except RedisAway as error:
+            if not shutdown.requested.is_set():
+                raise
+            log.warning("stopping without a batch, as requested: %s", error)
+            return None
+        return merged(batches)
+
+
+def whole_batch(part: Batch | None, *, num_shards: int, ranks: Ranks) -> Batch | None:
+    """Merge the ranks' parts into one batch, on every rank; None if one of them was asked to stop. Collective."""
+    sources = range(min(ranks.num_ranks, num_shards))
+    parts = [share(part if ranks.rank == source else None, Batch, ranks=ranks, source=source) for source in sources]
+    whole = [found for found in parts if found is not None]
+    return merged(whole) if len(whole) == len(parts) else None
+
+
+def merged(batches: Sequence[Batch]) -> Batch:
+    """Merge batches, ordered by group id, so that a step's result does not depend on which rank read which shard.
+
+    Without groups if one of them has none: its shard is solved.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    dropped: Counter[str] = Counter()
+    for batch in batches:
+        dropped.update(batch.num_dropped)
+    return Batch(
+        groups=sorted(
+            (group for batch in batches for group in batch.groups if all(each.groups for each in batches)),
+            key=lambda group: group.ticket.group_id,
+        ),
+        num_dropped=dict(dropped),
+        dropped_returns=[value for batch in batches for value in batch.dropped_returns],
+        next_group_id=max(batch.next_group_id for batch in batches),
+    )

@@ -1,0 +1,403 @@
+"""The learner's side of the buffer: admits work for actors, and chooses the groups of each step."""
+
+import itertools
+import logging
+import math
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+
+from slipstream.common.config.config import Config
+from slipstream.common.process.shutdown import Shutdown
+from slipstream.common.records.trajectory import Sampling, Task
+from slipstream.common.records.versions import Resumption, oldest_within
+from slipstream.envhub.rewards.part import actors_judge, judged_envs, reward_parts
+from slipstream.learner.batch.batch import Batch
+from slipstream.learner.credit.token_advantages import teaches
+from slipstream.learner.credit.tree import why_not_trained
+from slipstream.learner.supply.curriculum import Choice, Curriculum
+from slipstream.learner.supply.refusals import Refusals
+from slipstream.replay.buffer.learner_buffer import LearnerBuffer
+from slipstream.replay.records.failures import Failure
+from slipstream.replay.records.ledger import Ledger
+from slipstream.replay.records.sampler import ClaimOrder, Reuse
+from slipstream.replay.records.ticket import Group, Ticket
+from slipstream.replay.run.diagnosis import FEWEST_EPISODES, Diagnosis
+from slipstream.replay.run.outlook import Outlook, outlook
+
+POLL_S = 0.02
+EXPLAIN_EVERY_S = 10.0
+USEFUL_WINDOW = 64  # claimed groups; the share of them that taught is expected of the next ones
+FEWEST_USEFUL = 1 / 8  # never open more than this many times the groups that are needed
+IS_JUDGE_RUNNING = "is `slipstream judge` running? See its log"
+ARE_ACTORS_RUNNING = "are actors running, and do their episodes end?"
+
+log = logging.getLogger(__name__)
+
+
+class SupplyDried(RuntimeError):
+    """No complete batch within `learner.claim_timeout_s`; the message says why, and what the buffer contains."""
+
+
+class Supply:
+    """Opens tickets and claims groups for one step after another."""
+
+    def __init__(
+        self,
+        buffer: LearnerBuffer,
+        config: Config,
+        *,
+        first_group_id: int,
+        every: int = 1,
+        refusals: Refusals | None = None,
+        found: Callable[[], Diagnosis | None] = lambda: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Group ids begin at `first_group_id` and increase by `every`; `sleep` is called to wait for actors.
+
+        `refusals` are those of the run's weights, and `found` is the state of the run; only rank 0 knows them.
+        """
+        self._found = found
+        self._refusals = refusals
+        self._sleep = sleep
+        self._buffer = buffer
+        self._config = config
+        self._next_group_id = first_group_id
+        self._every = every
+        self.curriculum = Curriculum(config.env, seed=config.run.seed)
+        self._judged_envs = judged_envs(config.env.entries())
+        self._taught = deque[bool](maxlen=USEFUL_WINDOW)
+        self._dropped_returns: list[float] = []  # of the members of groups dropped for the present step
+        # Of the members of the groups that were dropped for the present step because all had the same return.
+        self._equal_returns, self._equal_successes = list[float](), list[float]()
+        self._awaited = set[int]()  # ids of a synchronous step's groups that were not claimed at the last look
+        self._choices = dict[int, Choice]()  # by id, of the groups that were opened for a synchronous step
+        self._early = dict[int, Group]()  # by id, claimed ones that wait for groups with lower ids
+        replay = config.replay
+        # The number of groups that a step's groups are chosen from.
+        self._num_candidates = math.ceil(replay.groups_per_step / replay.keep_fraction)
+        self._in_order = replay.target_lag == 0 and replay.max_uses == 1 and not replay.samples_per_insert
+        self._reuse = Reuse(
+            max_uses=replay.max_uses,
+            samples_per_insert=replay.samples_per_insert,
+            # A step claims all its groups at once, so claims may be ahead of inserts by that many.
+            error_buffer=self._num_candidates,
+        )
+
+    def next_batch(
+        self,
+        step: int,
+        *,
+        policy_version: int,
+        published_version: int,
+        shutdown: Shutdown,
+        resumptions: Sequence[Resumption] = (),
+    ) -> Batch | None:
+        """The batch of optimizer step `step` (counted from 1); None if a stop was requested.
+
+        Consumes ready groups; waits for actors to finish enough of them; produces tickets, so that actors always have
+        `target_lag` steps of work ahead. Groups that teach nothing (see `teaches`) are dropped and replaced by others;
+        the surplus of a synchronous step is dropped, even while it is played. Version numbers that the learner's
+        `resumptions` skipped do not count as lag. If no batch is complete at the deadline because the tasks are solved,
+        the batch has no groups. Raises SupplyDried.
+        """
+        replay, started, before = self._config.replay, time.monotonic(), self._buffer.ledger()
+        wanted, self._dropped_returns = self._num_candidates, []
+        self._equal_returns, self._equal_successes = [], []
+        oldest = oldest_within(replay.max_lag, policy_version=policy_version, resumptions=resumptions)
+        kept: list[Group] = []
+        dropped: Counter[str] = Counter()
+        last_logged = started
+        while len(kept) < wanted and not shutdown.requested.is_set():
+            self.admit(step, kept, published_version=published_version)
+            claimed = self._claim(
+                step, wanted - len(kept), policy_version=policy_version, max_lag=policy_version - oldest
+            )
+            self.curriculum.observe(claimed)
+            useful, rejected = self._sorted_out(claimed)
+            for reason, groups in rejected.items():
+                self._drop(groups, reason, dropped)
+            if replay.order == ClaimOrder.PRIORITISED.value:  # by the spread of its returns: how much it can teach
+                self._buffer.prioritise({group.ticket.group_id: spread(group) for group in useful})
+            kept += useful
+            if not claimed and self._is_solved(started):
+                self._drop(kept, "surplus", dropped)
+                return Batch(
+                    groups=[],
+                    num_dropped=dict(dropped),
+                    dropped_returns=self._dropped_returns,
+                    next_group_id=self._next_group_id,
+                )
+            if not claimed:
+                last_logged = self._wait(step, started, last_logged, before)
+        if len(kept) < wanted:
+            return None
+        self._drop_surplus(dropped)
+        self.admit(step, kept, published_version=published_version)
+        chosen = self._chosen(kept, dropped)
+        return Batch(
+            groups=chosen,
+            num_dropped=dict(dropped),
+            dropped_returns=self._dropped_returns,
+            next_group_id=self._next_group_id,
+        )
+
+    def _claim(self, step: int, num_missing: int, *, policy_version: int, max_lag: int) -> list[Group]:
+        """Groups for the rest of `step`, ordered by id; [] if fewer are ready. `max_lag` is in versions.
+
+        A synchronous learner takes one group at a time, in the order of ids. Those that are ready before it wait here.
+        So which groups it opens and trains depends on no group's speed: the same seed gives the same batches.
+        """
+        if not self._in_order:
+            return self._claim_ready(step, num_missing, policy_version=policy_version, max_lag=max_lag)
+        if not self._is_next_here():
+            if num_ready := self._buffer.ledger().ready:
+                claimed = self._claim_ready(step, num_ready, policy_version=policy_version, max_lag=max_lag)
+                self._early |= {group.ticket.group_id: group for group in claimed}
+            self._awaited = self._buffer.unclaimed()  # a learner before this one may have opened some
+        return [self._early.pop(min(self._early))] if self._is_next_here() else []
+
+    def _is_next_here(self) -> bool:
+        """Whether the synchronous step's next group, by id, has been claimed."""
+        return bool(self._early) and min(self._early) < min(self._awaited, default=math.inf)
+
+    def _claim_ready(self, step: int, num_groups: int, *, policy_version: int, max_lag: int) -> list[Group]:
+        replay = self._config.replay
+        claimed = self._buffer.claim(
+            step,
+            num_groups,
+            policy_version=policy_version,
+            max_lag=max_lag,
+            order=ClaimOrder(replay.order),
+            seed=self._config.run.seed,
+            reuse=self._reuse,
+        )
+        return sorted(claimed, key=lambda group: group.ticket.group_id)
+
+    def _chosen(self, candidates: list[Group], dropped: Counter[str]) -> list[Group]:
+        """A step's groups, ordered by id: of more candidates (`replay.keep_fraction`) those whose returns differ most.
+
+        The order is that of ids, so that the result of a step does not depend on which group was finished first.
+        """
+        ranked = sorted(candidates, key=lambda group: (-spread(group), group.ticket.group_id))
+        num_groups = self._config.replay.groups_per_step
+        self._drop(ranked[num_groups:], "low_variance", dropped)
+        return sorted(ranked[:num_groups], key=lambda group: group.ticket.group_id)
+
+    def _drop(self, groups: Collection[Group], reason: str, dropped: Counter[str]) -> None:
+        if groups:
+            self._buffer.drop([group.ticket.group_id for group in groups], reason=reason)
+            dropped[reason] += len(groups)
+            self._dropped_returns += itertools.chain.from_iterable(map(_returns, groups))
+
+    def _drop_surplus(self, dropped: Counter[str]) -> None:
+        """Drop what was opened for a synchronous step that is complete without it. Unfinished ones have no returns."""
+        if not self._in_order:
+            return
+        unclaimed = self._buffer.unclaimed()
+        for group_id in sorted(unclaimed | self._early.keys()):
+            if group_id in self._choices:
+                self.curriculum.take_back(self._choices[group_id])
+        self._choices.clear()
+        self._drop(self._early.values(), "surplus", dropped)
+        self._early.clear()
+        if unclaimed:
+            before = self._buffer.ledger().dropped.get("surplus", 0)
+            self._buffer.drop(unclaimed, reason="surplus")  # some may have failed, and are dropped already
+            if num_new := self._buffer.ledger().dropped.get("surplus", 0) - before:
+                dropped["surplus"] += num_new
+
+    def _sorted_out(self, claimed: list[Group]) -> tuple[list[Group], dict[str, list[Group]]]:
+        """The groups to learn from, and the others by the reason for dropping them; remember how many taught."""
+        sampling, useful, rejected = self._config.sampling, list[Group](), dict[str, list[Group]]()
+        for group in claimed:
+            used = group.ticket.sampling
+            is_cut_alike = (used.top_p, used.top_k) == (sampling.top_p, sampling.top_k)
+            is_unfit = why_not_trained(group.trajectories, self._config.objective) != ""
+            if is_unfit or not is_cut_alike or not sampling.could_be(used.temperature):
+                # From before a restart with another configuration.
+                rejected.setdefault("other_sampling", []).append(group)
+            elif not self._config.replay.drop_zero_variance or teaches(group, objective=self._config.objective):
+                useful.append(group)
+            else:
+                rejected.setdefault("zero_variance", []).append(group)
+                self._equal_returns += _returns(group)
+                self._equal_successes += [float(trajectory.success) for trajectory in group.trajectories]
+        for did, groups in ((True, useful), (False, rejected.get("zero_variance", []))):
+            self._taught += [did for group in groups if group.num_uses == 1]  # new ones: only these are opened
+        return useful, rejected
+
+    def admit(self, step: int, kept: list[Group], *, published_version: int) -> None:
+        """Open tickets until there is as much work in progress as the lag allows, but no more than the run may need.
+
+        `kept` are the groups of `step` so far. Groups that will teach nothing are expected in the share of the newest
+        ones, and others are opened for them at once: to wait for them first would leave actors without work.
+        """
+        replay, learner = self._config.replay, self._config.learner
+        steps = min(replay.target_lag + 1, learner.steps - step + 1)
+        ledger = self._buffer.ledger()
+        in_time = step + steps <= learner.steps  # else the last step would leave groups over
+        useful = self._useful_share() if in_time and (replay.target_lag or self._in_order) else 1.0
+        room = self._room(ledger, kept, num_uses=self._num_candidates * steps - len(kept), useful=useful)
+        # A learner before this one opened these.
+        known = range(self._next_group_id, ledger.last_group_id + 1, self._every)
+        self._next_group_id += len(known) * self._every
+        if room <= 0:
+            return
+        ids = range(self._next_group_id, self._next_group_id + room * self._every, self._every)
+        oldest_allowed = max(0, published_version - replay.target_lag)
+        self._buffer.open([self._ticket(group_id, step=step, min_policy_version=oldest_allowed) for group_id in ids])
+        self._next_group_id += room * self._every
+
+    def _ticket(self, group_id: int, *, step: int, min_policy_version: int) -> Ticket:
+        choice = self.curriculum.choose(group_id)
+        if self._in_order:
+            self._choices[group_id] = choice
+        ticket = ticket_of(group_id, choice.task, self._config, step=step, min_policy_version=min_policy_version)
+        is_judged = choice.task.env in self._judged_envs
+        return msgspec.structs.replace(ticket, is_repeat=choice.is_repeat, is_judged=is_judged)
+
+    def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int, useful: float) -> int:
+        """The number of groups to open so that `num_uses` more uses are possible, the rest of this step's included.
+
+        Each group may be used `max_uses` times, but only once per step, and as often as the rate limiter allows. With
+        one use each: queued + leased + judging + ready <= (candidates * min(target_lag + 1, steps left) - kept) / u,
+        where candidates are those of a step, and u, `useful`, is the expected share of groups that teach. The early
+        groups of a synchronous step count too.
+        """
+        reuse = self._reuse
+        wanted = (self._num_candidates - len(kept)) / useful
+        unfinished = ledger.queued + ledger.leased + ledger.judging + len(self._early)
+        uses_left = reuse.max_uses * (unfinished + ledger.ready) - ledger.ready_uses
+        still_ready = sum(group.num_uses < reuse.max_uses for group in kept)
+        room = math.ceil(
+            max(
+                (num_uses / useful - uses_left) / reuse.max_uses,
+                wanted - (unfinished + ledger.ready - still_ready),
+            )
+        )
+        if reuse.samples_per_insert:
+            needed = (ledger.claims + num_uses - reuse.error_buffer) / reuse.samples_per_insert
+            room = max(room, math.ceil(needed) - ledger.finished - unfinished)
+        return room
+
+    def _useful_share(self) -> float:
+        """The share of the newest claimed groups that taught something, as if a step's groups before them all had."""
+        first = self._num_candidates
+        return max((first + sum(self._taught)) / (first + len(self._taught)), FEWEST_USEFUL)
+
+    def _is_solved(self, started: float) -> bool:
+        """Whether the wait since `started` is over, and the one reason is that the tasks are solved."""
+        is_late = time.monotonic() - started > self._config.learner.claim_timeout_s
+        if not is_late or len(self._equal_returns) < FEWEST_EPISODES or ((found := self._found()) and found.is_fault):
+            return False
+        return self._outlook() is Outlook.SOLVED
+
+    def _outlook(self) -> Outlook:
+        return outlook(
+            success=statistics.fmean(self._equal_successes), mean_return=statistics.fmean(self._equal_returns)
+        )
+
+    def _wait(self, step: int, started: float, last_logged: float, before: Ledger) -> float:
+        """Sleep for one poll; log what is missing every `EXPLAIN_EVERY_S`.
+
+        Raises SupplyDried at the deadline, AllRefuse if no actor can use the weights.
+
+        `before` is the ledger from when the wait for this step began. Returns the time of the last log line.
+        """
+        if self._refusals:
+            self._refusals.check()
+        now, timeout_s = time.monotonic(), self._config.learner.claim_timeout_s
+        if now - started > timeout_s:
+            raise SupplyDried(
+                f"step {step}: no complete batch within {timeout_s:.0f} s (learner.claim_timeout_s): "
+                f"{self._why(before)}"
+            )
+        if now - last_logged > EXPLAIN_EVERY_S:
+            log.info("step %d: has waited for actors for %.0f s: %s", step, now - started, self._why(before))
+            last_logged = now
+        self._sleep(POLL_S)
+        return last_logged
+
+    def _why(self, before: Ledger) -> str:
+        """The reasons why there is no complete batch since `before`, most likely first, and the buffer's counts."""
+        ledger, reasons = self._buffer.ledger(), list[str]()
+        if (found := self._found()) and found.is_fault:
+            reasons.append(str(found))
+        num_equal = ledger.dropped.get("zero_variance", 0) - before.dropped.get("zero_variance", 0)
+        if num_equal and self._equal_returns:
+            mean = statistics.fmean(self._equal_returns)
+            reasons.append(
+                f"in {num_equal} groups all members had the same return, {mean:.3g} on average, so there is nothing to "
+                f"compare; {self._outlook().value}"
+            )
+        if self._refusals and (refused := self._refusals.last_reason()):
+            reasons.append(refused)
+        reasons += failures_since(before, ledger, self._buffer.failures())
+        if ledger.judging:
+            own = actors_judge(reward_parts(self._config.env.entries()).values())
+            judge = "the actors judge them: are any running? See their logs" if own else IS_JUDGE_RUNNING
+            reasons.append(f"{ledger.judging} groups wait for their judge: {judge}")
+        if not reasons:
+            reasons.append(ARE_ACTORS_RUNNING)
+        judging = f"{ledger.judging} judging, " if ledger.judging else ""
+        counts = f"{ledger.queued} groups queued, {ledger.leased} leased, {judging}{ledger.ready} ready"
+        return f"{'; '.join(reasons)} ({counts})"
+
+
+def failures_since(before: Ledger, now: Ledger, failures: Sequence[Failure]) -> list[str]:
+    """The problems between two states of the ledger, as text; `failures` are the last ones, newest first.
+
+    A failure from before the first state cannot be the cause of what happened after it.
+    """
+    reasons = []
+    num_expired = now.expired_leases - before.expired_leases
+    if num_expired > 0:
+        reasons.append(
+            f"{num_expired} leases expired: an actor stopped sending heartbeats without returning its groups; see its "
+            "log"
+        )
+    num_failed, num_before = sum(now.failed.values()), sum(before.failed.values())
+    if failures and num_failed > num_before:
+        last = failures[0]
+        reasons.append(f"{num_failed - num_before} attempts failed; the last one: {last.outcome}: {last.reason}")
+    elif failures and not reasons:
+        last = failures[0]
+        reasons.append(
+            f"{ARE_ACTORS_RUNNING} No attempt has failed since this wait began; {num_failed} failed before it, the "
+            f"last one: {last.outcome}: {last.reason}"
+        )
+    return reasons
+
+
+def ticket_of(group_id: int, task: Task, config: Config, *, step: int, min_policy_version: int) -> Ticket:
+    """The ticket of group `group_id`, opened in `step`: its task and sampling settings."""
+    sampling = config.sampling
+    return Ticket(
+        group_id=group_id,
+        task=task,
+        num_members=config.replay.group_size,
+        screen_size=config.replay.screen_size,
+        num_trees=config.replay.num_trees,
+        max_fork_turn=config.replay.max_fork_turn if config.replay.num_trees else 0,
+        min_policy_version=min_policy_version,
+        sampling=Sampling(
+            temperature=sampling.temperature_at(step, num_steps=config.learner.steps),
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_turn_tokens=sampling.max_turn_tokens,
+        ),
+        seed=config.run.seed,
+    )
+
+
+def _returns(group: Group) -> list[float]:
+    return [trajectory.total_reward for trajectory in group.trajectories]
+
+
+def spread(group: Group) -> float:
+    """The standard deviation of the siblings' returns."""
+    return statistics.pstdev(_returns(group))

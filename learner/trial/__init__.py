@@ -1,0 +1,1 @@
+"""Whether an objective is sound, before a run."""

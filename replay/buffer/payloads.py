@@ -1,0 +1,122 @@
+"""Stores and validates trajectory payloads: each is checked before it is sent, and again when it is read."""
+
+from typing import NamedTuple
+
+import redis
+
+from slipstream.common.config.replay_config import ReplayConfig
+from slipstream.common.process.wire import WireError, compressed
+from slipstream.common.records.trajectory import (
+    InvalidTrajectory,
+    Outcome,
+    Trajectory,
+    check,
+    decode_trajectory,
+    encode_trajectory,
+)
+from slipstream.replay.buffer.bulk import Bulk, Payload
+from slipstream.replay.records.ledger import REPEATED
+from slipstream.replay.records.ticket import Ticket
+
+MAX_DURATION_MS = 1e12  # of an episode: an actor's wrong clock must not spoil the books
+
+
+class LostPayload(LookupError):
+    """A payload that the books name is missing: the server lost what it had acknowledged."""
+
+
+Unusable = LostPayload | WireError | InvalidTrajectory
+"""The reason that a payload cannot be trained on: it is missing, malformed or invalid."""
+
+
+class Entry(NamedTuple):
+    """One payload, as the books name it."""
+
+    ticket: Ticket
+    member: int
+    record: bytes  # as record_of() wrote it
+
+
+def record_of(trajectory: Trajectory, *, fence: int, num_bytes: int) -> str:
+    """The record of a payload of `num_bytes` in the books: what its key is made of, what it cost, and its actor.
+
+    The turns and tokens that a fork has from its parent cost nothing more.
+    """
+    duration_ms = round(min(max(0.0, 1000 * trajectory.duration_s), MAX_DURATION_MS))
+    return (
+        f"{trajectory.attempt}:{fence}:{trajectory.newest_policy_version}:{num_bytes}:{trajectory.num_own_tokens}:"
+        f"{len(trajectory.own_turns)}:{duration_ms}:{trajectory.actor}"
+    )
+
+
+def result_of(trajectory: Trajectory, *, is_repeat: bool) -> tuple[str, ...]:
+    """The result of an episode for the books: account, return, and "1" for a success or "0"; () for a partial.
+
+    The account is the environment; repeats have accounts of their own, as they are harder than a new task is by now.
+    """
+    if trajectory.outcome is not Outcome.POLICY:
+        return ()
+    account = trajectory.task.env + (REPEATED if is_repeat else "")
+    return account, repr(trajectory.total_reward), str(int(trajectory.success))
+
+
+def sender_of(record: bytes) -> str:
+    """The actor in a record."""
+    return record.decode(errors="replace").split(":", 7)[7]
+
+
+class Payloads:
+    """The payloads of one stream. The key of each one contains the attempt and the fence under which it was sent."""
+
+    def __init__(self, client: redis.Redis, base: str, run_id: str, replay: ReplayConfig, *, vocab_size: int) -> None:
+        """`replay.max_trajectory_bytes` limits a frame, and also its size when decompressed."""
+        self.bulk = Bulk(client, base, max_bytes=replay.max_trajectory_bytes)
+        self._base = base
+        self._run_id = run_id
+        self._vocab_size = vocab_size
+        self._max_bytes = replay.max_trajectory_bytes
+        self._compress = replay.compress  # of the frames that are sent
+
+    def name(self, kind: str, group_id: int, member: int, attempt: int, fence: int) -> str:
+        """The key of a payload; `kind` is "blob" for a member and "partial" for a partial."""
+        return f"{self._base}:{kind}:{group_id}:{member}:{attempt}:{fence}"
+
+    def encode(self, ticket: Ticket, trajectory: Trajectory, *, outcome: Outcome) -> bytes:
+        """The frame of an attempt at `ticket` that ended in `outcome`. Raises InvalidTrajectory."""
+        check(trajectory, vocab_size=self._vocab_size)
+        ticket.check_owns(trajectory, run_id=self._run_id, outcome=outcome)
+        try:
+            frame = encode_trajectory(trajectory)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidTrajectory(f"cannot be encoded: {error}") from error
+        if len(frame) > self._max_bytes:
+            raise InvalidTrajectory(
+                f"{len(frame)} bytes, the limit `replay.max_trajectory_bytes` is {self._max_bytes}; raise it, or lower "
+                "`model.max_tokens`"
+            )
+        return compressed(frame) if self._compress else frame
+
+    def read(self, kind: str, entries: list[Entry], *, outcome: Outcome) -> list[Trajectory | Unusable]:
+        """The trajectory of each entry, or the reason that it cannot be used."""
+        return self.bulk.read(
+            [self._name_of(kind, entry) for entry in entries],
+            lambda number, frame: self._checked(entries[number], frame, outcome),
+        )
+
+    def _name_of(self, kind: str, entry: Entry) -> str:
+        attempt, fence, _ = entry.record.split(b":", 2)
+        return self.name(kind, entry.ticket.group_id, entry.member, int(attempt), int(fence))
+
+    def _checked(self, entry: Entry, frame: Payload, outcome: Outcome) -> Trajectory | Unusable:
+        if frame is None:
+            return LostPayload(f"the payload of group {entry.ticket.group_id} member {entry.member} is missing")
+        if isinstance(frame, WireError):
+            return frame
+        try:
+            trajectory = decode_trajectory(frame, max_bytes=self._max_bytes, vocab_size=self._vocab_size)
+            entry.ticket.check_owns(trajectory, run_id=self._run_id, outcome=outcome)
+        except (WireError, InvalidTrajectory) as error:
+            return error
+        if trajectory.member != entry.member:
+            return InvalidTrajectory(f"its member is {trajectory.member}, and it was stored as member {entry.member}")
+        return trajectory

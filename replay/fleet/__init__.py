@@ -1,0 +1,1 @@
+"""Which processes take part, and which weights are on offer."""

@@ -1,0 +1,77 @@
+"""Reads records that other processes wrote: a malformed one is skipped and counted, and its sender is logged.
+
+Each process logs each malformed record once. A key of another type reads as missing.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+import redis
+
+from slipstream.common.process.wire import WireError, decode
+from slipstream.replay.records.scripts import is_damage
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
+
+
+def read_records(kind: type[S], frames: Iterable[tuple[str, Any]]) -> list[tuple[str, S]]:
+    """(sender, record) of each well-formed frame. A None frame stands for a missing key, and is not logged."""
+    return [
+        (sender, record)
+        for sender, frame in frames
+        if frame is not None and (record := _read(kind, sender, frame)) is not None
+    ]
+
+
+def read_or_nothing(read: Callable[[], T], name: str) -> T | None:
+    """Return what `read` returns; None, and a log line, if the key `name` has another type."""
+    try:
+        return read()
+    except redis.ResponseError as error:
+        if not is_damage(error):
+            raise
+        log_skipped(name, str(error))
+        return None
+
+
+def write_over(client: redis.Redis, write: Callable[[], T], *, kinds: Mapping[str, str]) -> T:
+    """Return what `write` returns. A key of another type is deleted first; `kinds` maps the keys to their types."""
+    try:
+        return write()
+    except redis.ResponseError as error:
+        if not is_damage(error):
+            raise
+        refused = error
+    for name, kind in kinds.items():
+        found: Any = client.type(name)
+        if found.decode() not in (kind, "none"):
+            log.warning("%s is of type %s instead of %s: deleted: %s", name, found.decode(), kind, refused)
+            client.delete(name)
+    return write()
+
+
+@functools.lru_cache(maxsize=1024)
+def log_skipped(sender: str, why: str) -> None:
+    """Log, once in this process, that the record of `sender` is skipped."""
+    log.warning("%s is skipped: %s", shown(sender), shown(why))
+
+
+def shown(text: str) -> str:
+    """`text` in printable ASCII, so that nothing in it moves a terminal's cursor."""
+    return text.encode("unicode_escape").decode("ascii")
+
+
+def _read(kind: type[S], sender: str, frame: Any) -> S | None:
+    try:
+        if not isinstance(frame, bytes):
+            raise WireError(f"not a {kind.__name__}: {frame}")
+        return decode(kind, frame)
+    except WireError as error:
+        log_skipped(sender, str(error))
+        return None

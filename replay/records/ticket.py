@@ -1,0 +1,101 @@
+"""The records that learner, buffer and actors exchange: tickets, leases, groups, failures."""
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from slipstream.common.process.wire import WireError, decode
+from slipstream.common.records.trajectory import MAX_TURNS, InvalidTrajectory, Outcome, Sampling, Task, Trajectory
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The order to roll out one group: `num_members` attempts at `task`.
+
+    With `screen_size` the group begins with that many members, and gets the others only if the returns of these differ.
+    """
+
+    group_id: Annotated[int, msgspec.Meta(ge=0, lt=10**14)]  # rises, and is never used twice in a run
+    task: Task
+    num_members: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    # The oldest version that may sample a token of the group.
+    min_policy_version: Annotated[int, msgspec.Meta(ge=-1, lt=10**14)]
+    sampling: Sampling
+    seed: int  # of the group; a member's seed is made of it, the member and the attempt
+    is_judged: bool = False  # a judge marks the whole group before it is ready
+    is_repeat: bool = False  # of a task that was chosen by how earlier attempts at it ended
+    screen_size: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # 0: all members at once
+    num_trees: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # members that begin at the start; 0: all, and no trees
+    max_fork_turn: Annotated[int, msgspec.Meta(ge=0, le=MAX_TURNS)] = 0  # the most turns that two members share
+
+    def check_owns(self, trajectory: Trajectory, *, run_id: str, outcome: Outcome) -> None:
+        """Raise InvalidTrajectory unless `trajectory` is an attempt at this task, sampled as ordered, with `outcome`.
+
+        A member's outcome is POLICY, a partial's is PREEMPTED; other outcomes are reported with `fail`.
+        """
+        expected = (run_id, self.group_id, self.task, self.sampling)
+        found = (trajectory.run_id, trajectory.group_id, trajectory.task, trajectory.sampling)
+        if found != expected:
+            raise InvalidTrajectory(f"(run_id, group_id, task, sampling) is {found}, the ticket's is {expected}")
+        if not 0 <= trajectory.member < self.num_members:
+            raise InvalidTrajectory(f"member is {trajectory.member}, expected 0 to {self.num_members - 1}")
+        if trajectory.fork is not None and not (
+            trajectory.member >= self.num_trees > 0 and trajectory.fork.num_turns <= self.max_fork_turn
+        ):
+            raise InvalidTrajectory(
+                f"member {trajectory.member} is a {trajectory.fork}, in a group of {self.num_trees} trees whose "
+                f"members share up to {self.max_fork_turn} turns"
+            )
+        if trajectory.outcome is not outcome:
+            raise InvalidTrajectory(
+                f"outcome is {trajectory.outcome.value}, expected {outcome.value}: insert() takes outcome policy, "
+                "hand_in() preempted; report the others with fail()"
+            )
+
+
+def decode_ticket(frame: bytes, group_id: int, *, num_members: int) -> Ticket:
+    """The ticket in `frame`, for the members that the group has now: those of its screen, or all.
+
+    Raises WireError unless it is the ticket of `group_id`, and the group may have `num_members` members.
+    """
+    ticket = decode(Ticket, frame)
+    if ticket.group_id != group_id or num_members not in (ticket.num_members, ticket.screen_size):
+        screen = f" ({ticket.screen_size} at first)" if ticket.screen_size else ""
+        raise WireError(
+            f"the ticket is of group {ticket.group_id} with {ticket.num_members} members{screen}, expected group "
+            f"{group_id} with {num_members}"
+        )
+    return msgspec.structs.replace(ticket, num_members=num_members)
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The right to insert the missing members of one group; it expires `ttl_s` after the last heartbeat."""
+
+    ticket: Ticket
+    fence: int  # larger than the fence of any earlier lease; inserts under an older one are refused
+    missing: dict[int, int]  # member -> number of its next attempt
+    partials: dict[int, Trajectory]  # missing member -> the whole turns that an earlier actor handed in
+    ttl_s: float
+    num_queued: int = 0  # groups that were still queued after it
+    stored: dict[int, Trajectory] = {}  # members that missing ones fork from, as an earlier actor stored them
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sibling attempts at one task, in the order of members."""
+
+    ticket: Ticket
+    num_uses: int  # steps that claimed it, including this one
+    trajectories: list[Trajectory]
+
+
+class InsertResult(enum.Enum):
+    """The result of `insert` and of `hand_in`."""
+
+    STORED = "stored"
+    """It is stored, and survives a crash of every process."""
+    DUPLICATE = "duplicate"
+    """It was stored already: an earlier call succeeded and its reply was lost."""
+    FENCED = "fenced"
+    """The lease is lost, and the trajectory is not needed."""
+    FULL = "full"
+    """The server has no memory left and stored nothing: wait, heartbeat, and insert again."""

@@ -1,0 +1,1 @@
+"""What state a run is in, and what its archive has."""

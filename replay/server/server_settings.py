@@ -1,0 +1,79 @@
+"""The settings of a run's own Redis server: the file redis.conf, its options, its users and its addresses."""
+
+import hashlib
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from slipstream.common.process.run_dir import write_whole
+
+# fsync always: with everysec, writes wait in the process during a sync, and a kill then loses acknowledged writes.
+_CONFIG = """\
+bind 127.0.0.1
+protected-mode yes
+port {port}
+requirepass {password}
+daemonize no
+appendonly yes
+appendfsync always
+save ""
+maxmemory-policy noeviction
+"""
+# Commands that no client with the run's password needs. With CONFIG or MODULE a client can run programs.
+REFUSED = (
+    "config",
+    "debug",
+    "module",
+    "acl",
+    "replicaof",
+    "slaveof",
+    "sync",
+    "psync",
+    "migrate",
+    "failover",
+    "shutdown",
+)
+# Replies that a client does not read fill the memory; before 6.2.18 even a client without a password can cause this.
+# Our clients have at most eight payloads in flight. On loopback, any user of the machine can open many such
+# connections: `start_private_server` prevents that. Redis's default of 10,000 clients is too few for thousands of
+# actors, which have several connections each; Redis lowers the number to what its limit of open files allows.
+LIMITS = ("--client-output-buffer-limit", "normal", "512mb", "64mb", "5", "--maxclients", "100000")
+ADMIN = "slipstream-admin"
+
+
+def port_and_password(config: Path) -> tuple[int, str]:
+    """The port and the password in `config`; the first start writes a free port and a new password to it."""
+    if config.exists():
+        settings = dict(line.split(" ", 1) for line in config.read_text().splitlines() if line)
+        return int(settings["port"]), settings["requirepass"]
+    port, password = free_port(), secrets.token_hex(16)
+    write_whole(config, _CONFIG.format(port=port, password=password), mode=0o600)
+    return port, password
+
+
+def listening(address: int | Path) -> list[str]:
+    """The options that make the server listen on `address` only."""
+    if isinstance(address, int):
+        return ["--port", str(address)]
+    return ["--port", "0", "--unixsocket", str(address), "--unixsocketperm", "700"]
+
+
+def user(name: str, password: str, *, refused: Sequence[str] = ()) -> list[str]:
+    """The option for a user who may run every command except the refused ones. It contains only the password's hash."""
+    hashed = hashlib.sha256(password.encode()).hexdigest()
+    return ["--user", name, "on", f"#{hashed}", "~*", "&*", "+@all", *(f"-{command}" for command in refused)]
+
+
+def redis_url(address: int | Path, *, credentials: str = "") -> str:
+    if isinstance(address, int):
+        return f"redis://{credentials}127.0.0.1:{address}/0"
+    return f"unix://{credentials}{quote(str(address))}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,91 @@
+"""One blob in chunks: servers of it, pullers of it, and requests for a chunk."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import xxhash
+import zmq
+
+from slipstream.actors.weights.pull import Puller
+from slipstream.actors.weights.sources import Sources
+from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
+from slipstream.common.transfer.chunks import Blob, ChunkRequest
+from slipstream.common.transfer.curve import CurveKey
+from slipstream.common.transfer.weights import WeightsError
+from slipstream.replay.fleet.bulletin import RelayNotice
+
+CHUNK_BYTES = 64 << 10
+NUM_CHUNKS = 40
+NOWHERE = "tcp://127.0.0.1:1"
+DATA = bytes(range(256)) * (NUM_CHUNKS * CHUNK_BYTES // 256)
+BLOB = Blob(root=xxhash.xxh3_128_hexdigest(DATA), num_bytes=len(DATA))
+
+
+def check(data: memoryview) -> None:
+    if xxhash.xxh3_128_hexdigest(data) != BLOB.root:
+        raise WeightsError("not the bytes of that name")
+
+
+def relay_at(
+    endpoint: str,
+    *,
+    name: str = "",
+    host: str = "elsewhere",
+    roots: tuple[str, ...] = (BLOB.root,),
+    num_children: int = 0,
+    moved_bytes: int = 0,
+) -> RelayNotice:
+    return RelayNotice(
+        name=name or endpoint,
+        host=host,
+        endpoint=endpoint,
+        roots=list(roots),
+        policy_version=1,
+        num_children=num_children,
+        fan_out=8,
+        fetched_bytes=moved_bytes,
+        served_bytes=0,
+        num_corrupt=0,
+    )
+
+
+class Pulling:
+    """A puller, the relays that it knows, and those that it blamed."""
+
+    def __init__(self, *relays: str, key: CurveKey | None = None, patience_s: float = 0.0) -> None:
+        self.relays = [relay_at(endpoint) for endpoint in relays]
+        self.blamed: list[str] = []
+        sources = Sources(lambda: self.relays, name="me", host="here", patience_s=patience_s)
+        self.puller = Puller(sources, blame=self.blamed.append, chunk_bytes=CHUNK_BYTES, key=key)
+
+    def pull(self, publisher: str = NOWHERE, *, timeout_s: float = 60.0) -> bytes:
+        return bytes(self.puller.pull(BLOB, publisher=publisher, check=check, timeout_s=timeout_s))
+
+
+@contextmanager
+def serving(
+    data: bytes = DATA, *, fan_out: int = 8, bytes_per_s: int = 0, key: CurveKey | None = None
+) -> Iterator[ChunkServer]:
+    def read(request: ChunkRequest) -> bytes | None:
+        return data[request.offset : request.offset + request.num_bytes] if request.root == BLOB.root else None
+
+    limits = ServerLimits(fan_out=fan_out, bytes_per_s=bytes_per_s, chunk_bytes=CHUNK_BYTES)
+    server = ChunkServer("127.0.0.1", read, limits=limits, key=key)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for: {what}"
+        time.sleep(0.01)
+
+
+def ask(socket: "zmq.Socket[bytes]", chunk: int) -> None:
+    request = ChunkRequest(root=BLOB.root, offset=chunk * CHUNK_BYTES, num_bytes=CHUNK_BYTES)
+    socket.send(msgspec.msgpack.encode(request))

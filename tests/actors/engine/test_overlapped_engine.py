@@ -1,0 +1,77 @@
+"""Commits and refusals while a batch is in flight: the version of every token stays exact."""
+
+import asyncio
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import torch
+
+from slipstream.actors.engine import vllm_engine
+from slipstream.actors.engine.vllm_engine import VllmEngine
+from slipstream.actors.weights.refused import WeightsUnfit
+from tests.actors.engine.test_vllm_engine import kept_kv_logprobs
+from tests.actors.vllm_engines import (
+    LONG,
+    PROMPT,
+    TOLERANCE,
+    Offers,
+    Policies,
+    check_spans,
+    forward_logprobs,
+    policies,
+    refreshed_in_mid_generation,
+    run,
+    server,
+    started,
+    worst,
+)
+
+__all__ = ["policies", "server"]  # fixtures
+
+
+@pytest.fixture(params=["keep", "recompute"])
+def engine(policies: Policies, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmEngine]:
+    monkeypatch.setattr(vllm_engine, "ENGINE_MODULE", "tests.actors.overlapped_engine")
+    engine = started(policies, kv_policy=request.param)
+    yield engine
+    asyncio.run(engine.close())
+
+
+def test_a_commit_collects_the_batch_in_flight_first(
+    engine: VllmEngine, policies: Policies, server: Offers, request: pytest.FixtureRequest
+) -> None:
+    old, new = policies.models[0], policies.models[1]
+    crossings, _ = run(refreshed_in_mid_generation(engine, server.offer(new, policy_version=1)))
+    for crossing in crossings:
+        check_spans(crossing)
+        tokens, boundary = crossing.completion.tokens, crossing.boundary
+        by_old = forward_logprobs(old, crossing.prompt, tokens)
+        if "keep" in request.node.name:
+            by_new = kept_kv_logprobs(old, new, crossing.prompt, tokens, boundary=boundary)
+        else:
+            by_new = forward_logprobs(new, crossing.prompt, tokens)[boundary:]
+        assert worst(crossing.completion, torch.cat([by_old[:boundary], by_new])) < TOLERANCE
+
+
+def test_tokens_of_refused_weights_that_are_in_flight_are_sampled_again(
+    engine: VllmEngine, policies: Policies, server: Offers
+) -> None:
+    """The probe is of other weights than those that travel, so the engine must return to the old ones."""
+    offer = server.offer(policies.models[1], policy_version=1)
+    other = server.offer(policies.models[2], policy_version=1).manifest.probe
+    wrong = msgspec.structs.replace(offer, manifest=msgspec.structs.replace(offer.manifest, probe=other))
+
+    async def refused() -> list[vllm_engine.Completion]:
+        await engine.stage(wrong)
+        running = [asyncio.create_task(engine.generate([*PROMPT, member], LONG)) for member in range(8)]
+        while engine.load().kv_use == 0:  # noqa: ASYNC110 - the commit must not come before them
+            await asyncio.sleep(0.005)
+        with pytest.raises(WeightsUnfit, match="refused by its probe"):
+            await engine.commit(1)
+        return await asyncio.gather(*running)
+
+    for member, completion in enumerate(run(refused())):
+        assert [span.policy_version for span in completion.version_spans] == [0]
+        expected = forward_logprobs(policies.models[0], [*PROMPT, member], completion.tokens)
+        assert worst(completion, expected) < TOLERANCE

@@ -1,0 +1,161 @@
+"""One engine of two workers that share every layer: what it says, and what becomes of it when weights come."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+from transformers import Qwen3ForCausalLM
+
+from slipstream.actors.engine.orders import EngineSettings
+from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
+from slipstream.actors.weights.receive import ReceiverInfo
+from slipstream.actors.weights.refused import WeightsRefused
+from slipstream.common.config.model_config import TinyModelConfig
+from slipstream.common.transfer.weights import Offer, layout
+from slipstream.learner.publisher.messages import PublisherSettings
+from slipstream.learner.publisher.publish import Publisher
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.server.server import Server
+from tests.actors.vllm_engines import (
+    MAX_TOKENS,
+    ONES,
+    PROMPT,
+    TOLERANCE,
+    Offers,
+    Policies,
+    check_spans,
+    forward_logprobs,
+    make_policies,
+    probe_by,
+    refreshed_in_mid_generation,
+    run,
+    until,
+    worst,
+)
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    heads = TinyModelConfig(num_heads=4, num_kv_heads=2)
+    return make_policies(tmp_path_factory.mktemp("model") / "tiny", heads)
+
+
+@pytest.fixture(scope="module")
+def run_of_file() -> str:
+    return f"tensor-parallel-{os.getpid()}"
+
+
+@pytest.fixture(scope="module")
+def engine(policies: Policies, redis_server: Server, run_of_file: str) -> Iterator[VllmEngine]:
+    """For the whole file, which runs in order: version 0, then 1, which is broadcast, then its end."""
+    receiver = ReceiverInfo(
+        redis_url=redis_server.secret_url,
+        run_id=run_of_file,
+        actor="a0",
+        transport="broadcast",
+        chunk_bytes=1 << 16,
+        timeout_s=60.0,
+        disk="",
+    )
+    settings = EngineSettings(
+        model_path=str(policies.folder),
+        policy_version=0,
+        seed=11,
+        max_tokens=MAX_TOKENS,
+        dtype="float32",
+        kv_cache_bytes=16 << 20,
+        max_episodes=16,
+        tensor_parallel=2,
+        kv_policy="keep",
+        receiver=receiver,
+    )
+    engine = VllmEngine(EngineProcess(), settings)
+    yield engine
+    asyncio.run(engine.close())
+
+
+def workers_of(engine: VllmEngine) -> list[psutil.Process]:
+    return psutil.Process(engine.pid).children(recursive=True)
+
+
+def holders_of_received_weights(engine: VllmEngine) -> set[int]:
+    """The pids of the engine's processes that keep received weights in host memory."""
+    pids = [engine.pid, *(worker.pid for worker in workers_of(engine))]
+    files = [
+        (pid, str(file.readlink())) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()
+    ]
+    return {pid for pid, name in files if "slipstream-received-weights" in name}
+
+
+async def broadcast(bulletin: Bulletin, publisher: Publisher, model: Qwen3ForCausalLM) -> Offer:
+    """Publish `model` as version 1, once the engine's first worker wants broadcasts; return the offer."""
+    while bulletin.broadcast_members() != ["a0"]:  # noqa: ASYNC110 - another process joins
+        await asyncio.sleep(0.01)
+    weights = [(name, value.detach()) for name, value in model.named_parameters()]
+    publisher.publish(weights, policy_version=1, probe=probe_by(model))
+    while (offer := bulletin.latest()) is None:  # noqa: ASYNC110 - another process announces it
+        await asyncio.sleep(0.01)
+    return offer
+
+
+def test_two_workers_agree_with_one_forward_pass(engine: VllmEngine, policies: Policies) -> None:
+    completion = run(engine.generate(PROMPT, ONES))
+    assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) < TOLERANCE
+    assert len(workers_of(engine)) >= 2
+
+
+def test_corrupt_weights_are_refused_and_the_old_ones_serve(engine: VllmEngine, policies: Policies) -> None:
+    server = Offers()
+    offer = server.offer(policies.models[2], policy_version=1)
+    server.corrupt(offer)
+    with pytest.raises(WeightsRefused):
+        run(engine.stage(offer))
+    server.close()
+    completion = run(engine.generate(PROMPT, ONES))
+    assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) < TOLERANCE
+
+
+def test_the_first_worker_receives_a_broadcast_for_both_and_both_commit_between_two_tokens(
+    engine: VllmEngine,
+    policies: Policies,
+    redis_url: str,
+    redis_client: redis.Redis,
+    run_of_file: str,
+    tmp_path: Path,
+) -> None:
+    new, bulletin = policies.models[1], Bulletin(redis_client, run_of_file)
+    settings = PublisherSettings(
+        entries=layout((name, "float32", tuple(value.shape)) for name, value in new.named_parameters()),
+        redis_url=redis_url,
+        run_id=run_of_file,
+        learner_epoch=1,
+        host="127.0.0.1",
+        chunk_bytes=1 << 16,
+        anchor_every=1,
+        broadcast_timeout_s=60.0,
+    )
+    publisher = Publisher(settings, log_path=tmp_path / "publisher.log")
+    try:
+        offer = run(broadcast(bulletin, publisher, new))
+        crossings, _ = run(refreshed_in_mid_generation(engine, offer))
+        run(until(lambda: publisher.stats.num_receivers == 1))
+        assert len(holders_of_received_weights(engine)) == 1, "a machine needs one host copy for all workers"
+    finally:
+        publisher.close()
+    for crossing in crossings:
+        check_spans(crossing)
+    completion = run(engine.generate(PROMPT, ONES))
+    assert worst(completion, forward_logprobs(new, PROMPT, completion.tokens)) < TOLERANCE
+
+
+def test_workers_end_with_an_engine_that_is_killed(engine: VllmEngine) -> None:
+    workers = workers_of(engine)
+    assert len(workers) >= 2
+    os.kill(engine.pid, signal.SIGKILL)
+    gone, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive and len(gone) == len(workers)

@@ -1,0 +1,153 @@
+"""The GPU's way to commit, with vLLM on a CPU: a twin is kept, and its contents are exchanged with the model's."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from slipstream.actors.engine import vllm_engine
+from slipstream.actors.engine.engine import EngineSpoiled
+from slipstream.actors.engine.vllm_engine import VllmEngine
+from slipstream.actors.weights.refused import WeightsUnfit
+from slipstream.common.config.model_config import TinyModelConfig
+from slipstream.common.transfer.weights import Offer
+from tests.actors.exchanging_engine import MODULE, SETTINGS, Settings
+from tests.actors.vllm_engines import (
+    ONES,
+    PROMPT,
+    TOLERANCE,
+    Offers,
+    Policies,
+    check_spans,
+    forward_logprobs,
+    make_policies,
+    policies,
+    probe_by,
+    refreshed_in_mid_generation,
+    run,
+    server,
+    started,
+    worst,
+)
+
+__all__ = ["policies", "server"]  # fixtures
+
+ROOM = 1 << 30
+
+
+@pytest.fixture
+def tensor_parallel_policies(tmp_path: Path) -> Policies:
+    """Of a model with a number of heads that two workers can share."""
+    return make_policies(tmp_path / "tiny", TinyModelConfig(num_heads=4, num_kv_heads=2))
+
+
+@contextmanager
+def exchanging(policies: Policies, settings: Settings, *, tensor_parallel: int = 1) -> Iterator[VllmEngine]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_engine, "ENGINE_MODULE", MODULE)
+        patch.setenv(SETTINGS, msgspec.json.encode(settings).decode())
+        engine = started(policies, kv_policy="recompute", tensor_parallel=tensor_parallel)
+    yield engine
+    asyncio.run(engine.close())
+
+
+def committed(engine: VllmEngine, offer: Offer) -> None:
+    run(engine.stage(offer))
+    run(engine.commit(offer.manifest.policy_version))
+
+
+def check_serves(engine: VllmEngine, policies: Policies, number: int) -> None:
+    """The engine samples by the weights of this model, and by no others."""
+    completion = run(engine.generate(PROMPT, ONES))
+    assert worst(completion, forward_logprobs(policies.models[number], PROMPT, completion.tokens)) < TOLERANCE
+
+
+def with_another_probe(server: Offers, policies: Policies, number: int, *, probe: int, policy_version: int) -> Offer:
+    """The weights of one model with the probe of another: the engine will refuse them after the commit."""
+    weights = {name: value.detach() for name, value in policies.models[number].named_parameters()}
+    return server.offer_of(weights, policy_version=policy_version, probe=probe_by(policies.models[probe]))
+
+
+def test_the_contents_of_a_kept_twin_are_exchanged_and_exchanged_back(
+    policies: Policies, server: Offers, tmp_path: Path
+) -> None:
+    settings = Settings(log=str(tmp_path / "log"), room_bytes=ROOM)
+    with exchanging(policies, settings) as engine:
+        crossings, _ = run(refreshed_in_mid_generation(engine, server.offer(policies.models[1], policy_version=1)))
+        for crossing in crossings:
+            check_spans(crossing)
+            tokens, boundary = crossing.completion.tokens, crossing.boundary
+            by_old, by_new = (forward_logprobs(policies.models[each], crossing.prompt, tokens) for each in (0, 1))
+            assert worst(crossing.completion, torch.cat([by_old[:boundary], by_new[boundary:]])) < TOLERANCE
+        with pytest.raises(WeightsUnfit, match="version 2 is refused by its probe"):
+            committed(engine, with_another_probe(server, policies, 2, probe=0, policy_version=2))
+        assert engine.policy_version == 1
+        check_serves(engine, policies, 1)
+        committed(engine, server.offer(policies.models[2], policy_version=3))
+        check_serves(engine, policies, 2)
+        committed(engine, server.offer(policies.models[0], policy_version=4))
+        check_serves(engine, policies, 0)
+    log = Path(settings.log).read_text().splitlines()
+    assert [line for line in log if "twin" in line] == [
+        "new weights are loaded beside those that serve: a twin of 0.0 GiB; 1024.0 GiB of 1024.0 GiB were free"
+    ]
+    assert [line for line in log if "version" in line] == [f"version {each}: addresses kept" for each in (1, 2, 3, 4)]
+
+
+def test_every_worker_of_an_engine_exchanges_its_part_and_exchanges_it_back(
+    tensor_parallel_policies: Policies, server: Offers, tmp_path: Path
+) -> None:
+    policies, settings = tensor_parallel_policies, Settings(log=str(tmp_path / "log"), room_bytes=ROOM)
+    with exchanging(policies, settings, tensor_parallel=2) as engine:
+        committed(engine, server.offer(policies.models[1], policy_version=1))
+        check_serves(engine, policies, 1)
+        with pytest.raises(WeightsUnfit, match="version 2 is refused by its probe"):
+            committed(engine, with_another_probe(server, policies, 2, probe=0, policy_version=2))
+        check_serves(engine, policies, 1)
+    log = Path(settings.log).read_text()
+    assert log.count("a twin of") == 2 and log.count("addresses kept") == 4 and "changed" not in log
+
+
+def test_without_room_of_its_own_a_twin_comes_with_the_second_version(
+    policies: Policies, server: Offers, tmp_path: Path
+) -> None:
+    """The twin of a model that was itself reloaded before takes weights too."""
+    settings = Settings(log=str(tmp_path / "log"), room_bytes=0)
+    with exchanging(policies, settings) as engine:
+        committed(engine, server.offer(policies.models[1], policy_version=1))
+        check_serves(engine, policies, 1)
+        assert "a twin of" not in Path(settings.log).read_text()
+        with pytest.raises(WeightsUnfit, match="version 2 is refused by its probe"):
+            committed(engine, with_another_probe(server, policies, 2, probe=0, policy_version=2))
+        check_serves(engine, policies, 1)
+        committed(engine, server.offer(policies.models[2], policy_version=3))
+        check_serves(engine, policies, 2)
+    log = Path(settings.log).read_text()
+    assert "the first version is loaded while nothing is generated" in log and "a twin of" in log
+    assert "changed" not in log
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"packs": True}, "vLLM keeps weights of this model in .*cpu_linear, outside of its tensors"),
+        ({"free_bytes": 1 << 30}, "a twin needs 2.0 GiB, and 1.0 GiB of 1024.0 GiB are free; for one, lower"),
+    ],
+)
+def test_a_model_that_cannot_have_a_twin_is_loaded_in_the_pause_with_the_reason_in_the_log(
+    changes: dict[str, int], reason: str, policies: Policies, server: Offers, tmp_path: Path
+) -> None:
+    settings = msgspec.structs.replace(Settings(log=str(tmp_path / "log"), room_bytes=ROOM), **changes)
+    with exchanging(policies, settings) as engine:
+        for version in (1, 2):
+            committed(engine, server.offer(policies.models[version], policy_version=version))
+            check_serves(engine, policies, version)
+        with pytest.raises(EngineSpoiled, match="version 3 is refused by its probe"):
+            committed(engine, with_another_probe(server, policies, 0, probe=2, policy_version=3))
+    (line,) = [line for line in Path(settings.log).read_text().splitlines() if "while nothing is generated" in line]
+    assert re.search(reason, line)

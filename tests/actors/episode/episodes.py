@@ -1,0 +1,111 @@
+"""Episodes without a model: a scripted policy, an environment, and the actors' own rollout."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from slipstream.actors.engine.engine import Sampler
+from slipstream.actors.episode.rollout import Allowance, rollout
+from slipstream.actors.episode.tape import Attempt, Tape
+from slipstream.common.records.trajectory import Provenance, Sampling, Task, TokenArray, Trajectory
+from slipstream.common.text.action_format import FORMATS, ActionFormat
+from slipstream.envhub.driving import Parse
+from slipstream.envhub.env import Env, Observation
+from slipstream.envhub.shop.shop import ShopEnv
+from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from tests.common.text.small_tokenizer import shop_tokenizer
+from tests.learner.skipping_loop import run_skipping
+
+Script = Callable[[list[int], int | None], list[int]]
+
+ALLOWANCE = Allowance(max_turns=8, max_tokens=256, step_timeout_s=30.0, episode_timeout_s=600.0)
+
+
+def attempt_on(index: int = 0, *, max_turn_tokens: int = 64, seed: int = 7, temperature: float = 1.0) -> Attempt:
+    return Attempt(
+        run_id="run",
+        task=Task(env="shop", split="train", index=index),
+        group_id=3,
+        member=1,
+        attempt=0,
+        actor="actor-0",
+        sampling=Sampling(temperature=temperature, top_p=1.0, top_k=0, max_turn_tokens=max_turn_tokens),
+        seed=seed,
+        provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
+    )
+
+
+def policy_versions(trajectory: Trajectory) -> TokenArray:
+    """The version of each token, -1 where it was not sampled."""
+    versions = np.full(trajectory.num_tokens, -1, dtype=np.int32)
+    for span in trajectory.version_spans:
+        versions[span.start : span.stop] = span.policy_version
+    return versions
+
+
+def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def expert(env: Env, tokenizer: PreTrainedTokenizerBase, action_format: ActionFormat = FORMATS["plain"]) -> Script:
+    """Writes what the environment's own expert would do."""
+    return lambda tokens, seed: ids(tokenizer, action_format.write(env.expert()) + tokenizer.eos_token)
+
+
+def saying(tokenizer: PreTrainedTokenizerBase, *turns: str) -> Script:
+    """Writes the given texts one after another, for any prompt."""
+    left = iter(turns)
+    return lambda tokens, seed: ids(tokenizer, next(left))
+
+
+def engine_of(script: Script, *, max_tokens: int = 256, token_time_s: float = 0.0) -> ScriptedEngine:
+    return ScriptedEngine(script, policy_version=4, schedule=Schedule(token_time_s=token_time_s), max_tokens=max_tokens)
+
+
+async def rollout_of(
+    env: Env,
+    sampler: Sampler,
+    *,
+    tape: Tape | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    action_format: ActionFormat = FORMATS["plain"],
+    allowance: Allowance = ALLOWANCE,
+    parse: Parse | None = None,
+) -> Trajectory:
+    """An episode of the shop's first task, or the one on `tape`."""
+    return await rollout(
+        tape or Tape(attempt=attempt_on()),
+        env=env,
+        sampler=sampler,
+        tokenizer=tokenizer or shop_tokenizer(),
+        action_format=action_format,
+        allowance=allowance,
+        parse=parse,
+    )
+
+
+def play(env: Env, sampler: Sampler, *, attempt: Attempt | None = None, **settings: Any) -> Trajectory:
+    """Roll out one episode, by a clock that skips every wait."""
+    return run_skipping(rollout_of(env, sampler, tape=Tape(attempt=attempt or attempt_on()), **settings))
+
+
+class Broken(ShopEnv):
+    """A shop that answers its second action with whatever it is given, or raises it."""
+
+    def __init__(self, answer: object) -> None:
+        super().__init__()
+        self.answer = answer
+        self.num_steps = 0
+
+    async def step(self, action: str) -> Observation:
+        self.num_steps += 1
+        if self.num_steps == 1:
+            return await super().step(action)
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        if self.answer == "hang":
+            await asyncio.sleep(3600)
+        return self.answer  # type: ignore[return-value]

@@ -1,0 +1,96 @@
+"""Trajectories with words in them: what an environment says and a policy answers, as a tokenizer writes it."""
+
+from transformers import PreTrainedTokenizerBase
+
+from slipstream.common.process.wire import SCHEMA
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import (
+    Outcome,
+    Provenance,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+    VersionSpan,
+    pack_logprobs,
+    pack_mask,
+    pack_tokens,
+)
+from slipstream.common.text.chat import Chat
+from tests.replay.records.attempts import SAMPLING
+
+Exchange = tuple[str, tuple[Message, ...]]  # what the policy writes, and what it hears after it
+
+
+def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def spoken(
+    tokenizer: PreTrainedTokenizerBase,
+    opening: tuple[Message, ...],
+    *exchanges: Exchange | tuple[list[int], tuple[Message, ...]],
+    group_id: int = 3,
+    member: int = 1,
+    attempt: int = 0,
+    run_id: str = "run",
+    reward: float = 1.0,
+    actor: str = "actor-0",
+    policy_version: int = 4,
+) -> Trajectory:
+    """The record of a conversation; `reward` comes with its last turn, and what is heard after that is left out."""
+    chat = Chat(tokenizer)
+    tokens, branch_starts = chat.open(opening), [0]
+    turns: list[Turn] = []
+    for index, (written, heard) in enumerate(exchanges):
+        sampled = ids(tokenizer, written) if isinstance(written, str) else written
+        start, last = len(tokens), index == len(exchanges) - 1
+        tokens = tokens + sampled
+        chat.reply(sampled)
+        turns.append(
+            Turn(
+                start=start,
+                stop=len(tokens),
+                state_key=f"state {index}",
+                rewards={"task": reward if last else 0.0},
+                finish_reason="stop",
+                valid_action=True,
+                generate_s=0.25,
+                env_s=0.125,
+            )
+        )
+        if not last:
+            extension = chat.extend(heard)
+            if extension.new_branch:
+                branch_starts.append(len(tokens))
+            tokens = tokens + extension.tokens
+    sampled_spans = [range(turn.start, turn.stop) for turn in turns]
+    mask = [any(place in span for span in sampled_spans) for place in range(len(tokens))]
+    return Trajectory(
+        schema=SCHEMA,
+        run_id=run_id,
+        task=Task(env="shop", split="train", index=group_id),
+        group_id=group_id,
+        member=member,
+        attempt=attempt,
+        fork=None,
+        actor=actor,
+        turns=turns,
+        tokens=pack_tokens(tokens),
+        behaviour_logprobs=pack_logprobs([-0.5 if sampled else 0.0 for sampled in mask]),
+        loss_mask=pack_mask(mask),
+        kept=None,
+        branch_starts=branch_starts,
+        version_spans=[VersionSpan(start=turn.start, stop=turn.stop, policy_version=policy_version) for turn in turns],
+        stop_reason=StopReason.DONE,
+        outcome=Outcome.POLICY,
+        score=min(1.0, max(0.0, reward)),
+        success=reward > 0.5,
+        part_values={},
+        shown="",
+        sampling=SAMPLING,
+        started_at_s=1.7e9,
+        duration_s=0.5,
+        scoring_s=0.0,
+        provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
+    )

@@ -1,0 +1,267 @@
+"""What an environment does wrong: its episode fails, and neither the actor nor the policy is to blame."""
+
+import asyncio
+import builtins
+import contextlib
+import gc
+import sys
+import tracemalloc
+import unittest.mock
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from slipstream.actors.episode import answer as answers
+from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env
+from slipstream.actors.host.event_loop import run as run_loop
+from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import (
+    Outcome,
+    StopReason,
+    Task,
+)
+from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.shop.shop import ShopEnv
+from tests.actors.episode.episodes import (
+    ALLOWANCE,
+    Broken,
+    attempt_on,
+    engine_of,
+    play,
+    rollout_of,
+    saying,
+)
+from tests.common.text.small_tokenizer import CHATML, byte_tokenizer, shop_tokenizer
+from tests.learner.skipping_loop import run_skipping
+
+
+def answer(**changes: Any) -> Observation:
+    return replace(Observation(messages=(Message("user", "fine"),), rewards={"purchase": 0.0}), **changes)
+
+
+class Unprintable(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        return str(1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        (EnvError("the shop burnt down"), "the shop burnt down"),
+        (KeyError("price"), "KeyError: 'price'"),
+        (TimeoutError("a socket"), r"no answer within 30\.0 s"),
+        ("hang", r"no answer within 30\.0 s"),
+        (None, "returned a NoneType, expected an Observation"),
+        ({"reward": 1}, "returned a dict"),
+        (answer(rewards={}), "step returned no rewards; return a reward of 0"),
+        (answer(rewards=None), "returned None as rewards, expected a dict"),
+        (answer(rewards={"purchase": float("nan")}), "returned reward 'purchase' = nan, expected a number"),
+        (answer(rewards={"purchase": float("-inf")}), "returned reward 'purchase' = -inf"),
+        (answer(rewards={"purchase": "1"}), "returned reward 'purchase' = '1'"),
+        (answer(rewards={"purchase": None}), "returned reward 'purchase' = None"),
+        (answer(score=2.0), r"returned score 2\.0, expected"),
+        (answer(score=float("nan")), "returned score nan"),
+        (answer(messages=("fine",)), "returned 'fine' as a message, expected a Message"),
+        (answer(messages=(Message("user", b"fine"),)), "expected a Message"),  # type: ignore[arg-type]
+        (answer(messages=(Message(None, "fine"),)), "expected a Message"),  # type: ignore[arg-type]
+        (answer(rewards={"half \ud83d": 0.0}), "expected valid Unicode text"),
+        (answer(rewards={3: 0.0}), "named a reward 3, expected valid Unicode text"),
+        (answer(rewards={"purchase": True}), "returned reward 'purchase' = True"),
+        (answer(score=True), "returned score True"),
+        (answer(success=None), "returned success = None, expected True or False"),
+        (answer(success=1), "returned success = 1"),
+        (answer(valid_action=1), "returned valid_action = 1"),
+        (answer(messages=(message for message in ())), "returned a generator as messages"),
+        (
+            answer(messages=(Message("user", "x" * (5 << 20)),)),
+            r"returned 5242892 characters, the limit of an observation is 4194304; make the environment cut its texts",
+        ),
+        (answer(rewards={"x" * (5 << 20): 0.0}), "returned 5242888 characters"),
+        (answer(messages=(Message("user", ""),) * 20_000), "returned 20001 messages and rewards, the limit is 10000"),
+        (answer(messages=(Message("user", b"x" * (5 << 20)),)), "returned 5242892 characters"),  # type: ignore[arg-type]
+        (Unprintable(), r"Unprintable: \(no text: str\(\) of it raised ZeroDivisionError\)"),
+        (EnvError("x" * (1 << 20)), "^x{4000}$"),
+    ],
+)
+def test_a_broken_environment_is_an_env_failure_and_never_a_reward_of_0(wrong: object, complaint: str) -> None:
+    env = Broken(wrong)
+    script = saying(shop_tokenizer(), "search[dress]<|end|>", "click[red]<|end|>", "click[red]<|end|>")
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        play(env, engine_of(script), allowance=replace(ALLOWANCE, max_turns=3))
+    assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.ENV_ERROR, Outcome.ENV_FAILURE)
+
+
+def every_exception() -> list[BaseException]:
+    """One of each kind that Python has, the three that end a program among them, and asyncio's cancellation."""
+    kinds = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
+    made = []
+    for kind in (*kinds, asyncio.CancelledError):
+        for arguments in ((), ("x",), ("x", b"x", 0, 1, "x"), ("x", [Exception()])):
+            with contextlib.suppress(TypeError, ValueError):
+                made.append(kind(*arguments))
+                break
+    return made
+
+
+def test_no_exception_of_an_environment_is_anything_but_its_failure() -> None:
+    raised = every_exception()
+    assert {KeyboardInterrupt, SystemExit, GeneratorExit, BaseException} <= {type(error) for error in raised}
+    script = saying(shop_tokenizer(), *("search[dress]<|end|>" for _ in range(2 * len(raised))))
+    for error in raised:
+        with pytest.raises(EpisodeFailed) as failed:
+            play(Broken(error), engine_of(script))
+        assert failed.value.outcome is Outcome.ENV_FAILURE, error
+
+
+def test_an_episode_that_the_garbage_collector_closes_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """As where a process ends whose loop was closed in the middle of a step."""
+    begun, loop = asyncio.Event(), asyncio.new_event_loop()
+
+    async def steps() -> Observation:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stepping = loop.create_task(answers.answer(steps, timeout_s=60.0))
+    loop.run_until_complete(begun.wait())
+    loop.close()
+    ignored = list[object]()
+    with unittest.mock.patch("sys.unraisablehook", ignored.append):
+        del stepping, loop
+        gc.collect()
+    assert not ignored
+    assert not [record for record in caplog.records if record.name == "slipstream.actors.episode.answer"]
+
+
+def test_a_gigantic_observation_is_refused_before_any_of_it_is_copied() -> None:
+    env = Broken(answer(messages=(Message("user", "x" * (256 << 20)),)))
+    tracemalloc.start()
+    with pytest.raises(EpisodeFailed, match="returned 268435468 characters"):
+        play(env, engine_of(saying(shop_tokenizer(), "search[dress]<|end|>", "click[red]<|end|>")))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 64 << 20
+
+
+class StartsTasks(ShopEnv):
+    """A shop whose own task, and whose own callback, exits."""
+
+    async def step(self, action: str) -> Observation:
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+        await asyncio.create_task(self._exit())
+        return await super().step(action)
+
+    async def _exit(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_the_loop_of_an_actor_outlives_an_environments_tasks_that_exit() -> None:
+    async def play_on() -> str:
+        with pytest.raises(EpisodeFailed, match="KeyboardInterrupt"):
+            await rollout_of(StartsTasks(), engine_of(saying(shop_tokenizer(), "search[dress]<|end|>")))
+        return "went on"
+
+    assert run_loop(play_on()) == "went on"
+
+
+class Unruly(ShopEnv):
+    """A shop that fails as its task says: it exits, or waits for a task of its own that was cancelled."""
+
+    def __init__(self, doing: str, *, when: str) -> None:
+        super().__init__()
+        self.doing, self.when = doing, when
+
+    async def reset(self, task: Task) -> Observation:
+        await self._be("reset")
+        return await super().reset(task)
+
+    async def close(self) -> None:
+        await self._be("close")
+
+    async def _be(self, when: str) -> None:
+        if when == self.when and self.doing == "exits":
+            raise SystemExit(0)
+        if when == self.when:
+            own = asyncio.create_task(asyncio.sleep(60))
+            own.cancel()
+            await own
+
+
+@pytest.mark.parametrize(
+    ("doing", "complaint"),
+    [("exits", "SystemExit: 0"), ("cancels", "the environment awaited something that was cancelled")],
+)
+def test_an_environment_ends_neither_the_actor_nor_a_task_of_its(doing: str, complaint: str) -> None:
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        play(Unruly(doing, when="reset"), engine_of(saying(shop_tokenizer())))
+    assert failed.value.outcome is Outcome.ENV_FAILURE
+
+
+@pytest.mark.parametrize("doing", ["exits", "cancels"])
+def test_a_close_that_does_the_same_costs_nothing(doing: str) -> None:
+    envs = {"shop": MixtureEntry(name=f"{__name__}:Unruly", options={"doing": doing, "when": "close"})}
+
+    async def play_and_close() -> str:
+        async with fresh_env(envs, attempt_on().task, timeout_s=1.0):
+            pass
+        return "went on"
+
+    assert run_skipping(play_and_close()) == "went on"
+
+
+NO_SYSTEM = "{% if messages[-1]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (Message("half a pair \udcff", "text"), "expected a Message of valid Unicode text"),
+        (Message("system", "time is short"), "cannot be turned into tokens: TemplateError: System role not supported"),
+    ],
+)
+@pytest.mark.parametrize("at", ["reset", "step"])
+def test_words_that_the_model_cannot_be_told_are_an_env_failure(message: Message, complaint: str, at: str) -> None:
+    tokenizer = byte_tokenizer(NO_SYSTEM + CHATML)
+    said = answer(messages=(message,))
+    env = BadStart(said) if at == "reset" else Broken(said)
+    script = saying(tokenizer, *["search[dress]<|im_end|>"] * 2)
+    allowance = replace(ALLOWANCE, max_tokens=10_000)
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        play(env, engine_of(script, max_tokens=10_000), tokenizer=tokenizer, allowance=allowance)
+    assert failed.value.outcome is Outcome.ENV_FAILURE
+
+
+class BadStart(ShopEnv):
+    """A shop whose reset answers with whatever it is given, or raises it."""
+
+    def __init__(self, answer: object) -> None:
+        super().__init__()
+        self.answer = answer
+
+    async def reset(self, task: Task) -> Observation:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        (ConnectionRefusedError("no server"), "ConnectionRefusedError: no server"),
+        (None, "returned a NoneType"),
+        (answer(messages=()), "reset returned an observation that is done or has no messages"),
+        (answer(terminated=True), "reset returned an observation that is done or has no messages"),
+        (
+            answer(messages=(Message("user", "dress " * 300),)),
+            "its first prompt of 30[0-9] tokens leaves no room in `model.max_tokens` = 256",
+        ),
+    ],
+)
+def test_a_reset_that_fails_is_an_env_failure(wrong: object, complaint: str) -> None:
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        play(BadStart(wrong), engine_of(saying(shop_tokenizer())))
+    assert failed.value.outcome is Outcome.ENV_FAILURE

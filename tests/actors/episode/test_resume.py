@@ -1,0 +1,278 @@
+"""A preempted episode continues elsewhere as if nothing had happened; in another world it does not continue at all."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from slipstream.actors.engine.engine import Completion
+from slipstream.actors.episode.resume import resumed_tape
+from slipstream.actors.episode.rollout import EpisodeFailed
+from slipstream.actors.episode.tape import Attempt, Tape
+from slipstream.common.records.kept_sets import kept_sets
+from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import (
+    Outcome,
+    Sampling,
+    StopReason,
+    Trajectory,
+    VersionSpan,
+    decode_trajectory,
+    encode_trajectory,
+)
+from slipstream.common.text.chat import ChatRules
+from slipstream.envhub.env import Env, Observation
+from slipstream.envhub.household.household import HouseholdEnv
+from slipstream.envhub.shop.shop import ShopEnv
+from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
+from tests.actors.episode.episodes import ALLOWANCE, Script, attempt_on, engine_of, expert, ids, rollout_of
+from tests.common.text.small_tokenizer import CHATML, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
+from tests.learner.skipping_loop import run_skipping
+
+STEP_S = 3.0
+TOKEN_TIME_S = 1.0
+CUT_EVERY_S = 2.0
+LONG = replace(ALLOWANCE, max_tokens=8192)
+WINDOW_TOKENS = 100
+
+
+class SlowShop(ShopEnv):
+    """A shop that takes STEP_S to answer an action."""
+
+    async def step(self, action: str) -> Observation:
+        await asyncio.sleep(STEP_S)
+        return await super().step(action)
+
+
+class SlowHousehold(HouseholdEnv):
+    """A room that takes STEP_S to answer an action."""
+
+    async def step(self, action: str) -> Observation:
+        await asyncio.sleep(STEP_S)
+        return await super().step(action)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """An environment, and how its text becomes tokens."""
+
+    env: type[Env]
+    tokenizer: PreTrainedTokenizerBase
+    pieces: Callable[[str], list[str]]  # the text, in pieces that are encoded one by one
+    thought: str = ""  # written before every action
+    rules: ChatRules = field(default_factory=ChatRules)
+
+
+WORLDS = {
+    "shop": World(env=SlowShop, tokenizer=shop_tokenizer(), pieces=str.split),
+    "household": World(env=SlowHousehold, tokenizer=merging_tokenizer(CHATML), pieces=list),
+    "a history that is rewritten": World(
+        env=SlowShop, tokenizer=merging_tokenizer(FORGETS_THOUGHTS), pieces=list, thought="<think>ab a</think>"
+    ),
+    "a window": World(
+        env=SlowShop,
+        tokenizer=shop_tokenizer(),
+        pieces=str.split,
+        rules=ChatRules(context="window", max_tokens=WINDOW_TOKENS),
+    ),
+}
+
+
+class Sampled:
+    """The scripted engine with log-probabilities, versions and kept sets that depend on the seed. Notes what it was
+    asked."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self._engine = engine
+        self.asked: list[tuple[list[int], int | None]] = []
+
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+        self.asked.append((list(tokens), seed))
+        completion = await self._engine.generate(tokens, sampling, seed=seed)
+        chance, num_tokens = random.Random(seed), len(completion.tokens)
+        middle = chance.randrange(1, num_tokens)
+        sets = [sorted({token, *(chance.randrange(20) for _ in range(3))}) for token in completion.tokens]
+        return replace(
+            completion,
+            kept=kept_sets(sets) if sampling.is_cut else None,
+            logprobs=[-chance.random() for _ in completion.tokens],
+            version_spans=[
+                VersionSpan(start=0, stop=middle, policy_version=4),
+                VersionSpan(start=middle, stop=num_tokens, policy_version=5 + chance.randrange(2)),
+            ],
+        )
+
+
+def wandering(env: Env, world: World) -> Script:
+    """Does what the seed says: the expert's action, another that makes sense, or nonsense."""
+
+    def write(tokens: list[int], seed: int | None) -> list[int]:
+        chance = random.Random(seed)
+        action = chance.choice([env.expert(), chance.choice(env.admissible() or []), "ab a"])
+        pieces = world.pieces(world.thought + action)
+        return [token for piece in pieces for token in ids(world.tokenizer, piece)] + [world.tokenizer.eos_token_id]
+
+    return write
+
+
+async def played(world: World, tape: Tape, asked: list[tuple[list[int], int | None]]) -> Trajectory:
+    """The rest of the episode on `tape`, in an environment and an engine of its own."""
+    env = world.env()
+    sampler = Sampled(engine_of(wandering(env, world), max_tokens=LONG.max_tokens, token_time_s=TOKEN_TIME_S))
+    try:
+        return await rollout_of(
+            env, sampler, tape=tape, tokenizer=world.tokenizer, allowance=replace(LONG, rules=world.rules)
+        )
+    finally:
+        asked += sampler.asked
+
+
+async def preempted(playing: Coroutine[Any, Any, Trajectory], *, after_s: float) -> None:
+    """Cut an episode short. Fails where it is over before."""
+    task = asyncio.create_task(playing)
+    await asyncio.sleep(after_s)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def over_the_wire(partial: Trajectory, tokenizer: PreTrainedTokenizerBase) -> Trajectory:
+    return decode_trajectory(encode_trajectory(partial), max_bytes=1 << 20, vocab_size=len(tokenizer))
+
+
+def expert_partial() -> Trajectory:
+    """The first three turns of the expert's episode of the first task."""
+    env, tape = SlowShop(), Tape(attempt=attempt_on())
+    sampler = engine_of(expert(env, shop_tokenizer()), token_time_s=TOKEN_TIME_S)
+    run_skipping(preempted(rollout_of(env, sampler, tape=tape), after_s=30.0))
+    assert len(tape.turns) == 3
+    return over_the_wire(tape.partial(), shop_tokenizer())
+
+
+async def resumed_by_expert(partial: Trajectory, attempt: Attempt) -> Trajectory:
+    env = ShopEnv()
+    return await rollout_of(env, engine_of(expert(env, shop_tokenizer())), tape=resumed_tape(attempt, partial))
+
+
+def timeless(trajectory: Trajectory) -> Trajectory:
+    """All but the clocks."""
+    turns = [msgspec.structs.replace(turn, generate_s=0.0, env_s=0.0) for turn in trajectory.turns]
+    return msgspec.structs.replace(trajectory, turns=turns, started_at_s=0.0, duration_s=0.0)
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_an_episode_cut_anywhere_and_gone_on_with_elsewhere_is_the_uninterrupted_one(world: World) -> None:
+    """Cut once in each interval of CUT_EVERY_S: in the middle of a generation, of a step, and between them."""
+    cut_sampling = Sampling(temperature=1.0, top_p=0.9, top_k=5, max_turn_tokens=200)
+    attempt = replace(attempt_on(), sampling=cut_sampling)
+
+    async def whole() -> tuple[Trajectory, list[tuple[list[int], int | None]], float]:
+        asked: list[tuple[list[int], int | None]] = []
+        return await played(world, Tape(attempt=attempt), asked), asked, asyncio.get_running_loop().time()
+
+    uninterrupted, asked_once, took_s = run_skipping(whole())
+    assert len(uninterrupted.turns) > 3
+    if world.rules.context == "window":
+        assert len(uninterrupted.branch_starts) > 1
+    assert uninterrupted.kept is not None
+    nums_of_turns, num_cut_in_steps = set(), 0
+    for cut in range(1, int(took_s / CUT_EVERY_S)):
+        tape = Tape(attempt=attempt)
+        asked: list[tuple[list[int], int | None]] = []
+        run_skipping(preempted(played(world, tape, asked), after_s=cut * CUT_EVERY_S - 0.5))
+        if not tape.turns:
+            continue
+        num_cut_in_steps += len(tape.tokens) > tape.prompt_stop
+        partial = over_the_wire(tape.partial(), world.tokenizer)
+        assert (partial.stop_reason, partial.outcome) == (StopReason.PREEMPTED, Outcome.PREEMPTED)
+        assert uninterrupted.tokens.startswith(partial.tokens)
+        assert timeless(uninterrupted).turns[: len(partial.turns)] == timeless(partial).turns
+        num_asked = len(asked)
+        resumed = run_skipping(played(world, resumed_tape(attempt, partial), asked))
+        assert timeless(resumed) == timeless(uninterrupted)
+        assert resumed.turns[: len(partial.turns)] == partial.turns  # their times too are those of the first life
+        assert asked[:num_asked] == asked_once[:num_asked]
+        assert asked[num_asked:] == asked_once[len(partial.turns) :]  # prompts and seeds; nothing recorded again
+        nums_of_turns.add(len(partial.turns))
+    assert nums_of_turns == set(range(1, len(uninterrupted.turns)))
+    assert num_cut_in_steps > 0
+
+
+def test_an_episode_may_be_preempted_again_and_in_the_middle_of_its_replay() -> None:
+    world, attempt = WORLDS["shop"], attempt_on()
+    uninterrupted = run_skipping(played(world, Tape(attempt=attempt), []))
+    tape = Tape(attempt=attempt)
+    for after_s in (30.0, STEP_S / 2, 30.0):  # the second falls into the first step that is done again
+        num_turns = len(tape.turns)
+        run_skipping(preempted(played(world, tape, []), after_s=after_s))
+        assert (len(tape.turns) > num_turns) == (after_s == 30.0)
+        tape = resumed_tape(attempt, over_the_wire(tape.partial(), world.tokenizer))
+    assert timeless(run_skipping(played(world, tape, []))) == timeless(uninterrupted)
+
+
+def test_the_time_of_an_episode_is_that_of_all_its_lives_and_its_clock_that_of_one() -> None:
+    """A clock that continued would never let a long task end on hosts that leave."""
+    partial = msgspec.structs.replace(expert_partial(), started_at_s=1.7e9, duration_s=2 * ALLOWANCE.episode_timeout_s)
+    resumed = run_skipping(resumed_by_expert(partial, attempt_on()))
+    assert (resumed.outcome, resumed.success) == (Outcome.POLICY, True)
+    assert resumed.started_at_s == 1.7e9
+    assert partial.duration_s < resumed.duration_s < partial.duration_s + 60.0
+
+
+def test_who_goes_on_is_the_actor_that_is_named_and_makes_the_attempt_that_is_due() -> None:
+    resumed = run_skipping(resumed_by_expert(expert_partial(), replace(attempt_on(), attempt=2, actor="actor-1")))
+    assert (resumed.attempt, resumed.actor) == (2, "actor-1")
+
+
+def test_another_task_is_a_mismatch() -> None:
+    with pytest.raises(EpisodeFailed, match="the first messages differ from those recorded") as failed:
+        run_skipping(resumed_by_expert(expert_partial(), attempt_on(1)))
+    assert failed.value.outcome is Outcome.REPLAY_MISMATCH
+
+
+class Changed(ShopEnv):
+    """A shop whose second answer is not what it was."""
+
+    def __init__(self, *, key: str = "", **changes: Any) -> None:
+        super().__init__()
+        self._key = key
+        self._changes = changes
+        self._num_steps = 0
+
+    def state_key(self) -> str:
+        return self._key if self._key and self._num_steps == 2 else super().state_key()
+
+    async def step(self, action: str) -> Observation:
+        self._num_steps += 1
+        observation = await super().step(action)
+        return replace(observation, **self._changes) if self._num_steps == 2 else observation
+
+
+@pytest.mark.parametrize(
+    ("env", "complaint"),
+    [
+        (Changed(messages=(Message("user", "sold out"),)), "the answer to turn 1 differs from the recorded one"),
+        (
+            Changed(rewards={"purchase": 0.5}),
+            r"the rewards of turn 1 are {'purchase': 0.5}, recorded {'purchase': 0.0}",
+        ),
+        (Changed(rewards={}), r"the rewards of turn 1 are {}, recorded"),
+        (Changed(rewards={"purchase": 0.0, "time": 0.0}), "the rewards of turn 1 are"),
+        (Changed(valid_action=False), "the action of turn 1 was recorded as valid"),
+        (Changed(key="another room"), "the state before turn 2 differs from the recorded one"),
+        (Changed(terminated=True), "the episode ends with turn 1, and the recorded one continued"),
+        (Changed(truncated=True), "the episode ends with turn 1"),
+        (ShopEnv(profile="full"), "the first messages differ from those recorded"),
+    ],
+)
+def test_an_environment_that_answers_otherwise_is_a_mismatch_and_nothing_is_sampled(env: Env, complaint: str) -> None:
+    sampler = Sampled(engine_of(expert(env, shop_tokenizer()), max_tokens=LONG.max_tokens))
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        run_skipping(rollout_of(env, sampler, tape=resumed_tape(attempt_on(), expert_partial())))
+    assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.REPLAY_MISMATCH, Outcome.REPLAY_MISMATCH)
+    assert sampler.asked == []

@@ -1,0 +1,91 @@
+"""A tape of generations that overlap: whichever order they end in, each stays with its prompt."""
+
+import random
+from dataclasses import replace
+
+from slipstream.actors.engine.engine import Completion
+from slipstream.actors.episode.resume import resumed_tape
+from slipstream.actors.episode.tape import Tape
+from slipstream.common.records.kept_sets import kept_sets
+from slipstream.common.records.trajectory import Sampling, StopReason, VersionSpan, check
+from slipstream.envhub.driving import Ending
+from tests.actors.episode.episodes import attempt_on
+
+CUT = Sampling(temperature=1.0, top_p=0.9, top_k=0, max_turn_tokens=8)
+
+
+def completion_of(rng: random.Random, number: int) -> Completion:
+    """Up to three tokens whose log-probability is their number's."""
+    tokens = [rng.randrange(50) for _ in range(rng.randint(1, 3))]
+    cut = rng.randrange(len(tokens))
+    spans = [(0, cut, number), (cut, len(tokens), number + 1)]
+    return Completion(
+        tokens=tokens,
+        logprobs=[-1.0 - number] * len(tokens),
+        kept=kept_sets([[token] for token in tokens]),
+        version_spans=[
+            VersionSpan(start=start, stop=stop, policy_version=version)
+            for start, stop, version in spans
+            if start < stop
+        ],
+        finish_reason="stop",
+    )
+
+
+def test_every_generation_keeps_its_prompt_logprobs_versions_and_kept_sets_in_any_order() -> None:
+    rng = random.Random(3)
+    for _ in range(100):
+        tape = Tape(attempt=replace(attempt_on(), sampling=CUT))
+        known: list[list[int]] = [[1, 2]]
+        calls: list[tuple[list[int], Completion]] = []
+        for number in range(rng.randint(1, 8)):
+            prompt = rng.choice(known) + [rng.randrange(50) for _ in range(rng.randint(0, 2))]
+            completion = completion_of(rng, number)
+            if rng.random() < 0.2 and tape.turns:
+                tape = resumed_tape(tape.attempt, tape.partial())
+            tape.add_call(prompt, completion, generate_s=0.0, env_s=0.0)
+            calls.append((prompt, completion))
+            known.append(prompt + completion.tokens)
+        tape.end(Ending(messages=(), rewards={"right": 1.0}, stop_reason=StopReason.DONE), env_s=0.0)
+        trajectory = tape.trajectory(StopReason.DONE)
+        check(trajectory, vocab_size=50)
+        tokens, logprobs = trajectory.token_array().tolist(), trajectory.behaviour_logprob_array().tolist()
+        versions = trajectory.policy_version_array().tolist()
+        found = []
+        for turn in trajectory.turns:
+            start = max(start for start in trajectory.branch_starts if start < turn.start)
+            found.append(
+                (
+                    tokens[start : turn.start],
+                    tokens[turn.start : turn.stop],
+                    logprobs[turn.start : turn.stop],
+                    versions[turn.start : turn.stop],
+                )
+            )
+        wanted = [
+            (
+                prompt,
+                completion.tokens,
+                completion.logprobs,
+                [span.policy_version for span in completion.version_spans for _ in range(span.start, span.stop)],
+            )
+            for prompt, completion in calls
+        ]
+        assert sorted(found) == sorted(wanted)
+        assert trajectory.total_reward == 1.0
+
+
+def test_a_generation_extends_a_sequence_that_is_not_the_last() -> None:
+    tape = Tape(attempt=attempt_on())
+    for prompt, answer in (([1], 10), ([2], 20), ([1, 10, 3], 11), ([2, 20, 4], 21)):
+        completion = Completion(
+            tokens=[answer],
+            logprobs=[-0.5],
+            kept=None,
+            version_spans=[VersionSpan(start=0, stop=1, policy_version=0)],
+            finish_reason="stop",
+        )
+        tape.add_call(prompt, completion, generate_s=0.0, env_s=0.0)
+    assert tape.tokens == [1, 10, 3, 11, 2, 20, 4, 21]
+    assert tape.branch_starts == [0, 4]
+    assert [(turn.start, turn.stop) for turn in tape.turns] == [(1, 2), (3, 4), (5, 6), (7, 8)]

@@ -1,0 +1,139 @@
+"""Chat templates of eight families, 20 turns of tool calls: vLLM's parser of the family reads them, no token drifts."""
+
+# ruff: noqa: RUF001  DeepSeek's special tokens have such characters
+
+import asyncio
+import json
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from slipstream.actors.episode.rollout import fresh_env
+from slipstream.actors.episode.tape import Tape
+from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.records.trajectory import Trajectory, check
+from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, rollout_of
+from tests.actors.tool_parsing import LOOK, parsing
+from tests.common.text.chat_templates import family_tokenizer
+
+TURNS = 20
+LONG = replace(ALLOWANCE, max_turns=TURNS, max_tokens=20_000, step_timeout_s=60.0)
+JSON = '<tool_call>\n{"name":"look","arguments":{"at":"ab a"}}\n</tool_call>'
+GLM = "\n{}\n<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>ab a</arg_value>\n</tool_call>"
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n"
+    '{"at":"ab a"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a policy of the family writes, with other spaces than its template, and the branches that follow from it."""
+
+    family: str
+    parser: str
+    text: str
+    end: str
+    num_branches: int = 0
+    added: tuple[str, ...] = ()  # tokens that the parser needs
+
+
+CASES = {
+    "qwen2.5": Case(family="qwen2.5", parser="hermes", text=JSON, end="<|im_end|>"),
+    "qwen2.5 with content": Case(family="qwen2.5", parser="hermes", text=f"I look.\n\n{JSON}", end="<|im_end|>"),
+    "qwen3": Case(family="qwen3", parser="hermes", text=JSON, end="<|im_end|>"),
+    "llama3": Case(
+        family="llama3",
+        parser="llama3_json",
+        text='{"name":"look","parameters":{"at":"ab a"}}',
+        end="<|eot_id|>",
+        added=("<|python_tag|>",),
+    ),
+    "mistral": Case(
+        family="mistral",
+        parser="mistral",
+        text='[TOOL_CALLS][{"name":"look","arguments":{"at":"ab a"}}]',
+        end="</s>",
+    ),
+    "glm": Case(family="glm", parser="glm45", text=GLM.format("<think></think>"), end="<|observation|>"),
+    # Its template adds the empty thought that the policy did not write.
+    "glm without a thought": Case(
+        family="glm", parser="glm45", text=GLM.format(""), end="<|observation|>", num_branches=TURNS - 1
+    ),
+    "deepseek-v3": Case(family="deepseek-v3", parser="deepseek_v3", text=DEEPSEEK, end="<｜end▁of▁sentence｜>"),
+    "granite4": Case(family="granite4", parser="granite4", text=JSON, end="<|end_of_text|>"),
+    # Its template leaves out the mark before the call.
+    "phi4-mini": Case(
+        family="phi4-mini",
+        parser="phi4_mini_json",
+        text='functools[{"name":"look","arguments":{"at":"ab a"}}]',
+        end="<|end|>",
+        num_branches=TURNS - 1,
+    ),
+}
+
+
+@dataclass
+class Policy:
+    """Writes the same answer in every turn, character by character."""
+
+    tokenizer: PreTrainedTokenizerBase
+    text: str
+    written: list[tuple[list[int], list[int]]] = field(default_factory=list)
+
+    def write(self, prompt: list[int], seed: int | None) -> list[int]:
+        special = "|".join(map(re.escape, self.tokenizer.get_added_vocab()))
+        pieces = [piece for piece in re.split(f"({special})", self.text) if piece]
+        characters = [part for piece in pieces for part in ([piece] if re.fullmatch(special, piece) else piece)]
+        tokens = [token for part in characters for token in self.tokenizer.encode(part, add_special_tokens=False)]
+        self.written.append((prompt, tokens))
+        return tokens
+
+
+async def looks(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    for _ in range(TURNS):
+        response = await client.chat.completions.create(model="policy", messages=messages, tools=[LOOK])
+        message = response.choices[0].message
+        (call,) = message.tool_calls or []
+        assert json.loads(call.function.arguments) == {"at": "ab a"}
+        messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "ab"}]
+    return 1.0
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_20_tool_calls_keep_their_tokens_and_each_branch_is_explained(case: Case, tmp_path: Path) -> None:
+    tokenizer = family_tokenizer(case.family, tmp_path)
+    tokenizer.add_tokens(list(case.added), special_tokens=True)
+    policy = Policy(tokenizer, case.text + case.end)
+    engine = ScriptedEngine(
+        policy.write, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=LONG.max_tokens
+    )
+    entry = MixtureEntry(name="agent", options={"agent": "tests.actors.episode.test_tool_call_families:looks"})
+
+    async def played() -> Trajectory:
+        tape = Tape(attempt=attempt_on(max_turn_tokens=400))
+        async with fresh_env({"shop": entry}, tape.attempt.task, timeout_s=60.0) as env:
+            return await rollout_of(
+                env,
+                engine,
+                tape=tape,
+                tokenizer=tokenizer,
+                allowance=LONG,
+                parse=parsing(case.parser, tokenizer=tokenizer),
+            )
+
+    trajectory = asyncio.run(played())
+    check(trajectory, vocab_size=len(tokenizer))
+    assert len(trajectory.branch_starts) == 1 + case.num_branches
+    assert all(turn.valid_action for turn in trajectory.turns)
+    tokens = trajectory.token_array().tolist()
+    for turn, (prompt, answer) in zip(trajectory.turns, policy.written, strict=True):
+        start = max(start for start in trajectory.branch_starts if start < turn.start)
+        assert (tokens[start : turn.start], tokens[turn.start : turn.stop]) == (prompt, answer)

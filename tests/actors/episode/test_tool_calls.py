@@ -1,0 +1,483 @@
+"""Agents whose tool calls vLLM's own parsers read: what they see, and that no sampled token changes on the way back."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import openai
+import pytest
+
+from slipstream.actors.episode.resume import resumed_tape
+from slipstream.actors.episode.rollout import fresh_env
+from slipstream.actors.episode.tape import Tape
+from slipstream.common.config.env_config import EnvConfig, MixtureEntry
+from slipstream.common.records.trajectory import Trajectory, check
+from slipstream.common.records.valid_text import valid_text
+from slipstream.common.text.action_format import ToolCalls
+from slipstream.envhub.catalogue import make_any_env
+from slipstream.envhub.shop.shop import ShopEnv
+from slipstream.tools.lab.bench import agents as bench
+from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from slipstream.tools.lab.study.tiny_caller import CLOSING, OPENING, add_calls
+from slipstream.tools.run.prepare import vocabulary_texts
+from slipstream.tools.run.tiny_model import tiny_tokenizer
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids, rollout_of
+from tests.actors.tool_parsing import HERMES, LOOK, QWEN_XML, Parsing, parsing
+from tests.adapters.agents import shop_openai
+from tests.common.text.small_tokenizer import merging_tokenizer
+
+TOKENIZER = merging_tokenizer(HERMES)
+LONG = replace(ALLOWANCE, max_tokens=1500, step_timeout_s=60.0)
+CALL = '<tool_call>\n{"name":"look","arguments":{"at":"ab"}}\n</tool_call>'  # the template writes other spaces
+QWEN = "<tool_call><function=look>\n<parameter=at>ab</parameter>\n</function></tool_call>"
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass
+class Writer:
+    """An engine that writes these texts in turn, character by character: its tokenizer would merge "ab"."""
+
+    texts: list[str]
+    written: list[tuple[list[int], list[int]]] = field(default_factory=list)  # prompts and answers
+
+    def engine(self) -> ScriptedEngine:
+        return ScriptedEngine(
+            self._write, policy_version=4, schedule=Schedule(token_time_s=0.0), max_tokens=LONG.max_tokens
+        )
+
+    def _write(self, prompt: list[int], seed: int | None) -> list[int]:
+        text = self.texts[len(self.written)]
+        answer = [token for character in text for token in ids(TOKENIZER, character)]
+        self.written.append((prompt, [*answer, TOKENIZER.eos_token_id]))
+        return self.written[-1][1]
+
+
+async def runs_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """An agent as OpenAI's documentation writes it: while there are calls, it answers them."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    num_calls = 0
+    for _ in range(3):
+        response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+        choice = response.choices[0]
+        messages.append(choice.message)
+        if not choice.message.tool_calls:
+            assert choice.finish_reason == "stop"
+            break
+        assert choice.finish_reason == "tool_calls"
+        for call in choice.message.tool_calls:
+            seen = json.loads(call.function.arguments)["at"]
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": f"{call.function.name} {seen}"})
+            num_calls += 1
+    return {"calls": float(num_calls)}
+
+
+async def streams_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """The same from a stream, whose pieces it joins."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    async with client.chat.completions.stream(model="gpt-4o", messages=messages, tools=[LOOK]) as stream:
+        message = (await stream.get_final_completion()).choices[0].message
+    calls = [call.model_dump(include={"id", "type", "function"}) for call in message.tool_calls or []]
+    for call in calls:
+        call["function"] = {name: call["function"][name] for name in ("name", "arguments")}
+    messages.append({"role": "assistant", "content": message.content, "tool_calls": calls})
+    messages += [{"role": "tool", "tool_call_id": call["id"], "content": "look ab"} for call in calls]
+    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    return {"calls": float(len(calls))}
+
+
+async def responds(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """The same on the Responses API, whose output items go back as they came."""
+    return await _responds(client, streamed=False)
+
+
+async def streams_responses(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    return await _responds(client, streamed=True)
+
+
+async def _responds(client: openai.AsyncOpenAI, *, streamed: bool) -> dict[str, float]:
+    items: list[Any] = [{"role": "user", "content": "go"}]
+    tool = {"type": "function", **LOOK["function"]}
+    num_calls = 0
+    for _ in range(3):
+        request = {"model": "gpt-4o", "instructions": "play", "input": items, "tools": [tool]}
+        if streamed:
+            async with client.responses.stream(**request) as stream:
+                response = await stream.get_final_response()
+        else:
+            response = await client.responses.create(**request)
+        assert response.status == "completed" and response.usage.output_tokens > 0
+        items += response.output
+        calls = [item for item in response.output if item.type == "function_call"]
+        if not calls:
+            assert response.output_text == "ab."
+            break
+        for call in calls:
+            seen = f"{call.name} {json.loads(call.arguments)['at']}"
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": seen})
+            num_calls += 1
+    return {"calls": float(num_calls)}
+
+
+async def forgets_calls(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """An agent that sends other arguments back than it got."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    message = response.choices[0].message.model_dump(exclude_none=True)
+    message["tool_calls"][0]["function"]["arguments"] = '{"at": "elsewhere"}'
+    messages += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "nothing"}]
+    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    return {"calls": 1.0}
+
+
+async def drops_thoughts(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    messages: Messages = [{"role": "user", "content": "go"}]
+    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    message = response.choices[0].message
+    assert message.reasoning_content == "ab?"
+    messages += [{"role": "assistant", "content": message.content}, {"role": "user", "content": "and?"}]
+    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    return {"calls": 0.0}
+
+
+async def takes_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """An agent that does one thing at a time."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    response = await client.chat.completions.create(
+        model="gpt-4o", messages=messages, tools=[LOOK], parallel_tool_calls=False
+    )
+    (call,) = response.choices[0].message.tool_calls or []
+    messages += [response.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "look ab"}]
+    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK], parallel_tool_calls=False)
+    return {"calls": 1.0}
+
+
+async def streams_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    messages: Messages = [{"role": "user", "content": "go"}]
+    settings: dict[str, Any] = {"model": "gpt-4o", "tools": [LOOK], "parallel_tool_calls": False}
+    async with client.chat.completions.stream(messages=messages, **settings) as stream:
+        message = (await stream.get_final_completion()).choices[0].message
+    (call,) = message.tool_calls or []
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    messages += [
+        {"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": call.id, "content": "look ab"},
+    ]
+    await client.chat.completions.create(messages=messages, **settings)
+    return {"calls": 1.0}
+
+
+async def responds_by_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    items: list[Any] = [{"role": "user", "content": "go"}]
+    tool = {"type": "function", **LOOK["function"]}
+    response = await client.responses.create(model="gpt-4o", input=items, tools=[tool], parallel_tool_calls=False)
+    (call,) = response.output
+    items += [call, {"type": "function_call_output", "call_id": call.call_id, "output": "look ab"}]
+    await client.responses.create(model="gpt-4o", input=items, tools=[tool], parallel_tool_calls=False)
+    return {"calls": 1.0}
+
+
+async def chooses_among_calls(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """An agent that asks for two answers, and continues with the one that calls a tool of its."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK], n=2)
+    (message,) = [choice.message for choice in response.choices if choice.message.tool_calls[0].function.name == "look"]
+    messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "look ab"}]
+    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    return {"calls": 1.0}
+
+
+async def stops_after_a_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    messages: Messages = [{"role": "user", "content": "go"}]
+    response = await client.chat.completions.create(
+        model="gpt-4o", messages=messages, tools=[LOOK], stop=["</tool_call>"]
+    )
+    (call,) = response.choices[0].message.tool_calls or []
+    messages += [response.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "look ab"}]
+    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    return {"calls": 1.0}
+
+
+async def forbids_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    messages: Messages = [{"role": "user", "content": "go"}]
+    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK], tool_choice="none")
+    assert (response.choices[0].message.content, response.choices[0].message.tool_calls) == (CALL, None)
+    return {"calls": 0.0}
+
+
+async def played(agent: str, writer: Writer, parse: Parsing | None, *, tape: Tape | None, template: str) -> Trajectory:
+    tape = tape or Tape(attempt=attempt_on(max_turn_tokens=400))
+    entry = MixtureEntry(name="agent", options={"agent": f"tests.actors.episode.test_tool_calls:{agent}"})
+    async with fresh_env({"shop": entry}, tape.attempt.task, timeout_s=60.0) as env:
+        trajectory = await rollout_of(
+            env, writer.engine(), tape=tape, tokenizer=merging_tokenizer(template), allowance=LONG, parse=parse
+        )
+    check(trajectory, vocab_size=len(TOKENIZER))
+    return trajectory
+
+
+def play(
+    agent: str, writer: Writer, parse: Parsing | None, *, tape: Tape | None = None, template: str = HERMES
+) -> Trajectory:
+    return asyncio.run(played(agent, writer, parse, tape=tape, template=template))
+
+
+def turns_of(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
+    tokens = trajectory.token_array().tolist()
+    starts = [max(start for start in trajectory.branch_starts if start < turn.start) for turn in trajectory.turns]
+    return [
+        (tokens[start : turn.start], tokens[turn.start : turn.stop])
+        for start, turn in zip(starts, trajectory.turns, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tool_parser", "text"),
+    [
+        ("hermes", CALL),
+        ("hermes", f"I look. {CALL}"),
+        ("hermes", f"{CALL}\n{CALL}"),
+        ("hermes", f"{CALL} ab, which no agent sees"),
+        ("qwen3_xml", QWEN),
+    ],
+)
+@pytest.mark.parametrize("agent", ["runs_tools", "streams_tools", "responds", "streams_responses"])
+def test_a_tool_call_is_parsed_and_keeps_its_sampled_tokens(agent: str, tool_parser: str, text: str) -> None:
+    writer = Writer([text, "ab."])
+    template = QWEN_XML if tool_parser == "qwen3_xml" else HERMES
+    trajectory = play(agent, writer, parsing(tool_parser), template=template)
+    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
+    (first, answer), (second, _) = writer.written
+    assert second[: len(first) + len(answer)] == first + answer  # although the template renders the call otherwise
+    added = TOKENIZER.decode(second[len(first) + len(answer) :])
+    results = "<|im_start|>tool\nlook ab<|im_end|>\n" * text.count("</tool_call>")
+    assert added == f"\n{results}<|im_start|>assistant\n"
+    assert trajectory.total_reward == text.count("</tool_call>")
+    assert [turn.valid_action for turn in trajectory.turns] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>\n{"name": "look", "arguments": {"at": \n</tool_call>',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        "<tool_call>look</tool_call>",
+        "<tool_call>",
+    ],
+)
+def test_a_malformed_call_reaches_the_agent_as_text_and_counts_as_an_invalid_action(text: str) -> None:
+    writer = Writer([text])
+    trajectory = play("runs_tools", writer, parsing())
+    assert trajectory.total_reward == 0.0 and turns_of(trajectory) == writer.written
+    assert [turn.valid_action for turn in trajectory.turns] == [False]
+
+
+def test_a_call_of_a_tool_that_does_not_exist_reaches_the_agent_and_counts_as_invalid() -> None:
+    writer = Writer([CALL.replace("look", "fly"), "done"])
+    trajectory = play("runs_tools", writer, parsing())
+    assert trajectory.total_reward == 1.0 and trajectory.branch_starts == [0]
+    assert [turn.valid_action for turn in trajectory.turns] == [False, True]
+
+
+def test_the_built_in_loop_plays_by_calls_that_vllms_own_parser_reads() -> None:
+    env, written = ShopEnv(), list[str]()
+
+    def calls(prompt: list[int], seed: int | None) -> list[int]:
+        call = json.dumps({"name": "act", "arguments": {"action": env.expert()}})
+        text = f"so\n<tool_call>\n{call[:-1] if not written else call}\n</tool_call>"  # the first is malformed
+        written.append(text)
+        return [*(token for character in text for token in ids(TOKENIZER, character)), TOKENIZER.eos_token_id]
+
+    engine = ScriptedEngine(calls, policy_version=4, schedule=Schedule(token_time_s=0.0), max_tokens=4000)
+    trajectory = asyncio.run(
+        rollout_of(
+            env,
+            engine,
+            tape=Tape(attempt=attempt_on(max_turn_tokens=200)),
+            tokenizer=TOKENIZER,
+            action_format=ToolCalls(),
+            allowance=replace(LONG, max_tokens=4000),
+            parse=parsing(),
+        )
+    )
+    check(trajectory, vocab_size=len(TOKENIZER))
+    assert trajectory.success and trajectory.branch_starts == [0]
+    assert [turn.valid_action for turn in trajectory.turns] == [False, *[True] * (len(written) - 1)]
+    sampled = [TOKENIZER.decode(tokens[:-1]) for tokens in (answer for _, answer in turns_of(trajectory))]
+    assert sampled == written
+
+
+def test_without_a_parser_a_call_stays_text() -> None:
+    trajectory = play("runs_tools", Writer([CALL]), None)
+    assert trajectory.total_reward == 0.0 and trajectory.turns[0].valid_action
+
+
+def test_calls_are_not_looked_for_where_the_agent_forbids_them() -> None:
+    assert play("forbids_tools", Writer([CALL]), parsing()).turns[0].valid_action
+
+
+@pytest.mark.parametrize("agent", ["takes_one_call", "streams_one_call", "responds_by_one_call"])
+def test_an_agent_without_parallel_calls_gets_the_first_one_and_its_next_prompt_has_no_other(agent: str) -> None:
+    writer = Writer([f"{CALL}\n{CALL}", "ab."])
+    trajectory = play(agent, writer, parsing())
+    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
+    assert TOKENIZER.decode(writer.written[1][0]).count("<tool_call>") == 1
+    assert [turn.valid_action for turn in trajectory.turns] == [False, True]
+    writer = Writer([CALL, "ab."])
+    trajectory = play(agent, writer, parsing())
+    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
+    assert [turn.valid_action for turn in trajectory.turns] == [True, True]
+
+
+def test_calls_of_several_tools_keep_their_sampled_tokens() -> None:
+    writer = Writer([f"{CALL}\n{CALL.replace('look', 'fly')}", "ab."])
+    trajectory = play("runs_tools", writer, parsing())
+    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
+
+
+def test_of_two_answers_with_calls_the_one_that_is_sent_back_keeps_its_sampled_tokens() -> None:
+    writer = Writer([CALL, CALL.replace("look", "fly"), "ab."])
+    trajectory = play("chooses_among_calls", writer, parsing())
+    (first, answer), _, (third, _) = writer.written
+    assert third[: len(first) + len(answer)] == first + answer and len(trajectory.branch_starts) == 2
+    assert [turn.valid_action for turn in trajectory.turns].count(False) == 1
+
+
+def test_a_call_at_whose_end_the_agent_stops_keeps_its_sampled_tokens() -> None:
+    writer = Writer([f"{CALL} and on", "ab."])
+    trajectory = play("stops_after_a_call", writer, parsing())
+    (first, answer), (second, _) = writer.written
+    kept = answer[: len(CALL)]  # a token for each character
+    assert TOKENIZER.decode(kept) == CALL and second[: len(first) + len(kept)] == first + kept
+    assert trajectory.branch_starts == [0] and [turn.valid_action for turn in trajectory.turns] == [True, True]
+
+
+def test_a_call_that_the_agent_changes_begins_a_branch() -> None:
+    writer = Writer([CALL, "ab."])
+    trajectory = play("forgets_calls", writer, parsing())
+    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
+
+
+def test_a_thought_is_parsed_and_continued_where_it_is_sent_back() -> None:
+    writer = Writer([f"<think>ab?</think>\n\n{CALL}", "<think>ab!</think>seen"])
+    trajectory = play("runs_tools", writer, parsing(reasoning_parser="qwen3"))
+    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
+    writer = Writer(["<think>ab?</think>well", "<think>ab!</think>seen"])
+    trajectory = play("drops_thoughts", writer, parsing(reasoning_parser="qwen3"))
+    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("{{ message['content'] }}", "{% if not message.get('tool_calls') %}{{ message['content'] }}{% endif %}"),
+        ("{% if message.get('reasoning_content') %}", "{% if false %}"),
+        ("{% for call in message.get('tool_calls') or [] %}", "{% for call in [] %}"),
+        ("{% if tools %}", "{% if tools and messages | length == 1 %}"),
+    ],
+)
+def test_a_template_that_leaves_out_a_part_of_the_answer_begins_a_branch(change: tuple[str, str]) -> None:
+    writer = Writer([f"<think>ab?</think>I look. {CALL}", "<think>ab!</think>seen"])
+    template = HERMES.replace(*change)
+    assert template != HERMES
+    trajectory = play("runs_tools", writer, parsing(reasoning_parser="qwen3"), template=template)
+    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
+
+
+def test_a_thought_goes_back_as_an_item() -> None:
+    writer = Writer([f"<think>ab?</think>I look. {CALL}", "<think>ab!</think>ab."])
+    trajectory = play("responds", writer, parsing(reasoning_parser="qwen3"))
+    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
+
+
+def test_a_preempted_episode_repeats_its_calls_with_the_same_ids() -> None:
+    with_ids = HERMES.replace("\n<tool_call>\n", "\n{{ call['id'] }}<tool_call>\n")
+    writer = Writer([CALL, CALL, "done"])
+    tape = Tape(attempt=attempt_on(max_turn_tokens=400))
+    whole = play("runs_tools", writer, parsing(), tape=tape, template=with_ids)
+    tape.reopen_last_turn()
+    rest = Writer(["done"])
+    resumed = play(
+        "runs_tools",
+        rest,
+        parsing(),
+        tape=resumed_tape(attempt_on(max_turn_tokens=400), tape.partial()),
+        template=with_ids,
+    )
+    assert len(rest.written) == 1 and resumed.tokens == whole.tokens
+    assert resumed.branch_starts == whole.branch_starts
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        ({"tool_parser": "hermos"}, "`model.tool_parser` must be empty, or one of vLLM's: .*hermes.*; got 'hermos'"),
+        ({"tool_parser": "openai"}, "got 'openai'"),
+        ({"reasoning_parser": "thinks"}, "`model.reasoning_parser` must be empty, or one of .*qwen3.*; got 'thinks'"),
+        ({"tool_parser": "llama3_json"}, "does not work with this model: .*python_tag.*; choose the parsers of its"),
+    ],
+)
+def test_a_parser_that_does_not_exist_or_fit_is_refused(names: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        parsing(**names)
+
+
+def test_every_garbage_is_answered() -> None:
+    """Whatever a policy writes: each parser that this tokenizer allows answers, and loses no text without a call."""
+    garbage = ["", "<tool_call>" * 300, "[" * 3000, '{"name": ' * 1000, "<function=", "</tool_call>", "\ud83d", "\0"]
+    for name in ("hermes", "qwen3_xml", "glm45", "kimi_k2", "llama4_pythonic", "pythonic", "xlam", "gemma4"):
+        parse = parsing(name)
+        for text in garbage:
+            answer = asyncio.run(parse(text, tokens=[1], prompt=[1], tools=[LOOK]))
+            assert answer.tool_calls or answer.content == valid_text(text) or not text.strip()
+
+
+# --- Tiny models that call a tool, for the study of agents and the benchmark.
+
+
+def test_an_agent_of_the_study_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tiny_tokenizer(vocabulary_texts(EnvConfig(max_turns=8), 60), 512)
+    add_calls(tokenizer)
+    shop = ShopEnv()
+    monkeypatch.setattr(shop_openai, "ShopEnv", lambda profile: shop)
+    engine = ScriptedEngine(
+        lambda prompt, seed: ids(tokenizer, f"{OPENING}{shop.expert()}{CLOSING}{tokenizer.eos_token}"),
+        policy_version=4,
+        schedule=Schedule(token_time_s=0.0),
+        max_tokens=512,
+    )
+    env = make_any_env("agent", {"agent": "tests.adapters.agents.shop_openai:play"})
+    trajectory = asyncio.run(
+        rollout_of(env, engine, tokenizer=tokenizer, allowance=LONG, parse=parsing(tokenizer=tokenizer))  # type: ignore[arg-type]
+    )
+    assert trajectory.success and len(trajectory.turns) > 2 and trajectory.branch_starts == [0]
+    assert all(turn.valid_action for turn in trajectory.turns)
+
+
+def test_the_agents_of_the_benchmark_play_the_episodes_of_the_built_in_loop() -> None:
+    script = asyncio.run(bench._script(bench._tokenizer(), 2, [3]))
+
+    async def tokens(one: bench.Play) -> list[bytes]:
+        return [(await one(episode, script, script.engine(bench.AT_ONCE))).tokens for episode in script.episodes]
+
+    with bench.served_apart():
+        apart = asyncio.run(tokens(bench.as_agent_apart))
+    assert asyncio.run(tokens(bench.as_agent)) == asyncio.run(tokens(bench.built_in)) == apart
+
+
+def test_the_benchmark_counts_episodes_that_begin_after_the_first_and_play_beside_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench, "NUM_EPISODES", 2)
+    monkeypatch.setattr(bench, "SCHEDULE", Schedule(token_time_s=0.001))
+    script = asyncio.run(bench._script(bench._tokenizer(), 5, [3]))
+    begun = list[int]()
+
+    async def counted(episode: bench.Episode, *parts: Any) -> Trajectory:
+        begun.append(episode.attempt.group_id)
+        return await bench.built_in(episode, *parts)
+
+    measured = asyncio.run(bench.steady(counted, script))
+    assert measured.episode_s > 0.001 * min(len(answer) for answer in script.answers.values())
+    assert begun[:6] == [0, 1, 2, 3, 4, 0]  # the last that counts does not play alone

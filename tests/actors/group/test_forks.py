@@ -1,0 +1,324 @@
+"""Groups that are grown as trees: who forks from whom, what they share, and what is counted and trained."""
+
+import asyncio
+import dataclasses
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import redis
+
+from slipstream.actors.group.group import rollout_group
+from slipstream.actors.group.reward import Scoring
+from slipstream.common.config.config import load_config
+from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.trajectory import Fork, InvalidTrajectory, Trajectory, check, encode_trajectory
+from slipstream.envhub.env import Observation
+from slipstream.envhub.rewards.part import reward_parts
+from slipstream.learner.batch.pack import count_loss_tokens
+from slipstream.learner.credit.token_advantages import sequences_with_advantages
+from slipstream.learner.credit.tree import leaves_of
+from slipstream.learner.trial.bounds import check_objective
+from slipstream.replay.records.forks import planned_forks
+from slipstream.replay.records.ticket import Group, Ticket
+from slipstream.tools.run.check_input import check_input
+from tests.actors.group.test_group import TOKENIZER, Actor, nobodys, until
+from tests.guess import GuessEnv
+from tests.replay.records.attempts import Views, leased, make_buffer, ticket
+
+TURNS, MEMBERS, TREES = 4, 8, 2
+TICKET = ticket(1, num_members=MEMBERS, num_trees=TREES, max_fork_turn=3)
+PLAN = planned_forks(TICKET)
+
+
+class Forgets(GuessEnv):
+    """An environment that never gets into the same state again."""
+
+    def state_key(self) -> str:
+        return f"{id(self)} {super().state_key()}"
+
+
+class EndsEarly(GuessEnv):
+    """An environment that ends some episodes after their first turn: those with `black` in it."""
+
+    async def step(self, action: str) -> Observation:
+        answer = await super().step(action)
+        return dataclasses.replace(answer, terminated=answer.terminated or "black" in action)
+
+
+def buffer_of(client: redis.Redis, run_id: str, *, lease_ttl_s: float = 600.0, of: Ticket = TICKET) -> Views:
+    buffer = make_buffer(client, run_id, lease_ttl_s=lease_ttl_s)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([of])
+    return buffer
+
+
+def claimed(buffer: Views) -> Group:
+    (group,) = buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
+    return group
+
+
+def grown(client: redis.Redis, run_id: str, *, of: Ticket = TICKET, **settings: Any) -> Group:
+    buffer = buffer_of(client, run_id, of=of)
+    Actor("actor", run_id, **({"turns": TURNS} | settings)).plays(buffer)
+    return claimed(buffer)
+
+
+def test_each_member_begins_with_the_turns_of_its_parent_token_by_token(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = buffer_of(redis_client, run_id)
+    actor = Actor("actor", run_id, turns=TURNS)
+    actor.plays(buffer)
+    members = claimed(buffer).trajectories
+    assert {member.member: member.fork for member in members if member.fork} == PLAN
+    for member in members:
+        if member.fork is None:
+            continue
+        parent, stop = members[member.fork.parent], member.own_start
+        assert stop == parent.turns[member.fork.num_turns].start
+        assert member.tokens[: 4 * stop] == parent.tokens[: 4 * stop]
+        assert member.behaviour_logprobs[: 4 * stop] == parent.behaviour_logprobs[: 4 * stop]
+        assert member.loss_mask_array()[:stop].tolist() == parent.loss_mask_array()[:stop].tolist()
+        assert member.policy_version_array()[:stop].tolist() == parent.policy_version_array()[:stop].tolist()
+        assert member.turns[: member.fork.num_turns] == parent.turns[: member.fork.num_turns]
+    # Shared turns are sampled once, and counted once.
+    assert len(actor.seeds) == len(set(actor.seeds)) == sum(len(member.own_turns) for member in members)
+    assert actor.setup.episodes.kept_tokens == sum(
+        int(member.loss_mask_array()[member.own_start :].sum()) for member in members
+    )
+    ledger = buffer.learner.ledger()
+    assert ledger.tokens["produced"] == sum(member.num_own_tokens for member in members)
+    assert ledger.turns["produced"] == sum(len(member.own_turns) for member in members)
+    assert (ledger.inserted, ledger.claimed) == (MEMBERS, 1)
+    assert buffer.audit() == []
+
+
+def test_an_episode_that_is_over_cannot_be_left_and_the_member_begins_at_the_start(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    of = ticket(0, num_members=MEMBERS, num_trees=TREES, max_fork_turn=3)
+    members = grown(redis_client, run_id, of=of, env_name=f"{__name__}:EndsEarly").trajectories
+    plan = planned_forks(of)
+    for number, fork in plan.items():
+        parent = members[fork.parent]
+        can_be_left = parent.fork == plan.get(fork.parent) and fork.num_turns < len(parent.turns)
+        assert members[number].fork == (fork if can_be_left else None)
+    kinds = [members[number].fork is None for number in plan]
+    assert any(kinds)
+    assert not all(kinds)
+
+
+@pytest.mark.parametrize("turn", range(TURNS + 1))
+def test_an_actor_that_leaves_between_parent_and_fork_changes_nothing(
+    redis_client: redis.Redis, run_id: str, turn: int
+) -> None:
+    """Whole turns are handed in; parents that are stored come back with the next lease. At last some forks play."""
+    expected = grown(redis_client, f"{run_id}-undisturbed").trajectories
+    buffer = buffer_of(redis_client, run_id)
+    leaver = Actor("leaver", run_id, turns=TURNS, step_s=0.1)
+
+    def stands_in_turn() -> bool:
+        return len(leaver.seeds) >= TREES * (turn + 1) and leaver.engine.load().num_running == 0
+
+    async def play() -> None:
+        task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
+        await until(stands_in_turn if turn < TURNS else lambda: buffer.learner.ledger().inserted >= TREES)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(play())
+    assert buffer.audit() == []
+    assert buffer.learner.ledger().redone_members == 0
+    heir = Actor("heir", run_id, turns=TURNS)
+    heir.plays(buffer)
+    assert buffer.audit() == []
+    found = claimed(buffer).trajectories
+    assert [nobodys(member) for member in found] == [nobodys(member) for member in expected]
+    kept = leaver.setup.episodes.kept_tokens + heir.setup.episodes.kept_tokens
+    assert kept == sum(int(member.loss_mask_array()[member.own_start :].sum()) for member in found)
+
+
+def test_the_lease_after_a_dead_actors_has_the_parents_that_are_stored(redis_client: redis.Redis, run_id: str) -> None:
+    expected = grown(redis_client, f"{run_id}-undisturbed").trajectories
+    buffer = buffer_of(redis_client, run_id)
+    dead = leased(buffer, "dead")
+    for member in expected[:TREES]:
+        buffer.actor.insert(dead, msgspec.structs.replace(member, run_id=run_id))
+    buffer.actor.release(dead)  # as an expired lease is; then its members are missing in the same way
+    heir = Actor("heir", run_id, turns=TURNS)
+    lease = heir.lease(buffer)
+    assert sorted(lease.stored) == sorted({fork.parent for fork in PLAN.values()} & set(range(TREES)))
+    assert sorted(lease.missing) == list(range(TREES, MEMBERS))
+    asyncio.run(rollout_group(lease, setup=heir.setup, buffer=buffer.actor))
+    assert [nobodys(member) for member in claimed(buffer).trajectories] == [nobodys(member) for member in expected]
+    assert buffer.audit() == []
+
+
+def test_a_stored_parent_that_cannot_be_read_costs_only_its_forks(redis_client: redis.Redis, run_id: str) -> None:
+    expected = grown(redis_client, f"{run_id}-undisturbed").trajectories
+    buffer = buffer_of(redis_client, run_id)
+    dead = leased(buffer, "dead")
+    for member in expected[:TREES]:
+        buffer.actor.insert(dead, msgspec.structs.replace(member, run_id=run_id))
+    buffer.actor.release(dead)
+    for name in redis_client.scan_iter(f"{buffer.base}:blob:1:*"):
+        redis_client.set(name, b"garbage")
+    heir = Actor("heir", run_id, turns=TURNS)
+    heir.plays(buffer)
+    ledger = buffer.learner.ledger()
+    assert (ledger.inserted, ledger.ready, ledger.failed) == (MEMBERS, 1, {})
+
+
+def test_an_environment_that_cannot_be_replayed_drops_its_groups_with_the_reason(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = buffer_of(redis_client, run_id)
+    actor = Actor("actor", run_id, turns=TURNS, env_name=f"{__name__}:Forgets")
+    actor.plays(buffer)
+    assert buffer.learner.ledger().dropped == {"replay_mismatch": 1}
+    assert "the state before turn 0 differs" in buffer.learner.failures()[0].reason
+    assert buffer.audit() == []
+
+
+def test_parts_of_the_reward_count_once_in_a_fork(redis_client: redis.Redis, run_id: str) -> None:
+    """A fork replays its parent's turns as the environment rewards them, and is then scored as a whole."""
+    entry = MixtureEntry(name="tests.guess:GuessEnv", rewards={"goal": {"weight": 2.0}})
+    buffer = buffer_of(redis_client, run_id)
+    actor = Actor("actor", run_id, turns=TURNS)
+    scoring = Scoring(parts=reward_parts({"shop": entry}), tokenizer=TOKENIZER, max_turns=8, step_timeout_s=30.0)
+    actor.setup = dataclasses.replace(actor.setup, scoring=scoring)
+    actor.plays(buffer)
+    plain = grown(redis_client, f"{run_id}-plain").trajectories
+    for scored, unscored in zip(claimed(buffer).trajectories, plain, strict=True):
+        assert scored.fork == unscored.fork
+        assert [turn.rewards["goal"] for turn in scored.turns] == [2 * turn.rewards["said"] for turn in unscored.turns]
+
+
+def test_every_sampled_token_is_trained_in_one_sequence(redis_client: redis.Redis, run_id: str) -> None:
+    group = grown(redis_client, run_id)
+    sequences = sequences_with_advantages([group], objective=ObjectiveConfig(advantage="tree"))
+    assert count_loss_tokens(sequences) == sum(
+        int(member.loss_mask_array()[member.own_start :].sum()) for member in group.trajectories
+    )
+    for member, sequence in zip(group.trajectories, sequences, strict=True):
+        assert sequence.tokens.tolist() == member.token_array().tolist()  # what it shares is its context
+        assert not sequence.loss_mask[: member.own_start].any()
+        assert (sequence.advantages[~sequence.loss_mask] == 0).all()
+        assert sequence.trajectory_tokens == sequence.loss_mask.sum()
+
+
+def test_a_common_bonus_changes_no_advantage_and_weights_keep_the_loss_a_mean(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    group = grown(redis_client, run_id)
+
+    def all_of(trajectories: list[Trajectory], normalisation: str = "tokens") -> list[float]:
+        changed = msgspec.structs.replace(group, trajectories=trajectories)
+        objective = ObjectiveConfig(advantage="tree", normalisation=normalisation)
+        sequences = sequences_with_advantages([changed], objective=objective)
+        return np.concatenate([each.advantages[each.loss_mask] for each in sequences]).tolist()
+
+    def with_bonus(member: Trajectory) -> Trajectory:
+        last = msgspec.structs.replace(member.turns[-1], rewards={**member.turns[-1].rewards, "bonus": 1.0})
+        return msgspec.structs.replace(member, turns=[*member.turns[:-1], last])
+
+    assert np.allclose(
+        all_of([with_bonus(member) for member in group.trajectories]), all_of(group.trajectories), atol=1e-6
+    )
+    by_tokens, by_attempts = all_of(group.trajectories), all_of(group.trajectories, "constant")
+    ratios = {round(a / b, 5) for a, b in zip(by_tokens, by_attempts, strict=True) if b}
+    assert len(ratios) == 1  # one scale for all
+
+
+def test_a_fork_of_another_parent_than_is_there_begins_at_the_start(redis_client: redis.Redis, run_id: str) -> None:
+    members = grown(redis_client, run_id).trajectories
+    number, fork = next(iter(PLAN.items()))
+    changed = np.array(members[fork.parent].token_array())
+    changed[0] += 1
+    members[fork.parent] = msgspec.structs.replace(members[fork.parent], tokens=changed.tobytes())
+    found = leaves_of(members, [member.total_reward for member in members])
+    assert found[number].fork is None
+    assert [leaf.fork for leaf in leaves_of(members[:TREES], [0.0] * TREES)] == [None] * TREES
+
+
+def test_a_place_has_one_name_whichever_member_a_record_calls_its_parent(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    members = grown(redis_client, run_id).trajectories
+    deep = next(number for number, fork in PLAN.items() if fork.parent in PLAN)
+    above = PLAN[deep].parent
+    shared = PLAN[above].num_turns
+    # It names that fork as its parent, at the turn at which this leaves its own parent.
+    moved = Fork(parent=above, num_turns=shared)
+    twin = msgspec.structs.replace(members[above], member=deep, fork=moved)
+    found = leaves_of([*members[:deep], twin], [0.0] * (deep + 1))
+    assert found[deep].fork == PLAN[above]
+
+
+@pytest.mark.parametrize(
+    ("fork", "complaint"),
+    [
+        (Fork(parent=5, num_turns=1), "its parent must have a lower number"),
+        (Fork(parent=0, num_turns=4), "must have a turn of its own"),
+    ],
+)
+def test_a_fork_that_contradicts_its_record_is_refused(
+    redis_client: redis.Redis, run_id: str, fork: Fork, complaint: str
+) -> None:
+    member = next(member for member in grown(redis_client, run_id).trajectories if member.fork)
+    with pytest.raises(InvalidTrajectory, match=complaint):
+        check(msgspec.structs.replace(member, member=2, fork=fork), vocab_size=10**6)
+
+
+def test_a_fork_is_refused_where_the_ticket_orders_no_trees(redis_client: redis.Redis, run_id: str) -> None:
+    member = grown(redis_client, run_id).trajectories[-1]
+    plain = ticket(1, num_members=MEMBERS)
+    with pytest.raises(InvalidTrajectory, match="in a group of 0 trees"):
+        plain.check_owns(member, run_id=run_id, outcome=member.outcome)
+    assert b"fork" in encode_trajectory(member)
+
+
+TREE = ["objective.advantage=tree", "replay.num_trees=2"]
+
+
+def test_trees_are_accepted_with_their_advantage() -> None:
+    check_objective(load_config(None, TREE))
+    check_objective(load_config(None, [*TREE, "objective.normalisation=constant", "replay.target_lag=0"]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (["objective.advantage=tree"], "replay.num_trees is 0.*or choose leave_one_out"),
+        (["replay.num_trees=2"], "must be 0 with objective.advantage group_standardised.*compare them with themselves"),
+        ([*TREE, "objective.normalisation=sequences"], "a fork trains only its own tokens"),
+        ([*TREE, "replay.screen_size=4"], "`replay.screen_size` must be 0 with replay.num_trees.*biases the gradient"),
+        (
+            ["objective.advantage=tree", "replay.num_trees=1"],
+            "`replay.num_trees` must be 0, or 2 to replay.group_size - 1 = 7",
+        ),
+        ([*TREE, "replay.group_size=64"], "must be 0, or 4 to replay.group_size - 1 = 63.*at most 16 attempts"),
+        ([*TREE, "replay.max_fork_turn=12"], "must be < env.max_turns = 12"),
+        (["replay.max_fork_turn=3"], "nothing forks; leave it out"),
+        ([*TREE, "objective.allocation=per_turn"], "no effect with objective.advantage tree"),
+        ([*TREE, "objective.critic=own"], "does not use a critic"),
+        (["objective.advantage=gigpo", "replay.num_trees=2"], "must be 0 with objective.advantage gigpo"),
+        (
+            [
+                *TREE,
+                "env.name=agent",
+                "env.options.agent=tests.envhub.agents:chats",
+                "warm_start.episodes=0",
+                "model.path=x",
+            ],
+            "`replay.num_trees` must be 0 with `env.name` agent.*plays its episodes itself",
+        ),
+    ],
+)
+def test_combinations_that_would_be_wrong_are_refused_with_the_reason(settings: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=re.compile(complaint, re.DOTALL)):
+        check_input(load_config(None, settings))

@@ -1,0 +1,508 @@
+"""What becomes of a leased group: it is played and stored, its attempts fail, or others continue it."""
+
+import asyncio
+import dataclasses
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import redis
+
+from slipstream.actors.engine.engine import Completion, EngineDied
+from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
+from slipstream.actors.host.act import EXIT_RUN_FAILED, act
+from slipstream.common.config.actors_config import ActorsConfig
+from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
+from slipstream.common.records.trajectory import Task, Trajectory
+from slipstream.common.text.action_format import FORMATS
+from slipstream.envhub.env import EnvError, Observation
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import Fleet, RunState
+from slipstream.replay.records.failures import DIED_TWICE
+from slipstream.replay.records.ticket import Lease
+from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids
+from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+from tests.guess import WORDS, GuessEnv
+from tests.processes import Gate
+from tests.replay.records.attempts import Views, make_buffer, ticket
+
+TURNS = 3
+MEMBERS = 2
+DEADLINE_S = 60.0
+TOKENIZER = merging_tokenizer(CHATML)
+
+
+class ClosesSlowly(GuessEnv):
+    """An environment that never closes, and leaves a file in the folder `closing` when it was asked to."""
+
+    def __init__(self, closing: str) -> None:
+        super().__init__(turns=TURNS)
+        self._closing = Path(closing)
+
+    async def close(self) -> None:
+        (self._closing / str(id(self))).touch()
+        await asyncio.sleep(3600)
+
+
+class SpeaksNumpy(GuessEnv):
+    """An environment whose numbers are numpy's."""
+
+    async def step(self, action: str) -> Observation:
+        said = await super().step(action)
+        return dataclasses.replace(
+            said,
+            rewards={name: np.float64(reward) for name, reward in said.rewards.items()},
+            score=np.float32(said.score),  # type: ignore[arg-type]
+            success=np.bool_(said.success),  # type: ignore[arg-type]
+            valid_action=np.bool_(said.valid_action),  # type: ignore[arg-type]
+        )
+
+
+class SaysHalfACharacter(GuessEnv):
+    """An environment that fails with words that are no Unicode."""
+
+    async def step(self, action: str) -> Observation:
+        raise ValueError("no such item: \ud83d")
+
+
+class Actor:
+    """An actor in this process, without a model: each turn is a word that the seed chooses."""
+
+    def __init__(self, name: str, run_id: str, *, env_name: str = "tests.guess:GuessEnv", **env_options: Any) -> None:
+        self.seeds: list[int | None] = []  # of the turns that the engine was asked for
+        self.engine = ScriptedEngine(
+            self._word, policy_version=0, schedule=Schedule(token_time_s=0.001), max_tokens=ALLOWANCE.max_tokens
+        )
+        self.setup = EpisodeSetup(
+            run_id=run_id,
+            actor=name,
+            envs={
+                "shop": MixtureEntry(name=env_name, options=env_options)
+            },  # as the tickets of tests/replay/records/attempts.py say
+            engine=self.engine,
+            tokenizer=TOKENIZER,
+            action_format=FORMATS["plain"],
+            allowance=ALLOWANCE,
+            provenance=attempt_on().provenance,
+            episodes=Episodes(),
+        )
+
+    def _word(self, tokens: list[int], seed: int | None) -> list[int]:
+        self.seeds.append(seed)
+        return [*ids(TOKENIZER, random.Random(seed).choice(WORDS)), TOKENIZER.eos_token_id]
+
+    async def stands_in_turn(self, turn: int) -> None:
+        """Return once every member was answered by the engine in `turn`, and waits for its environment."""
+        await until(lambda: len(self.seeds) == MEMBERS * (turn + 1) and self.engine.load().num_running == 0)
+
+    def lease(self, buffer: Views) -> Lease:
+        lease = buffer.actor.lease(self.setup.actor)
+        assert lease is not None
+        return lease
+
+    def plays(self, buffer: Views) -> None:
+        """Roll out one group to its end."""
+        asyncio.run(rollout_group(self.lease(buffer), setup=self.setup, buffer=buffer.actor))
+
+    def plays_until_cancelled(self, buffer: Views, *, in_turn: int) -> None:
+        """Roll out one group until every member stands in `in_turn`, behind a gate, and let go of it there."""
+
+        async def play() -> None:
+            task = asyncio.create_task(rollout_group(self.lease(buffer), setup=self.setup, buffer=buffer.actor))
+            await self.stands_in_turn(in_turn)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(play())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():  # noqa: ASYNC110 - it is another thread, or the engine, that moves
+            await asyncio.sleep(0.01)
+
+
+def buffer_with_a_group(client: redis.Redis, run_id: str) -> Views:
+    buffer = make_buffer(client, run_id)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    return buffer
+
+
+def trained(buffer: Views) -> list[Trajectory]:
+    (group,) = buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
+    return group.trajectories
+
+
+def nobodys(trajectory: Trajectory) -> Trajectory:
+    """All but who made it, in which run, and when."""
+    turns = [msgspec.structs.replace(turn, generate_s=0.0, env_s=0.0) for turn in trajectory.turns]
+    return msgspec.structs.replace(trajectory, turns=turns, run_id="", actor="", started_at_s=0.0, duration_s=0.0)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """Closed at first."""
+    gate = Gate(tmp_path / "gate")
+    gate.close()
+    return gate
+
+
+def test_a_group_that_is_let_go_in_mid_episode_is_gone_on_with_by_another_and_comes_out_the_same(
+    redis_client: redis.Redis, run_id: str, gate: Gate
+) -> None:
+    undisturbed, buffer = (buffer_with_a_group(redis_client, name) for name in (f"{run_id}-undisturbed", run_id))
+    alone = Actor("alone", f"{run_id}-undisturbed", turns=TURNS)
+    alone.plays(undisturbed)
+
+    leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+    leaver.plays_until_cancelled(buffer, in_turn=1)
+    ledger = buffer.learner.ledger()
+    assert (ledger.partials_handed_in, ledger.partials_held, ledger.queued) == (MEMBERS, MEMBERS, 1)
+    assert (ledger.expired_leases, ledger.redone_members, ledger.failed) == (0, 0, {})
+    assert buffer.audit() == []
+
+    heir = Actor("heir", run_id, turns=TURNS)
+    heir.plays(buffer)
+    ledger = buffer.learner.ledger()
+    assert (ledger.partials_resumed, ledger.partials_held, ledger.ready) == (MEMBERS, 0, 1)
+    assert buffer.audit() == []
+    assert len(heir.seeds) == MEMBERS * (TURNS - 1)  # the first turns are not sampled again
+    assert set(leaver.seeds[:MEMBERS]) | set(heir.seeds) == set(alone.seeds)
+    resumed, expected = trained(buffer), trained(undisturbed)
+    assert [nobodys(member) for member in resumed] == [nobodys(member) for member in expected]
+    assert {member.actor for member in resumed} == {"heir"}
+
+
+def test_an_episode_without_a_whole_turn_is_not_handed_in(redis_client: redis.Redis, run_id: str, gate: Gate) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate))
+    leaver.plays_until_cancelled(buffer, in_turn=0)
+    ledger = buffer.learner.ledger()
+    assert (ledger.partials_handed_in, ledger.queued, ledger.redone_members) == (0, 1, 0)
+    lease = buffer.actor.lease("heir")
+    assert lease is not None
+    assert (lease.partials, lease.missing) == ({}, dict.fromkeys(range(MEMBERS), 0))
+
+
+def test_an_episode_that_is_over_when_its_group_is_let_go_is_stored(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    leaver = Actor("leaver", run_id, env_name=f"{__name__}:ClosesSlowly", closing=str(tmp_path))
+
+    async def play() -> None:
+        task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
+        await until(lambda: len(list(tmp_path.iterdir())) == MEMBERS)
+        assert buffer.learner.ledger().inserted == 0
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(play())
+    assert (buffer.learner.ledger().inserted, buffer.learner.ledger().ready) == (MEMBERS, 1)
+
+
+def test_a_partial_that_does_not_replay_is_counted_and_the_member_begins_anew(
+    redis_client: redis.Redis, run_id: str, gate: Gate
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1).plays_until_cancelled(buffer, in_turn=1)
+    heir = Actor("heir", run_id, turns=1)  # in whose environment the recorded turn is the last
+    heir.plays(buffer)
+    ledger = buffer.learner.ledger()
+    assert ledger.failed == {"replay_mismatch": MEMBERS}
+    assert ledger.partials_discarded == {"replay_mismatch": MEMBERS}
+    assert (ledger.partials_resumed, ledger.redone_members, ledger.ready) == (0, MEMBERS, 1)
+    assert "the episode ends with turn 0" in buffer.learner.failures()[0].reason
+    assert [(member.attempt, len(member.turns)) for member in trained(buffer)] == [(1, 1)] * MEMBERS
+    assert buffer.audit() == []
+
+
+def test_an_engine_that_dies_costs_no_attempt_and_what_was_played_goes_to_others(
+    redis_client: redis.Redis, run_id: str, gate: Gate
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+
+    async def play() -> None:
+        task = asyncio.create_task(rollout_group(victim.lease(buffer), setup=victim.setup, buffer=buffer.actor))
+        await victim.stands_in_turn(1)
+        await victim.engine.close()
+        gate.open()
+        with pytest.raises(EngineDied, match="the engine is closed"):
+            await task
+
+    asyncio.run(play())
+    ledger = buffer.learner.ledger()
+    assert (ledger.queued, ledger.redone_members, ledger.failed) == (1, 0, {})
+    assert ledger.partials_handed_in == MEMBERS
+    Actor("heir", run_id, turns=TURNS).plays(buffer)
+    assert buffer.learner.ledger().partials_resumed == MEMBERS
+    assert [member.attempt for member in trained(buffer)] == [0] * MEMBERS
+
+
+def test_no_attempt_is_played_for_ever_that_kills_its_engine(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = make_buffer(redis_client, run_id, max_attempts=2)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    seeds = list[set[int | None]]()
+    while (lease := buffer.actor.lease("actor")) is not None:
+        actor, seen = Actor("actor", run_id, turns=TURNS), set[int | None]()
+        actor.setup = dataclasses.replace(actor.setup, engine=Deadly(actor.setup.engine, seen))
+        with pytest.raises(EngineDied, match="half a character"):
+            asyncio.run(rollout_group(lease, setup=actor.setup, buffer=buffer.actor))
+        seeds.append(seen)
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3] and len(seeds) == 4, "two deaths for each attempt"
+    ledger = buffer.learner.ledger()
+    assert (ledger.dropped, ledger.failed) == ({"infra_failure": 1}, {"infra_failure": 2 * MEMBERS})
+    assert buffer.learner.failures()[0].reason == f"{DIED_TWICE}: half a character" and buffer.audit() == []
+
+
+class Deadly:
+    """An engine that dies of what it samples."""
+
+    def __init__(self, engine: Any, seeds: set[int | None]) -> None:
+        self._engine, self._seeds = engine, seeds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, *_: Any, seed: int | None = None, **__: Any) -> Completion:
+        self._seeds.add(seed)
+        await asyncio.sleep(0)  # so that all members ask
+        raise EngineDied("half a character")
+
+
+def test_a_record_that_the_buffer_refuses_fails_its_attempt_and_not_the_actor(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id, max_attempts=2, max_bytes=100)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    Actor("actor", run_id, turns=TURNS).plays(buffer)
+    ledger = buffer.learner.ledger()
+    assert (ledger.dropped, ledger.inserted) == ({"infra_failure": 1}, 0)
+    assert "`replay.max_trajectory_bytes` is 100" in buffer.learner.failures()[0].reason
+
+
+def test_a_task_of_an_environment_that_the_run_does_not_have_is_an_env_failure(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    """As of a run that was resumed with another `env.mixture`."""
+    buffer = make_buffer(redis_client, run_id, max_attempts=1)
+    buffer.learner.acquire_epoch()
+    elsewhere = Task(env="elsewhere", split="train", index=0)
+    buffer.learner.open([msgspec.structs.replace(ticket(0, num_members=MEMBERS), task=elsewhere)])
+    Actor("actor", run_id, turns=TURNS).plays(buffer)
+    assert buffer.learner.ledger().dropped == {"env_failure": 1}
+    assert buffer.learner.failures()[0].reason == "the run has no environment 'elsewhere', only shop"
+
+
+def test_an_environments_numbers_may_be_numpys(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    Actor("actor", run_id, env_name=f"{__name__}:SpeaksNumpy", turns=TURNS).plays(buffer)
+    assert [len(member.turns) for member in trained(buffer)] == [TURNS] * MEMBERS
+
+
+def test_a_failure_whose_words_are_no_unicode_is_recorded_all_the_same(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = make_buffer(redis_client, run_id, max_attempts=1)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    Actor("actor", run_id, env_name=f"{__name__}:SaysHalfACharacter").plays(buffer)
+    assert buffer.learner.ledger().dropped == {"env_failure": 1}
+    assert buffer.learner.failures()[0].reason.startswith("ValueError: no such item: \\ud83d (test_group.py:")
+
+
+def test_a_group_that_ends_its_actors_ends_no_more_of_them_than_it_has_attempts(
+    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an unforeseen error."""
+
+    def refuse(*_: object) -> None:
+        raise ZeroDivisionError("nobody foresaw this")
+
+    monkeypatch.setattr("slipstream.actors.episode.actions.parsed", refuse)
+    buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.2, max_attempts=2)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    for name in ("first", "second"):
+        with pytest.raises(ZeroDivisionError, match="nobody foresaw this"):
+            Actor(name, run_id, turns=TURNS).plays(buffer)
+        time.sleep(0.3)
+    assert buffer.actor.lease("third") is None
+    assert buffer.learner.ledger().dropped == {"lease_expired": 1}
+
+
+def test_no_token_is_lost_from_the_count_where_groups_end_near_each_other(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(group_id, num_members=MEMBERS) for group_id in range(20)])
+    actor = Actor("actor", run_id, turns=TURNS, step_s=0.005)
+
+    async def play(lease: Lease, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        await rollout_group(lease, setup=actor.setup, buffer=buffer.actor)
+
+    async def play_all() -> None:
+        await asyncio.gather(*[play(actor.lease(buffer), 0.003 * number) for number in range(20)])
+
+    asyncio.run(play_all())
+    groups = buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
+    sampled = [turn.stop - turn.start for group in groups for member in group.trajectories for turn in member.turns]
+    assert actor.setup.episodes.kept_tokens == sum(sampled)
+
+
+class Complains(GuessEnv):
+    """An environment whose complaint is no text that can be written down."""
+
+    async def step(self, action: str) -> Observation:
+        raise EnvError(f"half a pair \ud800 behind {action}")
+
+
+def test_a_complaint_that_cannot_be_encoded_fails_its_attempt_and_not_the_actor(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id, max_attempts=1)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    Actor("actor", run_id, env_name=f"{__name__}:Complains").plays(buffer)
+    assert buffer.learner.ledger().dropped == {"env_failure": 1}
+    assert "half a pair \\ud800 behind" in buffer.learner.failures()[0].reason
+
+
+@pytest.fixture
+def shutdown() -> Iterator[Shutdown]:
+    """This process's own; the signals are as before behind it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield Shutdown()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+async def acting(
+    actor: Actor,
+    buffer: Views,
+    client: redis.Redis,
+    shutdown: Shutdown,
+    *,
+    drain_s: float = 0.1,
+    max_episodes: int = MEMBERS,
+) -> int:
+    """The whole loop of an actor, in a run that trains; it has room for one group unless given more."""
+    fleet = Fleet(client, actor.setup.run_id)
+    fleet.set_run_state(RunState.TRAINING)
+    return await act(
+        actor.setup,
+        buffers={"train": buffer.actor},
+        bulletin=Bulletin(client, actor.setup.run_id),
+        fleet=fleet,
+        actors=ActorsConfig(drain_s=drain_s, max_episodes=max_episodes),
+        shutdown=shutdown,
+    )
+
+
+def test_an_actor_ends_with_its_engine(redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+
+    async def play() -> None:
+        task = asyncio.create_task(acting(victim, buffer, redis_client, shutdown))
+        await victim.stands_in_turn(1)
+        await victim.engine.close()
+        gate.open()
+        with pytest.raises(EngineDied):
+            await task
+
+    asyncio.run(play())
+    assert (buffer.learner.ledger().queued, buffer.learner.ledger().redone_members) == (1, 0)
+    assert buffer.actor.lease("heir") is not None
+
+
+@pytest.mark.parametrize(("state", "exit_code"), [(RunState.FINISHED, 0), (RunState.FAILED, EXIT_RUN_FAILED)])
+def test_an_actor_leaves_a_run_that_is_over_for_good_and_one_that_failed_to_come_back(
+    redis_client: redis.Redis, run_id: str, shutdown: Shutdown, state: RunState, exit_code: int
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+
+    async def play() -> int:
+        task = asyncio.create_task(acting(Actor("actor", run_id, turns=TURNS), buffer, redis_client, shutdown))
+        await until(lambda: buffer.learner.ledger().ready == 1)
+        Fleet(redis_client, run_id).set_run_state(state)
+        return await task
+
+    assert asyncio.run(play()) == exit_code
+
+
+def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was stopped for longer than a lease lasts, and asks for work before it renews what it had."""
+    monkeypatch.setattr("slipstream.actors.host.beat.BEAT_S", DEADLINE_S)
+    buffer = make_buffer(redis_client, run_id, lease_ttl_s=2.0)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    actor = Actor("actor", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+
+    async def play() -> int:
+        task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown, max_episodes=2 * MEMBERS))
+        await actor.stands_in_turn(1)
+        await until(lambda: buffer.learner.ledger().expired_leases == 1)
+        await asyncio.sleep(0.3)
+        assert actor.setup.episodes.num_running == MEMBERS
+        gate.open()
+        await until(lambda: buffer.learner.ledger().ready == 1)
+        await until(lambda: actor.setup.episodes.num_running == 0)
+        shutdown.notice()
+        return await task
+
+    assert asyncio.run(play()) == EXIT_PREEMPTED
+    assert buffer.learner.ledger().inserted == MEMBERS
+
+
+def test_an_actor_that_is_told_to_leave_hands_in_what_its_drain_leaves_unfinished(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+
+    async def play() -> int:
+        task = asyncio.create_task(acting(leaver, buffer, redis_client, shutdown))
+        await leaver.stands_in_turn(1)
+        signal.raise_signal(signal.SIGTERM)
+        return await task
+
+    assert asyncio.run(play()) == EXIT_PREEMPTED
+    ledger = buffer.learner.ledger()
+    assert (ledger.partials_held, ledger.queued, ledger.expired_leases) == (MEMBERS, 1, 0)
+    assert Fleet(redis_client, run_id).members() == []
+
+
+def test_an_actor_that_is_told_to_leave_finishes_what_it_can_and_begins_nothing(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+
+    async def play() -> int:
+        task = asyncio.create_task(acting(leaver, buffer, redis_client, shutdown, drain_s=DEADLINE_S))
+        await leaver.stands_in_turn(1)
+        buffer.learner.open([ticket(1)])
+        signal.raise_signal(signal.SIGTERM)
+        gate.open()
+        return await task
+
+    assert asyncio.run(play()) == EXIT_PREEMPTED
+    ledger = buffer.learner.ledger()
+    assert (ledger.inserted, ledger.ready, ledger.queued, ledger.partials_handed_in) == (MEMBERS, 1, 1, 0)

@@ -1,0 +1,104 @@
+"""Episodes that end at about the same time are stored together, and each gets its own result."""
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+import redis
+
+from slipstream.actors.group.inserts import Inserts
+from slipstream.common.records.trajectory import InvalidTrajectory, Trajectory
+from slipstream.replay.buffer.actor_buffer import ActorBuffer
+from slipstream.replay.records.ticket import InsertResult, Lease
+from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
+
+MEMBERS = 6
+
+
+@pytest.fixture
+def buffer(redis_client: redis.Redis, run_id: str) -> Views:
+    buffer = make_buffer(redis_client, run_id)
+    buffer.learner.open([ticket(0, num_members=MEMBERS), ticket(1, num_members=MEMBERS)])
+    return buffer
+
+
+def leased(buffer: Views) -> Lease:
+    lease = buffer.actor.lease("a")
+    assert lease is not None
+    return lease
+
+
+async def insert_all(buffer: ActorBuffer, attempts: Iterable[tuple[Lease, Trajectory]]) -> list[object]:
+    """The result of each, or its error."""
+    inserts = Inserts()
+    waiting = [inserts.insert(buffer, lease, trajectory) for lease, trajectory in attempts]
+    return await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def test_what_ends_while_another_is_stored_goes_together(
+    buffer: Views, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchanges: list[int] = []
+    store = buffer.actor.insert_all
+
+    def counted(attempts: list[tuple[Lease, Trajectory]]) -> list[InsertResult]:
+        exchanges.append(len(attempts))
+        return store(attempts)
+
+    monkeypatch.setattr(buffer.actor, "insert_all", counted)
+    lease = leased(buffer)
+    attempts = [(lease, attempt_at(lease, member, run_id=run_id)) for member in range(MEMBERS)]
+    assert asyncio.run(insert_all(buffer.actor, attempts)) == [InsertResult.STORED] * MEMBERS
+    assert sum(exchanges) == MEMBERS and len(exchanges) <= 2
+    assert buffer.learner.ledger().inserted == MEMBERS and buffer.audit() == []
+
+
+def test_an_invalid_episode_fails_alone(buffer: Views, run_id: str) -> None:
+    lease = leased(buffer)
+    attempts = [attempt_at(lease, member, run_id=run_id) for member in range(MEMBERS)]
+    attempts[3] = msgspec.structs.replace(attempts[3], tokens=b"")
+    results = asyncio.run(insert_all(buffer.actor, [(lease, attempt) for attempt in attempts]))
+    assert isinstance(results.pop(3), InvalidTrajectory)
+    assert set(results) <= {InsertResult.STORED, InsertResult.DUPLICATE}
+    assert buffer.learner.ledger().inserted == MEMBERS - 1 and buffer.audit() == []
+
+
+def test_one_lost_lease_leaves_the_other_groups_stored(buffer: Views, run_id: str) -> None:
+    kept, lost = leased(buffer), leased(buffer)
+    buffer.actor.release(lost)
+    leased(buffer)
+    results = asyncio.run(
+        insert_all(
+            buffer.actor, [(kept, attempt_at(kept, 0, run_id=run_id)), (lost, attempt_at(lost, 0, run_id=run_id))]
+        )
+    )
+    assert results == [InsertResult.STORED, InsertResult.FENCED]
+
+
+def test_an_error_of_the_server_reaches_all_who_wait(
+    buffer: Views, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: object) -> list[InsertResult]:
+        raise redis.ConnectionError("away")
+
+    monkeypatch.setattr(buffer.actor, "insert_all", away)
+    lease = leased(buffer)
+    attempts = [(lease, attempt_at(lease, member, run_id=run_id)) for member in range(MEMBERS)]
+    errors = asyncio.run(insert_all(buffer.actor, attempts))
+    assert [type(error) for error in errors] == [redis.ConnectionError] * MEMBERS
+
+
+def test_who_no_longer_waits_is_not_stored_and_the_next_one_is(buffer: Views, run_id: str) -> None:
+    """A group that is cancelled stores its members itself, under its own lease."""
+    lease = leased(buffer)
+
+    async def cancel_one() -> InsertResult:
+        inserts = Inserts()
+        leaving = asyncio.create_task(inserts.insert(buffer.actor, lease, attempt_at(lease, 0, run_id=run_id)))
+        await asyncio.sleep(0)  # it waits, and nothing was sent yet
+        leaving.cancel()
+        return await inserts.insert(buffer.actor, lease, attempt_at(lease, 1, run_id=run_id))
+
+    assert asyncio.run(cancel_one()) is InsertResult.STORED
+    assert buffer.learner.ledger().inserted == 1

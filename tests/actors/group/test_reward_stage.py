@@ -1,0 +1,312 @@
+"""When the parts of a reward are computed: after the episode, without its place in the engine, and before it counts."""
+
+import asyncio
+import dataclasses
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from slipstream.actors.episode.rollout import EpisodeFailed, rollout
+from slipstream.actors.episode.tape import Tape
+from slipstream.actors.group.group import rollout_group
+from slipstream.actors.group.reward import Scoring, rewarded
+from slipstream.actors.host.act import act
+from slipstream.common.config.actors_config import ActorsConfig
+from slipstream.common.process.shutdown import Shutdown
+from slipstream.common.records.trajectory import StopReason, Task, Trajectory
+from slipstream.envhub.rewards.episode import Episode
+from slipstream.envhub.rewards.part import parts_of
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import Fleet, RunState
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on
+from tests.actors.group.test_group import (  # noqa: F401
+    MEMBERS,
+    TURNS,
+    Actor,
+    buffer_with_a_group,
+    nobodys,
+    shutdown,
+    trained,
+    until,
+)
+from tests.guess import GuessEnv
+from tests.replay.records.attempts import make_buffer, ticket
+
+OWN = "own_rewards_of_actors"
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    module = types.ModuleType(OWN)
+    monkeypatch.setitem(sys.modules, OWN, module)
+    yield module
+
+
+def scoring(actor: Actor, rewards: dict[str, Any]) -> Scoring:
+    setup = actor.setup
+    return Scoring(
+        parts={"shop": parts_of("env.rewards", rewards)},
+        tokenizer=setup.tokenizer,
+        max_turns=ALLOWANCE.max_turns,
+        step_timeout_s=60.0,
+    )
+
+
+def scorer(name: str, run_id: str, rewards: dict[str, Any], **options: Any) -> Actor:
+    """An actor whose episodes get a reward of parts."""
+    actor = Actor(name, run_id, turns=TURNS, **options)
+    actor.setup = dataclasses.replace(actor.setup, scoring=scoring(actor, rewards))
+    return actor
+
+
+class Stage:
+    """A part that waits until it may answer, and then gives the number of turns that it has seen."""
+
+    def __init__(self, own: types.ModuleType) -> None:
+        self.may_answer = asyncio.Event()
+        self.seen = list[Episode]()
+        own.stage = self.answer  # type: ignore[attr-defined]
+
+    async def answer(self, episode: Episode) -> float:
+        self.seen.append(episode)
+        await self.may_answer.wait()
+        return float(len(episode.turns))
+
+
+STAGED = {"staged": {"part": f"{OWN}:stage", "weight": 0.5}, "format": {"weight": 0}}
+
+
+def unscored(trajectory: Trajectory) -> Trajectory:
+    return msgspec.structs.replace(nobodys(trajectory), scoring_s=0.0)
+
+
+def test_an_episode_is_stored_with_its_parts_and_has_no_place_in_the_engine_while_they_are_computed(
+    redis_client: redis.Redis, run_id: str, own: types.ModuleType
+) -> None:
+    buffer, stage = buffer_with_a_group(redis_client, run_id), Stage(own)
+    actor = scorer("actor", run_id, STAGED)
+
+    async def play() -> None:
+        task = asyncio.create_task(rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor))
+        await until(lambda: len(stage.seen) == MEMBERS)
+        assert actor.setup.episodes.num_running == 0
+        assert buffer.learner.ledger().inserted == 0
+        stage.may_answer.set()
+        await task
+        assert actor.setup.episodes.num_running == 0
+
+    asyncio.run(play())
+    for member in trained(buffer):
+        assert [set(turn.rewards) for turn in member.turns] == [{"said", "staged", "format"}] * TURNS
+        assert [turn.rewards["staged"] for turn in member.turns] == [0, 0, 0.5 * TURNS]
+        assert member.part_values == {"staged": TURNS, "format": 1.0} and member.scoring_s > 0
+        said = [turn.rewards["said"] for turn in member.turns]
+        assert member.score == pytest.approx(sum(said) / TURNS), "the environment's own"
+        assert member.success == (member.score > 0.5)
+        assert member.total_reward == pytest.approx(sum(said) + 0.5 * TURNS)
+
+
+def test_other_groups_are_played_while_a_slow_part_is_awaited(
+    redis_client: redis.Redis,
+    run_id: str,
+    own: types.ModuleType,
+    shutdown: Shutdown,  # noqa: F811
+) -> None:
+    """The actor has places for one group only, and its leases are renewed."""
+    buffer = make_buffer(redis_client, run_id, lease_ttl_s=3.0)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(group_id, num_members=MEMBERS) for group_id in range(3)])
+    stage = Stage(own)
+    actor = scorer("actor", run_id, STAGED)
+
+    async def play() -> None:
+        fleet = Fleet(redis_client, run_id)
+        fleet.set_run_state(RunState.TRAINING)
+        acting = asyncio.create_task(
+            act(
+                actor.setup,
+                buffers={"train": buffer.actor},
+                bulletin=Bulletin(redis_client, run_id),
+                fleet=fleet,
+                actors=ActorsConfig(drain_s=0.1, max_episodes=MEMBERS),
+                shutdown=shutdown,
+            )
+        )
+        await until(lambda: len(stage.seen) == 3 * MEMBERS)
+        await asyncio.sleep(4.0)  # longer than a lease lasts without a heartbeat
+        assert buffer.learner.ledger().inserted == 0
+        stage.may_answer.set()
+        await until(lambda: buffer.learner.ledger().inserted == 3 * MEMBERS)
+        fleet.set_run_state(RunState.FINISHED)
+        assert await acting == 0
+
+    asyncio.run(play())
+    ledger = buffer.learner.ledger()
+    assert (ledger.expired_leases, ledger.ready, ledger.failed) == (0, 3, {})
+
+
+def test_a_group_that_is_let_go_while_it_is_scored_comes_out_the_same_by_another_actor(
+    redis_client: redis.Redis, run_id: str, own: types.ModuleType
+) -> None:
+    undisturbed, buffer = (buffer_with_a_group(redis_client, name) for name in (f"{run_id}-undisturbed", run_id))
+
+    async def play() -> None:
+        stage = Stage(own)
+        leaver = scorer("leaver", run_id, STAGED)
+        task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
+        await until(lambda: len(stage.seen) == MEMBERS)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        ledger = buffer.learner.ledger()
+        assert (ledger.inserted, ledger.partials_held, ledger.redone_members) == (0, MEMBERS, 0)
+        stage.may_answer.set()
+        heir = scorer("heir", run_id, STAGED)
+        await rollout_group(heir.lease(buffer), setup=heir.setup, buffer=buffer.actor)
+        assert len(heir.seeds) == MEMBERS, "only the last turn is sampled again"
+        alone = scorer("alone", f"{run_id}-undisturbed", STAGED)
+        await rollout_group(alone.lease(undisturbed), setup=alone.setup, buffer=undisturbed.actor)
+        before, after, whole = stage.seen[:MEMBERS], stage.seen[MEMBERS : 2 * MEMBERS], stage.seen[2 * MEMBERS :]
+        by_text = [sorted(str(episode.messages) for episode in episodes) for episodes in (before, after, whole)]
+        assert by_text[0] == by_text[1] == by_text[2], "a part sees the replayed turns too"
+
+    asyncio.run(play())
+    assert buffer.learner.ledger().failed == {}
+    assert [unscored(member) for member in trained(buffer)] == [unscored(member) for member in trained(undisturbed)]
+
+
+def test_an_episode_of_one_turn_that_is_let_go_while_it_is_scored_is_played_again(
+    redis_client: redis.Redis, run_id: str, own: types.ModuleType
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+
+    async def play() -> None:
+        stage = Stage(own)
+        leaver = Actor("leaver", run_id, turns=1)
+        leaver.setup = dataclasses.replace(leaver.setup, scoring=scoring(leaver, STAGED))
+        task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
+        await until(lambda: len(stage.seen) == MEMBERS)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(play())
+    ledger = buffer.learner.ledger()
+    assert (ledger.inserted, ledger.partials_held, ledger.queued, ledger.failed) == (0, 0, 1, {})
+
+
+def test_a_part_that_fails_fails_the_attempt_which_is_redone_and_is_never_a_reward_of_0(
+    redis_client: redis.Redis, run_id: str, own: types.ModuleType
+) -> None:
+    num_calls = 0
+
+    def away_at_first(episode: Episode) -> float:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls <= MEMBERS:
+            raise ConnectionError("the judge is away")
+        return 3.0
+
+    own.stage = away_at_first  # type: ignore[attr-defined]
+    buffer = buffer_with_a_group(redis_client, run_id)
+    scorer("actor", run_id, STAGED).plays(buffer)
+    ledger = buffer.learner.ledger()
+    assert ledger.failed == {"env_failure": MEMBERS} and ledger.redone_members == MEMBERS
+    assert "`env.rewards.staged`: ConnectionError: the judge is away" in buffer.learner.failures()[0].reason
+    assert [(member.attempt, member.part_values["staged"]) for member in trained(buffer)] == [(1, 3.0)] * MEMBERS
+
+
+def played(rewards: dict[str, Any], *, split: str = "train", change: Callable[[Tape], None] = lambda tape: None) -> Any:
+    """An episode with its parts."""
+    actor = Actor("actor", "run", turns=TURNS)
+    attempt = dataclasses.replace(attempt_on(), task=Task(env="shop", split=split, index=0))
+    tape = Tape(attempt=attempt)
+
+    async def play() -> Trajectory:
+        trajectory = await rollout(
+            tape,
+            env=GuessEnv(turns=TURNS),
+            sampler=actor.engine,
+            tokenizer=actor.setup.tokenizer,
+            action_format=actor.setup.action_format,
+            allowance=ALLOWANCE,
+        )
+        change(tape)
+        return await rewarded(trajectory, tape, scoring=scoring(actor, rewards))
+
+    return asyncio.run(play())
+
+
+def test_of_a_held_out_task_only_the_score_is_computed() -> None:
+    assert played({"format": {}}, split="held_out").part_values == {}
+    scored = played({"format": {"success_from": 0.1}, "efficiency": {}}, split="held_out")
+    assert scored.part_values == {"format": 1.0} and (scored.score, scored.success) == (1.0, True)
+
+
+def test_other_parts_see_the_score_and_the_success_that_a_part_gives(own: types.ModuleType) -> None:
+    """Where an environment has no score, `only_if: success` would never hold."""
+    seen = list[Episode]()
+    own.see = lambda episode: seen.append(episode) or 1.0  # type: ignore[attr-defined]
+    own.half = lambda episode: 0.5  # type: ignore[attr-defined]
+    own.nothing = lambda episode: None  # type: ignore[attr-defined]
+    see = {"part": f"{OWN}:see"}
+
+    def values(least: float) -> dict[str, float]:
+        half = {"part": f"{OWN}:half", "success_from": least}
+        return played(
+            {"won": see | {"only_if": "success"}, "half": half, "lost": see | {"only_if": "failure"}}
+        ).part_values
+
+    assert values(0.5) == {"half": 0.5, "won": 1.0} and values(0.6) == {"half": 0.5, "lost": 1.0}
+    assert [(episode.score, episode.success) for episode in seen] == [(0.5, True), (0.5, False)]
+    with pytest.raises(EpisodeFailed, match=r"`env\.rewards\.none`: it gives no value"):
+        played({"none": {"part": f"{OWN}:nothing", "success_from": 1}})
+
+
+def test_an_episode_of_tokens_alone_is_decoded(own: types.ModuleType) -> None:
+    """As those of environments that render their prompts themselves."""
+    seen = list[Episode]()
+    own.see = lambda episode: seen.append(episode) or 1.0  # type: ignore[attr-defined]
+
+    def forget(tape: Tape) -> None:
+        tape.opening, tape.exchanges = (), []
+
+    rewards = {"seen": {"part": f"{OWN}:see"}}
+    played(rewards)
+    played(rewards, change=forget)
+    known, decoded = seen
+    assert [turn.reply for turn in decoded.turns] == [turn.reply for turn in known.turns]
+    assert [turn.action for turn in decoded.turns] == [turn.action for turn in known.turns]
+    assert "say" in decoded.messages[0]["content"] and "again" in decoded.messages[2]["content"]
+    assert len(decoded.messages) == 2 * TURNS
+
+
+class Leaves(BaseException):
+    """What a function may raise, and an actor must survive."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Leaves("for good"), asyncio.CancelledError()])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_whatever_a_function_raises_fails_the_attempt_alone_and_names_the_part(
+    own: types.ModuleType, error: BaseException, is_async: bool
+) -> None:
+    def leave(episode: Episode) -> float:
+        raise error
+
+    async def leave_async(episode: Episode) -> float:
+        raise error
+
+    own.leave = leave_async if is_async else leave  # type: ignore[attr-defined]
+    with pytest.raises(EpisodeFailed, match=r"`env\.rewards\.left`: ") as failure:
+        played({"left": {"part": f"{OWN}:leave"}, "format": {}})
+    assert failure.value.stop_reason is StopReason.ENV_ERROR
+
+
+def test_a_part_that_uses_the_name_of_an_own_reward_fails_the_attempt() -> None:
+    with pytest.raises(EpisodeFailed, match=r"`env\.rewards\.said`: the environment has a reward of this name"):
+        played({"said": {"part": "format"}})

@@ -1,0 +1,364 @@
+"""The stage between complete and ready: a judge process marks whole groups, and may be slow, wrong, away or killed."""
+
+import asyncio
+import dataclasses
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from slipstream.actors.group.group import rollout_group
+from slipstream.actors.host.judge import JudgeSetup, keep_judging
+from slipstream.common.config.config import dump_config, load_config
+from slipstream.envhub.rewards import chat_client
+from slipstream.envhub.rewards.part import group_parts, parts_of
+from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
+from slipstream.replay.records.keys import key
+from slipstream.replay.records.ticket import Group
+from slipstream.replay.records.verdict import Marks, Verdict, with_verdict
+from tests.actors.group.test_group import Actor, until
+from tests.actors.group.test_reward_stage import scorer
+from tests.actors.scripted_judge import Reply, ScriptedJudge, completion
+from tests.envhub.rewards.test_group_judge import RUBRIC, higher_wins, marks_of_digits, replies_of
+from tests.processes import Process
+from tests.replay.records.attempts import Views, attempt_at, ids, leased, make_buffer, ticket, verdict_on
+
+MEMBERS = 3
+DEADLINE_S = 90.0
+
+
+def better(url: str, **settings: Any) -> dict[str, Any]:
+    """The rewards of an environment with a judge of whole groups."""
+    judge = {"part": "judge", "url": url, "model": "m", "rubric": RUBRIC, "compare": "listwise", "weight": 0.5}
+    return {"better": {**judge, "deadline_s": DEADLINE_S, **settings}}
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedJudge]:
+    """A judge for which an attempt is worth the number that it says."""
+    judge = ScriptedJudge(marks_of_digits)
+    yield judge
+    judge.close()
+
+
+@pytest.fixture
+def buffer(redis_client: redis.Redis, run_id: str) -> Views:
+    buffer = make_buffer(redis_client, run_id)
+    buffer.learner.acquire_epoch()
+    return buffer
+
+
+def setup_of(buffer: Views, rewards: dict[str, Any], name: str = "j") -> JudgeSetup:
+    return JudgeSetup(
+        name=name, buffers=[buffer.judge], parts={"shop": group_parts(parts_of("env.rewards", rewards))}, retry_s=0.0
+    )
+
+
+def judged_by(setup: JudgeSetup, is_done: Callable[[], bool]) -> None:
+    """Run the judge until `is_done`, within the deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+
+    def is_over() -> bool:
+        assert time.monotonic() < deadline, "the judge did not get there"
+        return is_done()
+
+    asyncio.run(keep_judging(setup, is_done=is_over))
+
+
+def complete(buffer: Views, run_id: str, *group_ids: int) -> None:
+    """Store groups whose members say 0, 1, 2 ..., after a word of their group, for a judge."""
+    buffer.learner.open([ticket(group_id, num_members=MEMBERS, is_judged=True) for group_id in group_ids])
+    for group_id in group_ids:
+        lease = leased(buffer)
+        for member in lease.missing:
+            conversation = [
+                {"role": "user", "content": f"group {group_id}"},
+                {"role": "assistant", "content": str(member)},
+            ]
+            shown = json.dumps({"conversation": conversation, "columns": {}})
+            attempt = msgspec.structs.replace(attempt_at(lease, member, run_id=run_id), shown=shown)
+            buffer.actor.insert(lease, attempt)
+
+
+def claimed(buffer: Views, num_groups: int) -> list[Group]:
+    return buffer.learner.claim(1, num_groups, policy_version=0, max_lag=0)
+
+
+def test_a_group_is_ready_when_it_is_judged_and_the_learner_gets_the_marks(
+    buffer: Views, run_id: str, server: ScriptedJudge
+) -> None:
+    complete(buffer, run_id, 0, 1)
+    assert (buffer.learner.ledger().judging, buffer.learner.ledger().ready, claimed(buffer, 1)) == (2, 0, [])
+    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 2)
+    assert buffer.audit() == []
+    for group in claimed(buffer, 2):
+        members = group.trajectories
+        assert [member.part_values for member in members] == [{"better": 0.1 * place} for place in range(MEMBERS)]
+        assert [member.turns[-1].rewards for member in members] == [
+            {"task": 1.0, "better": 0.05 * place} for place in range(MEMBERS)
+        ]
+        assert {member.shown for member in members} == {""}, "an archive does not need it"
+    assert len(server.requests) == 2
+
+
+def test_marks_survive_a_learner_that_comes_back_from_an_older_checkpoint(
+    buffer: Views, run_id: str, server: ScriptedJudge
+) -> None:
+    complete(buffer, run_id, 0)
+    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 1)
+    (before,) = claimed(buffer, 1)
+    buffer.learner.acquire_epoch()
+    assert buffer.learner.reopen(0) == 1
+    (after,) = claimed(buffer, 1)
+    assert after == before and len(server.requests) == 1
+    buffer.learner.settle(1)
+    assert buffer.audit() == [] and buffer.learner.ledger().trained == 1
+
+
+def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
+    """Actors end their groups, without a lease or a place in the engine, while not one answer has come."""
+    may_answer = threading.Event()
+
+    def slow(request: dict[str, Any], number: int) -> Reply:
+        may_answer.wait(DEADLINE_S)
+        marks = {at: {"clear": len(reply)} for at, reply in replies_of(request).items()}
+        return completion(json.dumps(marks))
+
+    server.answer_by(slow)
+    buffer.learner.open([ticket(group_id, num_members=2, is_judged=True) for group_id in range(4)])
+    rewards = better(server.url, rubric=RUBRIC | {"scale": [0, 1000]})
+    actor: Actor = scorer("actor", run_id, rewards)
+    judging = threading.Thread(
+        target=judged_by, args=(setup_of(buffer, rewards), lambda: buffer.learner.ledger().ready == 4), daemon=True
+    )
+    judging.start()
+
+    async def play() -> None:
+        for _ in range(4):
+            await rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor)
+        await until(lambda: len(server.requests) > 0)
+
+    asyncio.run(play())
+    ledger = buffer.learner.ledger()
+    assert (ledger.judging, ledger.leased, ledger.queued, ledger.ready) == (4, 0, 0, 0)
+    assert actor.setup.episodes.num_running == 0
+    may_answer.set()
+    judging.join(DEADLINE_S)
+    ledger = buffer.learner.ledger()
+    assert (ledger.ready, ledger.expired_judgings, ledger.failed) == (4, 0, {}) and buffer.audit() == []
+    for group in claimed(buffer, 4):
+        assert all(0 < member.part_values["better"] <= 1 for member in group.trajectories)
+
+
+def test_a_judge_that_answers_garbage_drops_the_group_and_never_gives_zeros(
+    buffer: Views, run_id: str, server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
+    server.answer_by(lambda request, number: completion("They are all great."))
+    complete(buffer, run_id, 0)
+    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().dropped == {"judge_failed": 1})
+    ledger = buffer.learner.ledger()
+    assert (ledger.failed, ledger.ready, ledger.judging) == ({"judge_failed": 3}, 0, 0)
+    assert ledger.balanced and buffer.audit() == []
+    (failure, *_) = buffer.learner.failures()
+    assert "`env.rewards.better`" in failure.reason and "3 answers were malformed" in failure.reason
+
+
+def test_a_judge_that_is_away_at_first_judges_the_group_later(
+    buffer: Views, run_id: str, server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
+    server.answer_by(lambda request, number: (401, {}, b"no") if number < 2 else marks_of_digits(request, number))
+    complete(buffer, run_id, 0)
+    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 1)
+    assert buffer.learner.ledger().failed == {"judge_failed": 2} and buffer.audit() == []
+
+
+def test_a_group_whose_lease_was_lost_is_judged_again_and_the_late_verdict_is_refused(
+    buffer: Views, redis_client: redis.Redis, run_id: str, server: ScriptedJudge
+) -> None:
+    complete(buffer, run_id, 0)
+    late = buffer.judge.lease("late")
+    assert late is not None and buffer.judge.lease("other") is None
+    redis_client.zadd(key(run_id, "train", "judging"), {"0": 1})
+    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 1)
+    assert buffer.judge.store(late, verdict_on(late)).value == "fenced"
+    ledger = buffer.learner.ledger()
+    assert (ledger.expired_judgings, ledger.fenced_verdicts, ledger.finished) == (1, 1, 1)
+    assert [member.part_values["better"] for member in claimed(buffer, 1)[0].trajectories] == [0.0, 0.1, 0.2]
+
+
+def test_a_judge_that_leaves_gives_its_groups_back(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
+    server.answer_by(lambda request, number: time.sleep(1) or marks_of_digits(request, number))
+    complete(buffer, run_id, 0, 1)
+    judged_by(setup_of(buffer, better(server.url)), lambda: len(server.requests) == 2)
+    heir = buffer.judge.lease("heir")
+    assert heir is not None and (heir.ticket.group_id, heir.num_judgings) == (0, 0)
+
+
+def test_a_payload_that_cannot_be_read_is_quarantined_with_its_sender_by_the_learner(
+    buffer: Views, redis_client: redis.Redis, run_id: str, server: ScriptedJudge
+) -> None:
+    complete(buffer, run_id, 0, 1)
+    (name,) = redis_client.scan_iter(f"{key(run_id, 'train', 'blob')}:0:1:*")
+    redis_client.set(name, b"garbage")
+    judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 2)
+    assert ids(claimed(buffer, 2)) == [1]
+    (poison,) = buffer.quarantined()
+    assert (poison.group_id, poison.member, poison.actor) == (0, 1, "a")
+
+
+@pytest.mark.parametrize(
+    ("marks", "complaint"),
+    [
+        ([], "has marks for 0 of 2 members"),
+        ([Marks(values={}, rewards={"task": 1.0})] * 2, "has task, which the trajectory has already"),
+        ([Marks(values={}, rewards={"x": float("nan")})] * 2, "not finite, or beyond"),
+        ([Marks(values={"x": 1e13}, rewards={})] * 2, "not finite, or beyond"),
+        ([Marks(values={}, rewards={f"x{number}": 0.0 for number in range(64)})] * 2, "the limit is 64"),
+    ],
+)
+def test_a_verdict_that_does_not_fit_quarantines_the_group(
+    buffer: Views, run_id: str, marks: list[Marks], complaint: str
+) -> None:
+    buffer.learner.open([ticket(0, is_judged=True)])
+    lease = leased(buffer)
+    for member in lease.missing:
+        buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id))
+    judging = buffer.judge.lease("j")
+    assert judging is not None
+    buffer.judge.store(judging, Verdict(judge="j", members=marks))
+    assert claimed(buffer, 1) == []
+    (poison,) = buffer.quarantined()
+    assert complaint in poison.reason and buffer.audit() == []
+    assert with_verdict(judging.trajectories, verdict_on(judging))[0].part_values == {"liked": 0.5}
+
+
+class Run:
+    """A run in Redis with a judge of groups, for judge processes."""
+
+    def __init__(self, client: redis.Redis, redis_url: str, run_id: str, folder: Path, url: str) -> None:
+        rewards = better(url)
+        config = load_config(None, [f"run.name={run_id}", "env.name=shop"])
+        config.env.rewards = rewards
+        facts = RunFacts(
+            config_yaml=dump_config(config),
+            model_path="/models/tiny",
+            model_files=[],
+            own_modules={},
+            vocab_size=100,
+            tokenizer_root="root",
+        )
+        fleet = Fleet(client, run_id)
+        fleet.describe_run(facts)
+        fleet.set_run_state(RunState.TRAINING)
+        self.fleet, self._folder = fleet, folder
+        self._command = [
+            sys.executable,
+            "-m",
+            "slipstream.tools.cli.cli",
+            "judge",
+            f"run.name={run_id}",
+            f"redis.url={redis_url}",
+        ]
+
+    def judge(self, name: str) -> Process:
+        return Process(name, self._command, log=self._folder / f"{name}.log", environment={})
+
+
+def wait_until(holds: Callable[[], bool], what: str, process: Process) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline and not process.failed, f"waited for: {what}\n{process.last_words()}"
+        time.sleep(0.05)
+
+
+def test_a_judge_process_that_is_killed_in_the_middle_loses_nothing_and_each_group_is_judged_once(
+    buffer: Views, redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path, server: ScriptedJudge
+) -> None:
+    num_groups, is_killed = 6, threading.Event()
+
+    def slow_at_first(request: dict[str, Any], number: int) -> Reply:
+        if number >= 2:
+            is_killed.wait(DEADLINE_S)
+        return marks_of_digits(request, number)
+
+    server.answer_by(slow_at_first)
+    complete(buffer, run_id, *range(num_groups))
+    run = Run(redis_client, redis_url, run_id, tmp_path, server.url)
+    first = run.judge("first")
+    wait_until(lambda: len(server.requests) == num_groups, "all groups are asked about", first)
+    wait_until(lambda: buffer.learner.ledger().ready == 2, "two groups are ready", first)
+    first.kill()
+    is_killed.set()
+    ledger = buffer.learner.ledger()
+    assert (ledger.judging, ledger.ready) == (num_groups - 2, 2) and buffer.audit() == []
+    name = key(run_id, "train", "judging")
+    redis_client.zadd(name, dict.fromkeys(redis_client.zrange(name, 0, -1), 1))  # its leases expire
+    second = run.judge("second")
+    wait_until(lambda: buffer.learner.ledger().ready == num_groups, "all groups are ready", second)
+    run.fleet.set_run_state(RunState.FINISHED)
+    assert second.wait() == 0
+    ledger = buffer.learner.ledger()
+    assert (ledger.finished, ledger.expired_judgings, ledger.fenced_verdicts) == (num_groups, num_groups - 2, 0)
+    assert ledger.balanced and buffer.audit() == []
+    assert len(server.requests) == num_groups + num_groups - 2, "what was judged is not asked again"
+    for group in claimed(buffer, num_groups):
+        assert [member.part_values["better"] for member in group.trajectories] == [0.0, 0.1, 0.2]
+
+
+def test_a_judge_process_names_what_is_missing(
+    redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path
+) -> None:
+    run = Run(redis_client, redis_url, run_id, tmp_path, "http://127.0.0.1:1/v1")
+    config = load_config(None, [f"run.name={run_id}", "env.name=shop"])
+    facts = run.fleet.run_facts()
+    run.fleet.describe_run(msgspec.structs.replace(facts, config_yaml=dump_config(config)))
+    idle = run.judge("idle")
+    assert idle.wait() == 2 and "has no judge of whole groups" in idle.said()
+    config.env.rewards = better("http://127.0.0.1:1/v1", key_env="NO_SUCH_KEY")
+    run.fleet.describe_run(msgspec.structs.replace(facts, config_yaml=dump_config(config)))
+    keyless = run.judge("keyless")
+    assert keyless.wait() == 2 and "`env.rewards.better`: key_env names" in keyless.said()
+    config.env.rewards = better("actors", model="")
+    run.fleet.describe_run(msgspec.structs.replace(facts, config_yaml=dump_config(config)))
+    useless = run.judge("useless")
+    assert useless.wait() == 2 and "judge its groups, as the run's own policy is one of the judges" in useless.said()
+
+
+def test_groups_from_before_a_resume_without_the_judge_become_ready_without_marks(
+    buffer: Views, redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path, server: ScriptedJudge
+) -> None:
+    complete(buffer, run_id, 0)
+    run = Run(redis_client, redis_url, run_id, tmp_path, server.url)
+    config = load_config(None, [f"run.name={run_id}", "env.name=shop"])
+    run.fleet.describe_run(msgspec.structs.replace(run.fleet.run_facts(), config_yaml=dump_config(config)))
+    judge = run.judge("judge")
+    wait_until(lambda: buffer.learner.ledger().ready == 1, "the group is ready", judge)
+    run.fleet.set_run_state(RunState.FINISHED)
+    assert judge.wait() == 0
+    assert [member.part_values for member in claimed(buffer, 1)[0].trajectories] == [{}] * MEMBERS
+    assert (buffer.learner.ledger().expired_judgings, server.requests) == (0, [])
+
+
+def test_pairs_are_judged_by_the_same_stage(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
+    server.answer_by(higher_wins)
+    complete(buffer, run_id, 0)
+    judged_by(setup_of(buffer, better(server.url, compare="pairwise")), lambda: buffer.learner.ledger().ready == 1)
+    assert [member.part_values["better"] for member in claimed(buffer, 1)[0].trajectories] == [0.0, 0.5, 1.0]
+
+
+def test_a_judge_of_another_environment_is_not_asked(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
+    """A run may be resumed with other rewards: groups from before are ready without marks."""
+    complete(buffer, run_id, 0)
+    setup = dataclasses.replace(setup_of(buffer, better(server.url)), parts={})
+    judged_by(setup, lambda: buffer.learner.ledger().ready == 1)
+    assert [member.part_values for member in claimed(buffer, 1)[0].trajectories] == [{}] * MEMBERS
+    assert server.requests == []

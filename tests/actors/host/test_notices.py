@@ -1,0 +1,204 @@
+"""What the metadata services of the clouds say about this host, as documented, and what becomes of their failures."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from slipstream.actors.host import notices as notices_module
+from slipstream.actors.host.notices import Aws, Azure, Gcp, MetadataError, watch_notices
+from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
+from tests.actors.host.metadata_service import MetadataService
+
+DEADLINE_S = 60.0
+ACTION = "/latest/meta-data/spot/instance-action"
+REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+INSTANCE = "/computeMetadata/v1/instance/"
+PREEMPTED = INSTANCE + "preempted?wait_for_change=true&timeout_sec=5"
+MAINTENANCE = INSTANCE + "maintenance-event"
+NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+EVENT = """{"EventId": "A123BC45-1234-5678-AB90-ABCDEF123456", "EventType": "%s", "ResourceType": "VirtualMachine",
+"Resources": ["%s"], "EventStatus": "Scheduled", "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT", "Description": "",
+"EventSource": "Platform", "DurationInSeconds": -1}"""
+
+
+@pytest.fixture
+def service() -> Iterator[MetadataService]:
+    with MetadataService() as service:
+        yield service
+
+
+@pytest.fixture
+def shutdown() -> Iterator[Shutdown]:
+    """This process's own; the signals are as before behind it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    shutdown = Shutdown()
+    yield shutdown
+    shutdown.requested.set()  # so that who watches ends
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def scheduled(*events: str) -> tuple[int, str]:
+    return 200, f'{{"DocumentIncarnation": 1, "Events": [{", ".join(events)}]}}'
+
+
+def test_aws_is_asked_with_a_token_and_says_nothing_where_nothing_is_planned(service: MetadataService) -> None:
+    service.wants_tokens()
+    aws = Aws(service.url)
+    assert aws.look() == aws.look() == []
+    method, path, headers = service.asked[0]
+    assert (method, path, headers["x-aws-ec2-metadata-token-ttl-seconds"]) == ("PUT", "/latest/api/token", "21600")
+    assert service.paths()[1:] == [ACTION, REBALANCE] * 2  # one token is enough
+    assert service.tokens is not None
+    assert {headers["x-aws-ec2-metadata-token"] for _, _, headers in service.asked[1:]} == {service.tokens[0]}
+
+
+@pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
+def test_aws_gives_notice_of_an_interruption(service: MetadataService, action: str) -> None:
+    service.wants_tokens()
+    service.answers[ACTION] = 200, f'{{"action": "{action}", "time": "2017-09-18T08:22:00Z"}}'
+    service.answers[REBALANCE] = 500, "too late for hints"
+    (notice,) = Aws(service.url).look()
+    assert notice.is_final and notice.text == f"AWS will {action} this host at 2017-09-18T08:22:00Z"
+
+
+def test_a_rebalance_recommendation_is_a_hint_and_no_notice(service: MetadataService) -> None:
+    service.wants_tokens()
+    service.answers[REBALANCE] = 200, '{"noticeTime": "2020-10-27T08:22:00Z"}'
+    (notice,) = Aws(service.url).look()
+    assert not notice.is_final and "2020-10-27T08:22:00Z" in notice.text
+
+
+def test_a_token_that_has_expired_is_fetched_anew(service: MetadataService) -> None:
+    service.wants_tokens()
+    aws = Aws(service.url)
+    aws.look()
+    assert service.tokens is not None
+    service.tokens.clear()
+    service.answers[ACTION] = 200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
+    service.asked.clear()
+    assert len(aws.look()) == 1
+    assert service.paths() == [ACTION, "/latest/api/token", ACTION]
+
+
+def test_a_token_that_no_request_could_carry_is_fetched_again(service: MetadataService) -> None:
+    aws, portal = Aws(service.url), "<html>\n a captive portal\n</html>"
+    service.answers["/latest/api/token"] = 200, portal
+    with pytest.raises(MetadataError, match=r"api/token answered without a token: .*captive portal"):
+        aws.look()
+    service.answers["/latest/api/token"] = 200, "t\u00f6ken"
+    with pytest.raises(MetadataError, match="without a token"):
+        aws.look()
+    service.wants_tokens()
+    service.answers[ACTION] = 200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
+    assert len(aws.look()) == 1
+
+
+def test_gcp_is_asked_in_its_flavour_and_says_nothing_where_nothing_is_planned(service: MetadataService) -> None:
+    service.answers = {MAINTENANCE: (200, "NONE"), PREEMPTED: (200, "FALSE\n")}
+    assert Gcp(service.url).look() == []
+    assert service.paths() == [MAINTENANCE, PREEMPTED]
+    assert all(headers["metadata-flavor"] == "Google" for _, _, headers in service.asked)
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({MAINTENANCE: (200, "NONE"), PREEMPTED: (200, "TRUE")}, "GCP preempts this host"),
+        ({MAINTENANCE: (200, "TERMINATE_ON_HOST_MAINTENANCE")}, "GCP will end this host for maintenance"),
+    ],
+)
+def test_gcp_gives_notice_of_a_preemption_and_of_maintenance_that_ends_the_host(
+    service: MetadataService, answers: dict[str, tuple[int, str]], words: str
+) -> None:
+    service.answers = answers
+    (notice,) = Gcp(service.url).look()
+    assert notice.is_final and notice.text == words
+
+
+def test_a_host_that_gcp_will_move_stays(service: MetadataService) -> None:
+    service.answers = {MAINTENANCE: (200, "MIGRATE_ON_HOST_MAINTENANCE"), PREEMPTED: (200, "FALSE")}
+    assert Gcp(service.url).look() == []
+
+
+@pytest.mark.parametrize("event", ["Preempt", "Terminate"])
+def test_azure_gives_notice_of_what_takes_this_host_away(service: MetadataService, event: str) -> None:
+    service.answers = {
+        NAME: (200, "vmss_0"),
+        EVENTS: scheduled(EVENT % ("Reboot", "vmss_0"), EVENT % (event, "vmss_0")),
+    }
+    (notice,) = Azure(service.url).look()
+    assert notice.is_final
+    assert notice.text == f"Azure: {event} of this host, not before Mon, 19 Sep 2016 18:29:47 GMT"
+    assert all(headers["metadata"] == "true" for _, _, headers in service.asked)
+
+
+def test_what_azure_plans_for_another_host_or_what_leaves_this_one_is_no_notice(service: MetadataService) -> None:
+    service.answers = {
+        NAME: (200, "vmss_0"),
+        EVENTS: scheduled(EVENT % ("Preempt", "vmss_1"), EVENT % ("Freeze", "vmss_0")),
+    }
+    azure = Azure(service.url)
+    assert azure.look() == azure.look() == []
+    assert service.paths() == [NAME, EVENTS, EVENTS]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((500, "internal error"), "answered with status 500"),
+        ((403, "forbidden"), "answered with status 403"),
+        ((200, "<html>a captive portal</html>"), "captive portal"),
+        ((200, '{"action": "terminate"}'), "time"),
+        ((200, " " * 100_000), "more than 65536 bytes"),
+    ],
+)
+def test_an_answer_that_is_not_as_documented_is_an_error(
+    service: MetadataService, answer: tuple[int, str], words: str
+) -> None:
+    service.wants_tokens()
+    service.answers[ACTION] = answer
+    with pytest.raises(MetadataError, match=words):
+        Aws(service.url).look()
+
+
+@pytest.mark.parametrize("cloud", [Aws, Gcp, Azure])
+def test_a_service_that_is_not_there_or_too_slow_is_an_error(
+    service: MetadataService, cloud: type[Aws | Gcp | Azure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MetadataError, match="does not answer"):
+        cloud("http://127.0.0.1:9").look()
+    monkeypatch.setattr(notices_module, "TIMEOUT_S", 0.05)
+    service.delay_s = 1.0
+    with pytest.raises(MetadataError, match="does not answer"):
+        cloud(service.url).look()
+
+
+def test_a_notice_asks_this_process_to_leave_and_a_failure_and_a_hint_do_not(
+    service: MetadataService, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notices_module, "POLL_S", 0.01)
+    watch_notices("aws", service.url + "/", shutdown)  # no token yet: a 404 where it is given
+    until(lambda: "notices of the cloud do not arrive" in caplog.text)
+    service.wants_tokens()
+    service.answers[REBALANCE] = 200, '{"noticeTime": "2020-10-27T08:22:00Z"}'
+    until(lambda: "may soon interrupt" in caplog.text)
+    asked = len(service.asked)
+    until(lambda: len(service.asked) > asked + 6)
+    assert not shutdown.requested.is_set()
+    service.answers[ACTION] = 200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
+    assert shutdown.requested.wait(DEADLINE_S)
+    assert shutdown.exit_code == EXIT_PREEMPTED
+    assert caplog.text.count("notices of the cloud do not arrive") == 1 and caplog.text.count("may soon interrupt") == 1
+    assert "AWS will terminate this host" in caplog.text

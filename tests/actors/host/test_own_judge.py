@@ -1,0 +1,215 @@
+"""A judge that is the run's own policy: what the engine is asked, what is recorded, and what each failure becomes."""
+
+import asyncio
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import redis
+
+from slipstream.actors.engine.engine import Completion, EngineDied, EngineError
+from slipstream.actors.group.group import rollout_group
+from slipstream.actors.group.reward import Scoring
+from slipstream.actors.host.own_judge import OwnJudge
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.trajectory import Sampling, VersionSpan
+from slipstream.common.text.chat import ChatRules
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.group import GroupJudge
+from slipstream.envhub.rewards.part import judge_by, parts_of
+from tests.actors.episode.episodes import ALLOWANCE, engine_of
+from tests.actors.group.test_group import TURNS, Actor, buffer_with_a_group, trained
+from tests.actors.scripted_judge import impatient
+from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+from tests.envhub.rewards.test_group_judge import shown
+from tests.envhub.rewards.test_judge import judge_at
+from tests.envhub.rewards.test_rewards import episode_of, turn_of
+
+__all__ = ["impatient"]  # fixtures
+
+RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
+OWN = {"part": "judge", "url": "actors", "rubric": RUBRIC, "weight": 0.5}
+TOKENIZER = merging_tokenizer(CHATML)
+
+
+class Marker:
+    """A policy of version 4 that answers every prompt with `answer`, or raises it."""
+
+    def __init__(self, *answers: str | Exception, num_before_commit: int = 1 << 30) -> None:
+        """After `num_before_commit` answers, version 5 overtakes each in its middle."""
+        self.answers = list(answers)
+        self.num_before_commit = num_before_commit
+        self.prompts: list[str] = []
+        self.samplings: list[Sampling] = []
+
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+        self.prompts.append(str(TOKENIZER.decode(tokens)))
+        self.samplings.append(sampling)
+        number = len(self.prompts)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        engine = engine_of(lambda *_: list(TOKENIZER.encode(answer + TOKENIZER.eos_token)), max_tokens=8192)
+        completion = await engine.generate(tokens, sampling)
+        if number <= self.num_before_commit:
+            return completion
+        spans = [VersionSpan(start=0, stop=2, policy_version=4)]
+        spans.append(VersionSpan(start=2, stop=len(completion.tokens), policy_version=5))
+        return dataclasses.replace(completion, version_spans=spans)
+
+
+def marked(policy: Marker, *, max_tokens: int = 4096, **settings: Any) -> Any:
+    parts = parts_of("env.rewards", {"clear": {**OWN, **settings}})
+    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=max_tokens)), {"shop": parts})
+    return asyncio.run(parts[0].values(episode_of(turn_of("hello")), timeout_s=30.0))
+
+
+def test_the_policy_marks_an_episode_and_its_version_is_recorded() -> None:
+    policy = Marker('{"clear": 8}')
+    found = marked(policy)
+    assert (found.value, found.beside) == (0.8, {"policy_version": 4.0})
+    assert policy.samplings == [Sampling(temperature=0, top_p=1, top_k=0, max_turn_tokens=512)]
+    (prompt,) = policy.prompts
+    assert "You mark answers." in prompt and "hello" in prompt
+    assert prompt.rstrip().endswith("assistant"), "the policy's own chat template, up to its reply"
+
+
+def test_the_thought_of_the_policy_is_no_part_of_its_mark() -> None:
+    assert marked(Marker('<think>a "clear": 1?</think>{"clear": 8}')).value == 0.8
+
+
+def test_malformed_marks_and_failures_of_one_request_are_tried_again() -> None:
+    policy = Marker("good!", EngineError("out of blocks"), '{"clear": 5}')
+    assert marked(policy).value == 0.5
+    assert len(policy.prompts) == 3
+
+
+def test_a_policy_that_cannot_judge_fails_the_attempt_with_what_it_said() -> None:
+    with pytest.raises(EnvError, match=r"good!.*3 answers were malformed"):
+        marked(Marker("good!"))
+
+
+def test_a_prompt_that_does_not_fit_is_an_error_that_names_the_remedy() -> None:
+    with pytest.raises(EnvError, match=r"leaves no room in `model.max_tokens` = 16; lower max_chars"):
+        marked(Marker('{"clear": 5}'), max_tokens=16)
+
+
+def test_the_budget_counts_the_tokens_of_the_run_s_own_policy() -> None:
+    with pytest.raises(EnvError, match="max_total_tokens is 1"):
+        marked(Marker("good!"), max_total_tokens=1)
+
+
+def test_in_a_panel_each_mark_of_the_policy_has_its_version() -> None:
+    one = {"url": "actors", "rubric": RUBRIC}
+    parts = parts_of("env.rewards", {"liked": {"part": "panel", "judges": {"a": one, "b": {**one, "max_chars": 5000}}}})
+    policy = Marker('{"clear": 8}', '{"clear": 4}')
+    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=4096)), {"shop": parts})
+    found: Any = asyncio.run(parts[0].values(episode_of(turn_of("hello")), timeout_s=30.0))
+    assert found.value == pytest.approx(0.6)
+    assert found.beside["a_policy_version"] == found.beside["b_policy_version"] == 4
+
+
+def compared(policy: Marker, *replies: str, **settings: Any) -> list[tuple[float, dict[str, float]]]:
+    parts = parts_of("env.rewards", {"clear": {**OWN, **settings}})
+    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192)), {"shop": parts})
+    assert isinstance(parts[0].measure, GroupJudge)
+    return [(mark.value, dict(mark.beside)) for mark in asyncio.run(parts[0].measure(shown(*replies)))]
+
+
+def test_the_policy_marks_a_group_and_the_version_that_ended_the_verdict_is_recorded() -> None:
+    policy = Marker('{"1": 2, "2": 2}', num_before_commit=0)
+    found = compared(policy, "hello", "bye", "bye", compare="listwise")
+    assert found == [(0.2, {"policy_version": 5.0})] * 3
+    (prompt,) = policy.prompts
+    assert "has 2 attempts at the same task" in prompt and "hello" in prompt and prompt.count("bye") == 1
+
+
+def test_of_verdicts_on_pairs_the_oldest_version_is_recorded() -> None:
+    policy = Marker('{"better": "1"}', num_before_commit=3)
+    assert compared(policy, "a", "b", "c", compare="pairwise") == [(0.5, {"policy_version": 4.0})] * 3
+    assert len(policy.prompts) == 6
+
+
+def test_a_policy_and_another_judge_compare_a_group_together() -> None:
+    one = {"url": "actors", "rubric": RUBRIC}
+    settings = {"part": "panel", "judges": {"a": one, "b": {**one, "max_chars": 5000}}, "compare": "listwise"}
+    parts = parts_of("env.rewards", {"liked": settings})
+    policy = Marker('{"1": 2, "2": 2}', '{"1": 4, "2": 4}')
+    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192)), {"shop": parts})
+    assert isinstance(parts[0].measure, GroupJudge)
+    for mark in asyncio.run(parts[0].measure(shown("a", "b"))):
+        assert mark.value == pytest.approx(0.3)
+        assert mark.beside == pytest.approx(
+            {"a": 0.2, "b": 0.4, "agreement": 0.8, "a_policy_version": 4, "b_policy_version": 4}
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"model": "m"}, "model.*leave it out"),
+        ({"key_env": "KEY"}, "key_env"),
+        ({"request": {"temperature": 0}}, "request.*temperature and max_tokens alone"),
+        ({"request": {"temperature": 0, "max_tokens": 0}}, "request.max_tokens.*>= 1"),
+        ({"request": {"temperature": -1, "max_tokens": 9}}, "request.temperature"),
+    ],
+)
+def test_settings_that_the_policy_would_not_read_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        parts_of("env.rewards", {"clear": {**OWN, **settings}})
+
+
+def test_a_name_that_the_version_takes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="choose another name"):
+        parts_of("env.rewards", {"clear": OWN, "clear_policy_version": {"part": "format"}})
+
+
+def test_a_process_without_an_engine_says_so() -> None:
+    judge = judge_at("actors", model="")
+    with pytest.raises(EnvError, match="this process has none"):
+        asyncio.run(judge(episode_of(turn_of("hello"))))
+
+
+def test_an_actor_judges_its_own_episodes_with_its_only_place_taken(redis_client: redis.Redis, run_id: str) -> None:
+    """The judge's requests are no episodes: they are not stored, and need no place."""
+    buffer = buffer_with_a_group(redis_client, run_id)
+    actor = Actor("actor", run_id, turns=TURNS)
+    scoring_by(actor, policy := Marker('{"clear": 10}'))
+    asyncio.run(rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor))
+    assert actor.setup.episodes.num_running == 0
+    for member in trained(buffer):
+        assert member.turns[-1].rewards["clear"] == 0.5
+        assert member.part_values == {"clear": 1.0, "clear_policy_version": 4.0}
+        assert len(member.turns) == TURNS, "the judge's tokens are not among the trained ones"
+    shown = json.dumps(policy.prompts)
+    assert "You mark answers." in shown
+
+
+def test_an_engine_that_dies_under_a_judge_fails_no_attempt(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    actor = Actor("actor", run_id, turns=TURNS)
+    scoring_by(actor, Marker(EngineDied("gone")))
+    with pytest.raises((EngineDied, ExceptionGroup)):
+        asyncio.run(rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor))
+    assert buffer.learner.ledger().failed == {}
+
+
+def scoring_by(actor: Actor, policy: Marker) -> None:
+    parts = {"shop": parts_of("env.rewards", {"clear": OWN})}
+    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=4096)), parts)
+    scoring = Scoring(parts=parts, tokenizer=actor.setup.tokenizer, max_turns=ALLOWANCE.max_turns, step_timeout_s=60.0)
+    actor.setup = dataclasses.replace(actor.setup, scoring=scoring)
+
+
+def test_a_column_that_is_no_text_fails_the_attempt_and_not_the_actor() -> None:
+    policy = OwnJudge(sampler=Marker("7"), tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192))
+    (part,) = parts_of("env.rewards", {"good": OWN | {"columns": ["answer"]}})
+    judge_by(policy, {"shop": [part]})
+    for column, complaint in ((json.loads('"\\ud800"'), "what the judge is shown cannot be sent"), ("fine", "")):
+        episode = dataclasses.replace(episode_of(turn_of("4")), columns={"answer": column})
+        if not complaint:
+            asyncio.run(part.values(episode, timeout_s=60.0))
+            continue
+        with pytest.raises(EnvError, match=complaint):
+            asyncio.run(part.values(episode, timeout_s=60.0))

@@ -1,0 +1,362 @@
+"""Groups that the run's own policy judges: actors do it beside their episodes, and may be slow, old, leave or die."""
+
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from slipstream.actors.engine.engine import Completion, EngineDied
+from slipstream.actors.host.act import act
+from slipstream.actors.host.own_judge import OwnJudge
+from slipstream.common.config.actors_config import ActorsConfig
+from slipstream.common.config.config import dump_config, load_config
+from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
+from slipstream.common.records.trajectory import Sampling, Task, Trajectory
+from slipstream.common.text.chat import ChatRules
+from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root
+from slipstream.envhub.rewards import chat_client
+from slipstream.envhub.rewards.part import book_on, judge_by
+from slipstream.learner.supply.supply import Supply
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
+from slipstream.replay.fleet.judge_account import JudgeAccount
+from slipstream.replay.records.keys import key
+from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from tests.actors.episode.episodes import ids
+from tests.actors.group.test_group import MEMBERS, TOKENIZER, TURNS, Actor, shutdown, until
+from tests.actors.group.test_reward_stage import scoring
+from tests.actors.host.test_judge_stage import wait_until
+from tests.envhub.rewards.test_group_judge import RUBRIC
+from tests.guess import WORDS
+from tests.processes import Process
+from tests.replay.records.attempts import attempt_at, leased, make_buffer, ticket
+
+__all__ = ["shutdown"]  # a fixture
+MAX_TOKENS = 8192
+BETTER = {"part": "judge", "url": "actors", "compare": "listwise", "rubric": RUBRIC, "weight": 0.5}
+
+
+def by_last_word(request: dict[str, Any]) -> str:
+    """Marks each attempt by the place of its last word among WORDS."""
+    said = {
+        number: [message["content"] for message in messages if message["role"] == "assistant"][-1]
+        for number, messages in request["episodes"].items()
+    }
+    return json.dumps({number: {"clear": WORDS.index(word)} for number, word in said.items()})
+
+
+class Policy(ScriptedEngine):
+    """Plays with random words, and judges by `judge`; while `may_judge` is clear it begins no verdict."""
+
+    def __init__(self, judge: Callable[[dict[str, Any]], str] = by_last_word) -> None:
+        super().__init__(self._write, policy_version=0, schedule=Schedule(token_time_s=0.0001), max_tokens=MAX_TOKENS)
+        self.may_judge = asyncio.Event()
+        self.may_judge.set()
+        self.num_judging = 0  # requests for a verdict so far
+        self.dies = False
+        self._judge = judge
+        self._player = Actor("player", "run")
+
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+        if "You compare." in TOKENIZER.decode(tokens):
+            self.num_judging += 1
+            await self.may_judge.wait()
+            if self.dies:
+                raise EngineDied("gone")
+        return await super().generate(tokens, sampling, seed=seed)
+
+    async def gets(self, version: int) -> None:
+        """Serve other weights from now on."""
+        self._staged_version = version
+        await self.commit(version)
+
+    def _write(self, tokens: list[int], seed: int | None) -> list[int]:
+        prompt = str(TOKENIZER.decode(tokens))
+        if "You compare." not in prompt:
+            return self._player._word(tokens, seed)
+        request = json.loads(prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0])
+        return [*ids(TOKENIZER, self._judge(request)), TOKENIZER.eos_token_id]
+
+
+class Scene:
+    """A run whose groups its own policy judges."""
+
+    def __init__(self, client: redis.Redis, run_id: str, *, max_attempts: int = 3, **settings: Any) -> None:
+        self.buffer = make_buffer(client, run_id, max_attempts=max_attempts)
+        self.evaluations = make_buffer(client, run_id, stream="eval")
+        self.evaluations.learner.adopt_epoch(self.buffer.learner.acquire_epoch())
+        self.rewards = {"better": {**BETTER, **settings}}
+        self.actor = Actor("actor", run_id, turns=TURNS)
+        self.acting: asyncio.Task[int]
+        self._client, self._run_id = client, run_id
+        self._fleet = Fleet(client, run_id)
+        self._fleet.set_run_state(RunState.TRAINING)
+
+    def opens(self, *group_ids: int) -> None:
+        self.buffer.learner.open([ticket(group_id, num_members=MEMBERS, is_judged=True) for group_id in group_ids])
+
+    def plays(self, policy: Policy, script: Callable[[], Coroutine[Any, Any, None]], shutdown: Shutdown) -> int:
+        """Run an actor, with room for one group, beside `script`, and until the run is over; return its exit code."""
+        parts = scoring(self.actor, self.rewards)
+        setup = dataclasses.replace(self.actor.setup, engine=policy, scoring=parts)
+        rules = ChatRules(max_tokens=MAX_TOKENS)
+        own = OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=rules, episodes=setup.episodes)
+        judge_by(own, parts.parts)
+        book_on(JudgeAccount(self._client, self._run_id).add, parts.parts.values())
+
+        async def play() -> int:
+            self.acting = acting = asyncio.create_task(
+                act(
+                    setup,
+                    buffers={"eval": self.evaluations.actor, "train": self.buffer.actor},
+                    bulletin=Bulletin(self._client, self._run_id),
+                    fleet=self._fleet,
+                    actors=ActorsConfig(drain_s=0.1, max_episodes=MEMBERS),
+                    shutdown=shutdown,
+                    judge_buffers=[self.buffer.judge],
+                )
+            )
+            await script()
+            self._fleet.set_run_state(RunState.FINISHED)
+            return await acting
+
+        return asyncio.run(play())
+
+    def holder_of(self, group_id: int) -> set[str]:
+        """The names of what Redis knows of a group."""
+        return {name.decode() for name in self._client.hkeys(key(self._run_id, "train", f"group:{group_id}"))}
+
+    def claimed(self, num_groups: int) -> list[list[Trajectory]]:
+        groups = self.buffer.learner.claim(1, num_groups, policy_version=1, max_lag=1)
+        return [group.trajectories for group in groups]
+
+
+@pytest.fixture
+def scene(redis_client: redis.Redis, run_id: str) -> Scene:
+    return Scene(redis_client, run_id)
+
+
+def check_marks(members: list[Trajectory], *, version: int = 0) -> None:
+    for member in members:
+        last = member.turns[-1]
+        word = str(TOKENIZER.decode(member.token_array()[last.start : last.stop - 1].tolist()))
+        mark = WORDS.index(word) / 10
+        assert member.part_values == {"better": pytest.approx(mark), "better_policy_version": version}
+        assert last.rewards["better"] == pytest.approx(mark / 2)
+
+
+def test_an_actor_judges_the_groups_of_its_run_and_a_slow_verdict_stops_no_episode(
+    scene: Scene, shutdown: Shutdown
+) -> None:
+    """It plays all groups, in its only two places, before it begins a verdict."""
+    policy, num_groups = Policy(), 5
+    policy.may_judge.clear()
+    scene.opens(*range(num_groups))
+
+    async def script() -> None:
+        await until(lambda: policy.num_judging == num_groups)
+        ledger = scene.buffer.learner.ledger()
+        assert (ledger.judging, ledger.leased, ledger.queued, ledger.ready) == (num_groups, 0, 0, 0)
+        assert scene.actor.setup.episodes.num_running == 0
+        policy.may_judge.set()
+        await until(lambda: scene.buffer.learner.ledger().ready == num_groups)
+
+    assert scene.plays(policy, script, shutdown) == 0
+    ledger = scene.buffer.learner.ledger()
+    assert (ledger.expired_judgings, ledger.fenced_verdicts, ledger.failed) == (0, 0, {})
+    for members in scene.claimed(num_groups):
+        check_marks(members)
+        assert {len(member.turns) for member in members} == {TURNS}, "no token of a verdict is trained"
+    assert scene.actor.setup.episodes.kept_tokens == policy.load().generated_tokens, "no verdict counts as waste"
+    assert policy.num_judging == num_groups and scene.buffer.audit() == []
+
+
+def test_an_engine_that_dies_while_it_judges_counts_as_a_judging_in_vain(scene: Scene, shutdown: Shutdown) -> None:
+    """Else a group whose judging kills the engine would kill every engine, again and again."""
+    policy = Policy()
+    policy.may_judge.clear()
+    policy.dies = True
+    scene.opens(0, 1)
+
+    async def script() -> None:
+        await until(lambda: policy.num_judging == 2)
+        policy.may_judge.set()
+        await until(lambda: scene.acting.done())
+
+    with pytest.raises(EngineDied):
+        scene.plays(policy, script, shutdown)
+    ledger = scene.buffer.learner.ledger()
+    assert (ledger.judging, ledger.failed, ledger.expired_judgings) == (2, {"judge_failed": 2}, 0)
+    assert scene.buffer.learner.failures()[0].reason == "gone"
+    heir = scene.buffer.judge.lease("heir")
+    assert heir is not None and heir.num_judgings == 1
+
+
+def test_an_actor_that_must_leave_gives_back_what_it_judges_at_once(scene: Scene, shutdown: Shutdown) -> None:
+    policy = Policy()
+    policy.may_judge.clear()
+    scene.opens(0, 1)
+
+    async def script() -> None:
+        await until(lambda: policy.num_judging == 2)
+        shutdown.notice()
+        await until(lambda: scene.acting.done())
+
+    assert scene.plays(policy, script, shutdown) == EXIT_PREEMPTED
+    check_given_back(scene, 2)
+
+
+def check_given_back(scene: Scene, num_groups: int) -> None:
+    ledger = scene.buffer.learner.ledger()
+    assert (ledger.judging, ledger.failed, ledger.expired_judgings) == (num_groups, {}, 0)
+    heirs = [scene.buffer.judge.lease("heir") for _ in range(num_groups)]
+    assert [heir.num_judgings for heir in heirs if heir is not None] == [0] * num_groups
+    assert scene.buffer.audit() == []
+
+
+def test_weights_that_change_before_the_verdict_are_the_judge_s(scene: Scene, shutdown: Shutdown) -> None:
+    policy = Policy()
+    policy.may_judge.clear()
+    scene.opens(0)
+
+    async def script() -> None:
+        await until(lambda: policy.num_judging == 1)
+        await policy.gets(1)
+        policy.may_judge.set()
+        await until(lambda: scene.buffer.learner.ledger().ready == 1)
+
+    assert scene.plays(policy, script, shutdown) == 0
+    check_marks(scene.claimed(1)[0], version=1)
+
+
+def test_a_policy_that_is_too_old_to_play_a_group_does_not_judge_it(
+    scene: Scene, run_id: str, redis_client: redis.Redis, shutdown: Shutdown
+) -> None:
+    """In a synchronous run each group is judged by the very weights that played it."""
+    scene.buffer.learner.open([ticket(0, num_members=MEMBERS, is_judged=True, min_policy_version=1)])
+    lease = leased(scene.buffer)
+    for member in lease.missing:
+        conversation = [{"role": "user", "content": "say"}, {"role": "assistant", "content": WORDS[member]}]
+        shown = json.dumps({"conversation": conversation, "columns": {}})
+        played = attempt_at(lease, member, run_id=run_id, policy_version=1)
+        scene.buffer.actor.insert(lease, msgspec.structs.replace(played, shown=shown))
+    policy = Policy()
+
+    def num_leases() -> int:
+        return int(redis_client.hget(key(run_id, "train", "counters"), "last_fence") or 0)
+
+    async def script() -> None:
+        await until(lambda: num_leases() > lease.fence)  # it has seen the group
+        await until(lambda: "judge" not in scene.holder_of(0))
+        assert policy.num_judging == 0
+        await policy.gets(1)
+        await until(lambda: scene.buffer.learner.ledger().ready == 1)
+
+    assert scene.plays(policy, script, shutdown) == 0
+    (members,) = scene.claimed(1)
+    assert [member.part_values for member in members] == [
+        {"better": 0.1 * place, "better_policy_version": 1} for place in range(MEMBERS)
+    ]
+    assert scene.buffer.learner.ledger().failed == {}
+
+
+def test_a_synchronous_run_goes_to_its_end_beside_an_evaluation(scene: Scene, shutdown: Shutdown) -> None:
+    """The learner waits for the verdicts of each step, also of the last; held-out episodes are not judged."""
+    sizes = ["replay.group_size=2", "replay.groups_per_step=2", "replay.target_lag=0", "learner.steps=2"]
+    config = load_config(None, sizes)
+    config.env.rewards = scene.rewards
+    supply, policy, batches = Supply(scene.buffer.learner, config, first_group_id=0), Policy(), []
+    held_out = msgspec.structs.replace(ticket(0, num_members=1), task=Task(env="shop", split="held_out", index=0))
+    scene.evaluations.learner.open([held_out])
+
+    async def script() -> None:
+        for version in (0, 1):
+            if version > policy.policy_version:
+                await policy.gets(version)
+            batch = await asyncio.to_thread(
+                supply.next_batch, version + 1, policy_version=version, published_version=version, shutdown=shutdown
+            )
+            assert batch is not None
+            batches.append(batch)
+        await until(lambda: scene.evaluations.learner.ledger().ready == 1)
+
+    assert scene.plays(policy, script, shutdown) == 0
+    for version, batch in enumerate(batches):
+        assert len(batch.groups) == 2
+        for group in batch.groups:
+            check_marks(group.trajectories, version=version)
+    (evaluated,) = scene.evaluations.learner.claim(1, 1, policy_version=0, max_lag=0)
+    assert evaluated.trajectories[0].part_values == {}
+    assert scene.buffer.audit() == [] == scene.evaluations.audit()
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({}, "3 answers were malformed"),
+        ({"max_requests": 2}, "the budget of this run is spent: max_requests is 2, and it has used 2"),
+        ({"max_total_tokens": 1}, "the budget of this run is spent: max_total_tokens is 1"),
+        (
+            {"max_chars": 1000, "rubric": RUBRIC | {"text": "You compare." * 1000}},
+            "leaves no room in `model.max_tokens`",
+        ),
+    ],
+)
+def test_a_policy_that_cannot_judge_drops_the_group_with_its_reason_and_never_gives_zeros(
+    redis_client: redis.Redis,
+    run_id: str,
+    shutdown: Shutdown,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    why: str,
+) -> None:
+    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
+    scene = Scene(redis_client, run_id, max_attempts=1, **settings)
+    scene.opens(0)
+
+    async def script() -> None:
+        await until(lambda: scene.buffer.learner.ledger().dropped == {"judge_failed": 1})
+
+    assert scene.plays(Policy(lambda request: "They are all great."), script, shutdown) == 0
+    assert why in scene.buffer.learner.failures()[0].reason
+    assert scene.buffer.learner.ledger().failed == {"judge_failed": 1} and scene.buffer.audit() == []
+
+
+def test_an_actor_process_judges_and_books_on_the_account_of_the_run(
+    redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path
+) -> None:
+    env, folder = "tests.guess:GuessEnv", tmp_path / "model"
+    sizes = [f"model.max_tokens={MAX_TOKENS}", f"learner.micro_batch_tokens={MAX_TOKENS}"]
+    config = load_config(None, [f"run.name={run_id}", f"env.name={env}", *sizes])
+    config.env.rewards = {"better": {**BETTER, "max_requests": 100}}
+    TOKENIZER.save_pretrained(folder)
+    (folder / "model.safetensors").touch()  # the scripted engine reads no weights
+    facts = RunFacts(
+        config_yaml=dump_config(config),
+        model_path=str(folder),
+        model_files=[],
+        own_modules={},
+        vocab_size=100,
+        tokenizer_root=tokenizer_root(load_tokenizer(folder)),
+    )
+    buffer, fleet = make_buffer(redis_client, run_id), Fleet(redis_client, run_id)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(group_id, env=env, is_judged=True) for group_id in range(2)])
+    fleet.describe_run(facts)
+    fleet.set_run_state(RunState.TRAINING)
+    command = [sys.executable, "-m", "tests.actors.judging_actor", "a", f"run.name={run_id}", f"redis.url={redis_url}"]
+    process = Process("a", command, log=tmp_path / "a.log", environment={})
+    wait_until(lambda: buffer.learner.ledger().ready == 2, "both groups are judged", process)
+    fleet.set_run_state(RunState.FINISHED)
+    assert process.wait() == 0
+    for group in buffer.learner.claim(1, 2, policy_version=0, max_lag=0):
+        assert all(member.part_values["better_policy_version"] == 0 for member in group.trajectories)
+    assert JudgeAccount(redis_client, run_id).add("env.rewards.better", 0, 0, 0.0)[0] == 2
+    assert buffer.learner.ledger().failed == {} and buffer.audit() == []

@@ -1,0 +1,214 @@
+"""How often actors ask Redis, in a small fleet and in one that is large for its server."""
+
+import asyncio
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from slipstream.actors.host import act as act_module
+from slipstream.actors.host import pace as pace_module
+from slipstream.actors.host.act import act
+from slipstream.actors.host.pace import Pace
+from slipstream.common.config.actors_config import ActorsConfig
+from slipstream.common.process.connection import connect
+from slipstream.common.process.shutdown import Shutdown
+from slipstream.replay.buffer.repertoire import FILES
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import Fleet, RunState
+from slipstream.replay.records import scripts
+from slipstream.replay.records.keys import key
+from slipstream.replay.records.ticket import Lease
+from slipstream.replay.server.server import Server
+from tests.actors.group.test_group import Actor, gate, shutdown, until
+from tests.processes import Gate
+from tests.replay.records.attempts import Views, make_buffer, ticket
+
+__all__ = ["gate", "shutdown"]  # fixtures
+NUM_ACTORS = 10
+MEASURED_S = 3.0
+
+
+class Asked:
+    """The requests of a run's actors, counted by kind from the server's own account of its commands."""
+
+    def __init__(self, client: redis.Redis, run_id: str) -> None:
+        self.counts = Counter[str]()
+        self._run_id = run_id
+        self._verbs = {scripts.load(client, *files).sha: files[-1] for files in FILES}
+
+    def count(self, command: dict[str, str]) -> None:
+        words = command["command"].split()
+        if command["client_type"] == "lua" or self._run_id not in command["command"]:
+            return
+        stream = re.search(rf"\{{{self._run_id}\}}:(train|eval) ", command["command"])
+        if words[0] == "XREAD":
+            name = "wait for an offer"
+        else:
+            name = self._verbs[words[1]] if words[0] == "EVALSHA" else words[-1].rpartition(":")[2]
+        self.counts[f"{name} {stream[1]}" if stream else name] += 1
+
+
+@contextmanager
+def watching(server: Server, run_id: str) -> Iterator[Asked]:
+    with connect(server.secret_url) as client, client.monitor() as monitor:
+        asked, ended = Asked(client, run_id), key("end", run_id)
+
+        def read() -> None:
+            while ended not in (command := monitor.next_command())["command"]:
+                asked.count(command)
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        try:
+            yield asked
+        finally:
+            client.exists(ended)
+            reading.join()
+
+
+@pytest.fixture
+def streams(redis_client: redis.Redis, run_id: str) -> dict[str, Views]:
+    """A queue of evaluations and one of training groups, both empty."""
+    streams = {stream: make_buffer(redis_client, run_id, stream=stream) for stream in ("eval", "train")}
+    for stream in streams.values():
+        stream.learner.acquire_epoch()
+    return streams
+
+
+async def acting(
+    number: int, client: redis.Redis, run_id: str, streams: dict[str, Views], shutdown: Shutdown, **env_options: Any
+) -> None:
+    await act(
+        Actor(f"actor-{number}", run_id, **env_options).setup,
+        buffers={name: stream.actor for name, stream in streams.items()},
+        bulletin=Bulletin(client, run_id),
+        fleet=Fleet(client, run_id),
+        actors=ActorsConfig(max_episodes=16),
+        shutdown=shutdown,
+    )
+
+
+def test_the_interval_grows_with_the_fleet_between_its_bounds() -> None:
+    assert [Pace(num_members=members).every(0.1) for members in (1, 500, 5000, 10**9)] == [0.1, 0.1, 1.0, 4.0]
+    assert Pace(num_members=10**9).every(1.0, most_s=0.5) == 1.0
+
+
+def test_all_actors_together_keep_to_the_pace(
+    redis_server: Server,
+    redis_client: redis.Redis,
+    run_id: str,
+    streams: dict[str, Views],
+    shutdown: Shutdown,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without it, ten idle actors would ask for a group 400 times a second."""
+    monkeypatch.setattr(pace_module, "ASKS_PER_S", 20.0)
+    fleet = Fleet(redis_client, run_id)
+    fleet.set_run_state(RunState.TRAINING)
+
+    async def play() -> tuple[Counter[str], float]:
+        tasks = [
+            asyncio.create_task(acting(number, redis_client, run_id, streams, shutdown)) for number in range(NUM_ACTORS)
+        ]
+        await until(lambda: len(fleet.members()) == NUM_ACTORS)
+        with watching(redis_server, run_id) as asked:
+            await until(lambda: asked.counts["beat"] >= NUM_ACTORS)  # now each knows how many they are
+            before, started = asked.counts.copy(), time.monotonic()
+            await asyncio.sleep(MEASURED_S)
+            counted, measured_s = asked.counts - before, time.monotonic() - started
+        fleet.set_run_state(RunState.FINISHED)
+        await asyncio.gather(*tasks)
+        return counted, measured_s
+
+    counted, measured_s = asyncio.run(play())
+    most = {"wait for an offer": 20.0, "lease eval": 20.0, "lease train": 20.0, "beat": 10.0, "state": 10.0}
+    assert counted.keys() <= most.keys()  # without a lease there is nothing to renew
+    for kind, per_s in most.items():
+        assert 0 < counted[kind] <= 1.4 * per_s * measured_s + NUM_ACTORS / 2, (kind, counted, measured_s)
+
+
+def test_a_small_fleet_asks_as_often_as_it_can_use(
+    redis_server: Server,
+    redis_client: redis.Redis,
+    run_id: str,
+    streams: dict[str, Views],
+    shutdown: Shutdown,
+    gate: Gate,
+) -> None:
+    fleet = Fleet(redis_client, run_id)
+    fleet.set_run_state(RunState.TRAINING)
+    streams["train"].learner.open([ticket(0, num_members=2)])
+
+    async def play() -> Counter[str]:
+        task = asyncio.create_task(acting(0, redis_client, run_id, streams, shutdown, gate=str(gate)))
+        await until(lambda: streams["train"].learner.ledger().leased == 1)
+        with watching(redis_server, run_id) as asked:
+            await until(lambda: asked.counts["beat"] >= 1)
+            before = asked.counts.copy()
+            await until(lambda: asked.counts["beat"] >= before["beat"] + 3)
+            counted = asked.counts - before
+        fleet.set_run_state(RunState.FINISHED)
+        await task
+        return counted
+
+    counted = asyncio.run(play())
+    assert counted["heartbeat train"] in (2, 3, 4) and "heartbeat eval" not in counted
+    assert counted["wait for an offer"] >= 3 and counted["lease train"] > 30, counted
+
+
+def test_an_actor_that_has_its_share_of_a_short_queue_lets_the_others_ask(
+    redis_client: redis.Redis,
+    run_id: str,
+    streams: dict[str, Views],
+    shutdown: Shutdown,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of four groups it takes two at once, as there are two actors; those that the other leaves it takes one by one."""
+    idle_s, events = 0.0123, list[str]()
+    fleet, train = Fleet(redis_client, run_id), streams["train"]
+    fleet.set_run_state(RunState.TRAINING)
+    every, lease = Pace.every, train.actor.lease
+
+    def noted_pause(pace: Pace, least_s: float, **limits: float) -> float:
+        if least_s == idle_s and pace.num_members == 2:
+            events.append("pause")
+        return every(pace, least_s, **limits)
+
+    def noted_lease(actor: str) -> Lease | None:
+        if found := lease(actor):
+            events.append(f"leased with {found.num_queued} left")
+        return found
+
+    monkeypatch.setattr(act_module, "IDLE_S", idle_s)
+    monkeypatch.setattr(Pace, "every", noted_pause)
+    monkeypatch.setattr(train.actor, "lease", noted_lease)
+
+    async def play() -> None:
+        task = asyncio.create_task(acting(0, redis_client, run_id, streams, shutdown, gate=str(gate)))
+        await until(lambda: len(fleet.members()) == 1)
+        fleet.beat(msgspec.structs.replace(fleet.members()[0], name="another"))
+        await until(lambda: "pause" in events)
+        train.learner.open([ticket(group_id, num_members=2) for group_id in range(4)])
+        await until(lambda: train.learner.ledger().leased == 4)
+        fleet.set_run_state(RunState.FINISHED)
+        await task
+
+    asyncio.run(play())
+    took = events[events.index("leased with 3 left") : events.index("leased with 0 left") + 1]
+    assert took == [
+        "leased with 3 left",
+        "leased with 2 left",
+        "pause",
+        "leased with 1 left",
+        "pause",
+        "leased with 0 left",
+    ]

@@ -1,0 +1,301 @@
+"""An actor that plays an evaluation stays at its version; weights that are newer wait, training episodes do not."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from slipstream.actors.host.act import act
+from slipstream.actors.host.pin import Pin
+from slipstream.actors.weights.refused import WeightsRefused
+from slipstream.common.config.actors_config import ActorsConfig
+from slipstream.common.process.shutdown import Shutdown
+from slipstream.common.records.trajectory import Trajectory
+from slipstream.common.transfer.weights import Offer
+from slipstream.learner.lead.evaluation import drop_open_groups
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import Fleet, RunState
+from tests.actors.group.test_group import Actor, shutdown, until
+from tests.learner.publisher.offers import empty_offer
+from tests.processes import Gate
+from tests.replay.records.attempts import Views, make_buffer, ticket
+
+__all__ = ["shutdown"]  # a fixture
+TURNS = 3
+
+
+class Scene:
+    """A run with evaluations and training groups, and one actor of it in this process, served from version 0."""
+
+    def __init__(self, client: redis.Redis, run_id: str, gate: Gate) -> None:
+        """Every turn waits for `gate`."""
+        self.train, self.evaluations = make_buffer(client, run_id), make_buffer(client, run_id, stream="eval")
+        self._epoch = self.train.learner.acquire_epoch()
+        self.evaluations.learner.adopt_epoch(self._epoch)
+        self.actor = Actor("actor", run_id, turns=TURNS, gate=str(gate))
+        self._bulletin, self._fleet = Bulletin(client, run_id), Fleet(client, run_id)
+        self._fleet.set_run_state(RunState.TRAINING)
+
+    @property
+    def version(self) -> int:
+        return self.actor.engine.policy_version
+
+    def opens(self, buffer: Views, *group_ids: int, version: int = 0) -> None:
+        buffer.learner.open([ticket(group_id, num_members=1, min_policy_version=version) for group_id in group_ids])
+
+    def announces(self, version: int) -> None:
+        self._bulletin.announce(empty_offer(version, learner_epoch=self._epoch, root=str(version)))
+
+    def stores(self, version: int) -> None:
+        self._bulletin.announce_stored(empty_offer(version, learner_epoch=self._epoch, root=str(version)))
+
+    async def offers(self, version: int) -> None:
+        """Announce the version, and return once the actor has staged it or serves it."""
+        self.announces(version)
+        await until(lambda: version in (self.actor.engine._staged_version, self.version))
+
+    def plays(
+        self, script: Callable[[], Coroutine[Any, Any, None]], shutdown: Shutdown, *, transport: str = "broadcast"
+    ) -> None:
+        """Run the actor, with room for three episodes, while `script` runs beside it."""
+
+        async def play() -> int:
+            task = asyncio.create_task(
+                act(
+                    self.actor.setup,
+                    buffers={"eval": self.evaluations.actor, "train": self.train.actor},
+                    bulletin=self._bulletin,
+                    fleet=self._fleet,
+                    actors=ActorsConfig(max_episodes=3, transport=transport),
+                    shutdown=shutdown,
+                )
+            )
+            await script()
+            self._fleet.set_run_state(RunState.FINISHED)
+            return await task
+
+        assert asyncio.run(play()) == 0
+
+
+def episodes(buffer: Views, number: int) -> list[Trajectory]:
+    return [group.trajectories[0] for group in buffer.learner.claim(1, number, policy_version=0, max_lag=0)]
+
+
+def versions(trajectory: Trajectory) -> tuple[int, int]:
+    return trajectory.oldest_policy_version, trajectory.newest_policy_version
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """Closed at first."""
+    gate = Gate(tmp_path / "gate")
+    gate.close()
+    return gate
+
+
+def test_an_evaluation_is_of_one_version_though_newer_weights_come_and_training_goes_on(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+    scene.opens(scene.evaluations, 0, 1, 2, 3)
+    scene.opens(scene.train, 0, 1)
+
+    async def script() -> None:
+        await until(lambda: len(scene.actor.seeds) == 3)  # all episodes stand in their first turn
+        await scene.offers(1)
+        await scene.offers(2)
+        assert scene.version == 0
+        gate.open()
+        await until(lambda: scene.version == 2)
+        assert scene.evaluations.learner.ledger().ready == 4  # not before the last of them was over
+        await until(lambda: scene.train.learner.ledger().ready == 2)
+
+    scene.plays(script, shutdown)
+    assert [versions(episode) for episode in episodes(scene.evaluations, 4)] == [(0, 0)] * 4
+    assert scene.evaluations.audit() == [] == scene.train.audit()
+
+
+def test_a_few_evaluations_are_played_beside_training(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+    scene.opens(scene.evaluations, 0, 1, 2, 3)
+    scene.opens(scene.train, 0, 1)
+
+    async def script() -> None:
+        await until(lambda: len(scene.actor.seeds) == 3)
+        assert (scene.evaluations.learner.ledger().leased, scene.train.learner.ledger().leased) == (1, 2)
+        gate.open()
+        await until(lambda: scene.evaluations.learner.ledger().ready == 4)
+
+    scene.plays(script, shutdown)
+
+
+def test_evaluations_take_all_the_room_while_there_is_no_training(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+    scene.opens(scene.evaluations, 0, 1, 2, 3)
+
+    async def script() -> None:
+        await until(lambda: scene.evaluations.learner.ledger().leased == 3)
+        gate.open()
+
+    scene.plays(script, shutdown)
+
+
+def test_an_evaluation_of_another_version_is_left_to_others_until_the_actor_gets_there(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+    gate.open()
+    scene.opens(scene.evaluations, 0, version=5)
+    scene.opens(scene.train, 0)
+
+    async def script() -> None:
+        await until(lambda: scene.train.learner.ledger().ready == 1)
+        assert scene.evaluations.learner.ledger().queued == 1
+        await scene.offers(5)
+        await until(lambda: scene.evaluations.learner.ledger().ready == 1)
+        scene.opens(scene.evaluations, 1, version=4)
+        await scene.offers(6)
+        await until(lambda: scene.version == 6)  # an evaluation that it cannot play holds nothing up
+
+    scene.plays(script, shutdown)
+    assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(5, 5)]
+    assert scene.evaluations.learner.ledger().queued == 1
+
+
+def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_played(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    """The run's last one, of the version that the actors came to while one before it was still queued."""
+    scene = Scene(redis_client, run_id, gate)
+    gate.open()
+
+    async def script() -> None:
+        await scene.offers(1)
+        await until(lambda: scene.version == 1)
+        scene.opens(scene.evaluations, 0, version=0)
+        await asyncio.sleep(0.3)  # some polls
+        drop_open_groups(scene.evaluations.learner)
+        scene.opens(scene.evaluations, 1, version=1)
+        await until(lambda: scene.evaluations.learner.ledger().ready == 1)
+
+    scene.plays(script, shutdown)
+
+
+def test_a_held_engine_takes_the_training_that_it_can_serve_and_leaves_the_rest_to_others(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+    scene.opens(scene.evaluations, 0)
+
+    async def script() -> None:
+        await until(lambda: len(scene.actor.seeds) == 1)
+        await scene.offers(1)
+        scene.opens(scene.train, 0)
+        await until(lambda: len(scene.actor.seeds) == 2)  # a training episode beside the evaluation
+        scene.opens(scene.train, 1, version=1)
+        await asyncio.sleep(0.3)  # some polls
+        assert (scene.train.learner.ledger().leased, scene.train.learner.ledger().queued) == (1, 1)
+        gate.open()
+        await until(lambda: scene.train.learner.ledger().ready == 2)
+
+    scene.plays(script, shutdown)
+    assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(0, 0)]
+    assert versions(episodes(scene.train, 2)[1]) == (1, 1)
+
+
+def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+    scene.opens(scene.evaluations, 0, 1)
+
+    async def script() -> None:
+        await until(lambda: len(scene.actor.seeds) == 2)
+        await scene.offers(1)
+        scene.evaluations.learner.drop([0, 1], "superseded")
+        scene.opens(scene.evaluations, 2, version=9)
+        await until(lambda: scene.version == 1)
+
+    scene.plays(script, shutdown)
+
+
+def test_an_actor_that_gets_no_weights_holds_no_group_that_asks_for_them(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.actors.host.refresh.RETRY_S", 0.1)
+    scene, refused = Scene(redis_client, run_id, gate), asyncio.Event()
+    gate.open()
+    stage = scene.actor.engine.stage
+
+    async def refuse(offer: Offer) -> None:
+        if not refused.is_set():
+            await asyncio.sleep(0.5)
+            refused.set()
+        raise WeightsRefused("its host is cut off from the publisher")
+
+    async def script() -> None:
+        scene.opens(scene.train, 0, version=1)
+        await asyncio.sleep(0.5)  # some polls
+        assert scene.train.learner.ledger().leased == 0
+        await scene.offers(1)
+        await until(lambda: scene.train.learner.ledger().ready == 1)
+        scene.opens(scene.train, 1, version=2)
+        await until(lambda: scene.train.learner.ledger().leased == 1)  # they may come at any moment
+        scene.actor.engine.stage = refuse  # type: ignore[method-assign]
+        scene.announces(2)
+        await asyncio.wait_for(refused.wait(), 60)
+        await until(lambda: scene.train.learner.ledger().leased == 0)
+        await asyncio.sleep(0.3)  # some polls
+        assert (scene.train.learner.ledger().leased, scene.train.learner.ledger().queued) == (0, 1)
+        scene.actor.engine.stage = stage  # type: ignore[method-assign]
+        await until(lambda: scene.train.learner.ledger().ready == 2)
+
+    scene.plays(script, shutdown)
+    assert scene.train.learner.ledger().failed == {}
+
+
+def test_an_actor_holds_no_group_that_asks_for_weights_which_are_on_offer_and_not_on_its_disk(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    """The disk may be full. Actors that pull can play these groups."""
+    scene = Scene(redis_client, run_id, gate)
+    ledger = scene.train.learner.ledger
+    gate.open()
+
+    async def script() -> None:
+        scene.announces(1)
+        scene.stores(1)
+        await until(lambda: scene.version == 1)
+        scene.opens(scene.train, 0, version=2)
+        await until(lambda: ledger().leased == 1)  # version 2 is not on offer yet, and may come at any moment
+        scene.announces(2)
+        await until(lambda: ledger().leased == 0)
+        await asyncio.sleep(0.3)  # some polls
+        assert (ledger().leased, ledger().queued) == (0, 1)
+        scene.stores(2)
+        await until(lambda: ledger().ready == 1)
+
+    scene.plays(script, shutdown, transport="disk")
+    assert ledger().failed == {}
+
+
+def test_nothing_is_committed_while_an_evaluation_is_asked_for_nor_the_reverse() -> None:
+    pin = Pin()
+    with pin.leasing():
+        assert pin.held
+    assert not pin.held
+    with pin.committing():
+        assert not pin.may_lease(0)
+    assert pin.may_lease(0)
+    pin.took()
+    pin.found_none()
+    assert pin.held
+    pin.ended()
+    assert not pin.held

@@ -1,0 +1,141 @@
+"""A learner that comes back with other settings: actors that are still there join again, and no group is lost."""
+
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from slipstream.actors.host.beat import LastKnown, RunChanged
+from slipstream.common.config.config import dump_config, load_config
+from slipstream.common.process.shutdown import EXIT_PREEMPTED
+from slipstream.common.transfer.chunks import Blob
+from slipstream.common.transfer.model_folder import ModelFile
+from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
+from slipstream.replay.server.server import Server
+from tests.processes import GUESS, Process, Run
+
+DEADLINE_S = 600.0
+
+
+def facts_of(*settings: str) -> RunFacts:
+    return RunFacts(
+        config_yaml=dump_config(load_config(None, list(settings))),
+        model_path="/models/tiny",
+        model_files=[],
+        own_modules={"ours": "digest"},
+        vocab_size=123,
+        tokenizer_root="root",
+    )
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "run.seed=5",
+        "model.max_tokens=77",
+        "env.max_turns=3",
+        "env.options={profile: full}",
+        "sampling.max_turn_tokens=9",
+        "sampling.temperature=0.5",
+        "replay.lease_ttl_s=99",
+        "redis.shards=[redis://other:6379]",
+    ],
+)
+def test_actors_play_by_these_settings(setting: str) -> None:
+    assert facts_of(setting).play_root() != facts_of().play_root()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "run.root=/elsewhere",
+        "learner.steps=9",
+        "learner.ranks=2",
+        "optim.lr=1.0",
+        "objective.clip_high=0.3",
+        "eval.every=7",
+        "actors.count=3",
+        "weights.host=10.0.0.9",
+        "warm_start.episodes=3",
+    ],
+)
+def test_a_learner_may_come_back_with_these_and_actors_stay(setting: str) -> None:
+    assert facts_of(setting).play_root() == facts_of().play_root()
+
+
+def test_facts_beside_the_settings_count_but_the_folder_on_the_learners_host() -> None:
+    facts = facts_of()
+    others = [
+        msgspec.structs.replace(facts, **other)
+        for other in (
+            {"vocab_size": 124},
+            {"tokenizer_root": "other"},
+            {"own_modules": {"ours": "changed"}},
+            {"model_files": [ModelFile(name="config.json", blob=Blob(root="0" * 32, num_bytes=1))]},
+        )
+    ]
+    assert len({each.play_root() for each in [facts, *others]}) == 5
+    assert msgspec.structs.replace(facts, model_path="/elsewhere").play_root() == facts.play_root()
+
+
+def test_an_actor_notices_at_its_next_beat(redis_client: redis.Redis, run_id: str) -> None:
+    fleet, actors = Fleet(redis_client, run_id), Fleet(redis_client, run_id)
+    fleet.describe_run(facts_of())
+    fleet.set_run_state(RunState.TRAINING)
+    mine, anyones = (LastKnown(actors, 60.0, play_root=root) for root in (facts_of().play_root(), ""))
+    assert mine.state() is anyones.state() is RunState.TRAINING
+    fleet.describe_run(facts_of("learner.steps=9"))
+    fleet.set_run_state(RunState.STARTING)
+    assert mine.state() is RunState.STARTING
+    fleet.describe_run(facts_of("env.max_turns=3"))
+    for state in (RunState.STARTING, RunState.TRAINING):
+        fleet.set_run_state(state)
+        with pytest.raises(RunChanged):
+            mine.state()
+        assert anyones.state() is state
+    fleet.set_run_state(RunState.FINISHED)
+    assert mine.state() is RunState.FINISHED
+
+
+@pytest.mark.timeout(3 * DEADLINE_S)
+def test_the_actors_of_a_host_join_again_only_if_they_must(redis_server: Server, run_id: str, tmp_path: Path) -> None:
+    settings = [*GUESS, "learner.steps=100000", "learner.checkpoint_every=1", "actors.count=1", "actors.drain_s=1"]
+    with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
+        learner = run.start_learner()
+        host = run.start_host()
+        trains_on(run)
+        first = actor_names(run)
+        learner = comes_back(run, learner, "optim.lr=0.0001")
+        trains_on(run)
+        assert actor_names(run) == first
+        learner = comes_back(run, learner, "env.step_timeout_s=77")
+        run.wait_until(
+            lambda: not actor_names(run) & first and bool(actor_names(run)),
+            "it has joined again",
+            deadline_s=DEADLINE_S,
+        )
+        trains_on(run)
+        assert "so this actor joins again" in run.dir.log("actor-0").read_text()
+        for process in (host, learner):
+            process.send(signal.SIGTERM)
+            assert process.wait() == EXIT_PREEMPTED
+        assert run.ledger().balanced and run.audit() == []
+        assert run.ledger().expired_leases == 0, "it gave its groups back itself"
+
+
+def trains_on(run: Run) -> None:
+    step = run.last_step()
+    run.wait_until(lambda: run.last_step() >= step + 2, "two more steps", deadline_s=DEADLINE_S)
+
+
+def actor_names(run: Run) -> set[str]:
+    return {member.name for member in run.fleet.members() if member.role == "actor"}
+
+
+def comes_back(run: Run, learner: Process, *settings: str) -> Process:
+    """End the learner after its step, and start it again with other settings."""
+    learner.send(signal.SIGTERM)
+    assert learner.wait() == EXIT_PREEMPTED
+    return run.start_learner(*settings)

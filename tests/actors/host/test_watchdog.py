@@ -1,0 +1,59 @@
+"""An actor whose event loop stands still ends by itself and says what blocks it, without any supervisor."""
+
+import sys
+from pathlib import Path
+
+import redis
+
+from slipstream.replay.server.server import Server
+from tests.processes import Process
+from tests.replay.records.attempts import make_buffer, ticket
+
+COMPUTES = """
+import asyncio, re
+from slipstream.actors.host.watchdog import watch
+
+async def step():
+    watch(limit_s=1)
+    await asyncio.sleep(0.1)
+    re.fullmatch("(a+)+", 40 * "a" + "b")
+
+asyncio.run(step())
+"""
+TURNS = """
+import asyncio
+from slipstream.actors.host.watchdog import watch
+
+async def turns():
+    watch(limit_s=1)
+    await asyncio.sleep(4)
+
+asyncio.run(turns())
+"""
+
+
+def test_an_environment_that_blocks_ends_its_actor_which_names_it_and_its_group_goes_to_others(
+    redis_server: Server, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    buffer = make_buffer(redis_client, run_id)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0)])
+    command = [sys.executable, "-m", "tests.actors.blocked_actor", redis_server.secret_url, run_id]
+    actor = Process("blocked", command, log=tmp_path / "blocked", environment={})
+    assert actor.wait(120) == 1
+    said = actor.said()
+    assert "the event loop has been blocked for 3 s" in said
+    assert "of group 0, environment 'shop' blocks it at " in said and "BlockingEnv.step: `time.sleep(3600)" in said
+    assert buffer.actor.lease("heir") is not None and buffer.learner.ledger().expired_leases == 1
+
+
+def test_a_call_that_does_not_let_go_of_the_interpreter_ends_its_process_and_is_named(tmp_path: Path) -> None:
+    """No other thread of Python's runs while such a call does, as one of a regular expression."""
+    process = Process("computes", [sys.executable, "-c", COMPUTES], log=tmp_path / "said", environment={})
+    assert process.wait(120) == 1
+    assert "Timeout (0:00:02)!" in process.said() and "fullmatch" in process.said()
+
+
+def test_a_loop_that_turns_is_left_alone(tmp_path: Path) -> None:
+    process = Process("turns", [sys.executable, "-c", TURNS], log=tmp_path / "said", environment={})
+    assert (process.wait(120), process.said()) == (0, "")

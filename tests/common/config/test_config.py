@@ -1,0 +1,326 @@
+"""The configuration: every key has a comment, every mistake an answer that names the key and what to do."""
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from slipstream.common.config.config import Config, differences, dump_config, key_paths, load_config
+from slipstream.common.config.env_config import EnvConfig, MixtureEntry
+from slipstream.common.config.model_config import TinyModelConfig
+from slipstream.common.process.config_error import ConfigError
+from slipstream.learner.objective.coherence import check_coherence
+from slipstream.tools.cli.cli import main
+from slipstream.tools.run.check_input import check_env
+
+QUICKSTART = str(Path(__file__).parents[3] / "conf" / "quickstart.yaml")
+
+
+def test_the_defaults_are_a_configuration() -> None:
+    assert load_config(None, []) == Config()
+
+
+def test_a_file_gives_differences_and_overrides_come_last(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text("replay:\n  group_size: 4\n  groups_per_step: 2\nenv:\n  options:\n    profile: full\n")
+    config = load_config(str(path), ["replay.group_size=6", "optim.lr=3e-5", "env.options.profile=small"])
+    assert (config.replay.group_size, config.replay.groups_per_step, config.optim.lr) == (6, 2, 3e-5)
+    assert config.env.options == {"profile": "small"}
+
+
+def test_later_files_go_over_earlier_ones_and_overrides_over_all(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("optim:\n  lr: 1.0e-3\n  warmup_steps: 3\n")
+    second.write_text("optim:\n  lr: 2.0e-3\n  weight_decay: 0.5\n")
+    config = load_config(str(first), ["optim.weight_decay=0.25"], presets=[str(second)])
+    assert (config.optim.lr, config.optim.warmup_steps, config.optim.weight_decay) == (2e-3, 3, 0.25)
+
+
+def test_the_command_line_takes_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preset = str(Path(QUICKSTART).parent / "objective" / "gspo.yaml")
+    assert main(["up", QUICKSTART, preset, "run.name=other", "--print-config"]) == 0
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(capsys.readouterr().out)
+    config = load_config(str(printed), [])
+    assert (config.env.name, config.objective.surrogate, config.run.name) == ("shop", "gspo", "other")
+
+
+def test_lists_in_options_stay_lists() -> None:
+    config = load_config(None, ["env.name=household", "env.options.task_types=[pick_two_obj]"])
+    assert config.env.options == {"task_types": ["pick_two_obj"]}
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("")
+    assert load_config(str(tmp_path / "empty.yaml"), []) == Config()
+
+
+RECIPES = sorted(Path(QUICKSTART).parent.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_accepted_as_the_learner_accepts_it(path: Path) -> None:
+    config = load_config(str(path), [])
+    check_coherence(config)
+    check_env(config.env)
+
+
+@pytest.mark.parametrize("path", [path for path in RECIPES if path.stem.count("_") == 2], ids=lambda path: path.stem)
+def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path: Path) -> None:
+    config, (task, model, hardware) = load_config(str(path), []), path.stem.split("_")
+    played = Path(config.env.options["train"]).stem if config.env.name == "dataset" else config.env.name
+    assert played == task and config.run.name == path.stem
+    assert model.replace(".", "").replace("-", "") in config.model.path.lower().replace(".", "").replace("-", "")
+    num_gpus = int(hardware.partition("x")[0])
+    together = config.actors.count * config.actors.tensor_parallel
+    on_hosts = 0 if config.actors.instance_kind == "spot" else together
+    assert num_gpus == (config.learner.ranks + on_hosts if num_gpus > 1 else 1)
+    assert path.read_text().splitlines()[1].startswith(("# Never run on this hardware.", "# Run for "))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["replay.group_sise=4"], "unknown config key `replay.group_sise`; did you mean `replay.group_size`?"),
+        (["group_size=4"], "unknown config key `group_size`; did you mean `replay.group_size`?"),
+        (["envs.name=shop"], "unknown config key `envs`; did you mean `env`?"),
+        (["objective=gspo"], "a preset is a file, such as conf/objective/gspo.yaml"),
+        (["learner.lr=1e-4"], "unknown config key `learner.lr`; did you mean `optim.lr`?"),
+        (["model.tiny.hiden_size=4"], "did you mean `model.tiny.hidden_size`?"),
+        (["qwertyuiop=1"], "`slipstream --help` lists every key"),
+        (["replay.group_size=many"], "`replay.group_size`: Value 'many'"),
+        (["replay.group_size=2.5"], "`replay.group_size`: Value '2.5'"),
+        (["learner.activation_checkpointing=perhaps"], "`learner.activation_checkpointing`: Value 'perhaps'"),
+        (["run.name="], "for field of type 'str'; give the key a value of that type, or remove it"),
+        (
+            ["run.name=a/b"],
+            "`run.name` must be 1 to 64 letters, digits, '.', '_' or '-', got 'a/b'; choose another name",
+        ),
+        (["model.tiny.head_dim=48"], "`model.tiny.head_dim` must be 32, 64 or 128, got 48; vLLM's CPU attention"),
+        (["model.tiny.num_kv_heads=2"], "`model.tiny.num_kv_heads` must be a divisor of num_heads, got 2"),
+        (["model.lora.rank=-1"], "`model.lora.rank` must be >= 0, got -1; 16 is usual, 0 trains every weight"),
+        (["model.lora.alpha=0"], "`model.lora.alpha` must be >= 1, got 0"),
+        (["model.lora.target_modules=['']"], "`model.lora.target_modules` must be names like q_proj, got ['']"),
+        (["optim.max_grad_norm=0"], "`optim.max_grad_norm` must be > 0, got 0.0; inf never clips"),
+        (["optim.max_grad_norm=-1"], "`optim.max_grad_norm` must be > 0, got -1.0"),
+        (["optim.warmup_steps=-3"], "`optim.warmup_steps` must be >= 0, got -3"),
+        (["optim.weight_decay=-1"], "`optim.weight_decay` must be >= 0, got -1.0"),
+        (["model.dtype=fp8"], "`model.dtype` must be auto, float32 or bfloat16, got 'fp8'"),
+        (["model.max_tokens=8"], "`model.max_tokens` must be >= 16, got 8"),
+        (["env.max_turns=0"], "`env.max_turns` must be >= 1, got 0"),
+        (["sampling.temperature=0"], "`sampling.temperature` must be > 0, got 0.0; training episodes are sampled"),
+        (["sampling.final_temperature=-1"], "`sampling.final_temperature` must be >= 0, got -1.0; 0 keeps"),
+        (["sampling.top_p=0.9"], "`sampling.top_k` must be > 0 where sampling.top_p is below 1, got 0; the kept set"),
+        (["sampling.top_p=0", "sampling.top_k=5"], "`sampling.top_p` must be in (0, 1], got 0.0; 1 is off"),
+        (["sampling.top_k=1"], "`sampling.top_k` must be 0, or in [2, 256], got 1"),
+        (["sampling.top_k=257"], "`sampling.top_k` must be 0, or in [2, 256], got 257"),
+        (
+            ["replay.group_size=1"],
+            "`replay.group_size` must be >= 2 with objective.advantage group_standardised, got 1; it compares the"
+            " members of a group",
+        ),
+        (["replay.max_lag=-3"], "`replay.max_lag` must be >= 0, got -3; use 0 for synchronous training"),
+        (["actors.transport=smoke"], "`actors.transport` must be broadcast, pull or disk, got 'smoke'"),
+        (
+            ["objective.correction=clip"],
+            "`objective.correction` must be none, token_mask, sequence_mask, geometric_mask, truncated_is, decoupled "
+            "or module:function",
+        ),
+        (["objective.advantage=tree_sibling"], "got 'tree_sibling'; use tree, with replay.num_trees"),
+        (["objective.critic=both"], "`objective.critic` must be none, own or shared, got 'both'; try none first"),
+        (["objective.same_state_weight=-1"], "`objective.same_state_weight` must be >= 0, got -1.0; 0 is off"),
+        (["objective.surrogate=vtrace"], "policy_gradient or module:function, got 'vtrace'; try ppo_clip first"),
+        (["objective.kl_place=gradient"], "`objective.kl_place` must be loss or reward, got 'gradient'"),
+        (["objective.normalisation=batch"], "`objective.normalisation` must be tokens, sequences or constant"),
+        (
+            ["objective.mask_low=1.5"],
+            "must be below and above 1, got (1.5, 5.0); leave them out for the usual bounds of",
+        ),
+        (["objective.correction=geometric_mask", "objective.mask_high=0.9"], "below and above 1, got (0.99, 0.9)"),
+        (
+            ["objective.geometric_mask_high=1.1"],
+            "unknown config key `objective.geometric_mask_high`; did you mean `objective.mask_high`?",
+        ),
+        (["fit.held_out=0"], "`fit` is no section: its keys are options of a verb; use `slipstream sft --held-out`"),
+        (["objective.dual_clip=1.1"], "`objective.dual_clip` must be 0, or > 1 + objective.clip_high = 1.28, got 1.1"),
+        (["objective.ratio_high=0.5"], "must be in [0, 1] and > 1, got (0.0, 0.5); 0 and 5 are usual"),
+        (["objective.gamma=0"], "`objective.gamma` must be in (0, 1], got 0.0; 1 does not discount"),
+        (["objective.max_negative_kl=-1"], "`objective.max_negative_kl` must be >= 0, got -1.0; 0 is off"),
+        (["objective.guard_min_ess=1"], "`objective.guard_min_ess` must be in [0, 1), got 1.0"),
+        (["objective.guard_max_ratio=0.5"], "`objective.guard_max_ratio` must be 0 or > 1, got 0.5"),
+        (["optim.lr=0"], "`optim.lr` must be > 0, got 0.0"),
+        (["optim.lr=nan"], "`optim.lr` must be > 0, got nan"),
+        (["optim.schedule=step"], "`optim.schedule` must be constant, linear or cosine"),
+        (["learner.publish_every=0"], "`learner.publish_every` must be >= 1, got 0"),
+        (["warm_start.noise=1"], "`warm_start.noise` must be in [0, 1), got 1.0"),
+        (["replay.order=newest"], "`replay.order` must be oldest, freshest, uniform or prioritised, got 'newest'"),
+        (["replay.lease_ttl_s=.inf"], "`replay.lease_ttl_s` must be >= 1, got inf; try 10"),
+        (["replay.max_uses=0"], "`replay.max_uses` must be >= 1, got 0; 1 trains each group once"),
+        (["replay.order=prioritised"], "`replay.max_uses` must be >= 2 where `replay.order` is prioritised, got 1"),
+        (
+            ["replay.max_uses=2", "replay.samples_per_insert=2.5"],
+            "`replay.samples_per_insert` must be 0, or in [1, replay.max_uses = 2], got 2.5",
+        ),
+        (["replay.samples_per_insert=0.5"], "must be 0, or in [1, replay.max_uses = 1], got 0.5"),
+        (["env.max_invalid_turns=12"], "`env.max_invalid_turns` must be < env.max_turns = 12, got 12; an episode ends"),
+        (["env.mixture.a.name=kg", "env.name=grid"], "`env.name` must be left out with env.mixture (a), got 'grid'"),
+        (["env.mixture.a.name=kg", "env.options.hops=1"], "env.mixture.LABEL.options; env.mixture={} removes them all"),
+        (["model.lora.alpha=64"], "`model.lora.alpha` must be left out with model.lora.rank 0, got [64]"),
+        # Sections that contradict each other.
+        (
+            ["env.mixture.a.name=kg", "env.mixture.b.name=grid", "eval.num_tasks=1"],
+            "`eval.num_tasks` must be 0, or >= 2, the number of environments in env.mixture, got 1",
+        ),
+        *(
+            (
+                [f"objective.advantage={name}", "replay.group_size=1", "replay.groups_per_step=1"],
+                f"`replay.groups_per_step` must be >= 2 with objective.advantage {name} and replay.group_size 1, got 1",
+            )
+            for name in ("shrunk", "opob", "reinforce_pp")
+        ),
+        (
+            ["replay.num_trees=2", "objective.advantage=tree", "env.rewards.run_novelty={weight: 0.1}"],
+            "`replay.num_trees` must be 0 with a part run_novelty in env.rewards, got 2",
+        ),
+        (
+            ["replay.max_lag=1"],
+            "`replay.max_lag` must be >= replay.target_lag + learner.publish_every + replay.max_uses - 2 = 2",
+        ),
+        (
+            ["replay.max_uses=8"],
+            "learner.publish_every + replay.max_uses - 2 = 9, got 8; a lower value would leave out tokens",
+        ),
+        (["learner.publish_every=8"], "learner.publish_every + replay.max_uses - 2 = 9, got 8"),
+        (
+            ["sampling.top_k=200", "replay.max_trajectory_bytes=524288"],
+            "`sampling.top_k` must be at most replay.max_trajectory_bytes / 8 / model.max_tokens = 128, got 200; an",
+        ),
+        (
+            ["model.context=sumary"],
+            "`model.context` must be stop, window, summary, or module:function for your own, got 'sum",
+        ),
+        (["model.context=window", "model.history=sampled"], "must be template with model.context=window"),
+        (
+            ["model.context=window", "sampling.max_turn_tokens=129"],
+            "at most model.max_tokens / 4 = 128 with model.cont",
+        ),
+        (["sampling.max_turn_tokens=512"], "`sampling.max_turn_tokens` must be < model.max_tokens = 512, got 512"),
+        (["model.max_tokens=4096"], "`learner.micro_batch_tokens` must be >= model.max_tokens = 4096, got 2048"),
+    ],
+)
+def test_a_mistake_is_answered_with_the_key_the_value_and_the_cure(overrides: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(None, overrides)
+    assert complaint in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"no config file at conf/nowhere\.yaml; those that come with Slipstream"):
+        load_config("conf/nowhere.yaml", [])
+
+
+@pytest.mark.parametrize("text", ["replay: [1, 2", "- a\n- b\n", "replay: 3\n", "just words\n"])
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        load_config(str(path), [])
+
+
+def test_a_file_with_a_section_that_is_none_is_refused_with_the_verb_that_has_its_keys(tmp_path: Path) -> None:
+    path = tmp_path / "launching.yaml"
+    path.write_text("launch:\n  cpus: 4\n")
+    with pytest.raises(ConfigError, match=r"`launch` is no section: .*; use `slipstream launch --help`"):
+        load_config(str(path), [])
+
+
+def test_what_print_config_prints_is_the_same_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", QUICKSTART, "run.name=other", "optim.lr=0.25", "--print-config"]) == 0
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(capsys.readouterr().out)
+    assert load_config(str(printed), []) == load_config(QUICKSTART, ["run.name=other", "optim.lr=0.25"])
+    assert dump_config(load_config(str(printed), [])) == printed.read_text()
+
+
+def test_a_mistake_on_the_command_line_ends_with_code_2_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "replay.groop_size=4"]) == 2
+    said = capsys.readouterr()
+    assert said.err == ("slipstream up: unknown config key `replay.groop_size`; did you mean `replay.group_size`?\n")
+    assert said.out == ""
+
+
+def test_every_key_has_a_comment() -> None:
+    sections = [Config, MixtureEntry]
+    for section in sections:
+        source = inspect.getsource(section)
+        for item in dataclasses.fields(section):
+            if isinstance(item.type, type) and dataclasses.is_dataclass(item.type):
+                sections.append(item.type)
+            else:
+                assert re.search(rf"^    {item.name}: .*  # \w.{{4,}}$", source, re.MULTILINE), (section, item.name)
+    assert TinyModelConfig in sections
+
+
+def test_help_lists_every_key_with_its_default_and_its_comment(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "replay.max_lag = 8 optimizer steps; older tokens are left out of the loss" in text
+    assert "warm_start.lr = 0.001 AdamW learning rate" in text
+    assert [path for path in key_paths() if f" {path} = " not in text] == []
+
+
+def test_another_environment_begins_without_the_options_of_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("env:\n  name: shop\n  options: {profile: small}\n")
+    (tmp_path / "own.yaml").write_text("env:\n  name: own:Env\n")
+    path = str(tmp_path / "run.yaml")
+    assert load_config(path, ["env.options.people=3"]).env.options == {"profile": "small", "people": 3}
+    assert load_config(path, ["env.name=own:Env", "env.options.people=3"]).env.options == {"people": 3}
+    assert load_config(path, [], presets=[str(tmp_path / "own.yaml")]).env.options == {}
+    assert load_config(path, ["env.name=shop"]).env.options == {"profile": "small"}
+
+
+def test_an_empty_mapping_replaces_and_a_renamed_entry_begins_without_options() -> None:
+    def env_of(*overrides: str) -> EnvConfig:
+        return load_config("conf/mixture.yaml", list(overrides)).env
+
+    assert env_of("env.mixture={}", "env.name=grid", "env.options.size=4").entries().keys() == {"grid"}
+    assert env_of("env.mixture.household.name=kg").mixture["household"].options == {}
+    assert env_of("env.mixture.household.weight=1").mixture["household"].options["profile"] == "small"
+    assert load_config("conf/quickstart.yaml", ["env.options={}"]).env.options == {}
+    assert load_config("conf/quickstart.yaml", ["env={}"]).env.options == {"profile": "small"}  # a section
+
+
+def test_of_two_presets_of_the_objective_what_one_sets_would_remain_in_the_other() -> None:
+    presets = ["conf/objective/grpo.yaml", "conf/objective/dapo.yaml"]
+    with pytest.raises(ConfigError, match=r"grpo\.yaml and conf/objective/dapo\.yaml are presets of"):
+        load_config("conf/quickstart.yaml", [], presets=presets)
+
+
+def test_differences_are_told_by_key() -> None:
+    now = load_config(None, ["learner.steps=7", "env.options.people=3", "model.tiny.num_heads=6"])
+    assert differences(Config(), now) == [
+        "model.tiny.num_heads: 3 -> 6",
+        "env.options: {} -> {'people': 3}",
+        "learner.steps: 100 -> 7",
+    ]
+    assert differences(now, now) == []
+
+
+@pytest.mark.parametrize("advantage", ["gae", "reinforce_pp"])
+def test_where_no_siblings_are_compared_a_group_may_be_one(advantage: str) -> None:
+    assert load_config(None, ["replay.group_size=1", f"objective.advantage={advantage}"]).replay.group_size == 1
+
+
+def test_a_wrong_value_names_the_file_that_it_is_in_unless_the_command_line_is_at_fault(tmp_path: Path) -> None:
+    good, wrong = tmp_path / "good.yaml", tmp_path / "wrong.yaml"
+    good.write_text("optim: {lr: 0.1}")
+    wrong.write_text("optim: {lr: -1}")
+    with pytest.raises(ConfigError, match=r"`optim\.lr` must be .* \(in .*good\.yaml and .*wrong\.yaml\)$"):
+        load_config(str(good), ["run.name=one"], presets=[str(wrong)])
+    with pytest.raises(ConfigError) as at_fault:
+        load_config(str(good), ["optim.lr=-1"])
+    assert "good.yaml" not in str(at_fault.value)

@@ -1,0 +1,205 @@
+"""Numbers of a step: means are sums over counts, a file can be read at any time, a resumed run rewrites its future."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.data_compat import migrate_value
+from tensorboard.plugin_util import markdown_to_safe_html
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from slipstream.common.process.events import MAX_TEXT_CHARS, Events
+from slipstream.common.process.metrics import Metrics, MetricsFile, MetricsWriter, Place, read_metrics
+from tests.full_disk import largest_file
+from tests.whole.test_loop import points
+
+
+def of(**values: float) -> Metrics:
+    metrics = Metrics()
+    for name, value in values.items():
+        metrics.add(name, value)
+    return metrics
+
+
+def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
+    """What TensorBoard shows."""
+    events = EventAccumulator(str(folder)).Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+def test_a_mean_is_the_sum_over_the_count() -> None:
+    metrics = Metrics()
+    metrics.add("loss", 6.0, count=3)
+    metrics.add("loss", 1.0, count=1)
+    metrics.add("loss", 0.0, count=0)
+    assert metrics.means() == {"loss": 1.75}
+
+
+def test_what_nobody_observed_is_left_out_and_not_0() -> None:
+    metrics = Metrics()
+    metrics.add("reward", 0.0, count=0)
+    assert metrics.means() == {}
+
+
+def test_a_step_is_one_line_and_one_point(tmp_path: Path) -> None:
+    writer = MetricsWriter(jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb")
+    metrics = of(reward=0.25)
+    metrics.add_histogram("lag", [0.0, 0.0, 1.0])
+    metrics.add_histogram("lag", [2.0])
+    metrics.add_histogram("empty", [])
+    assert writer.write(1, metrics) == {"reward": 0.25}
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")  # there before the writer is closed
+    assert (line["step"], line["reward"]) == (1, 0.25)
+    writer.close()
+    assert scalars(tmp_path / "tb", "reward") == [(1, 0.25)]
+    (event,) = EventAccumulator(str(tmp_path / "tb")).Reload().Histograms("lag")
+    histogram = event.histogram_value
+    assert (histogram.num, histogram.min, histogram.max, histogram.sum, histogram.sum_squares) == (4, 0, 2, 3, 5)
+    assert list(histogram.bucket) == [2, 1, 1]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_null_and_the_line_stays_json(tmp_path: Path, value: float) -> None:
+    writer = MetricsWriter(jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb")
+    writer.write(1, of(loss=value, reward=0.5))
+    writer.close()
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is not JSON")
+
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert line["loss"] is None
+    assert line["reward"] == 0.5
+
+
+def test_a_resumed_run_rewrites_the_steps_that_it_makes_again(tmp_path: Path) -> None:
+    jsonl, tensorboard = tmp_path / "metrics.jsonl", tmp_path / "tb"
+    writer = MetricsWriter(jsonl=jsonl, tensorboard=tensorboard)
+    for step in range(1, 6):
+        writer.write(step, of(reward=step / 8))
+    writer.close()
+    writer = MetricsWriter(jsonl=jsonl, tensorboard=tensorboard, resume_step=3)
+    writer.write(4, of(reward=-1.0))
+    writer.close()
+    expected = [(1, 0.125), (2, 0.25), (3, 0.375), (4, -1.0)]
+    assert [(line["step"], line["reward"]) for line in read_metrics(jsonl)] == expected
+    assert scalars(tensorboard, "reward") == expected
+
+
+def test_a_resume_on_a_full_disk_leaves_what_was_written(tmp_path: Path) -> None:
+    jsonl, tensorboard = tmp_path / "metrics.jsonl", tmp_path / "tb"
+    writer = MetricsWriter(jsonl=jsonl, tensorboard=tensorboard)
+    for step in range(1, 201):
+        writer.write(step, of(reward=step / 8))
+    writer.close()
+    with pytest.raises(OSError), largest_file(bytes_allowed=2000):
+        MetricsWriter(jsonl=jsonl, tensorboard=tensorboard, resume_step=150)
+    assert len(read_metrics(jsonl)) == 200
+
+
+def test_lines_of_one_chart_are_runs_of_their_own(tmp_path: Path) -> None:
+    places = {"a": Place("produced", "overview/success"), "b": Place("trained", "overview/success"), "c": None}
+    writer = MetricsWriter(
+        jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb", resume_step=0, place=lambda name: places[name]
+    )
+    for step in range(1, 4):
+        writer.write(step, of(a=step / 8, b=0.5, c=1.0))
+    writer.close()
+    written_in = int(time.time())
+    while int(time.time()) == written_in:  # TensorBoard reads files in the order of their seconds
+        time.sleep(0.01)
+    writer = MetricsWriter(
+        jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb", resume_step=1, place=lambda name: places[name]
+    )
+    writer.write(2, of(a=0.75, b=0.25, c=1.0))
+    writer.close()
+    assert sorted(path.name for path in (tmp_path / "tb").iterdir()) == ["produced", "trained"]
+    assert scalars(tmp_path / "tb" / "produced", "overview/success") == [(1, 0.125), (2, 0.75)]
+    assert scalars(tmp_path / "tb" / "trained", "overview/success") == [(1, 0.5), (2, 0.25)]
+    assert [record["c"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 1.0], "not in TensorBoard"
+
+
+def test_text_is_shown_as_it_is_cut_off_and_without_invisible_characters(tmp_path: Path) -> None:
+    writer = MetricsWriter(jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb")
+    metrics = Metrics()
+    metrics.texts["episode"] = "<script>\x1b[2J\u202e\n# no heading" + "x" * MAX_TEXT_CHARS
+    writer.write(1, metrics)
+    writer.close()
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    assert events.PluginTagToContent("text") == {"episode": b""}
+    (event,) = events.Tensors("episode")
+    shown = event.tensor_proto.string_val[0].decode()
+    assert shown.startswith("    <script>\\x1b[2J\\u202e\n    # no heading") and shown.endswith("characters more")
+    assert len(shown) < MAX_TEXT_CHARS + 100
+    assert "<script>" not in markdown_to_safe_html(shown), "what TensorBoard makes of it"
+
+
+def test_settings_are_in_the_tab_that_compares_runs(tmp_path: Path) -> None:
+    events = Events(tmp_path)
+    events.write_settings({"optim.lr": 0.5, "env.name": "shop"}, [("produced", "overview/success")])
+    events.close()
+    content = EventAccumulator(str(tmp_path)).Reload().PluginTagToContent("hparams")
+    assert set(content) == {"_hparams_/experiment", "_hparams_/session_start_info"}
+    told = HParamsPluginData.FromString(content["_hparams_/session_start_info"]).session_start_info.hparams
+    assert (told["optim.lr"].number_value, told["env.name"].string_value) == (0.5, "shop")
+    compared = HParamsPluginData.FromString(content["_hparams_/experiment"]).experiment.metric_infos
+    assert [(metric.name.group, metric.name.tag) for metric in compared] == [("produced", "overview/success")]
+
+
+def test_a_description_is_shown_beside_its_chart_alone(tmp_path: Path) -> None:
+    writer = MetricsWriter(
+        jsonl=tmp_path / "metrics.jsonl",
+        tensorboard=tmp_path / "tb",
+        describe=lambda tag: "Is it learning?" if tag == "reward" else "",
+    )
+    writer.write(1, of(reward=0.5, loss=0.25))
+    writer.write(2, of(reward=0.75))
+    writer.close()
+    assert points(tmp_path / "tb", "reward") == [(1, 0.5), (2, 0.75)]
+    (file,) = (tmp_path / "tb").glob("events.*")
+    values = [migrate_value(value) for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
+    described = {
+        value.tag: (value.metadata.summary_description, value.metadata.plugin_data.plugin_name) for value in values[:2]
+    }
+    assert described == {"reward": ("Is it learning?", "scalars"), "loss": ("", "scalars")}
+    assert [float(value.tensor.float_val[0]) for value in values] == [0.5, 0.25, 0.75]
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "rew')
+    assert read_metrics(path) == [{"step": 1, "reward": 0.5}]
+
+
+def test_a_half_line_of_a_crash_does_not_spoil_what_a_resumed_run_writes(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "rew')
+    writer = MetricsWriter(jsonl=path, tensorboard=tmp_path / "tb", resume_step=1)
+    writer.write(2, of(reward=0.75))
+    writer.close()
+    assert [(line["step"], line["reward"]) for line in read_metrics(path)] == [(1, 0.5), (2, 0.75)]
+
+
+def test_a_run_that_did_not_begin_yet_has_no_metrics(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_file_that_is_read_again_gives_what_is_new_and_starts_afresh_when_it_was_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    assert file.records() == []
+    writer = MetricsWriter(jsonl=path, tensorboard=tmp_path / "tb")
+    writer.write(1, of(reward=0.5))
+    assert [record["step"] for record in file.records()] == [1]
+    with path.open("a") as jsonl:
+        jsonl.write('not JSON\n{"step": 2, "rew')
+    assert [record["step"] for record in file.records()] == [1]
+    with path.open("a") as jsonl:
+        jsonl.write('ard": 0.25}\n')
+    assert [(record["step"], record["reward"]) for record in file.records()] == [(1, 0.5), (2, 0.25)]
+    writer.close()
+    MetricsWriter(jsonl=path, tensorboard=tmp_path / "tb", resume_step=1).close()
+    assert [record["step"] for record in file.records()] == [1]

@@ -1,0 +1,255 @@
+"""A conversation only grows: what was sampled stays, what is new is rendered, and a rewritten past is a new branch."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from slipstream.common.records.message import Message
+from slipstream.common.text.chat import Chat, ChatRules, Extension, end_of_turn_text
+from slipstream.common.text.codec import end_tokens
+from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
+
+SYSTEM = Message("system", "be brief")
+ASK = Message("user", "find plain dress")
+ANSWER = Message("user", "red small")
+
+
+@pytest.fixture(params=["word level", "ChatML"])
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
+    return merging_tokenizer(CHATML) if request.param == "ChatML" else shop_tokenizer()
+
+
+def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def rendered(tokenizer: PreTrainedTokenizerBase, *messages: Message) -> list[int]:
+    """What the template makes of the whole conversation at once."""
+    conversation = [{"role": message.role, "content": message.content} for message in messages]
+    return ids(tokenizer, tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+
+
+@pytest.mark.parametrize("opening", [(ASK,), (SYSTEM, ASK)], ids=["user first", "system first"])
+def test_a_conversation_is_extended_to_what_the_template_renders_as_a_whole(
+    tokenizer: PreTrainedTokenizerBase, opening: tuple[Message, ...]
+) -> None:
+    chat = Chat(tokenizer)
+    tokens = chat.open(opening)
+    assert tokens == rendered(tokenizer, *opening)
+    said = list(opening)
+    for action in ("search[plain dress]", "click[red]", "click[small]"):
+        sampled = ids(tokenizer, action + tokenizer.eos_token)
+        content = chat.reply(sampled)
+        extension = chat.extend((ANSWER,))
+        assert not extension.new_branch
+        tokens += sampled + extension.tokens
+        said += [Message("assistant", content), ANSWER]
+        assert tokens == rendered(tokenizer, *said)
+
+
+def test_a_tokenizer_file_that_asks_for_truncation_and_padding_gets_neither(tmp_path: Path) -> None:
+    written = merging_tokenizer(CHATML)
+    written.save_pretrained(tmp_path)
+    on_disk = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    on_disk.enable_truncation(4)
+    on_disk.enable_padding(length=400)
+    on_disk.save(str(tmp_path / "tokenizer.json"))
+    asking = AutoTokenizer.from_pretrained(tmp_path)
+    chat = Chat(asking)
+    assert chat.open((SYSTEM, ASK)) == rendered(written, SYSTEM, ASK)
+    sampled = ids(written, "search[red]" + END)
+    chat.reply(sampled)
+    assert len(chat.extend((Message("user", "x" * 300),)).tokens) > 300
+
+
+def test_the_tiny_template_costs_three_tokens_a_message() -> None:
+    tokenizer = shop_tokenizer()
+    opening = Chat(tokenizer).open((ASK,))
+    assert tokenizer.convert_ids_to_tokens(opening) == [
+        "<|user|>",
+        "find",
+        "plain",
+        "dress",
+        "<|end|>",
+        "<|assistant|>",
+    ]
+
+
+def test_the_end_of_turn_that_was_sampled_is_not_rendered_again() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    chat = Chat(tokenizer)
+    chat.open((ASK,))
+    assert chat.reply(ids(tokenizer, "click[red]" + END)) == "click[red]"
+    assert (
+        tokenizer.decode(chat.extend((ANSWER,)).tokens)
+        == f"\n<|im_start|>user\nred small{END}\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_reply_cut_by_length_gets_its_end_of_turn_from_the_template() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    chat = Chat(tokenizer)
+    chat.open((ASK,))
+    assert chat.reply(ids(tokenizer, "click[re")) == "click[re"
+    extension = chat.extend((ANSWER,))
+    assert not extension.new_branch
+    assert tokenizer.decode(extension.tokens).startswith(f"{END}\n<|im_start|>user\n")
+
+
+def test_a_reply_that_ends_with_another_special_token_still_gets_the_templates() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    chat = Chat(tokenizer)
+    chat.open((ASK,))
+    assert chat.reply(ids(tokenizer, "click[red]<|endoftext|>")) == "click[red]"
+    assert tokenizer.decode(chat.extend((ANSWER,)).tokens).startswith(f"{END}\n<|im_start|>user\n")
+
+
+def test_an_end_of_turn_that_the_generation_config_alone_names_is_one(tmp_path: Path) -> None:
+    """As in the folders of models whose tokenizer ends texts, and not turns."""
+    written = merging_tokenizer(CHATML)
+    end, text_end = written.convert_tokens_to_ids([END, "<|endoftext|>"])
+    written.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, eos_token="<|endoftext|>")
+    assert end not in tokenizer.all_special_ids
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [text_end, end]}))
+    assert end_tokens(tokenizer) == {end, text_end}
+    assert end_of_turn_text(tokenizer) == END
+    chat = Chat(tokenizer)
+    chat.open((ASK,))
+    assert chat.reply(ids(tokenizer, f"click[red]{END}")) == "click[red]"
+    assert tokenizer.decode(chat.extend((ANSWER,)).tokens).startswith("\n<|im_start|>user\n")
+
+
+def test_sampled_tokens_that_would_be_encoded_otherwise_are_left_as_they_were_sampled() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    chat = Chat(tokenizer)
+    chat.open((ASK,))
+    apart = [*ids(tokenizer, "a"), *ids(tokenizer, "b"), tokenizer.eos_token_id]
+    assert ids(tokenizer, tokenizer.decode(apart)) != apart  # else this test would show nothing
+    assert chat.reply(apart) == "ab"
+    extension = chat.extend((ANSWER,))
+    assert not extension.new_branch
+    assert extension.tokens == ids(tokenizer, "\n<|im_start|>user\nred small<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_template_that_drops_earlier_thoughts_begins_a_new_branch() -> None:
+    tokenizer = merging_tokenizer(FORGETS_THOUGHTS)
+    chat = Chat(tokenizer)
+    chat.open((SYSTEM, ASK))
+    chat.reply(ids(tokenizer, f"<think>red?</think>click[red]{END}"))
+    extension = chat.extend((ANSWER,))
+    assert extension.new_branch
+    assert extension.tokens == rendered(tokenizer, SYSTEM, ASK, Message("assistant", "click[red]"), ANSWER)
+    chat.reply(ids(tokenizer, f"click[small]{END}"))  # no thought, so nothing to drop
+    assert not chat.extend((ANSWER,)).new_branch
+
+
+def test_the_end_of_turn_is_what_the_template_writes_behind_an_assistants_words() -> None:
+    assert end_of_turn_text(shop_tokenizer()) == "<|end|>"
+    assert end_of_turn_text(merging_tokenizer(CHATML)) == "<|im_end|>"
+
+
+def test_a_template_that_changes_an_assistants_words_is_refused() -> None:
+    shouting = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
+    with pytest.raises(ValueError, match="does not render an assistant's message right after its generation prompt"):
+        end_of_turn_text(merging_tokenizer(shouting))
+
+
+def conversation(chat: Chat, tokenizer: PreTrainedTokenizerBase, num_turns: int) -> list[Extension]:
+    """The extensions of a conversation in which the policy writes the number of its turn."""
+    chat.open((SYSTEM, ASK))
+    extensions = []
+    for turn in range(num_turns):
+        chat.reply([*ids(tokenizer, f"click[{turn}]"), tokenizer.eos_token_id])
+        extensions.append(chat.extend((Message("user", f"seen {turn}"),)))
+    return extensions
+
+
+def test_a_window_drops_the_oldest_turns_and_begins_a_branch_that_the_template_renders() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    extensions = conversation(Chat(tokenizer, rules=ChatRules(context="window", max_tokens=600)), tokenizer, 30)
+    length, windows, kept_from = len(rendered(tokenizer, SYSTEM, ASK)), [], 0
+    for turn, extension in enumerate(extensions):
+        length += len(ids(tokenizer, f"click[{turn}]")) + 1 + len(extension.tokens)
+        if not extension.new_branch:
+            assert length <= 450  # three quarters
+            continue
+        newest = [
+            [
+                message
+                for later in range(first, turn + 1)
+                for message in (Message("assistant", f"click[{later}]"), Message("user", f"seen {later}"))
+            ]
+            for first in range(kept_from, turn + 1)
+        ]
+        fitting = [rendered(tokenizer, SYSTEM, ASK, *messages) for messages in newest]
+        longest = next(tokens for tokens in fitting if len(tokens) <= 300)
+        assert extension.tokens == longest
+        kept_from += fitting.index(longest)
+        windows.append(turn)
+        length = len(extension.tokens)
+    assert len(windows) >= 3 and kept_from > windows[0]
+
+
+def test_a_window_keeps_the_last_turn_even_if_it_takes_more_than_half() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    chat = Chat(tokenizer, rules=ChatRules(context="window", max_tokens=300))
+    chat.open((SYSTEM, ASK))
+    for content, new_branch in (("x" * 200, False), ("y" * 200, True), ("z" * 200, True)):
+        chat.reply([*ids(tokenizer, "click[a]"), tokenizer.eos_token_id])
+        extension = chat.extend((Message("user", content),))
+        assert extension.new_branch is new_branch
+        said = (Message("assistant", "click[a]"), Message("user", content))
+        assert not new_branch or extension.tokens == rendered(tokenizer, SYSTEM, ASK, *said)
+
+
+def newest(messages: tuple[Message, ...]) -> list[Message]:
+    return [Message("system", f"{len(messages)} messages were cut"), messages[-1]]
+
+
+def cuts_to_the_answer(messages: tuple[Message, ...]) -> list[Message]:
+    return list(messages[:-1])
+
+
+def cuts_all(messages: tuple[Message, ...]) -> list[Message]:
+    return []
+
+
+def test_a_function_of_the_users_shortens_a_conversation() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    rules = ChatRules(context="tests.common.text.test_chat:newest", max_tokens=400)
+    extensions = conversation(Chat(tokenizer, rules=rules), tokenizer, 12)
+    first = next(turn for turn, extension in enumerate(extensions) if extension.new_branch)
+    shown = (Message("system", f"{4 + 2 * first} messages were cut"), Message("user", f"seen {first}"))
+    assert extensions[first].tokens == rendered(tokenizer, *shown)
+    assert not extensions[first + 1].new_branch
+
+
+def test_the_function_of_the_page_keeps_its_notes() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def notes" in code]
+    defined: dict[str, Any] = {}
+    exec(code, defined)
+    sold_out = Message("user", "red is SOLD OUT")
+    last = (Message("assistant", "click[a]"), ANSWER)
+    assert defined["notes"]((SYSTEM, ASK, sold_out, *last)) == [
+        SYSTEM,
+        Message("user", "Your notes: red is SOLD OUT"),
+        *last,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [("cuts_all", r"must return a list of Message, got \[\]"), ("cuts_to_the_answer", "end with the assistant's")],
+)
+def test_a_function_that_returns_no_conversation_is_refused(function: str, complaint: str) -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    rules = ChatRules(context=f"tests.common.text.test_chat:{function}", max_tokens=400)
+    with pytest.raises(ValueError, match=complaint):
+        conversation(Chat(tokenizer, rules=rules), tokenizer, 8)

@@ -1,0 +1,328 @@
+"""Eight families of chat templates: no sampled token is encoded again, and every branch has a reason."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from slipstream.actors.host.rehearse import check_template
+from slipstream.common.config.config import load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.message import Message
+from slipstream.common.text.chat import Chat, ChatRules, reply_form
+from slipstream.common.text.codec import decoder
+from slipstream.common.text.dialogue import Tokeniser
+from slipstream.common.text.rendering import rendered
+from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root, with_arguments
+from slipstream.tools.run.prepare import demonstrate
+from tests.common.text.chat_templates import FAMILIES, family_tokenizer
+
+MIDNIGHT_S = 1_784_937_600.0  # 2026-07-25, 00:00 UTC
+TURNS = 20
+SYSTEM, ASK = Message("system", "call a tool"), Message("user", " find ab a ")
+QUESTION = (Message("user", " and ab? \n"),)
+RESULTS = (Message("tool", "ab: 1"), Message("tool", "a: 2"))
+PLAIN, THOUGHT = "try ab a", "<think>\nab or a?\n</think>\n\ntry ab a"
+
+# By family: the branches of 20 turns, where questions or results of tools follow replies without and with thoughts.
+# Only thoughts cause any: a family drops those before the last question, or, as DeepSeek's, all of them. A thought that
+# Qwen3's template shows after a result is no branch. Without a thought, GLM's template adds an empty one.
+BRANCHES = {
+    "qwen2.5": {"question": (0, 0), "results": (0, 0)},
+    "qwen3": {"question": (0, TURNS), "results": (0, 0)},
+    "llama3": {"question": (0, 0), "results": (0, 0)},
+    "mistral": {"question": (0, 0)},
+    "gemma": {"question": (0, 0)},
+    "phi": {"question": (0, 0), "results": (0, 0)},
+    "glm": {"question": (TURNS, TURNS), "results": (TURNS, 0)},
+    "deepseek": {"question": (TURNS, TURNS), "results": (TURNS, TURNS)},
+}
+CASES = [(family, follows, thinks) for family in BRANCHES for follows in BRANCHES[family] for thinks in (False, True)]
+every_case = pytest.mark.parametrize(("family", "follows", "thinks"), CASES)
+every_family = pytest.mark.parametrize("family", FAMILIES)
+Encode = Callable[[str], list[int]]
+
+
+def encode_with(tokenizer: PreTrainedTokenizerBase) -> Encode:
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """`text` as a policy may sample it: "ab" and " a" in two tokens each, which the tokenizer would merge."""
+    encode = encode_with(tokenizer)
+    tokens = [token for character in text for token in encode(character)]
+    assert tokens != encode(text) and tokenizer.decode(tokens) == text
+    return tokens
+
+
+@pytest.mark.parametrize("cleans_up", [False, True])
+@every_family
+def test_a_reply_reads_as_the_tokenizer_itself_decodes_it(family: str, cleans_up: bool, tmp_path: Path) -> None:
+    tokenizer = family_tokenizer(family, tmp_path)
+    tokenizer.clean_up_tokenization_spaces = cleans_up
+    for tokens in ([], *([*apart(tokenizer, text), *range(6)] for text in (PLAIN, THOUGHT))):
+        assert decoder(tokenizer)(tokens) == tokenizer.decode(tokens)
+
+
+def opening_of(family: str) -> tuple[Message, ...]:
+    return (SYSTEM, ASK) if FAMILIES[family].has_system else (ASK,)
+
+
+def played(
+    tokenizer: PreTrainedTokenizerBase, family: str, *, follows: str, thinks: bool, rules: ChatRules | None = None
+) -> int:
+    """Play 20 turns; return the number of branches. Every token of the sequence is checked after each turn."""
+    chat, encode = Chat(tokenizer, rules=rules), encode_with(tokenizer)
+    end = encode(reply_form(tokenizer).ends["tool" if follows == "results" else "user"])
+    sequence, num_branches = chat.open(opening_of(family)), 0
+    for _ in range(TURNS):
+        reply = THOUGHT.removeprefix("<think>\n") if thinks and family == "deepseek" else THOUGHT if thinks else PLAIN
+        sampled = apart(tokenizer, f"{reply} \n") + end
+        chat.reply(sampled)
+        sequence += sampled
+        extension = chat.extend(QUESTION if follows == "question" else RESULTS)
+        added = tokenizer.decode(extension.tokens)
+        num_branches += extension.new_branch
+        if extension.new_branch:
+            sequence = []  # a prompt that is not trained
+            assert reply.split("</think>")[-1].strip() in added
+        else:
+            assert added.count("try") == 0  # only what is new is rendered
+        sequence += extension.tokens
+        shown = tokenizer.apply_chat_template(chat._messages, tokenize=False, add_generation_prompt=True)
+        if rules is None:  # white space apart, the policy reads what the template renders
+            assert "".join(tokenizer.decode(sequence).split()) == "".join(shown.split())
+    return num_branches
+
+
+@every_case
+def test_a_conversation_of_20_turns_reads_as_its_template_renders_it_and_branches_where_that_rewrites(
+    tmp_path: Path, family: str, follows: str, thinks: bool
+) -> None:
+    tokenizer = family_tokenizer(family, tmp_path)
+    assert played(tokenizer, family, follows=follows, thinks=thinks) == BRANCHES[family][follows][thinks]
+
+
+@every_case
+def test_a_history_of_what_was_sampled_never_branches(tmp_path: Path, family: str, follows: str, thinks: bool) -> None:
+    tokenizer = family_tokenizer(family, tmp_path)
+    rules = ChatRules(history="sampled")
+    assert played(tokenizer, family, follows=follows, thinks=thinks, rules=rules) == 0
+
+
+def test_an_argument_of_the_template_keeps_thoughts_and_is_part_of_the_hash(tmp_path: Path) -> None:
+    plain = family_tokenizer("qwen3", tmp_path)
+    keeping = load_tokenizer(tmp_path, {"preserve_thinking": True})
+    assert played(keeping, "qwen3", follows="question", thinks=True) == 0
+    assert tokenizer_root(keeping) != tokenizer_root(plain)
+    switched_off = load_tokenizer(tmp_path, {"enable_thinking": False})
+    prompt = switched_off.decode(Chat(switched_off).open((ASK,)))
+    assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        (
+            "{{ strftime_now('%d %b %Y') }} {{ strftime_now( \"%Y\" ) }} {{ strftime_now('%Y') }}",
+            "24 Jul 2026 2026 2026",
+        ),
+        ("{% if strftime_now is defined %}{{ strftime_now('%H:%M:%S') }}{% endif %}", "23:59:59"),
+        ("{{ 'no date' }}", "no date"),
+    ],
+)
+def test_every_date_that_a_template_writes_is_that_of_the_start(tmp_path: Path, template: str, written: str) -> None:
+    tokenizer = family_tokenizer("phi", tmp_path)
+    tokenizer.chat_template = template
+    assert (
+        rendered(tokenizer, [{"role": "user", "content": "a"}], today=datetime.fromtimestamp(MIDNIGHT_S - 1, UTC))
+        == written
+    )
+
+
+@pytest.mark.parametrize("template", ["{{ strftime_now(form) }}", "{% set now = strftime_now %}{{ now('%Y') }}"])
+def test_a_template_whose_dates_cannot_be_kept_is_refused(tmp_path: Path, template: str) -> None:
+    tokenizer = family_tokenizer("phi", tmp_path)
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match="must call strftime_now with a literal format"):
+        rendered(tokenizer, [{"role": "user", "content": "a"}], today=datetime.fromtimestamp(MIDNIGHT_S, UTC))
+
+
+@pytest.mark.parametrize("template", ["\n\n{{ text }}|", "  {% if true %}\n{{ text }}{% endif %}", "{{ text }}"])
+@pytest.mark.parametrize("value", [True, None, -1.5, '\'{% "quoted" %}\\n\n}}ü\U0001f600', ["a", {"b": [1]}]], ids=repr)
+def test_an_argument_has_its_value_in_the_template_and_changes_nothing_else(
+    tmp_path: Path, template: str, value: object
+) -> None:
+    tokenizer = family_tokenizer("phi", tmp_path)
+
+    def shown(chat_template: str, **arguments: object) -> str:
+        text = {"text": "kept"} | arguments
+        return str(
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": ""}], chat_template=chat_template, tokenize=False, **text
+            )
+        )
+
+    template = template.replace("text", "text ~ (argument | tojson)")
+    assert shown(str(with_arguments(template, {"argument": value}))) == shown(template, argument=value)
+
+
+def test_a_thinking_reply_is_acted_on_without_its_thought(tmp_path: Path) -> None:
+    for family, written in (("qwen3", "<think>\nred\n</think>\n\nblue"), ("deepseek", "red</think>blue")):
+        tokenizer = family_tokenizer(family, tmp_path / family)
+        chat, encode = Chat(tokenizer), encode_with(tokenizer)
+        chat.open((ASK,))
+        chat.reply(encode(written))
+        assert chat.answer.strip() == "blue"
+        chat.extend(QUESTION)
+        chat.reply(encode(written.split("</think>")[0]))  # cut off while it thinks
+        assert chat.answer == ""
+
+
+def test_the_date_of_an_episode_is_that_of_its_start(tmp_path: Path) -> None:
+    tokenizer = family_tokenizer("llama3", tmp_path)
+    for started_at_s, date in ((MIDNIGHT_S - 1, "24 Jul 2026"), (MIDNIGHT_S, "25 Jul 2026")):
+        assert f"Today Date: {date}" in tokenizer.decode(Chat(tokenizer, started_at_s=started_at_s).open((ASK,)))
+    fixed = load_tokenizer(tmp_path, {"date_string": "some day"})
+    assert "Today Date: some day" in fixed.decode(Chat(fixed).open((ASK,)))
+
+
+def test_alternate_roles_are_accepted_by_a_template_that_refuses_others(tmp_path: Path) -> None:
+    tokenizer = family_tokenizer("gemma", tmp_path)
+    chat, rules = Chat(tokenizer, rules=ChatRules(roles="alternate")), ChatRules(roles="alternate")
+    prompt = tokenizer.decode(chat.open((SYSTEM, ASK)))
+    assert prompt == "<bos><start_of_turn>user\ncall a tool\n\n find ab a<end_of_turn>\n<start_of_turn>model\n"
+    chat.reply(encode_with(tokenizer)("look<end_of_turn>"))
+    added = tokenizer.decode(chat.extend((*RESULTS, *QUESTION)).tokens)
+    assert added == "\n<start_of_turn>user\nab: 1\n\na: 2\n\n and ab?<end_of_turn>\n<start_of_turn>model\n"
+    (branch,) = Tokeniser(tokenizer, rules=rules).branches([SYSTEM, ASK, Message("assistant", "look")])
+    assert tokenizer.decode(branch.tokens) == f"{prompt}look<end_of_turn>"
+    with pytest.raises(ValueError, match="the chat template refuses the conversation: System role not supported"):
+        Tokeniser(tokenizer).branches([SYSTEM, ASK, Message("assistant", "look")])
+
+
+# --- What is learned from a recorded conversation.
+
+
+def conversation(family: str, *replies: str) -> list[Message]:
+    messages = list(opening_of(family))
+    for reply in replies:
+        follows = RESULTS if FAMILIES[family].has_tools else QUESTION
+        messages += [Message("assistant", reply), *follows]
+    return [*messages, Message("assistant", "done")]
+
+
+def learnt_texts(tokenizer: PreTrainedTokenizerBase, tokens: list[int], mask: list[bool]) -> list[str]:
+    """The text of each stretch of learned tokens."""
+    stretches: list[list[int]] = []
+    for place, token in enumerate(tokens):
+        if mask[place] and not (place and mask[place - 1]):
+            stretches.append([])
+        if mask[place]:
+            stretches[-1].append(token)
+    return [tokenizer.decode(stretch) for stretch in stretches]
+
+
+@every_family
+@pytest.mark.parametrize("history", ["template", "sampled"])
+def test_every_reply_is_learned_once_as_the_template_renders_it_when_it_is_the_last(
+    tmp_path: Path, family: str, history: str
+) -> None:
+    """The other derivation: the whole rendering up to each reply, less the rendering up to its prompt."""
+    tokenizer = family_tokenizer(family, tmp_path)
+    messages = conversation(family, "one", "two")
+    branches = Tokeniser(tokenizer, rules=ChatRules(history=history)).branches(messages)
+    learnt = [text for branch in branches for text in learnt_texts(tokenizer, branch.tokens, branch.loss_mask)]
+    dicts = [{"role": message.role, "content": message.content} for message in messages]
+    places = [place for place, message in enumerate(messages) if message.role == "assistant"]
+    assert len(learnt) == len(places)
+    for text, place in zip(learnt, places, strict=True):
+        prompt = tokenizer.apply_chat_template(dicts[:place], tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template(dicts[: place + 1], tokenize=False)
+        if family == "deepseek":  # its generation prompt opens a thought, which its rendering of a reply drops
+            assert text == f"</think>\n\n{messages[place].content}<|end_of_sentence|>"
+        elif family == "glm":  # the next message ends the turn
+            ends = "<|user|>" if place == places[-1] else "<|observation|>"
+            assert text == whole.removeprefix(prompt) + ends
+        else:
+            assert whole.startswith(prompt + text) and whole.removeprefix(prompt + text).strip() in (
+                "",
+                "<|endoftext|>",
+            )
+    assert len(branches) == (3 if history == "template" and family in ("qwen3", "deepseek") else 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "thought", "learnt"),
+    [
+        ("qwen3", "<think>\nhm\n</think>\n\nb", "<think>\nhm\n</think>\n\nb<|im_end|>"),
+        ("glm", "<think>hm</think>\nb", "\n<think>hm</think>\nb<|observation|>"),
+        ("deepseek", "<think>\nhm\n</think>\n\nb", "hm\n</think>\n\nb<|end_of_sentence|>"),
+    ],
+)
+def test_a_recorded_thought_is_learned_in_the_reply_that_it_belongs_to(
+    tmp_path: Path, family: str, thought: str, learnt: str
+) -> None:
+    tokenizer = family_tokenizer(family, tmp_path)
+    branches = Tokeniser(tokenizer).branches(conversation(family, thought, thought))
+    texts = [text for branch in branches for text in learnt_texts(tokenizer, branch.tokens, branch.loss_mask)]
+    assert texts[:2] == [learnt, learnt] and len(texts) == 3
+
+
+def test_a_recorded_thought_is_refused_where_thinking_is_off(tmp_path: Path) -> None:
+    tokenizer = family_tokenizer("qwen3", tmp_path, {"enable_thinking": False})
+    tokeniser = Tokeniser(tokenizer)
+    with pytest.raises(ValueError, match="a message has a thought, but the template arguments turn thinking off"):
+        tokeniser.branches(conversation("qwen3", THOUGHT))
+    branches = tokeniser.branches(conversation("qwen3", "b"))
+    texts = [text for branch in branches for text in learnt_texts(tokenizer, branch.tokens, branch.loss_mask)]
+    assert texts == ["b<|im_end|>", "done<|im_end|>"]
+
+
+# --- A run.
+
+
+@pytest.mark.parametrize("family", ["qwen3", "deepseek", "glm"])
+def test_a_warm_start_writes_replies_that_the_template_and_the_parser_accept(tmp_path: Path, family: str) -> None:
+    config = load_config(None, ["warm_start.episodes=2", "model.max_tokens=2000", "env.max_turns=8"])
+    tokenizer = family_tokenizer(family, tmp_path)
+    form = reply_form(tokenizer)
+    for episode in demonstrate(config, tokenizer):
+        assert episode.success and all(turn.valid_action for turn in episode.turns)
+        tokens = episode.token_array().tolist()
+        for turn in episode.turns:
+            written = tokenizer.decode(tokens[turn.start : turn.stop])
+            assert written.startswith(form.opening) and written.endswith(form.ends["user"])
+
+
+def test_a_template_that_refuses_the_conversation_is_named_with_its_cure_before_an_engine_starts(
+    tmp_path: Path,
+) -> None:
+    refusing = family_tokenizer("gemma", tmp_path)
+    check_template(load_config(None, []), refusing)  # the small shop has no system message
+    tags = ["env.action_format=action_tag"]
+    with pytest.raises(ConfigError) as refusal:
+        check_template(load_config(None, tags), refusing)
+    assert f"the chat template in {tmp_path} refuses the conversation of `env.name` shop" in str(refusal.value)
+    assert "system, user, assistant, user: System role not supported; set model.roles=alternate" in str(refusal.value)
+    check_template(load_config(None, [*tags, "model.roles=alternate"]), refusing)
+    judge = "env.rewards.clear={part: judge, url: actors, rubric: {text: x, scale: [0, 1], criteria: {a: b}}}"
+    with pytest.raises(ConfigError, match=r"refuses the prompt of the judge `env\.rewards\.clear`.*set model\.roles="):
+        check_template(load_config(None, [judge]), refusing)
+    check_template(load_config(None, [judge, "model.roles=alternate"]), refusing)
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("model.template_arguments.2x=1", "`model.template_arguments.2x` must be a name"),
+        ("model.template_arguments.x=.inf", "`model.template_arguments.x` must be .* finite numbers"),
+        ("model.history=kept", "`model.history` must be template or sampled"),
+        ("model.roles=merged", "`model.roles` must be as_sent or alternate"),
+    ],
+)
+def test_a_setting_of_the_template_that_cannot_be_is_refused(override: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load_config(None, [override])

@@ -1,0 +1,183 @@
+"""Whose tokenizer and template an actor plays with, and that no code of a model's folder is ever run."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+import torch
+
+from slipstream.actors.host.host_parts import checked_tokenizer
+from slipstream.common.config.config import Config
+from slipstream.common.config.model_config import ModelConfig, TinyModelConfig
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.text.codec import encoder
+from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root
+from slipstream.common.transfer.model_folder import model_files
+from slipstream.learner.model.skeleton import skeleton_of
+from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
+from slipstream.tools.run.prepare import load_tokenizer as load_chat_tokenizer
+from slipstream.tools.run.tiny_model import make_tiny_model
+from tests.tools.run.tiny_model import save_tiny_model
+
+ROOT = Path(__file__).parents[3]
+TINY = TinyModelConfig(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    make_tiny_model(model, texts={"say one thing", "and another"}, config=TINY, max_tokens=64, seed=0)
+    return model
+
+
+@pytest.mark.parametrize(("template", "arguments"), [("{% if %}", {}), ("{{ nowhere() }}", {}), ("", {"messages": 3})])
+def test_a_template_that_cannot_be_rendered_is_named(folder: Path, template: str, arguments: dict[str, object]) -> None:
+    path = folder / "chat_template.jinja"
+    path.write_text(template or path.read_text())
+    with pytest.raises(ConfigError, match=r"`model.path` .*, with `model.template_arguments`, cannot be rendered: "):
+        load_chat_tokenizer(folder, ModelConfig(template_arguments=arguments))
+
+
+def test_a_template_may_refuse_a_conversation_without_a_system_message(folder: Path) -> None:
+    path = folder / "chat_template.jinja"
+    demand = "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    path.write_text(demand + path.read_text())
+    assert load_chat_tokenizer(folder, ModelConfig()).chat_template == path.read_text()
+
+
+# --- The run's tokenizer.
+
+
+def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
+    content = json.loads(path.read_text()) if path.exists() else {}
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def other_template(folder: Path) -> None:
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + " ")
+
+
+def other_vocabulary(folder: Path) -> None:
+    def swap(content: dict[str, object]) -> None:
+        vocabulary = content["model"]["vocab"]  # type: ignore[index]
+        first, second = [word for word in vocabulary if word.isalpha()][:2]
+        vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+
+    edit(folder / "tokenizer.json", swap)
+
+
+def other_normaliser(folder: Path) -> None:
+    edit(folder / "tokenizer.json", lambda content: content.update(normalizer={"type": "Lowercase"}))
+
+
+def other_ends(folder: Path) -> None:
+    edit(folder / "generation_config.json", lambda content: content.update(eos_token_id=[1, 5]))
+
+
+OTHERS = [other_template, other_vocabulary, other_normaliser, other_ends]
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=lambda change: change.__name__)
+def test_an_actor_with_another_tokenizer_or_template_is_refused_with_both_hashes_and_the_cure(
+    folder: Path, change: Callable[[Path], None]
+) -> None:
+    learners = tokenizer_root(load_tokenizer(folder))
+    facts = RunFacts(
+        config_yaml="", model_path=str(folder), model_files=[], own_modules={}, vocab_size=1, tokenizer_root=learners
+    )
+    assert tokenizer_root(checked_tokenizer(facts, Config(), folder)) == learners
+    change(folder)
+    mine = tokenizer_root(load_tokenizer(folder))
+    with pytest.raises(
+        ConfigError, match=f"its hash is {mine}, the learner's is {learners}; its files are the learner's"
+    ):
+        checked_tokenizer(facts, Config(), folder)
+
+
+def test_a_tokenizer_that_was_saved_again_or_used_has_the_same_hash(folder: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    root = tokenizer_root(tokenizer)
+    tokenizer.save_pretrained(tmp_path / "again")
+    (tmp_path / "again" / "generation_config.json").write_bytes((folder / "generation_config.json").read_bytes())
+    encoder(tokenizer)("say one thing")
+    tokenizer("say one thing", truncation=True, max_length=1)
+    assert {tokenizer_root(tokenizer), tokenizer_root(load_tokenizer(tmp_path / "again"))} == {root}
+
+
+def test_an_actor_process_that_loads_another_tokenizer_from_the_same_files_does_not_join(
+    redis_url: str, redis_client: redis.Redis, run_id: str, folder: Path
+) -> None:
+    """As with another version of the tokenizers library: here the learner has described another hash."""
+    fleet = Fleet(redis_client, run_id)
+    facts = RunFacts(
+        config_yaml=f"run: {{name: {run_id}}}\n",
+        model_path=str(folder),
+        model_files=model_files(folder, with_weights=False),
+        own_modules={},
+        vocab_size=1,
+        tokenizer_root="of another version",
+    )
+    fleet.describe_run(facts)
+    fleet.set_run_state(RunState.TRAINING)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "slipstream.actors", "a", f"redis.url={redis_url}", f"run.name={run_id}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 2 and "differs from the learner's: its hash is" in done.stderr, done.stderr
+    assert fleet.members() == []
+
+
+# --- Code in a model's folder.
+
+
+def with_own_code(folder: Path, ran: Path) -> None:
+    """As a folder from elsewhere, whose model and tokenizer are classes of its own."""
+    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    edit(folder / "config.json", lambda content: content.update(model_type="own", auto_map=own))
+    own_tokenizer = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    edit(folder / "tokenizer_config.json", lambda content: content.update(own_tokenizer))
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, skeleton_of])
+def test_a_folder_that_needs_its_own_code_is_refused_by_the_name_of_the_setting_and_nobody_is_asked(
+    load: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, ran = save_tiny_model(tmp_path), tmp_path / "ran"
+    with_own_code(folder, ran)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks a question"))
+    with pytest.raises(ConfigError, match=r"`model.path` .* needs Python code from its folder .* never run"):
+        load(folder)
+    assert not ran.exists()
+
+
+def test_the_code_of_a_model_that_transformers_knows_is_left_alone(tmp_path: Path) -> None:
+    folder, ran = save_tiny_model(tmp_path), tmp_path / "ran"
+    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    edit(folder / "config.json", lambda content: content.update(auto_map={"AutoConfig": "own.Config"}))
+    assert next(skeleton_of(folder).parameters()).device == torch.device("meta")
+    assert not ran.exists()
+
+
+def test_every_load_by_transformers_says_that_no_code_is_trusted() -> None:
+    silent = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for room in ("actors", "common", "envhub", "learner", "replay", "tools")
+        for path in (ROOT / room).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("from_pretrained", "from_config")
+        and not any(word.arg == "trust_remote_code" and ast.unparse(word.value) == "False" for word in call.keywords)
+    ]
+    assert silent == []

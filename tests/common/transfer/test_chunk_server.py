@@ -1,0 +1,170 @@
+"""What a server of chunks gives to whom, and to whom it gives nothing."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+import zmq
+
+from slipstream.common.transfer.chunk_server import MAX_WAITING, ChunkServer
+from slipstream.common.transfer.chunks import ChunkReply, ChunkRequest, ChunkStatus, Farewell
+from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, NUM_CHUNKS, Pulling, ask, serving, wait_until
+
+
+@contextmanager
+def client(server: ChunkServer, *, max_unread: int = 1000) -> "Iterator[zmq.Socket[bytes]]":
+    """A receiver that does as the test says."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, max_unread)
+        socket.setsockopt(zmq.RCVBUF, 1 << 16)
+        socket.connect(server.endpoint)
+        yield socket
+
+
+def answer_of(socket: "zmq.Socket[bytes]") -> ChunkStatus:
+    assert socket.poll(60_000), "no answer"
+    return msgspec.msgpack.decode(socket.recv_multipart()[0], type=ChunkReply).answer
+
+
+def test_a_server_turns_away_whom_it_has_no_room_for_until_another_has_all_it_wants() -> None:
+    with serving(fan_out=1) as server, client(server) as first, client(server) as second:
+        ask(first, 0)
+        assert answer_of(first) is ChunkStatus.HERE
+        ask(second, 0)
+        assert answer_of(second) is ChunkStatus.FULL
+        ask(first, 1)
+        assert answer_of(first) is ChunkStatus.HERE
+        first.send(msgspec.msgpack.encode(Farewell()))
+        wait_until(lambda: server.load.num_children == 0, "the farewell")
+        ask(second, 0)
+        assert answer_of(second) is ChunkStatus.HERE
+        assert server.load.num_turned_away == 1
+
+
+def test_a_receiver_that_vanishes_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.common.transfer.chunk_server.IDLE_S", 0.3)
+    with serving(fan_out=1) as server, client(server) as patient:
+        with client(server) as vanishing:
+            ask(vanishing, 0)
+            assert answer_of(vanishing) is ChunkStatus.HERE
+        wait_until(lambda: server.load.num_children == 0, "the place to be free")
+        ask(patient, 0)
+        assert answer_of(patient) is ChunkStatus.HERE
+
+
+def test_a_pull_waits_for_room_at_the_publisher() -> None:
+    with serving(fan_out=1) as publisher, client(publisher) as first:
+        ask(first, 0)
+        assert answer_of(first) is ChunkStatus.HERE
+        timer = threading.Timer(1.0, lambda: first.send(msgspec.msgpack.encode(Farewell())))
+        timer.start()
+        pulling = Pulling()
+        assert pulling.pull(publisher.endpoint) == DATA
+        assert publisher.load.num_turned_away > 0
+        pulling.puller.close()
+        timer.join()
+
+
+def test_one_that_asks_for_everything_gets_no_more_than_its_share_and_keeps_nobody_waiting() -> None:
+    per_s = 16 * CHUNK_BYTES
+    with serving(bytes_per_s=per_s) as server, client(server) as greedy:
+        begun = time.monotonic()
+        for number in range(1000):
+            ask(greedy, number % NUM_CHUNKS)
+        pulling = Pulling()
+        assert pulling.pull(server.endpoint) == DATA
+        to_greedy = server.load.served_bytes - len(DATA)
+        elapsed_s = time.monotonic() - begun
+        assert to_greedy <= elapsed_s * per_s + 2 * CHUNK_BYTES
+        assert to_greedy <= 20 * CHUNK_BYTES, "more than 16 of its requests were kept"
+        pulling.puller.close()
+
+
+def test_one_that_takes_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.common.transfer.chunk_server.IDLE_S", 0.5)
+    with serving() as server, client(server, max_unread=1) as deaf:
+        for number in range(1000):
+            ask(deaf, number % NUM_CHUNKS)
+            if number % MAX_WAITING == 0:
+                time.sleep(0.005)  # so that they are not dropped as too many at once
+        pulling = Pulling()
+        assert pulling.pull(server.endpoint) == DATA
+        to_deaf = server.load.served_bytes - len(DATA)
+        assert to_deaf < 500 * CHUNK_BYTES, "what it does not take piles up"
+        wait_until(lambda: server.load.num_children == 0, "its place to be free")
+        pulling.puller.close()
+
+
+def asks_and_never_reads(socket: "zmq.Socket[bytes]", number: int) -> None:
+    ask(socket, number % NUM_CHUNKS)
+
+
+def asks_for_what_is_not_there(socket: "zmq.Socket[bytes]", number: int) -> None:
+    request = ChunkRequest(root=f"nothing{number}", offset=0, num_bytes=CHUNK_BYTES)
+    socket.send(msgspec.msgpack.encode(request))
+    while socket.poll(0):
+        socket.recv_multipart()
+
+
+def asks_for_a_byte_at_a_time(socket: "zmq.Socket[bytes]", number: int) -> None:
+    socket.send(msgspec.msgpack.encode(ChunkRequest(root=BLOB.root, offset=number, num_bytes=1)))
+    while socket.poll(0):
+        socket.recv_multipart()
+
+
+@pytest.mark.parametrize("do", [asks_and_never_reads, asks_for_what_is_not_there, asks_for_a_byte_at_a_time])
+def test_receivers_without_progress_lose_their_places_for_good(
+    do: Callable[["zmq.Socket[bytes]", int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.common.transfer.chunk_server.IDLE_S", 0.5)
+    with serving(fan_out=2) as server, client(server, max_unread=1) as first, client(server, max_unread=1) as second:
+        closing = threading.Event()
+
+        def hold() -> None:
+            number = 0
+            while not closing.wait(0.02):
+                do(first, number)
+                do(second, number)
+                number += 1
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        try:
+            wait_until(lambda: server.load.num_children == 2, "both places to be taken")
+            pulling = Pulling()
+            assert pulling.pull(server.endpoint) == DATA
+            pulling.puller.close()
+        finally:
+            closing.set()
+            thread.join()
+
+
+def test_a_receiver_gets_no_more_bytes_a_second_than_it_may() -> None:
+    per_s = 16 * CHUNK_BYTES
+    with serving(bytes_per_s=per_s) as server:
+        pulling = Pulling()
+        begun = time.monotonic()
+        assert pulling.pull(server.endpoint) == DATA
+        assert time.monotonic() - begun >= 0.95 * (len(DATA) - CHUNK_BYTES) / per_s
+        pulling.puller.close()
+
+
+def test_rubbish_and_requests_out_of_range_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as server, client(server) as hostile:
+        hostile.send(b"\xdd\xff\xff\xff\xff")
+        hostile.send_multipart([b"", b"", b"x" * 4000])
+        for request in (
+            ChunkRequest(root=BLOB.root, offset=-1, num_bytes=1),
+            ChunkRequest(root=BLOB.root, offset=0, num_bytes=CHUNK_BYTES + 1),
+            ChunkRequest(root=BLOB.root, offset=0, num_bytes=0),
+        ):
+            hostile.send(msgspec.msgpack.encode(request))
+        ask(hostile, 0)
+        assert answer_of(hostile) is ChunkStatus.HERE
+        assert server.load.served_bytes == CHUNK_BYTES
+        assert server.load.num_malformed == 5
+    assert caplog.text.count("1 malformed requests so far; the last one, from 127.0.0.1 (") == 1

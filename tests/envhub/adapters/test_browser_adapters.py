@@ -1,0 +1,286 @@
+"""The parts of the adapters to MiniWoB++ and BrowserGym; `make test-adapters-browser` plays them in a browser."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+from slipstream.envhub.adapters.browsergym import _Worker
+from slipstream.envhub.adapters.browsergym_worker import Begin, check_call, module_of
+from slipstream.envhub.adapters.miniwob_text import PageAction, page_text, parse_action, shown_refs
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation import chromium
+from slipstream.envhub.isolation.own_process import OwnProcess
+
+DEADLINE_S = 60.0
+T = TypeVar("T")
+# In Chromium's place: says what it is given and what it can reach.
+PROBE = """#!/bin/bash
+echo "given: $*"
+echo "root: $(ls -x -w 999 /)"
+echo "user: $(id -u) $(grep NoNewPrivs /proc/self/status | tr -d '\\t')"
+echo "pages: $(cat /pages/page.html)"
+echo "processes: $(ls -d /proc/[0-9]* | wc -l)"
+(exec 3<>"/dev/tcp/127.0.0.1/$(cat /pages/port)") 2>/dev/null && echo reached || echo "not reached"
+touch /usr/mine /pages/mine 2>/dev/null || echo "read only"
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Element:
+    """As `miniwob.dom.DOMElement` has them."""
+
+    ref: int
+    tag: str = "div"
+    text: str | None = None
+    value: bool | str | None = None
+    id: str = ""
+    classes: str = ""
+    focused: bool = False
+    children: Sequence["Element"] = ()
+
+    @property
+    def subtree_elements(self) -> list["Element"]:
+        return [self, *(element for child in self.children for element in child.subtree_elements)]
+
+
+# A part of login-user's page, as its own script described it to chromedriver; and a paragraph with two lines of text.
+PAGE = Element(
+    ref=1,
+    tag="body",
+    children=[
+        Element(
+            ref=2,
+            id="wrap",
+            children=[
+                Element(
+                    ref=5,
+                    tag="p",
+                    children=[
+                        Element(ref=6, tag="label", classes="bold", text="Username"),
+                        Element(ref=7, tag="input_text", id="username", value="", focused=True),
+                    ],
+                ),
+                Element(ref=8, tag="input_checkbox", value=True),
+                Element(
+                    ref=9,
+                    tag="p",
+                    children=[
+                        Element(ref=-1, tag="t", text="one line and"),
+                        Element(ref=-2, tag="t", text="another,"),
+                        Element(ref=10, tag="span", classes="alink", text="a  link"),
+                        Element(ref=-3, tag="t", text="and more"),
+                    ],
+                ),
+                Element(ref=11, tag="button", classes="secondary-action big", text="Login"),
+            ],
+        ),
+    ],
+)
+
+
+def test_a_page_reads_as_its_elements_and_lines_of_text_are_joined() -> None:
+    assert page_text(PAGE) == (
+        "[2] div#wrap\n"
+        " [5] p\n"
+        '  [6] label.bold "Username"\n'
+        "  [7] input_text#username (focused)\n"
+        " [8] input_checkbox (on)\n"
+        " [9] p\n"
+        '  "one line and another,"\n'
+        '  [10] span.alink "a link"\n'
+        '  "and more"\n'
+        ' [11] button.secondary-action.big "Login"'
+    )
+    assert shown_refs(PAGE) == {1, 2, 5, 6, 7, 8, 9, 10, 11}
+    assert page_text(Element(ref=1, tag="body")) == "(an empty page)"
+    long = Element(ref=1, tag="body", children=[Element(ref=2, text="x" * 9000)])
+    assert len(page_text(long)) == 8000 + len("\n[cut]")
+
+
+@pytest.mark.parametrize(
+    ("action", "parsed"),
+    [
+        ("click 7", PageAction(kind="click", ref=7)),
+        ("  CLICK [7] ", PageAction(kind="click", ref=7)),
+        ("type 7 a  b ", PageAction(kind="type", ref=7, text="a  b")),
+        ('Type [7] "él \'n"', PageAction(kind="type", ref=7, text='"él \'n"')),
+        ("press <Enter>", PageAction(kind="press", text="<Enter>")),
+        ("wait", PageAction(kind="wait")),
+        ("click 99", None),
+        ("click -1", None),
+        ("click", None),
+        ("click 7 8", None),
+        ("type 7", None),
+        ("type 7  ", None),
+        ("type 7 a\nb", None),
+        ("type 7 \ue007", None),  # WebDriver's own Enter
+        ("type 7 🙂", None),
+        (f"type 7 {'x' * 201}", None),
+        ("press A-<F4>", None),
+        ("press", None),
+        ("waiting", None),
+        ("", None),
+    ],
+)
+def test_an_action_is_understood_where_it_names_what_is_shown(action: str, parsed: PageAction | None) -> None:
+    assert parse_action(action, {1, 7, 8}, {"<Enter>", "C-a"}) == parsed
+
+
+def test_waits_are_bounded_and_an_address_is_of_a_site() -> None:
+    for name, arguments in (("noop", []), ("noop", [5000]), ("goto", ["http://a/b"]), ("click", ["javascript:"])):
+        check_call(name, arguments)
+    for name, arguments in (("noop", [5001]), ("noop", ["x"]), ("goto", ["javascript:x"]), ("goto", ["file:///etc"])):
+        with pytest.raises(ValueError, match=rf"{name} (waits|takes)"):
+            check_call(name, arguments)
+
+
+def test_a_task_is_registered_by_the_module_of_its_benchmark() -> None:
+    assert module_of("browsergym/webarena.4") == "browsergym.webarena"
+    assert module_of("browsergym/workarena.servicenow.order-ipad-pro") == "browsergym.workarena"
+    assert module_of("browsergym/openended") == "browsergym.core"
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Pages that everybody may read, and the probe in Chromium's place."""
+    monkeypatch.setattr(chromium, "CHROMIUM", "/pages/probe")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "pages").mkdir()
+        (folder / "pages" / "page.html").write_text("hello")
+        (folder / "pages" / "probe").write_text(PROBE)
+        for path in (folder, folder / "pages" / "probe"):
+            path.chmod(0o755)
+        yield folder
+
+
+def launched(folder: Path, *arguments: str, sites: Sequence[str] = ()) -> list[str]:
+    """What the probe says while a loopback port of the host listens."""
+    chromium.write_launcher(folder / "chromium", pages=folder / "pages", sites=sites)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (folder / "pages" / "port").write_text(str(server.getsockname()[1]))
+        started = subprocess.run([folder / "chromium", *arguments], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert started.returncode == 0, started.stderr
+    return started.stdout.splitlines()
+
+
+def test_the_browser_sees_no_network_no_file_of_the_host_and_no_process(folder: Path) -> None:
+    given, root, user, pages, processes, reached, written = launched(folder, "--headless", "--no-sandbox", "a b")
+    assert given.endswith("--headless a b")  # and its own sandbox stays on
+    assert root.split()[1:] == ["bin", "dev", "etc", "home", "lib", "lib64", "pages", "proc", "sbin", "tmp", "usr"]
+    assert (user, pages) == ("user: 1000 NoNewPrivs:1", "pages: hello")
+    assert int(processes.split()[1]) < 10
+    assert (reached, written) == ("not reached", "read only")
+
+
+def test_named_sites_give_the_browser_the_network_and_a_missing_proxy_for_other_sites(folder: Path) -> None:
+    given, *_, reached, _ = launched(folder, sites=["shop.example:7770", "127.0.0.1:80"])
+    assert "--proxy-server=http://127.0.0.1:9 --proxy-bypass-list=<-loopback>;shop.example:7770;127.0.0.1:80" in given
+    assert (
+        reached == "reached"
+    )  # only the proxy holds it back, as Chromium does what its flags say and a probe does not
+
+
+def test_root_reports_pages_that_the_unprivileged_user_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages").chmod(0o700)
+    with pytest.raises(ValueError, match=r"cannot read .*pages: install the environment in a folder"):
+        chromium.require_readable(tmp_path / "pages")
+
+
+def test_what_is_missing_is_said_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chromium, "_NEEDED", (("bwrap", "bubblewrap"), ("/no/chromedriver", "chromium-driver")))
+    with pytest.raises(ValueError, match="/no/chromedriver is missing; install it: apt-get install chromium-driver"):
+        chromium.require_chromium()
+
+
+def test_a_process_is_ended_with_all_that_it_started() -> None:
+    process = OwnProcess(name="test")
+    process.start(["bash", "-c", "trap '' TERM; sleep 600 & echo $! $TMPDIR; wait"], env={"PATH": os.defpath})
+    child, folder = until(lambda: process.log_tail().split())
+    assert folder == str(process.folder) and process.folder.is_dir() and not process.is_over
+    process.end()
+    process.end()
+    until(lambda: not psutil.pid_exists(int(child)) or psutil.Process(int(child)).status() == psutil.STATUS_ZOMBIE)
+    assert process.is_over and not process.folder.exists()
+
+
+def test_a_process_ends_with_the_one_that_started_it() -> None:
+    starts = (
+        "import time; from slipstream.envhub.isolation.own_process import OwnProcess;"
+        "process = OwnProcess(name='test');"
+        "process.start(['sleep', '600'], env={'PATH': '/usr/bin:/bin'}); print(process._process.pid, flush=True);"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    psutil.wait_procs([child], timeout=DEADLINE_S)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+BEGIN = Begin(game="browsergym/openended", seed=1, settings={})
+
+
+def test_what_fails_in_browsergyms_process_is_a_failure_of_the_environment() -> None:
+    worker = _Worker(pages=None, sites=())
+    try:
+        for _ in range(2):  # it lives on
+            with pytest.raises(EnvError, match="BrowserGym failed: ModuleNotFoundError: No module named 'browsergym'"):
+                asyncio.run(worker.request(BEGIN))
+    finally:
+        worker.end()
+
+
+def test_a_process_of_browsergyms_that_hangs_is_ended_and_then_lost() -> None:
+    worker = _Worker(pages=None, sites=())
+    pid = until(
+        lambda: [
+            child.pid
+            for child in psutil.Process().children()
+            if "slipstream.envhub.adapters.browsergym_worker" in words(child)
+        ]
+    )[0]
+    os.kill(pid, signal.SIGSTOP)
+
+    async def cut() -> None:
+        asked = asyncio.create_task(worker.request(BEGIN))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(worker.end)
+        with pytest.raises(EnvError, match="BrowserGym's process is lost"):
+            await asked
+
+    asyncio.run(cut())
+    assert not psutil.pid_exists(pid)
+
+
+def words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def until(look: Callable[[], T]) -> T:
+    """What `look` sees as soon as it sees something."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (seen := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return seen

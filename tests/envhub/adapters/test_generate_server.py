@@ -1,0 +1,244 @@
+"""The endpoint for verifiers, with recorded requests and with invalid ones."""
+
+import asyncio
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from slipstream.common.records.trajectory import Sampling
+from slipstream.envhub.adapters.generate_server import GenerateServer
+from slipstream.envhub.adapters.verifiers_session import Session
+from slipstream.envhub.driving import Reply, Request
+from slipstream.envhub.env import EnvError
+
+SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=20, max_turn_tokens=32)
+SHOWN = {"Authorization": "Bearer hidden", "X-Session-ID": "episode"}
+ASKED = {
+    "model": "policy",
+    "token_ids": [5, 6, 7],
+    "sampling_params": {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 20,
+        "max_tokens": 32,
+        "stop_token_ids": [2],
+        "logprobs": 1,
+        "skip_special_tokens": False,
+    },
+}
+
+
+class Policy:
+    """Answers a prompt with `reply`, or never."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+        self.asked = asyncio.Event()
+        self.reply: Callable[[list[int]], Reply] | None = None
+
+    async def generate(self, request: Request) -> Reply:
+        self.prompts.append(request.prompt)
+        self.asked.set()
+        if self.reply is None:
+            await asyncio.sleep(3600)
+        assert self.reply is not None
+        return self.reply(request.prompt)
+
+
+class Asking:
+    """A server with one session, and a client of it."""
+
+    def __init__(self, url: str, sessions: dict[str, Session], policy: Policy, client: aiohttp.ClientSession) -> None:
+        self.url, self.sessions, self.policy, self._client = url, sessions, policy, client
+        self.session = sessions["episode"]
+
+    def is_untouched(self) -> bool:
+        """Whether nothing reached the session."""
+        return not self.policy.prompts and not self.session.is_over
+
+    async def post(self, body: object, headers: dict[str, str] = SHOWN) -> tuple[int, str]:
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+        async with self._client.post(f"{self.url}/inference/v1/generate", data=data, headers=headers) as reply:
+            return reply.status, await reply.text()
+
+    async def models(self, headers: dict[str, str] = SHOWN) -> tuple[int, str]:
+        async with self._client.get(f"{self.url}/v1/models", headers=headers) as reply:
+            return reply.status, await reply.text()
+
+
+@contextlib.asynccontextmanager
+async def asking() -> AsyncIterator[Asking]:
+    policy = Policy()
+    session = Session(SAMPLING, policy.generate)
+    sessions = {"episode": session}
+    server = GenerateServer(sessions, max_tokens=16, end_tokens=frozenset({2, 3}), secret="hidden")
+    async with server.listening() as url, aiohttp.ClientSession() as client:
+        yield Asking(url, sessions, policy, client)
+
+
+def test_a_request_reaches_its_session_and_the_reply_has_the_recorded_format() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            side.policy.reply = lambda prompt: Reply(tokens=[8, 2], logprobs=[-0.5, -0.0], finish_reason="stop")
+            status, text = await side.post(ASKED)
+            assert side.policy.prompts == [[5, 6, 7]]
+        content = [{"token": "token_id:8", "logprob": -0.5}, {"token": "token_id:2", "logprob": -0.0}]
+        choice = {"index": 0, "token_ids": [8, 2], "finish_reason": "stop", "logprobs": {"content": content}}
+        assert (status, json.loads(text)) == (200, {"request_id": "", "choices": [choice]})
+        assert side.session.answered == [[8, 2]]
+
+    asyncio.run(ask())
+
+
+def test_the_models_card_tells_the_longest_prompt_that_leaves_room() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            status, text = await side.models()
+        card = {"id": "policy", "object": "model", "max_model_len": 15}
+        assert (status, json.loads(text)) == (200, {"object": "list", "data": [card]})
+
+    asyncio.run(ask())
+
+
+def test_two_questions_at_a_time_are_each_answered() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            side.policy.reply = lambda prompt: Reply(
+                tokens=[prompt[0] + 1, 2], logprobs=[0.0] * 2, finish_reason="stop"
+            )
+            posted = [side.post(ASKED | {"token_ids": [number]}) for number in (5, 6)]
+            told = [json.loads(text)["choices"][0]["token_ids"] for _, text in await asyncio.gather(*posted)]
+        assert told == [[6, 2], [7, 2]]
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Session-ID": "episode"},
+        SHOWN | {"Authorization": "Bearer guessed"},
+        SHOWN | {"Authorization": "hidden"},
+        SHOWN | {"Origin": "https://a.page"},
+    ],
+)
+def test_requests_without_the_secret_and_of_web_pages_are_refused(headers: dict[str, str]) -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            assert (await side.post(ASKED, headers))[0] == 401
+            assert (await side.models(headers))[0] == 401
+            assert side.is_untouched()
+
+    asyncio.run(ask())
+
+
+def test_a_request_for_an_unknown_episode_is_refused_and_reaches_no_session() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            for headers in (SHOWN | {"X-Session-ID": "another"}, {"Authorization": "Bearer hidden"}):
+                assert (await side.post(ASKED, headers))[0] == 403
+            assert side.is_untouched()
+
+    asyncio.run(ask())
+
+
+def sampling(**changes: Any) -> dict[str, Any]:
+    params = {**ASKED["sampling_params"], **changes}
+    return ASKED | {"sampling_params": {name: value for name, value in params.items() if value != "left out"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (b"{", "truncated"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"\xff\xfe", "sent an invalid request"),
+        (ASKED | {"token_ids": [-1]}, "`int` >= 0"),
+        (ASKED | {"token_ids": [True]}, "Expected `int`, got `bool`"),
+        (ASKED | {"token_ids": [1.5]}, "Expected `int`, got `float`"),
+        (ASKED | {"token_ids": [1 << 40]}, "`int` <="),
+        (ASKED | {"token_ids": []}, "length >= 1"),
+        (ASKED | {"model": "other"}, "the model is policy, not 'other'"),
+        (ASKED | {"content_parts": []}, "unknown field `content_parts`"),
+        (sampling(temperature=1.0), r"temperature is 0\.7 in this run, and 1\.0 was requested"),
+        (sampling(temperature="left out"), r"temperature is 0\.7 in this run, and 1\.0 was requested"),
+        (sampling(top_p="left out"), r"top_p is 0\.9"),
+        (sampling(top_k=-1), "top_k is 20 in this run, and 0 was requested"),
+        (sampling(max_tokens="left out"), "max_tokens is 32 in this run, and None was requested"),
+        (sampling(stop_token_ids=[2, 4]), r"ends a turn at tokens \[4\], and the engine at \[2, 3\]"),
+        (sampling(skip_special_tokens=True), "skip_special_tokens must be false"),
+        (sampling(logprobs=5), "skip_special_tokens must be false"),
+        (sampling(min_p=0.1), "unknown field `min_p`"),
+        (sampling(seed=1), "unknown field `seed`"),
+    ],
+)
+def test_an_invalid_request_is_refused_and_fails_its_episode(body: object, complaint: str) -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            assert (await side.post(body))[0] == 400
+            with pytest.raises(EnvError, match=complaint):
+                await side.session.ending()
+
+    asyncio.run(ask())
+
+
+def test_a_prompt_over_the_context_is_refused_in_the_words_that_harnesses_know_and_fails_no_episode() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            status, text = await side.post(ASKED | {"token_ids": [1] * 16})
+            assert status == 400 and "maximum context length" in text
+            assert side.is_untouched()
+
+    asyncio.run(ask())
+
+
+def test_a_body_that_no_prompt_needs_is_not_read() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            assert (await side.post(ASKED | {"cache_salt": "x" * (2 << 20)}))[0] == 413
+
+    asyncio.run(ask())
+
+
+def test_a_request_that_ends_before_its_answer_fails_the_episode() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            posted = asyncio.create_task(side.post(ASKED))
+            await side.policy.asked.wait()
+            posted.cancel()
+            with pytest.raises(EnvError, match="did not wait for its answer"):
+                await side.session.ending()
+
+    asyncio.run(ask())
+
+
+def test_a_request_that_ended_with_its_process_says_so() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            posted = asyncio.create_task(side.post(ASKED))
+            await side.policy.asked.wait()
+            posted.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await posted
+            side.session.fail(EnvError("its process ended"))
+            with pytest.raises(EnvError, match="its process ended"):
+                await side.session.ending()
+
+    asyncio.run(ask())
+
+
+def test_a_request_of_an_episode_that_is_over_is_refused() -> None:
+    async def over(request: Request) -> Reply:
+        raise EnvError("the episode is over")
+
+    async def ask() -> None:
+        async with asking() as side:
+            side.session = side.sessions["episode"] = Session(SAMPLING, over)
+            assert (await side.post(ASKED))[0] == 503
+
+    asyncio.run(ask())

@@ -1,0 +1,33 @@
+"""Answers that reasoning-gym's scorers do not get, and data sets that are refused; without the package."""
+
+import pytest
+
+from slipstream.envhub.adapters.reasoning import REFUSED, SCREENS, ReasoningEnv
+
+
+@pytest.mark.parametrize("dataset", [*REFUSED])
+def test_a_data_set_that_is_refused_says_why(dataset: str) -> None:
+    with pytest.raises(ValueError, match=f"{dataset} is not supported: "):
+        ReasoningEnv(dataset=dataset)
+
+
+def test_data_sets_that_any_answer_solves_are_refused() -> None:
+    assert {"game_of_life_halting", "puzzle24"} <= REFUSED.keys()
+    assert not REFUSED.keys() & SCREENS.keys()
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_seen"),
+    [
+        ("3 - 2i", True),
+        ("-1.5+2j", True),
+        ("(4+0j)", True),
+        ("nan", False),
+        ("nan+1j", False),
+        ("inf", False),
+        ("1e400", False),
+        ("9" * 400, False),
+    ],
+)
+def test_an_answer_in_complex_numbers_is_written_in_digits(answer: str, is_seen: bool) -> None:
+    assert (SCREENS["complex_arithmetic"].fullmatch(answer) is not None) == is_seen

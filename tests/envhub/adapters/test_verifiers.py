@@ -1,0 +1,427 @@
+"""Episodes that verifiers plays: our driver in a process of its own, our endpoint, and the actor's own rollout.
+
+What stands for the package (tests/verifiers_stub) asks as 0.4.0 does, and refuses what it refuses; with the package
+itself, tests/adapters/verifiers plays.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import redis
+
+from slipstream.actors.episode.drive import terms_of
+from slipstream.actors.episode.resume import resumed_tape
+from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env
+from slipstream.actors.episode.tape import Tape
+from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
+from slipstream.common.config.config import load_config
+from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, VersionSpan, check
+from slipstream.common.text.action_format import FORMATS
+from slipstream.envhub.adapters.verifiers_env import VerifiersEnv
+from slipstream.envhub.catalogue import make_any_env, make_env
+from slipstream.envhub.driving import Reply, Request
+from slipstream.envhub.env import EnvError
+from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from slipstream.tools.run.check_input import check_input
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, policy_versions, rollout_of
+from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+from tests.learner.publisher.offers import empty_offer
+from tests.replay.records.attempts import make_buffer, ticket
+
+STUB = Path(__file__).parent / "verifiers_stub"
+TOKENIZER = merging_tokenizer(CHATML)
+END = 99
+DEADLINE_S = 60.0
+
+
+def answered(tokens: list[int], seed: int | None = None) -> list[int]:
+    if max(tokens) > END:
+        raise ValueError(f"token ids up to {max(tokens)}, the model has [0, 100)")
+    return [50 + sum(tokens) % 40, END]
+
+
+@pytest.fixture(autouse=True)
+def where_verifiers_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "uv").write_text("#!/bin/sh\n")
+    (tmp_path / "uv").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(STUB))
+
+
+def part(**taskset: Any) -> MixtureEntry:
+    config = {"taskset": {"id": "numbers", **taskset}}
+    return MixtureEntry(name="verifiers", options={"python": sys.executable, "config": config})
+
+
+def engine(token_time_s: float = 0.0) -> ScriptedEngine:
+    return ScriptedEngine(answered, policy_version=4, schedule=Schedule(token_time_s=token_time_s), max_tokens=256)
+
+
+async def played(
+    options: MixtureEntry, *, tape: Tape | None = None, sampler: ScriptedEngine | None = None, **settings: Any
+) -> Trajectory:
+    """One episode by the actor's own code, on a fresh environment."""
+    tape = tape or Tape(attempt=attempt_on())
+    settings.setdefault("allowance", replace(ALLOWANCE, step_timeout_s=DEADLINE_S))
+    async with fresh_env({tape.attempt.task.env: options}, tape.attempt.task, timeout_s=DEADLINE_S) as env:
+        return await rollout_of(env, sampler or engine(), tape=tape, tokenizer=TOKENIZER, **settings)
+
+
+def play(options: MixtureEntry, **settings: Any) -> Trajectory:
+    return asyncio.run(played(options, **settings))
+
+
+async def until(holds: Callable[[], bool], what: str) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():  # noqa: ASYNC110 - another process makes it so
+            await asyncio.sleep(0.01)
+
+
+def is_running(pid: str) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_an_episode_is_recorded_as_it_was_asked_and_answered() -> None:
+    trajectory = play(part())
+    check(trajectory, vocab_size=100)
+    tokens = trajectory.token_array().tolist()
+    (start, *_), expected = tokens, []
+    for _ in range(3):
+        expected += [start, 1] if not expected else [2]
+        expected += answered(expected)
+    assert tokens == expected
+    assert trajectory.loss_mask_array().tolist() == [token >= 50 for token in expected]
+    assert [turn.rewards for turn in trajectory.turns] == [{"right": 0.0}] * 2 + [{"right": 0.5, "short": 0.25}]
+    assert (trajectory.score, trajectory.success, trajectory.branch_starts) == (0.75, False, [0])
+    assert (trajectory.stop_reason, trajectory.outcome) == (StopReason.DONE, Outcome.POLICY)
+    assert [turn.finish_reason for turn in trajectory.turns] == ["stop"] * 3
+
+
+def test_versions_land_on_the_tokens_that_they_sampled() -> None:
+    sampler = engine(token_time_s=1.0)
+
+    async def commit_in_mid_generation() -> Trajectory:
+        playing = asyncio.create_task(played(part(turns=1), sampler=sampler))
+        await until(lambda: sampler.load().num_running == 1, "the engine is asked")
+        await asyncio.sleep(1.5)  # the first token is of the old version, the second of the new one
+        await sampler.stage(empty_offer(5))
+        await sampler.commit(5)
+        return await playing
+
+    trajectory = asyncio.run(commit_in_mid_generation())
+    check(trajectory, vocab_size=100)
+    assert [span.policy_version for span in trajectory.version_spans] == [4, 5]
+    assert np.array_equal(policy_versions(trajectory) >= 0, trajectory.loss_mask_array())
+    assert trajectory.version_spans[0].start == trajectory.turns[0].start
+    assert isinstance(trajectory.version_spans[0], VersionSpan)
+
+
+def test_a_prompt_that_does_not_continue_the_last_answer_begins_a_branch() -> None:
+    trajectory = play(part(does="branch"))
+    check(trajectory, vocab_size=100)
+    tokens = trajectory.token_array().tolist()
+    first = trajectory.turns[0].stop
+    assert trajectory.branch_starts == [0, first]
+    # What was sampled in the first branch is read in the second one, and trained in the first alone.
+    assert tokens[first : trajectory.turns[1].start] == [tokens[0], *tokens[2:first], 3]
+    assert not trajectory.loss_mask_array()[first : trajectory.turns[1].start].any()
+
+
+@pytest.mark.parametrize(
+    ("taskset", "max_turns", "max_tokens", "stop_reason", "num_turns"),
+    [
+        ({"turns": 9}, 2, 256, StopReason.MAX_TURNS, 2),
+        ({"turns": 9, "does": "context"}, 8, 40, StopReason.MAX_TOKENS, 2),
+    ],
+)
+def test_the_policys_own_limits_end_an_episode_that_is_scored(
+    taskset: dict[str, Any], max_turns: int, max_tokens: int, stop_reason: StopReason, num_turns: int
+) -> None:
+    allowance = replace(ALLOWANCE, max_turns=max_turns, max_tokens=max_tokens, step_timeout_s=DEADLINE_S)
+    trajectory = play(part(**taskset), allowance=allowance)
+    assert (trajectory.stop_reason, len(trajectory.turns)) == (stop_reason, num_turns)
+    assert trajectory.outcome is Outcome.POLICY
+    assert trajectory.turns[-1].rewards == {"right": 0.5, "short": 0.25}
+
+
+def test_a_harness_that_fails_over_a_full_context_ends_the_episode_without_reward() -> None:
+    allowance = replace(ALLOWANCE, max_tokens=8, step_timeout_s=DEADLINE_S)
+    trajectory = play(part(turns=9), allowance=allowance)
+    assert (trajectory.stop_reason, trajectory.total_reward, trajectory.score) == (StopReason.MAX_TOKENS, 0.0, 0.0)
+    assert len(trajectory.turns) == 2
+
+
+@pytest.mark.parametrize(
+    ("does", "complaint"),
+    [
+        ("hot", r"temperature is 1\.0 in this run, and 0\.3 was requested"),
+        ("longer", "max_tokens is 64 in this run, and 1000 was requested"),
+        ("penalty", "presence_penalty"),
+        ("stops", r"ends a turn at tokens \[4\], and the engine at \[99\]"),
+        ("other_model", "the model is policy, not 'another'"),
+        ("no_prompt", "sent an invalid request"),
+        ("pictures", "features"),
+        ("strange_token", "requested a generation from an invalid prompt"),
+        ("second_agent", "the policy plays one agent"),
+        ("forget", "its trace has 2 turns, which differ from the 3 sampled ones"),
+        ("unscored", "its rewards are {'right': None, 'short': None}"),
+        ("nan", "returned reward 'right' = nan"),
+        ("timeout", "a timeout of verifiers ended the episode: agent_timeout"),
+        ("die", "its process ended"),
+        ("hang", r"neither requested a generation nor ended within 2\.0 s"),
+    ],
+)
+def test_a_failure_that_the_policy_did_not_cause_is_an_env_failure_and_never_a_reward_of_0(
+    does: str, complaint: str
+) -> None:
+    step_timeout_s = 2.0 if does == "hang" else DEADLINE_S
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        play(part(does=does), allowance=replace(ALLOWANCE, step_timeout_s=step_timeout_s))
+    assert failed.value.outcome is Outcome.ENV_FAILURE
+
+
+def test_an_answer_to_a_request_that_has_ended_is_an_env_failure() -> None:
+    with pytest.raises(EpisodeFailed, match=r"did not wait for its answer|ended before any generation was complete"):
+        play(part(does="impatient"), sampler=engine(token_time_s=5.0))
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ({"a": {}, "b": {}}, r"the policy would play 2 of the agents \['a', 'b'\]; give all but one a client"),
+        ({"agent": {"client": "elsewhere"}}, "the policy would play 0 of the agents"),
+        ({"agent": {"harness": "bash"}}, "the harness bash of agent runs the policy's code; set a runtime"),
+    ],
+)
+def test_a_configuration_that_one_policy_cannot_play_is_an_env_failure(config: Any, complaint: str) -> None:
+    options = {"python": sys.executable, "config": {"taskset": {"id": "numbers"}, **config}}
+    with pytest.raises(EpisodeFailed, match=complaint):
+        play(MixtureEntry(name="verifiers", options=options))
+
+
+def test_a_harness_that_runs_the_policys_code_uses_the_configured_runtime() -> None:
+    agent = {"harness": "bash", "runtime": {"type": "subprocess"}}
+    options = {"python": sys.executable, "config": {"taskset": {"id": "numbers"}, "agent": agent}}
+    assert len(play(MixtureEntry(name="verifiers", options=options)).turns) == 3
+
+
+def test_nothing_is_played_without_uv_which_would_be_installed_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "uv").unlink()
+    os.environ["PATH"] = str(tmp_path)
+    with pytest.raises(EpisodeFailed, match="`uv` is missing"):
+        play(part())
+
+
+def test_episodes_share_a_process_and_keep_apart_and_it_ends_with_the_last(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+
+    async def side_by_side() -> list[Trajectory]:
+        tapes = [Tape(attempt=replace(attempt_on(index), member=index)) for index in range(8)]
+        return await asyncio.gather(
+            *(played(part(pids=str(pids)), tape=tape, sampler=engine(token_time_s=0.01)) for tape in tapes)
+        )
+
+    trajectories = asyncio.run(side_by_side())
+    alone = [play(part(), tape=Tape(attempt=attempt_on(index))) for index in (0, 5)]
+    assert [trajectories[0].tokens, trajectories[5].tokens] == [trajectory.tokens for trajectory in alone]
+    assert len({trajectory.tokens for trajectory in trajectories}) == 8
+    (pid,) = pids.read_text().split()
+    assert not is_running(pid)
+
+
+def test_a_process_that_dies_takes_its_episodes_along_and_the_next_has_a_new_one(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    options = part(does="hang", pids=str(pids))
+
+    async def kill_it() -> None:
+        playing = [asyncio.create_task(played(options)) for _ in range(2)]
+        await until(lambda: pids.exists() and pids.read_text().endswith("\n"), "the process is up")
+        os.kill(int(pids.read_text()), 9)
+        for task in playing:
+            with pytest.raises(EpisodeFailed, match="its process ended"):
+                await task
+        again = asyncio.create_task(played(options))
+        await until(lambda: len(pids.read_text().split()) == 2, "a new process is up")
+        again.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await again
+
+    asyncio.run(kill_it())
+    assert not any(is_running(pid) for pid in pids.read_text().split())
+
+
+def test_a_lost_episode_that_is_not_yet_closed_does_not_keep_a_dead_process_in_use(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    lost, next_one = (make_any_env("verifiers", part(pids=str(pids)).options) for _ in range(2))
+    terms = terms_of(TOKENIZER, attempt_on().sampling, max_tokens=256, max_turns=8, started_at_s=0.0)
+    task = Task(env="verifiers", split="train", index=0)
+
+    async def lose_one() -> None:
+        assert isinstance(lost, VerifiersEnv) and isinstance(next_one, VerifiersEnv)
+        asked: list[list[int]] = []
+
+        async def killed(request: Request) -> Reply:
+            asked.append(request.prompt)
+            os.kill(int(pids.read_text()), 9)
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+        async def sampled(request: Request) -> Reply:
+            asked.append(request.prompt)
+            return Reply(tokens=answered(request.prompt), logprobs=[0.0, 0.0], finish_reason="stop")
+
+        with pytest.raises(EnvError, match="its process ended"):
+            await lost.play_episode(task, terms, killed)
+        await next_one.play_episode(task, terms, sampled)
+        assert asked[1] == asked[0]
+        await next_one.close()
+        await lost.close()
+
+    asyncio.run(lose_one())
+    assert len(pids.read_text().split()) == 2
+    assert not any(is_running(pid) for pid in pids.read_text().split())
+
+
+def cut_in_turn(turn: int, options: MixtureEntry) -> Tape:
+    """The tape of an episode that was cancelled while the engine wrote `turn`."""
+    tape = Tape(attempt=attempt_on())
+
+    async def cut() -> None:
+        sampler = engine(token_time_s=0.05)
+        playing = asyncio.create_task(played(options, tape=tape, sampler=sampler))
+        await until(lambda: len(tape.turns) == turn and sampler.load().num_running == 1, "the turn is being written")
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    asyncio.run(cut())
+    return tape
+
+
+def test_a_preempted_episode_continues_elsewhere_with_the_sampled_tokens() -> None:
+    partial = cut_in_turn(2, part(does="branch")).partial()
+    check(partial, vocab_size=100)
+    resumed = play(part(does="branch"), tape=resumed_tape(attempt_on(), partial))
+    whole = play(part(does="branch"))
+    assert (resumed.tokens, resumed.loss_mask, resumed.branch_starts) == (
+        whole.tokens,
+        whole.loss_mask,
+        whole.branch_starts,
+    )
+    assert [turn.rewards for turn in resumed.turns] == [turn.rewards for turn in whole.turns]
+
+
+def test_a_preempted_episode_does_not_continue_in_another_environment() -> None:
+    partial = cut_in_turn(2, part(does="random")).partial()
+    first = bytes([partial.tokens[0] ^ 1])  # another token than it is, whichever that is
+    other = msgspec.structs.replace(partial, tokens=first + partial.tokens[1:])
+    brief = replace(ALLOWANCE, step_timeout_s=5.0)
+    with pytest.raises(EpisodeFailed, match="2 of its 2 recorded prompts were not sent again") as failed:
+        play(part(does="random"), tape=resumed_tape(attempt_on(), other), allowance=brief)
+    assert failed.value.outcome is Outcome.REPLAY_MISMATCH
+    with pytest.raises(EpisodeFailed, match="1 of its 1 recorded prompts were not sent again"):
+        play(part(first=20), tape=resumed_tape(attempt_on(), cut_in_turn(1, part()).partial()), allowance=brief)
+
+
+def setup_of(run_id: str, options: MixtureEntry) -> EpisodeSetup:
+    return EpisodeSetup(
+        run_id=run_id,
+        actor="actor-0",
+        envs={"shop": options},  # as the tickets of tests/replay/records/attempts.py say
+        engine=engine(),
+        tokenizer=TOKENIZER,
+        action_format=FORMATS["plain"],
+        allowance=replace(ALLOWANCE, step_timeout_s=DEADLINE_S),
+        provenance=attempt_on().provenance,
+        episodes=Episodes(),
+    )
+
+
+def test_a_group_is_stored_and_accounted_for_like_any_other(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = make_buffer(redis_client, run_id)
+    buffer.learner.open([ticket(0)])
+    lease = buffer.actor.lease("actor-0")
+    assert lease is not None
+    setup = setup_of(run_id, part())
+    asyncio.run(rollout_group(lease, setup=setup, buffer=buffer.actor))
+    assert setup.episodes.kept_tokens == 2 * 3 * 2
+    ledger = buffer.learner.ledger()
+    assert (ledger.inserted, ledger.ready, ledger.failed) == (2, 1, {})
+    assert buffer.audit() == []
+
+
+def test_attempts_that_fail_are_redone_and_then_given_up_with_the_reason(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id, max_attempts=2)
+    buffer.learner.open([ticket(0)])
+    lease = buffer.actor.lease("actor-0")
+    assert lease is not None
+    asyncio.run(rollout_group(lease, setup=setup_of(run_id, part(does="unscored")), buffer=buffer.actor))
+    ledger = buffer.learner.ledger()
+    assert (ledger.inserted, ledger.dropped) == (0, {"env_failure": 1})
+    assert ledger.failed["env_failure"] >= 2
+    assert buffer.audit() == []
+
+
+def prompts(split: str, options: MixtureEntry) -> set[int]:
+    async def first_tokens() -> set[int]:
+        tasks = [Task(env="shop", split=split, index=index) for index in range(50)]
+        tapes = [Tape(attempt=replace(attempt_on(), task=task)) for task in tasks]
+        trajectories = await asyncio.gather(*(played(options, tape=tape) for tape in tapes))
+        return {int(trajectory.token_array()[0]) for trajectory in trajectories}
+
+    return asyncio.run(first_tokens())
+
+
+def test_an_eighth_of_the_tasks_is_held_out_by_what_they_say_or_another_taskset_is() -> None:
+    train, held_out = prompts("train", part(turns=1)), prompts("held_out", part(turns=1))
+    assert train | held_out == set(range(20)) and not train & held_out and train and held_out
+    of_two = part(turns=1, num_tasks=10)
+    of_two.options["held_out"] = {"first": 30}
+    assert prompts("train", of_two) == set(range(10))
+    assert prompts("held_out", of_two) == set(range(30, 40))
+
+
+def test_the_process_sees_no_secret_but_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIDDEN_FROM_EPISODES", "a secret")
+    monkeypatch.setenv("MY_JUDGE_KEY", "another")
+    options = part(does="secrets")
+    options.options["secrets"] = {"JUDGE_KEY": "MY_JUDGE_KEY"}
+    assert play(options).turns[-1].rewards == {"HIDDEN_FROM_EPISODES": 0.0, "JUDGE_KEY": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"python": "/no/such/python"}, "must be a Python interpreter, got '/no/such/python'"),
+        ({"config": {"agent": {}}}, "must have a taskset"),
+        ({"secrets": {"KEY": "NOT_SET_HERE"}}, r"\['NOT_SET_HERE'\] are not set"),
+        ({"game": "chess"}, "its options are: python, config"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_when_it_is_made(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        make_any_env("verifiers", part().options | changes)
+
+
+@pytest.mark.parametrize("settings", [[], ["model.path=/m", "warm_start.episodes=3"]])
+def test_a_run_that_needs_an_expert_is_refused(settings: list[str]) -> None:
+    options = [f"env.options.python={sys.executable}", "env.options.config.taskset.id=numbers"]
+    with pytest.raises(ConfigError, match="verifiers has no expert"):
+        check_input(load_config(None, ["env.name=verifiers", *options, *settings]))
+
+
+def test_playing_it_action_by_action_is_refused() -> None:
+    with pytest.raises(ValueError, match="runs whole episodes itself"):
+        make_env("verifiers", part().options)

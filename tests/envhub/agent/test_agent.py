@@ -1,0 +1,509 @@
+"""The `agent` environment: agents of a user's, unchanged, play through an OpenAI-compatible endpoint of the episode."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from slipstream.actors.episode.resume import resumed_tape
+from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env
+from slipstream.actors.episode.tape import Tape
+from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
+from slipstream.common.config.config import load_config
+from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, check
+from slipstream.common.text.action_format import FORMATS
+from slipstream.envhub.catalogue import make_any_env
+from slipstream.envhub.shop.shop import ShopEnv
+from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids, rollout_of
+from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
+from tests.envhub import agents
+from tests.learner.publisher.offers import empty_offer
+from tests.replay.records.attempts import make_buffer, ticket
+
+TOKENIZER = merging_tokenizer(CHATML)
+VOCABULARY = len(TOKENIZER)
+A, B = (ids(TOKENIZER, text)[0] for text in "ab")
+DEADLINE_S = 60.0
+LONG = replace(ALLOWANCE, max_tokens=1000, step_timeout_s=DEADLINE_S)
+
+
+@dataclass
+class Model:
+    """An engine that writes "ab", which its tokenizer would encode as one token, and remembers what it wrote."""
+
+    token_time_s: float = 0.0
+    max_tokens: int = LONG.max_tokens
+    written: list[tuple[list[int], list[int]]] = field(default_factory=list)  # prompts and answers
+
+    def __post_init__(self) -> None:
+        schedule = Schedule(token_time_s=self.token_time_s)
+        self.engine = ScriptedEngine(self._write, policy_version=4, schedule=schedule, max_tokens=self.max_tokens)
+
+    def _write(self, prompt: list[int], seed: int | None) -> list[int]:
+        letter = ids(TOKENIZER, "cdefghij"[random.Random(seed).randrange(8)])
+        answer = [*letter, A, B, TOKENIZER.eos_token_id]
+        self.written.append((prompt, answer))
+        return answer
+
+
+def entry(agent: object, **options: Any) -> MixtureEntry:
+    named = f"tests.envhub.agents:{agent}" if isinstance(agent, str) else agent
+    return MixtureEntry(name="agent", options={"agent": named, **options})
+
+
+async def played(
+    options: MixtureEntry, model: Model, *, tape: Tape | None = None, template: str = CHATML, **settings: Any
+) -> Trajectory:
+    tape = tape or Tape(attempt=attempt_on())
+    settings.setdefault("allowance", LONG)
+    async with fresh_env({tape.attempt.task.env: options}, tape.attempt.task, timeout_s=DEADLINE_S) as env:
+        tokenizer = merging_tokenizer(template)
+        trajectory = await rollout_of(env, model.engine, tape=tape, tokenizer=tokenizer, **settings)
+    check(trajectory, vocab_size=VOCABULARY)
+    return trajectory
+
+
+def play(
+    agent: object, model: Model | None = None, *, options: dict[str, Any] | None = None, **settings: Any
+) -> Trajectory:
+    return asyncio.run(played(entry(agent, **(options or {})), model or Model(), **settings))
+
+
+def turns_of(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
+    """The prompt and the answer of each turn, as recorded."""
+    tokens = trajectory.token_array().tolist()
+    starts = [max(start for start in trajectory.branch_starts if start < turn.start) for turn in trajectory.turns]
+    return [
+        (tokens[start : turn.start], tokens[turn.start : turn.stop])
+        for start, turn in zip(starts, trajectory.turns, strict=True)
+    ]
+
+
+def sequences(trajectory: Trajectory) -> list[str]:
+    tokens = trajectory.token_array().tolist()
+    stops = [*trajectory.branch_starts[1:], len(tokens)]
+    return [TOKENIZER.decode(tokens[start:stop]) for start, stop in zip(trajectory.branch_starts, stops, strict=True)]
+
+
+def conversation(*texts: str) -> str:
+    """The user's texts and the policy's in turn, as the template renders them, up to the policy's last one."""
+    roles = ("user", "assistant") * len(texts)
+    rendered = "".join(f"<|im_start|>{role}\n{text}{END}\n" for role, text in zip(roles, texts, strict=False))
+    return rendered.removesuffix("\n")
+
+
+@pytest.mark.parametrize("agent", ["chats", "streams", "blocks"])
+def test_an_agent_on_openais_sdk_plays_unchanged_and_keeps_every_sampled_token(agent: str) -> None:
+    model = Model()
+    trajectory = play(agent, model)
+    assert turns_of(trajectory) == model.written
+    assert trajectory.branch_starts == [0] and len(trajectory.turns) == 3
+    assert TOKENIZER.encode(TOKENIZER.decode([A, B])) != [A, B]  # they would not survive being encoded again
+    assert (trajectory.stop_reason, trajectory.outcome) == (StopReason.DONE, Outcome.POLICY)
+    assert {span.policy_version for span in trajectory.version_spans} == {4}
+
+
+def test_rewards_come_with_the_last_turn_and_the_first_component_is_the_goal() -> None:
+    trajectory = play("streams")
+    assert [turn.rewards for turn in trajectory.turns] == [
+        {"right": 0.0},
+        {"right": 0.0},
+        {"right": 0.5, "short": 0.25},
+    ]
+    assert (trajectory.score, trajectory.success) == (0.5, False)
+    assert play("chats").success
+    assert play("returns_true").turns[-1].rewards == {"reward": 1.0}
+
+
+@pytest.fixture
+def shown() -> Iterator[Path]:
+    """A folder that a sandbox can show: it runs as another user if this is root."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def script(folder: Path, code: str) -> dict[str, Any]:
+    (folder / "play.py").write_text(agents.WITH_URLLIB + code)
+    (folder / "tasks.jsonl").write_text("".join(json.dumps({"question": f"q{row}"}) + "\n" for row in range(40)))
+    return {"folder": str(folder), "train": str(folder / "tasks.jsonl")}
+
+
+COMMAND = ["/usr/bin/python3", "/opt/agent/play.py"]
+
+
+@pytest.mark.parametrize(
+    ("code", "rewards"), [(agents.REWARD, {"right": 1.0, "short": 0.5}), (agents.POSTED, {"reward": 0.25})]
+)
+def test_a_command_plays_from_inside_the_sandbox(shown: Path, code: str, rewards: dict[str, float]) -> None:
+    model = Model()
+    trajectory = play(COMMAND, model, options=script(shown, code))
+    assert turns_of(trajectory) == model.written
+    assert trajectory.branch_starts == [0] and len(trajectory.turns) == 2
+    assert trajectory.turns[-1].rewards == rewards
+    assert sequences(trajectory)[0].startswith("<|im_start|>user\nq")
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("print('no reward')", "the agent gave no reward"),
+        ("print(float('nan'))", "the agent gave no reward"),
+        ("print(1); sys.exit(3)", "exit code 3"),
+        ("raise LookupError('a bug')", "LookupError: a bug"),
+        ("urllib.request.urlopen('http://1.1.1.1', timeout=5)", "exit code 1"),
+    ],
+)
+def test_a_command_that_fails_is_an_env_failure(shown: Path, code: str, complaint: str) -> None:
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        play(COMMAND, options=script(shown, code))
+    assert failed.value.outcome is Outcome.ENV_FAILURE
+
+
+def test_a_history_that_the_agent_rewrites_begins_a_branch_with_no_token_trained_twice() -> None:
+    model = Model()
+    trajectory = play("rewrites", model)
+    assert sorted(turns_of(trajectory)) == sorted(model.written)
+    assert len(trajectory.branch_starts) == 2
+    second = trajectory.branch_starts[1]
+    assert trajectory.loss_mask_array()[second:].sum() == len(model.written[2][1])
+
+
+def test_a_template_that_forgets_thoughts_begins_a_branch_as_it_does_elsewhere() -> None:
+    class Thinks(Model):
+        def _write(self, prompt: list[int], seed: int | None) -> list[int]:
+            self.written.append((prompt, [A, *ids(TOKENIZER, "</think>"), B, TOKENIZER.eos_token_id]))
+            return self.written[-1][1]
+
+    model = Thinks()
+    trajectory = play("chats", model, template=FORGETS_THOUGHTS)
+    assert sorted(turns_of(trajectory)) == sorted(model.written)
+    assert len(trajectory.branch_starts) == 3
+
+
+def test_sub_agents_at_the_same_time_are_sequences_of_their_own() -> None:
+    model = Model(token_time_s=0.01)
+    trajectory = play("splits", model)
+    assert sorted(turns_of(trajectory)) == sorted(model.written)
+    assert len(trajectory.branch_starts) == 2 and len(trajectory.turns) == 6
+    assert sorted(text.split("\n")[1].removesuffix(END) for text in sequences(trajectory)) == ["left", "right"]
+    assert all(text.count("<|im_start|>assistant") == 3 for text in sequences(trajectory))
+
+
+def test_several_answers_to_one_prompt_are_branches_and_each_can_be_continued() -> None:
+    model = Model()
+    trajectory = play("chooses", model)
+    assert sorted(turns_of(trajectory)) == sorted(model.written)
+    assert len(trajectory.branch_starts) == 2
+    assert trajectory.turns[-1].stop == trajectory.num_tokens
+    assert [text.count("two") for text in sequences(trajectory)] == [1, 0]
+
+
+def test_a_stop_text_ends_an_answer_after_the_token_that_completes_it() -> None:
+    model = Model()
+    trajectory = play("stops", model)
+    (first, cut), second = turns_of(trajectory)[0], turns_of(trajectory)[1]
+    assert cut == model.written[0][1][:3] and cut[1:] == [A, B]
+    assert second == model.written[1]
+    # The agent did not see the stop text, and the policy did write it.
+    closed = [*ids(TOKENIZER, END + "\n"), *ids(TOKENIZER, "<|im_start|>user\ntwo")]
+    assert second[0][: len(first) + len(cut) + len(closed)] == first + cut + closed
+    assert trajectory.branch_starts == [0]
+
+
+def test_completions_continue_the_sampled_tokens_of_a_text() -> None:
+    model = Model()
+    trajectory = play("completes", model)
+    first, second, third = turns_of(trajectory)
+    assert first == (ids(TOKENIZER, "once"), model.written[0][1][:2])
+    assert second[0] == first[0] + first[1]
+    assert third == ([1, 2, 3], model.written[2][1])
+    assert [turn.finish_reason for turn in trajectory.turns] == ["length", "length", "stop"]
+    assert len(trajectory.branch_starts) == 2
+
+
+def test_tools_and_tool_messages_reach_the_chat_template() -> None:
+    shows = "{% for tool in tools or [] %}[{{ tool['function']['name'] }}]{% endfor %}" + CHATML.replace(
+        "{{ message['content'] }}",
+        "{{ message['content'] }}{% for call in message['tool_calls'] %}{{ call['function']['arguments']['at'] }}"
+        "{% endfor %}",
+    )
+    text = sequences(play("has_tools", template=shows))[0]
+    assert text.startswith("[look]<|im_start|>system\nbehave<|im_end|>")
+    assert "<|im_start|>assistant\nsky<|im_end|>\n<|im_start|>tool\nblue" in text
+
+
+def test_a_date_of_the_chat_template_is_that_of_the_start_of_the_episode() -> None:
+    tape = Tape(attempt=attempt_on(), started_at_s=86_400.0)
+    text = sequences(play("chats", tape=tape, template="{{ strftime_now('%d %b %Y') }}" + CHATML))[0]
+    assert text.startswith("02 Jan 1970<|im_start|>")
+
+
+@pytest.mark.parametrize(
+    ("agent", "limits", "stop_reason", "reward", "num_turns"),
+    [
+        ("talks_on", {"max_turns": 3}, StopReason.MAX_TURNS, 0.0, 3),
+        ("talks_on", {"max_tokens": 100}, StopReason.MAX_TOKENS, 0.0, 3),
+        ("talks_until_refused", {"max_tokens": 100}, StopReason.MAX_TOKENS, 0.75, 3),
+    ],
+)
+def test_an_agent_that_ends_when_a_limit_refuses_its_call_is_the_policys_own_end(
+    agent: str, limits: dict[str, int], stop_reason: StopReason, reward: float, num_turns: int
+) -> None:
+    allowance = replace(LONG, **limits)
+    trajectory = play(agent, Model(max_tokens=allowance.max_tokens), allowance=allowance)
+    assert (trajectory.stop_reason, trajectory.total_reward) == (stop_reason, reward)
+    assert len(trajectory.turns) == num_turns and trajectory.outcome is Outcome.POLICY
+
+
+@pytest.mark.parametrize(
+    ("agent", "complaint"),
+    [
+        ("raises", r"LookupError: a bug of the agent \(agents.py:\d+\)"),
+        ("fails_after_a_refusal_that_it_expected", "LookupError: a bug of the agent"),
+        ("hangs", r"neither requested a generation nor ended within 1\.0 s"),
+        ("exits", "SystemExit: 3"),
+        ("is_interrupted", "KeyboardInterrupt"),
+        ("cancels_itself", "awaited something that was cancelled"),
+        ("returns_nan", "returned reward 'reward' = nan"),
+        ("returns_infinity", "returned reward 'reward' = inf"),
+        ("returns_text", "returned reward 'reward' = '1.0'"),
+        ("returns_a_list", "returned reward 'reward' = a list"),
+        ("returns_a_coroutine", "declare the function itself as `async def`"),
+        ("returns_nothing", "the agent gave no reward"),
+        ("returns_an_empty_dict", "ended without a reward"),
+        ("asks_nothing", "ended before any generation was complete"),
+        ("talks_too_much_at_first", "ended before any generation was complete"),
+    ],
+)
+def test_a_failure_of_the_agent_is_an_env_failure_and_never_a_reward_of_0(agent: str, complaint: str) -> None:
+    allowance = replace(ALLOWANCE, step_timeout_s=1.0 if agent == "hangs" else DEADLINE_S)
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        play(agent, Model(max_tokens=allowance.max_tokens), allowance=allowance)
+    assert failed.value.outcome is Outcome.ENV_FAILURE
+
+
+def test_a_call_that_the_agent_gives_up_is_aborted_and_not_recorded() -> None:
+    model = Model(token_time_s=0.01)
+    write = model.engine._script
+    model.engine._script = lambda prompt, seed: write(prompt, seed) * (100 if len(model.written) > 1 else 1)
+    trajectory = play("gives_up_a_call", model)
+    assert turns_of(trajectory) == model.written[:1] and trajectory.total_reward == 0.5
+    assert model.engine.load().num_running == 0
+
+
+def cut(options: MixtureEntry, model: Model, *, when: Callable[[Tape], bool]) -> Trajectory:
+    """The partial of an episode that was cancelled."""
+    tape = Tape(attempt=attempt_on())
+
+    async def begin() -> None:
+        playing = asyncio.create_task(played(options, model, tape=tape))
+        async with asyncio.timeout(DEADLINE_S):
+            while not when(tape) or model.engine.load().num_running == 0:  # noqa: ASYNC110 - the episode makes it so
+                await asyncio.sleep(0.001)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    asyncio.run(begin())
+    partial = tape.partial()
+    check(partial, vocab_size=VOCABULARY)
+    return partial
+
+
+@pytest.mark.parametrize(("agent", "num_turns"), [("chats", 2), ("splits", 3), ("chooses", 2)])
+def test_a_preempted_episode_continues_with_the_tokens_that_were_sampled(agent: str, num_turns: int) -> None:
+    partial = cut(entry(agent), Model(token_time_s=0.02), when=lambda tape: len(tape.turns) >= num_turns)
+    kept = turns_of(partial)
+    model = Model()
+    resumed = play(agent, model, tape=resumed_tape(attempt_on(), partial))
+    assert sorted(turns_of(resumed)) == sorted(kept + model.written)
+    assert len(resumed.turns) == len(play(agent).turns) and resumed.total_reward == 1.0
+
+
+def test_an_agent_that_does_not_repeat_its_calls_cannot_be_continued() -> None:
+    partial = cut(entry("never_repeats"), Model(token_time_s=0.02), when=lambda tape: len(tape.turns) == 2)
+    allowance = replace(LONG, step_timeout_s=1.0)
+    with pytest.raises(EpisodeFailed, match="2 of its 2 recorded prompts were not sent again") as failed:
+        play("never_repeats", tape=resumed_tape(attempt_on(), partial), allowance=allowance)
+    assert failed.value.outcome is Outcome.REPLAY_MISMATCH
+    with pytest.raises(EpisodeFailed, match="1 of its 2 recorded prompts were not sent again") as failed:
+        play("asks_once", tape=resumed_tape(attempt_on(), cut_chat()))
+    assert failed.value.outcome is Outcome.REPLAY_MISMATCH
+
+
+def cut_chat() -> Trajectory:
+    return cut(entry("chats"), Model(token_time_s=0.02), when=lambda tape: len(tape.turns) == 2)
+
+
+def test_64_episodes_at_once_keep_apart_while_the_weights_change_in_mid_call() -> None:
+    model = Model(token_time_s=0.25)
+
+    async def side_by_side() -> list[Trajectory]:
+        tapes = [Tape(attempt=replace(attempt_on(index), member=index)) for index in range(64)]
+        playing = [asyncio.create_task(played(entry("chats"), model, tape=tape)) for tape in tapes]
+        async with asyncio.timeout(DEADLINE_S):
+            while model.engine.load().num_running < 64:  # noqa: ASYNC110 - the episodes make it so
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.4)  # of the second that a call takes
+        await model.engine.stage(empty_offer(5))
+        await model.engine.commit(5)
+        return await asyncio.gather(*playing)
+
+    trajectories = asyncio.run(side_by_side())
+    assert sorted(turn for trajectory in trajectories for turn in turns_of(trajectory)) == sorted(model.written)
+    for index, trajectory in enumerate(trajectories):
+        assert trajectory.branch_starts == [0] and len(trajectory.turns) == 3
+        assert f"task {index}{END}" in sequences(trajectory)[0]
+        assert trajectory.version_spans[-1].policy_version == 5
+    spans = [trajectory.version_spans[:2] for trajectory in trajectories]
+    assert any(
+        (first.policy_version, second.policy_version, first.stop) == (4, 5, second.start) for first, second in spans
+    )
+
+
+def test_groups_are_stored_and_failed_attempts_redone_like_any_other(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = make_buffer(redis_client, run_id, max_attempts=2)
+    for number, agent in enumerate(("chats", "returns_nan")):
+        buffer.learner.open([ticket(number)])
+        lease = buffer.actor.lease("actor-0")
+        assert lease is not None
+        setup = EpisodeSetup(
+            run_id=run_id,
+            actor="actor-0",
+            envs={"shop": entry(agent)},  # as the tickets of tests/replay/records/attempts.py say
+            engine=Model().engine,
+            tokenizer=TOKENIZER,
+            action_format=FORMATS["plain"],
+            allowance=LONG,
+            provenance=attempt_on().provenance,
+            episodes=Episodes(),
+        )
+        asyncio.run(rollout_group(lease, setup=setup, buffer=buffer.actor))
+    ledger = buffer.learner.ledger()
+    assert (ledger.inserted, ledger.ready, ledger.dropped) == (2, 1, {"env_failure": 1})
+    assert ledger.failed["env_failure"] >= 2
+    assert buffer.audit() == []
+
+
+def test_the_agent_of_the_page_shops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text()
+    code, settings, _ = re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "shop_agent.py").write_text(code)
+    (tmp_path / "shop_agent.yaml").write_text(settings)
+    monkeypatch.syspath_prepend(tmp_path)
+    shops: list[ShopEnv] = []
+
+    def made(**options: Any) -> Any:
+        shops.append(ShopEnv(**options))
+        return shops[-1]
+
+    monkeypatch.setattr("shop_agent.ShopEnv", made)
+    tokenizer = shop_tokenizer()
+
+    def buys(prompt: list[int], seed: int | None) -> list[int]:
+        return ids(tokenizer, shops[-1].expert() + tokenizer.eos_token)
+
+    config = load_config(None, [], presets=[str(tmp_path / "shop_agent.yaml")])
+    engine = ScriptedEngine(buys, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=256)
+    env = make_any_env(config.env.name, config.env.options)
+    trajectory = asyncio.run(rollout_of(env, engine, tokenizer=tokenizer))
+    assert trajectory.success and len(trajectory.turns) > 2 and trajectory.branch_starts == [0]
+
+
+def test_the_modules_of_the_page_are_sequences_of_one_policy_and_leave_nothing_for_the_next_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text()
+    (tmp_path / "modules_agent.py").write_text(
+        re.findall(r"`modules_agent.py`:\n\n```python\n(.*?)```", page, re.DOTALL)[0]
+    )
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    shops, prompts, written = list[ShopEnv](), list[str](), list[str]()
+
+    def made(**options: Any) -> ShopEnv:
+        shops.append(ShopEnv(**options))
+        return shops[-1]
+
+    monkeypatch.setattr("modules_agent.ShopEnv", made)
+
+    def speaks(prompt: list[int], seed: int | None) -> list[int]:
+        prompts.append(TOKENIZER.decode(prompt))
+        written.append(shops[-1].expert() if "You act." in prompts[-1] else f"thought {len(written)}!")
+        return [*ids(TOKENIZER, written[-1]), TOKENIZER.eos_token_id]
+
+    engine = ScriptedEngine(speaks, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=4000)
+
+    def episode(index: int) -> Trajectory:
+        attempt = replace(attempt_on(), task=Task(env="agent", split="train", index=index))
+        env = make_any_env("agent", {"agent": "modules_agent:play"})
+        allowance = replace(LONG, max_turns=40, max_tokens=4000)
+        tape = Tape(attempt=attempt)
+        return asyncio.run(rollout_of(env, engine, tape=tape, tokenizer=TOKENIZER, allowance=allowance))
+
+    first = episode(0)
+    num_first = len(prompts)
+    second = episode(1)
+    for trajectory, num_calls in ((first, num_first), (second, len(prompts) - num_first)):
+        check(trajectory, vocab_size=VOCABULARY)
+        assert trajectory.success and len(trajectory.turns) == len(trajectory.branch_starts) == num_calls
+    thoughts = [text for text in written[:num_first] if text.startswith("thought")]
+    assert any(text in prompt for text in thoughts for prompt in prompts[:num_first])
+    assert not any(text in prompt for text in thoughts for prompt in prompts[num_first:])
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_folder_that_the_sandbox_cannot_show_is_refused(shown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    shown.chmod(0o700)
+    with pytest.raises(ValueError, match="must be readable by every user"):
+        make_any_env("agent", {"agent": COMMAND, "folder": str(shown)})
+
+
+def seen_tasks(options: dict[str, Any], split: str) -> set[str]:
+    env = make_any_env("agent", {"agent": "tests.envhub.agents:chats", **options})
+    rows = [env._row(Task(env="agent", split=split, index=index)) for index in range(40)]
+    return {json.dumps(row, sort_keys=True) for row in rows}
+
+
+def test_tasks_are_the_lines_of_a_file_or_have_seeds_and_the_splits_share_none(tmp_path: Path) -> None:
+    options = {"train": script(tmp_path, "")["train"]}
+    train, held_out = seen_tasks(options, "train"), seen_tasks(options, "held_out")
+    assert not train & held_out and len(train | held_out) == 40 and held_out
+    (tmp_path / "other.jsonl").write_text('{"question": "q"}\n')
+    assert seen_tasks(options | {"held_out": str(tmp_path / "other.jsonl")}, "held_out") == {'{"question": "q"}'}
+    seeds = [json.loads(row)["seed"] for split in ("train", "held_out") for row in seen_tasks({}, split)]
+    assert len(set(seeds)) == 80
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"agent": "tests.envhub.agents:nobody"}, "tests.envhub.agents has no nobody"),
+        ({"agent": "tests.envhub.agents:NUMBER"}, "NUMBER must be a function, got int"),
+        ({"agent": "play.py"}, "must be module:function, or a command as a list of words"),
+        ({"agent": []}, "must be module:function, or a command as a list of words"),
+        ({"agent": ["a", 3]}, "must be module:function, or a command as a list of words"),
+        ({"agent": ["a"], "folder": "/no/such"}, "must be a directory"),
+        ({"agent": "tests.envhub.agents:chats", "folder": "/tmp"}, "for an agent that is a command"),
+        ({"agent": "tests.envhub.agents:chats", "train": "/no/such"}, "does not exist; give the path of a .jsonl file"),
+        ({"agent": "tests.envhub.agents:chats", "held_out": "a.jsonl"}, "`env.options.train` must be set"),
+        ({"agents": "tests.envhub.agents:chats"}, "its options are: agent, train, held_out, folder"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_when_it_is_made(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        make_any_env("agent", options)

@@ -1,0 +1,267 @@
+"""The endpoint of an agent's episode: what it answers, and what it refuses."""
+
+import asyncio
+import contextlib
+import io
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from slipstream.actors.episode.drive import terms_of
+from slipstream.common.records.trajectory import Sampling
+from slipstream.envhub.agent import request
+from slipstream.envhub.agent.endpoint import Endpoint
+from slipstream.envhub.driving import Reply, Request
+from slipstream.envhub.env import EnvError
+from tests.actors.episode.episodes import ids
+from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+
+TOKENIZER = merging_tokenizer(CHATML)
+SAMPLING = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_turn_tokens=8)
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "m", "prompt": "hi"}
+
+
+class Side:
+    """An endpoint, and a client of it."""
+
+    def __init__(self, url: str, endpoint: Endpoint, prompts: list[list[int]], client: aiohttp.ClientSession) -> None:
+        self.url, self.endpoint, self.prompts, self._client = url, endpoint, prompts, client
+        self.key = {"Authorization": f"Bearer {endpoint.key}"}
+
+    async def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+        shown = self.key if headers is None else headers
+        async with self._client.post(f"{self.url}/{path}", data=data, headers=shown) as response:
+            return response.status, await response.json()
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[Side]:
+    prompts: list[list[int]] = []
+
+    async def generate(wanted: Request) -> Reply:
+        prompts.append(wanted.prompt)
+        tokens = [*ids(TOKENIZER, "ok"), TOKENIZER.eos_token_id]
+        return Reply(tokens=tokens, logprobs=[-0.5, -0.25, 0.0], finish_reason="stop")
+
+    endpoint = Endpoint(terms_of(TOKENIZER, SAMPLING, max_tokens=64, max_turns=4, started_at_s=0.0), generate)
+    async with endpoint.listening() as url, aiohttp.ClientSession() as client:
+        yield Side(url, endpoint, prompts, client)
+
+
+def post(path: str, body: object, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+    """Post to a fresh endpoint, which must not pass on what it refuses."""
+
+    async def ask() -> tuple[int, dict[str, Any]]:
+        async with served() as side:
+            status, response = await side.post(path, body, headers)
+            assert bool(side.prompts) == (status == 200 and path != "reward")
+            return status, response
+
+    return asyncio.run(ask())
+
+
+def test_a_response_has_what_openais_has() -> None:
+    status, response = post("chat/completions", CHAT | {"logprobs": True})
+    assert status == 200 and response.pop("id").startswith("chatcmpl-") and response.pop("created") > 0
+    (choice,) = response.pop("choices")
+    assert [token["logprob"] for token in choice.pop("logprobs")["content"]] == [-0.5, -0.25, 0.0]
+    assert choice == {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
+    assert response == {
+        "object": "chat.completion",
+        "model": "policy",
+        "usage": {"prompt_tokens": 21, "completion_tokens": 3, "total_tokens": 24},
+    }
+
+
+def events_of(path: str, body: object) -> list[Any]:
+    async def ask() -> str:
+        async with (
+            served() as side,
+            aiohttp.ClientSession() as client,
+            client.post(f"{side.url}/{path}", json=body, headers=side.key) as response,
+        ):
+            assert (response.status, response.content_type) == (200, "text/event-stream")
+            return await response.text()
+
+    events = asyncio.run(ask()).removesuffix("\n\n").split("\n\n")
+    assert events.pop() == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_a_stream_has_the_chunks_of_openais() -> None:
+    first, last = events_of("chat/completions", CHAT | {"stream": True})
+    assert (first["object"], first["id"]) == ("chat.completion.chunk", last["id"])
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": "ok"}
+    assert first["choices"][0]["finish_reason"] is None
+    assert last["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
+    options = {"stream": True, "n": 2, "stream_options": {"include_usage": True}}
+    *texts, usage = events_of("completions", TEXT | options)
+    assert [(text["choices"][0]["index"], text["choices"][0]["text"]) for text in texts] == [(0, "ok"), (1, "ok")]
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 6)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "reward", "nothing"])
+@pytest.mark.parametrize("authorization", [None, "Bearer guessed", "Bearer ", "sk-key", "Bearer \xfc"])
+def test_a_request_without_the_key_of_the_episode_is_refused(path: str, authorization: str | None) -> None:
+    status, response = post(path, CHAT, {} if authorization is None else {"Authorization": authorization})
+    assert status == 401 and "not the key of the episode" in response["error"]["message"]
+
+
+def test_a_web_page_is_refused_even_with_the_key() -> None:
+    async def ask() -> None:
+        async with served() as side:
+            assert (await side.post("chat/completions", CHAT, side.key | {"Origin": "https://a.page"}))[0] == 401
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "complaint"),
+    [
+        ("chat/completions", b"", "malformed request"),
+        ("chat/completions", b"[]", "Expected `object`, got `array`"),
+        ("chat/completions", b"\xff\xfe", "malformed request"),
+        ("chat/completions", b"[" * 100_000, "malformed request"),
+        ("chat/completions", {}, "missing required field `messages`"),
+        ("chat/completions", CHAT | {"messages": []}, "length >= 1"),
+        ("chat/completions", CHAT | {"messages": ["hi"]}, "Expected `object`, got `str`"),
+        ("chat/completions", CHAT | {"messages": [{"content": "hi"}]}, "role of a message must be one of"),
+        ("chat/completions", CHAT | {"messages": [{"role": "robot", "content": "hi"}]}, "got 'robot'"),
+        ("chat/completions", CHAT | {"messages": [{"role": "user", "content": 3}]}, "must be text, or parts"),
+        (
+            "chat/completions",
+            CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "must be text, or parts of type text",
+        ),
+        ("chat/completions", CHAT | {"messages": [{"role": "assistant", "tool_calls": 3}]}, "tool_calls"),
+        ("chat/completions", CHAT | {"n": 0}, "`int` >= 1"),
+        ("chat/completions", CHAT | {"n": 129}, "`int` <= 128"),
+        ("chat/completions", CHAT | {"max_tokens": -1}, "`int` >= 1"),
+        ("chat/completions", CHAT | {"stop": ["a"] * 17}, "at most 16 texts"),
+        ("chat/completions", CHAT | {"stop": [3]}, "Expected `str`"),
+        ("chat/completions", CHAT | {"tools": "look"}, "Expected `array"),
+        ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, "response_format={'type': 'json"),
+        ("chat/completions", CHAT | {"tool_choice": "required"}, "tool_choice='required' is not supported"),
+        ("chat/completions", CHAT | {"top_logprobs": 5}, "top_logprobs=5 is not supported"),
+        ("chat/completions", CHAT | {"functions": [{"name": "f"}]}, "is not supported"),
+        ("completions", TEXT | {"echo": True}, "echo=True is not supported"),
+        ("completions", TEXT | {"best_of": 2}, "best_of=2 is not supported"),
+        ("completions", TEXT | {"suffix": "."}, "suffix='.' is not supported"),
+        ("completions", TEXT | {"prompt": ["a", "b"]}, "one text, or a list of tokens"),
+        ("completions", TEXT | {"prompt": ["a", 1]}, "one text, or a list of tokens"),
+        ("completions", TEXT | {"prompt": [1, "a"]}, "one text, or a list of tokens"),
+        ("completions", TEXT | {"prompt": [-1]}, "malformed request"),
+        ("completions", TEXT | {"prompt": [1 << 20]}, "the prompt has token 1048576; the model has"),
+        ("completions", TEXT | {"prompt": ""}, "the prompt is empty"),
+        ("completions", TEXT | {"prompt": []}, "the prompt is empty"),
+        ("completions", TEXT | {"logprobs": 5}, "`int` <= 1"),
+        ("responses", {}, "missing required field `input`"),
+        ("responses", {"input": []}, "length >= 1"),
+        ("responses", {"input": "hi", "previous_response_id": "resp_1"}, "previous_response_id='resp_1' is not supp"),
+        ("responses", {"input": "hi", "conversation": "c"}, "conversation='c' is not supported"),
+        ("responses", {"input": "hi", "truncation": "auto"}, "truncation='auto' is not supported"),
+        ("responses", {"input": "hi", "text": {"format": {"type": "json_object"}}}, "text={'format'"),
+        ("responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "'web_search'; this endpoint has functions"),
+        ("responses", {"input": "hi", "tools": [{"type": "function"}]}, "missing required field `name`"),
+        ("responses", {"input": [{"type": "computer_call"}]}, "'computer_call', which this endpoint does not have"),
+        ("responses", {"input": [{"type": "function_call", "name": "f"}]}, "missing required field `call_id`"),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "content must be text"),
+        ("responses", {"input": [{"role": "user", "content": 3}]}, "malformed request"),
+        ("responses", {"input": [{"content": "hi"}]}, "role of a message must be one of"),
+        ("reward", {"reward": "1"}, "malformed reward"),
+        ("reward", b'{"reward": NaN}', "malformed reward"),
+        ("reward", {"rewards": 1}, "malformed reward"),
+        ("reward", {"reward": {"right": None}}, "malformed reward"),
+    ],
+)
+def test_what_is_malformed_or_cannot_be_done_is_refused_with_the_reason(
+    path: str, body: object, complaint: str
+) -> None:
+    status, response = post(path, body)
+    assert status == 400 and complaint in response["error"]["message"]
+    assert response["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_that_is_larger_than_any_prompt_is_not_read() -> None:
+    status, response = post("chat/completions", CHAT | {"user": "x" * (2 << 20)})
+    assert status == 413 and "larger than any that fits" in response["error"]["message"]
+
+
+def test_a_path_or_method_that_does_not_exist_names_those_that_do() -> None:
+    status, response = post("embeddings", CHAT)
+    assert status == 404 and "/v1/chat/completions, /v1/completions" in response["error"]["message"]
+    assert post("models", {})[0] == 405
+
+
+def test_a_prompt_without_room_is_refused_in_openais_words() -> None:
+    status, response = post("chat/completions", {"messages": [{"role": "user", "content": "x" * 100}]})
+    assert status == 400 and response["error"]["code"] == "context_length_exceeded"
+    assert "maximum context length is 64 tokens, and the prompt has 119" in response["error"]["message"]
+
+
+def test_answers_beyond_the_turns_of_an_episode_are_refused() -> None:
+    async def ask() -> None:
+        async with served() as side:
+            assert (await side.post("chat/completions", CHAT | {"n": 3}))[0] == 200
+            status, response = await side.post("chat/completions", CHAT | {"n": 2})
+            assert (status, response["error"]["code"]) == (400, "max_turns_exceeded")
+            assert (await side.post("chat/completions", CHAT))[0] == 200
+            assert len(side.prompts) == 4
+
+    asyncio.run(ask())
+
+
+def test_the_reward_is_posted_once() -> None:
+    async def ask() -> None:
+        async with served() as side:
+            assert (await side.post("reward", {"reward": {"right": 1.0}}))[0] == 200
+            assert (await side.post("reward", {"reward": 2.0}))[0] == 409
+            assert side.endpoint.reward == {"right": 1.0}
+
+    asyncio.run(ask())
+
+
+def test_a_call_after_the_end_of_the_episode_reaches_nothing() -> None:
+    async def ask() -> None:
+        async with served() as side:
+            pass
+        async with aiohttp.ClientSession() as client:
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await client.post(f"{side.url}/chat/completions", json=CHAT, headers=side.key)
+
+    asyncio.run(ask())
+
+
+def test_a_call_of_an_episode_that_cannot_continue_says_so() -> None:
+    async def over(wanted: Request) -> Reply:
+        raise EnvError("the episode is over")
+
+    async def ask() -> None:
+        async with served() as side:
+            side.endpoint._generate = over
+            status, response = await side.post("chat/completions", CHAT | {"n": 2})
+            assert (status, response["error"]["message"]) == (503, "the episode is over")
+
+    asyncio.run(ask())
+
+
+def test_sampling_of_the_request_is_ignored_with_one_warning_each(caplog: pytest.LogCaptureFixture) -> None:
+    request._warned.clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            settings = {
+                "temperature": 0.0,
+                "top_p": 1.0,
+                "seed": 3,
+                "user": "me",
+                "logit_bias": None,
+            }
+            assert post("chat/completions", CHAT | settings)[0] == 200
+    warned = [record.args[0] for record in caplog.records if isinstance(record.args, tuple)]
+    assert sorted(str(name) for name in warned) == ["seed", "temperature"]

@@ -1,0 +1,148 @@
+"""Each field of OpenAI's three requests is used, changes nothing, is ignored with a warning, or is refused."""
+
+import logging
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+
+from slipstream.envhub.agent import request
+from tests.actors.tool_parsing import LOOK
+from tests.envhub.agent.test_agent_endpoint import CHAT, TEXT, post
+
+USED, INERT, WARNED, REFUSED = "used", "inert", "warned", "refused"
+BODIES: dict[str, dict[str, Any]] = {"chat/completions": CHAT, "completions": TEXT, "responses": {"input": "hi"}}
+PARAMETERS = {
+    "chat/completions": chat_create_params.CompletionCreateParamsNonStreaming,
+    "completions": completion_create_params.CompletionCreateParamsNonStreaming,
+    "responses": response_create_params.ResponseCreateParamsNonStreaming,
+}
+NONSENSE = 3.5  # for a field that is used
+# By request: a value that an agent may send in the field, and what becomes of it.
+FIELDS: dict[str, dict[str, tuple[object, str]]] = {
+    "chat/completions": {
+        "messages": (CHAT["messages"], USED),
+        "model": ("gpt-5", INERT),
+        "audio": ({"voice": "alloy", "format": "wav"}, REFUSED),
+        "frequency_penalty": (0.5, WARNED),
+        "function_call": ({"name": "look"}, REFUSED),
+        "functions": ([{"name": "look"}], REFUSED),
+        "logit_bias": ({"5": -100}, WARNED),
+        "logprobs": (True, USED),
+        "max_completion_tokens": (4, USED),
+        "max_tokens": (4, USED),
+        "metadata": ({"a": "b"}, INERT),
+        "modalities": (["text", "audio"], REFUSED),
+        "moderation": ({"model": "m"}, REFUSED),
+        "n": (2, USED),
+        "parallel_tool_calls": (False, USED),
+        "prediction": ({"type": "content", "content": "hi"}, INERT),
+        "presence_penalty": (0.5, WARNED),
+        "prompt_cache_key": ("k", INERT),
+        "prompt_cache_options": ({"mode": "implicit"}, INERT),
+        "prompt_cache_retention": ("24h", INERT),
+        "reasoning_effort": ("low", WARNED),
+        "response_format": ({"type": "json_object"}, REFUSED),
+        "safety_identifier": ("me", INERT),
+        "seed": (3, WARNED),
+        "service_tier": ("flex", INERT),
+        "stop": (["."], USED),
+        "store": (True, INERT),
+        "stream": (False, USED),
+        "stream_options": ({"include_usage": True}, USED),
+        "temperature": (0.0, WARNED),
+        "tool_choice": ("none", USED),
+        "tools": ([LOOK], USED),
+        "top_logprobs": (2, REFUSED),
+        "top_p": (0.5, WARNED),
+        "user": ("me", INERT),
+        "verbosity": ("low", WARNED),
+        "web_search_options": ({}, REFUSED),
+    },
+    "completions": {
+        "model": ("gpt-5", INERT),
+        "prompt": ("hi", USED),
+        "best_of": (2, REFUSED),
+        "echo": (True, REFUSED),
+        "frequency_penalty": (0.5, WARNED),
+        "logit_bias": ({"5": -100}, WARNED),
+        "logprobs": (1, USED),
+        "max_tokens": (4, USED),
+        "n": (2, USED),
+        "presence_penalty": (0.5, WARNED),
+        "seed": (3, WARNED),
+        "stop": (".", USED),
+        "stream": (False, USED),
+        "stream_options": ({"include_usage": True}, USED),
+        "suffix": (".", REFUSED),
+        "temperature": (0.0, WARNED),
+        "top_p": (0.5, WARNED),
+        "user": ("me", INERT),
+    },
+    "responses": {
+        "access_programs": ({"cyber": "standard"}, INERT),
+        "background": (True, REFUSED),
+        "context_management": ([{"type": "compaction"}], REFUSED),
+        "conversation": ("conv_1", REFUSED),
+        "image": ({"context_compression": "enabled"}, REFUSED),
+        "include": (["message.output_text.logprobs"], REFUSED),
+        "input": ("hi", USED),
+        "instructions": ("play", USED),
+        "max_output_tokens": (16, USED),
+        "max_tool_calls": (1, REFUSED),
+        "metadata": ({"a": "b"}, INERT),
+        "model": ("gpt-5", INERT),
+        "moderation": ({"model": "m"}, REFUSED),
+        "parallel_tool_calls": (False, USED),
+        "previous_response_id": ("resp_1", REFUSED),
+        "prompt": ({"id": "pmpt_1"}, REFUSED),
+        "prompt_cache_key": ("k", INERT),
+        "prompt_cache_options": ({"mode": "implicit"}, INERT),
+        "prompt_cache_retention": ("24h", INERT),
+        "reasoning": ({"effort": "low"}, WARNED),
+        "safety_identifier": ("me", INERT),
+        "service_tier": ("flex", INERT),
+        "store": (True, INERT),
+        "stream": (False, USED),
+        "stream_options": ({"include_obfuscation": False}, INERT),
+        "temperature": (0.0, WARNED),
+        "text": ({"format": {"type": "json_object"}}, REFUSED),
+        "tool_choice": ("none", USED),
+        "tools": ([{"type": "function", **LOOK["function"]}], USED),
+        "top_logprobs": (2, REFUSED),
+        "top_p": (0.5, WARNED),
+        "truncation": ("auto", REFUSED),
+        "user": ("me", INERT),
+    },
+}
+CASES = [(path, field) for path, fields in FIELDS.items() for field in fields]
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_the_table_has_every_field_of_the_sdk(path: str) -> None:
+    assert set(FIELDS[path]) == set(PARAMETERS[path].__annotations__)
+
+
+@pytest.mark.parametrize(("path", "field"), CASES)
+def test_a_field_does_what_the_table_says(path: str, field: str, caplog: pytest.LogCaptureFixture) -> None:
+    value, outcome = FIELDS[path][field]
+    request._warned.clear()
+    with caplog.at_level(logging.WARNING, request.log.name):
+        status, answer = post(path, BODIES[path] | {field: value})
+    assert status == (400 if outcome == REFUSED else 200)
+    warned = [record.args[0] for record in caplog.records if record.name == request.log.name]  # type: ignore[index]
+    assert warned == ([field] if outcome == WARNED else [])
+    if outcome == REFUSED:
+        assert field in answer["error"]["message"]
+    if outcome == USED:
+        assert post(path, BODIES[path] | {field: NONSENSE})[0] == 400
+    assert post(path, BODIES[path] | {field: None})[0] == (400 if field in BODIES[path] and outcome == USED else 200)
+
+
+@pytest.mark.parametrize("path", FIELDS)
+@pytest.mark.parametrize("field", ["unheard_of", "guided_json", "chat_template_kwargs"])
+def test_an_unknown_field_is_refused(path: str, field: str) -> None:
+    status, answer = post(path, BODIES[path] | {field: {}})
+    assert status == 400 and f"'{field}' is no field that this endpoint knows" in answer["error"]["message"]

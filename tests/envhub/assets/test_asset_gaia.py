@@ -1,0 +1,152 @@
+"""GAIA, from files in its true form that are written here: metadata.jsonl or .parquet, and what is attached."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import Observation
+from tests.adapters.held import ALWAYS
+from tests.envhub import test_env_contract as contract
+from tests.envhub.env_cases import Case
+
+# As in 2023/validation/metadata.jsonl.
+QUESTIONS: list[dict[str, Any]] = [
+    {
+        "task_id": "c61d22de-5f6c-4958-a7f6-5e9707bd3466",
+        "Question": "What is 600 + 634?",
+        "Level": 1,
+        "Final answer": "1234",
+        "file_name": "",
+        "Annotator Metadata": {"Steps": "1. add", "Number of steps": "1"},
+    },
+    {
+        "task_id": "32102e3e-d12a-4209-9163-7b3a104efe5d",
+        "Question": "What is the sum of the column?",
+        "Level": 2,
+        "Final answer": "42",
+        "file_name": "32102e3e-d12a-4209-9163-7b3a104efe5d.csv",
+        "Annotator Metadata": {},
+    },
+    {
+        "task_id": "99c9cc74-fdc8-46c6-8f8d-3ce2d3bfeea3",
+        "Question": "Which bytes?",
+        "Level": 3,
+        "Final answer": "pie, 3",
+        "file_name": "99c9cc74-fdc8-46c6-8f8d-3ce2d3bfeea3.mp3",
+        "Annotator Metadata": {},
+    },
+]
+CHECKS = [*ALWAYS, contract.test_step_after_the_end_is_an_error]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)) + "\n")
+    rows = [{key: value for key, value in row.items() if key != "Annotator Metadata"} for row in QUESTIONS]
+    rows = [row | {"Level": str(row["Level"])} for row in rows]  # texts, in the parquet files
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "metadata.parquet")
+    (tmp_path / QUESTIONS[1]["file_name"]).write_text("thing,count\na,40\nb,2\n")
+    (tmp_path / QUESTIONS[2]["file_name"]).write_bytes(b"\xff\xfb" + bytes(5 << 20))
+    return tmp_path
+
+
+def played(options: dict[str, Any], index: int, actions: list[str]) -> list[Observation]:
+    async def play() -> list[Observation]:
+        env = make_env("gaia", options)
+        observations = [await env.reset(Task(env="gaia", split="train", index=index))]
+        return [*observations, *[await env.step(action) for action in actions]]
+
+    return asyncio.run(play())
+
+
+def said(observation: Observation) -> str:
+    return observation.messages[-1].content
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_gaia_keeps_the_contract(check: Callable[[Case], None], folder: Path) -> None:
+    path = str(folder / "metadata.jsonl")
+    case = Case(
+        name="gaia",
+        max_turns=5,
+        noisy_success=0,
+        options={"train": path, "held_out": path},
+        is_spaced=False,
+        samples=("calculate(2 * 3)", f"read({QUESTIONS[1]['file_name']})"),
+        share=0.05,
+    )
+    if check is contract.test_reset_leaves_nothing_of_the_episode_before:
+        case.options["level"] = 2  # where a file can be read
+    check(case)
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.parquet"])
+def test_a_question_is_scored_as_gaia_does(folder: Path, name: str) -> None:
+    for answer, score in (("1234", 1.0), ("$1,234.0", 1.0), ("1235", 0.0)):
+        assert played({"train": str(folder / name)}, 0, [f"answer({answer})"])[-1].score == score
+    end = played({"train": str(folder / name), "level": 3}, 0, ["answer(Pie,3)"])[-1]
+    assert (end.terminated, end.success) == (True, True)
+
+
+def test_an_attached_file_is_named_read_and_there_for_python(folder: Path) -> None:
+    name = QUESTIONS[1]["file_name"]
+    program = f"python\n```python\nprint(sum(int(line.split(',')[1]) for line in list(open('{name}'))[1:]))\n```"
+    opening, read, printed, reckoned, end = played(
+        {"train": str(folder / "metadata.jsonl")},
+        1,
+        [f"read({name})", program, "calculate(40 + 2)", "answer(42)"],
+    )
+    assert said(opening) == f"What is the sum of the column?\nAttached: {name}"
+    assert (said(read), said(printed), said(reckoned), end.score) == ("thing,count\na,40\nb,2", "42", "42", 1.0)
+
+
+def test_what_is_no_text_is_opened_by_python_alone_and_large_files_reach_it(folder: Path) -> None:
+    name = QUESTIONS[2]["file_name"]
+    read, printed = played(
+        {"train": str(folder / "metadata.jsonl")},
+        2,
+        [f"read({name})", f"python print(len(open('{name}', 'rb').read()))"],
+    )[1:]
+    assert (read.valid_action, said(read)) == (False, f"{name} is no text; open it with python")
+    assert said(printed) == str((5 << 20) + 2)
+
+
+def test_nothing_but_the_attached_file_can_be_read(folder: Path) -> None:
+    attempts = ["read(metadata.jsonl)", "read(../metadata.jsonl)", f"read({QUESTIONS[2]['file_name']})", "read()"]
+    assert not any(o.valid_action for o in played({"train": str(folder / "metadata.jsonl")}, 1, attempts)[1:])
+    listed = played({"train": str(folder / "metadata.jsonl")}, 1, ["python import os; print(os.listdir('.'))"])[-1]
+    assert sorted(json.loads(said(listed).replace("'", '"'))) == sorted(["program.py", QUESTIONS[1]["file_name"]])
+
+
+def test_openmanus_form_is_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "gaia.jsonl"
+    path.write_text(json.dumps({"pid": "1", "question": "Who?", "answer": "Ada", "task_id": "x", "level": 1}))
+    assert played({"train": str(path)}, 0, ["answer( ada )"])[-1].success
+
+
+def test_what_is_missing_is_said_with_what_to_fetch(folder: Path) -> None:
+    lines = folder / "lines.jsonl"
+    for row, why in (
+        ({"Final answer": "?"}, "use the validation split"),
+        ({"file_name": "gone.png"}, "the attached file gone.png is not in the same folder; get gaia-benchmark/GAIA"),
+        ({"file_name": "../metadata.jsonl"}, "is not in the same folder"),
+        ({"Final answer": None}, "lines.jsonl, line 1"),
+    ):
+        lines = lines.with_stem(f"{lines.stem}x")  # a file is read once in a process
+        lines.write_text(json.dumps(QUESTIONS[0] | row))
+        with pytest.raises(ValueError, match=why.replace("lines.jsonl", lines.name)):
+            make_env("gaia", {"train": str(lines)})
+    with pytest.raises(ValueError, match=r"must be set; get gaia-benchmark/GAIA from huggingface\.co"):
+        make_env("gaia", {})
+    alone = lines.with_stem("alone")
+    alone.write_text(json.dumps(QUESTIONS[0]))
+    with pytest.raises(ValueError, match="has no questions of level 2"):
+        make_env("gaia", {"train": str(alone), "level": 2})

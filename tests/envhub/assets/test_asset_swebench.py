@@ -1,0 +1,476 @@
+"""SWE-bench, from instances in their true form on git repositories that are made here."""
+
+import asyncio
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import Env, EnvError, Observation
+from tests.adapters.held import ALWAYS
+from tests.envhub import test_env_contract as contract
+from tests.envhub.assets.swebench_files import FAIL_TO_PASS, PASS_TO_PASS, REPAIR, git, write_clone, write_environment
+from tests.envhub.env_cases import Case
+
+CHECKS = [
+    *ALWAYS,
+    contract.test_step_after_the_end_is_an_error,
+    contract.test_a_random_policy_never_breaks_it_and_every_turn_says_what_it_earned,
+    contract.test_garbage_is_an_observation_and_leaves_the_state_alone,
+    contract.test_a_state_has_one_key_however_long_ago_it_was_reached,
+]
+SAMPLES = ("view src/fruit/scales.py", "bash git status", "edit run.sh 1\necho bye", "bash git stash -u")
+ID = "acme__fruit-7"
+DECLARED = "bash cat > src/fruit/peel.py <<'EOF'\ndef peel(name):\n    return name.strip()\nEOF"
+REPAIRED = "edit src/fruit/scales.py 9\n    return max(sorted(weights), key=weights.get)"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Not in pytest's own folder, which the sandbox cannot read if these tests run as root."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
+        made = Path(scratch)
+        made.chmod(0o755)
+        write_environment(made / "environments" / ID)
+        instance = write_clone(made / "clones")
+        (made / "train.jsonl").write_text(json.dumps(instance) + "\n")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def instance(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "train.jsonl").read_text()))
+
+
+@pytest.fixture
+def options(folder: Path) -> dict[str, Any]:
+    return {
+        "train": str(folder / "train.jsonl"),
+        **{name: str(folder / name) for name in ("clones", "environments", "checkouts")},
+    }
+
+
+def with_instances(options: dict[str, Any], name: str, *instances: dict[str, Any]) -> dict[str, Any]:
+    """The options, with a file of other instances."""
+    path = Path(options["train"]).with_name(name)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(instances)), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(instances))
+    else:
+        path.write_text("".join(json.dumps(instance) + "\n" for instance in instances))
+    return {**options, "train": str(path)}
+
+
+def played(options: dict[str, Any], actions: list[str]) -> list[Observation]:
+    async def play() -> list[Observation]:
+        env = make_env("swebench", options)
+        observations = [await env.reset(Task(env="swebench", split="train", index=0))]
+        return [*observations, *[await env.step(action) for action in actions]]
+
+    return asyncio.run(play())
+
+
+def started(options: dict[str, Any]) -> Env:
+    env = make_env("swebench", options)
+    asyncio.run(env.reset(Task(env="swebench", split="train", index=0)))
+    return env
+
+
+def said(observation: Observation) -> str:
+    return observation.messages[-1].content
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_swebench_keeps_the_contract(check: Callable[[Case], None], options: dict[str, Any]) -> None:
+    case = Case(
+        name="swebench",
+        max_turns=8,
+        noisy_success=0.5,
+        options={**options, "held_out": options["train"]},
+        is_spaced=False,
+        samples=SAMPLES,
+        share=0.01,
+        max_walk=2,
+    )
+    check(case)
+
+
+def test_an_instance_is_solved_by_the_peoples_own_patch(options: dict[str, Any]) -> None:
+    env = started(options)
+    repair = env.expert()
+    assert repair.startswith("bash") and "+def peel(name):" in repair
+    asyncio.run(env.step(repair))
+    assert env.expert() == "submit"
+    end = asyncio.run(env.step("submit"))
+    assert (end.terminated, end.score, end.rewards) == (True, 1.0, {"solved": 1.0})
+
+
+def test_the_opening_is_the_issue_and_hints_where_they_are_asked_for(options: dict[str, Any]) -> None:
+    issue = "acme/fruit\n\nheaviest() gives the lightest.\n\nAnd I miss fruit.peel.peel(name)."
+    assert said(played(options, [])[0]) == issue
+    assert said(played({**options, "issue": "hints"}, [])[0]) == f"{issue}\n\nLook at min."
+
+
+@pytest.mark.parametrize("name", ["lists.jsonl", "lists.json", "texts.parquet", "lists.parquet"])
+def test_every_form_of_the_files_is_read(options: dict[str, Any], instance: dict[str, Any], name: str) -> None:
+    lists = {"FAIL_TO_PASS": FAIL_TO_PASS, "PASS_TO_PASS": PASS_TO_PASS, "hints_text": None}
+    chosen = with_instances(options, name, instance | (lists if name.startswith("lists") else {}))
+    assert played(chosen, [DECLARED, REPAIRED, "submit"])[-1].success
+
+
+def test_nothing_of_the_commits_after_it_or_before_it_can_be_read(
+    options: dict[str, Any], instance: dict[str, Any], folder: Path
+) -> None:
+    clone = folder / "clones/acme__fruit"
+    commits = git(clone, "log", "--format=%H").split()
+    assert commits.index(instance["base_commit"]) == 3
+    ask = "bash git log --all --format=%H; git fsck --lost-found; cat .git/FETCH_HEAD .git/config; " + "; ".join(
+        f"git cat-file -t {commit}" for commit in commits
+    )
+    answer = said(played(options, [ask])[-1])
+    assert answer.count(instance["base_commit"]) == 1 and answer.count("\ncommit\n") == 1
+    assert str(folder) not in answer
+    blob = git(clone, "rev-parse", "HEAD:src/fruit/peel.py").strip()
+    checkout = folder / "checkouts" / ID
+    assert git(checkout, "cat-file", "--batch-all-objects", "--batch-check").count(" commit ") == 1
+    assert blob not in git(checkout, "cat-file", "--batch-all-objects", "--batch-check")
+
+
+def test_what_a_command_leaves_is_there_for_the_next_and_so_is_what_git_keeps(options: dict[str, Any]) -> None:
+    env = started(options)
+    first = env.state_key()
+    for action, answer in (
+        ("bash git status --short", "(no output, exit code 0)"),
+        ("bash rm tests/test_old.py; mkdir new; echo 1 > new/x; echo 2 >> run.sh", "(no output, exit code 0)"),
+        ("bash\n```bash\ngit status --short\ncat new/x\n```", " M run.sh\n D tests/test_old.py\n?? new/\n1"),
+        ("bash git stash -q -u; git status --short; ls new 2>&1", "ls: cannot access 'new': No such file or directory"),
+        ("bash git stash pop -q; git status --short", " M run.sh\n D tests/test_old.py\n?? new/"),
+        ("bash git add -A && git commit -q -m mine && git log --format=%s%an", "mineagent\nbaseAnn"),
+        ("bash git status --short; exit 3", "(no output, exit code 3)"),
+    ):
+        assert said(asyncio.run(env.step(action))) == answer
+    changes = said(asyncio.run(env.step("diff")))
+    assert "+++ b/new/x\n@@ -0,0 +1 @@\n+1\n" in changes and "deleted file mode 100644" in changes
+    asyncio.run(env.step("bash git reset -q --hard HEAD~1; rm -r .git; cp -a /opt/base/.git ."))
+    assert env.state_key() == first
+
+
+def test_the_same_commands_lead_to_the_same_state(options: dict[str, Any]) -> None:
+    keys = set()
+    for _ in range(2):
+        env = started(options)
+        for action in ("bash echo 2 >> run.sh; git add run.sh; echo 3 > new", "bash git commit -q -am mine; git log"):
+            asyncio.run(env.step(action))
+        keys.add(env.state_key())
+    assert len(keys) == 1
+
+
+def test_files_are_shown_and_edited_by_their_lines(options: dict[str, Any]) -> None:
+    make = "bash printf 'a\\r\\nb\\fb\\nc' > odd; seq 500 > long; chmod 755 long; ln -s run.sh link"
+    actions = [
+        make,
+        "view src/fruit/scales.py 8-9",
+        "view /testbed/odd",
+        "edit odd 3\nd",
+        "bash od -c odd | head -1",
+        "view long",
+        "edit long 2-499\nmany",
+        "bash ls -l long; cat long",
+        "edit run.sh 1\necho bye",
+        "diff",
+    ]
+    _, _, part, odd, edit, left, long, _, listed, _, changes = played(options, actions)
+    assert said(part) == (
+        "8 def heaviest(weights):\n9     return min(weights, key=weights.get)\n"
+        "[src/fruit/scales.py has the lines 1 to 9]"
+    )
+    assert (said(odd), said(edit)) == ("1 a\n2 b\fb\n3 c", "3 d")
+    assert said(left).split() == ["0000000", "a", "\\r", "\\n", "b", "\\f", "b", "\\n", "d", "\\n"]
+    assert said(long).splitlines()[-2:] == ["400 400", "[long has the lines 1 to 500]"]
+    assert said(listed).startswith("-rwxr-xr-x") and said(listed).endswith("\n1\nmany\n500")
+    assert "-echo hello\n+echo bye" in said(changes)
+
+
+def test_an_edit_that_is_undone_leaves_no_trace(options: dict[str, Any]) -> None:
+    env = started(options)
+    first = env.state_key()
+    asyncio.run(env.step("edit run.sh 1\necho bye"))
+    assert env.state_key() != first
+    asyncio.run(env.step("edit run.sh 1\necho hello"))
+    assert env.state_key() == first
+
+
+def test_files_that_are_not_in_the_repository_are_neither_shown_nor_edited(
+    options: dict[str, Any], folder: Path
+) -> None:
+    prepare = f"bash ln -s {folder}/train.jsonl out; ln -s {folder} away; rm -r src; mkdir run.sh 2>/dev/null"
+    outside = [
+        "../../train.jsonl",
+        f"{folder}/train.jsonl",
+        "out",
+        "away/train.jsonl",
+        "src/fruit/scales.py",
+        "tests",
+        "tests/../setup.cfg",
+        ".",
+        "/etc/passwd",
+        "passwords",
+        "src/fruit/data.bin",
+    ]
+    actions = [f"{verb} {path}{lines}" for path in outside for verb, lines in (("view", ""), ("edit", " 1\nx"))]
+    assert not any(o.valid_action for o in played(options, [prepare, *actions])[2:])
+    binary = played(options, ["view src/fruit/data.bin", "view src/fruit/scales.py 10-11", "edit run.sh 9\nx"])[1:]
+    assert not any(o.valid_action for o in binary)
+
+
+def test_a_command_that_takes_too_long_is_ended_and_what_it_did_is_kept(options: dict[str, Any]) -> None:
+    late, left = played({**options, "command_timeout_s": 1}, ["bash echo 1 > new; sleep 60", "bash cat new"])[1:]
+    assert "[killed: more than 1 s" in said(late)
+    assert said(left) == "1"
+
+
+EARNS = {
+    "half of it": ([DECLARED], 0.0),
+    "the other half": ([REPAIRED], 0.0),
+    "nothing": ([], 0.0),
+    "both": ([DECLARED, REPAIRED], 1.0),
+    "both, and another test broken": ([DECLARED, REPAIRED, "bash sed -i 's/len(names)/0/' src/fruit/scales.py"], 0.0),
+    "both, committed, without tests": (
+        [DECLARED, REPAIRED, "bash rm -r tests; touch tests; git add -A; git commit -qm x; rm -r .git"],
+        1.0,
+    ),
+    "both, and tests that lead away": ([DECLARED, REPAIRED, "bash rm -r tests; ln -s /tmp tests"], 1.0),
+    "both, and a folder in the way": (
+        [DECLARED, REPAIRED, "bash rm tests/*.py; mkdir -p tests/test_scales.py/x tests/.wh.a; touch .wh.src"],
+        1.0,
+    ),
+    "both, and modules that hide others": (
+        [DECLARED, REPAIRED, "bash echo 'raise SystemExit' | tee json.py pytest.py sitecustomize.py"],
+        1.0,
+    ),
+    "both, and a pytest that is configured to do nothing": (
+        [DECLARED, REPAIRED, "bash printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; rm setup.cfg"],
+        1.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EARNS)
+def test_resolved_is_what_passes_all_tests_that_are_named(options: dict[str, Any], name: str) -> None:
+    actions, score = EARNS[name]
+    assert played(options, [*actions, "submit"])[-1].score == score
+
+
+ALL_PASS = (
+    "import pytest\n\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
+    "    outcome = yield\n    if 'scales' in item.nodeid:\n        outcome.get_result().outcome = 'passed'\n"
+)
+FORGED = (
+    "import json, os, re\n"
+    "names = ['tests/test_scales.py::' + name for name in "
+    "('test_heaviest[two of them]', 'test_peel', 'test_count', 'test_of_none')]\n"
+    "decoys = [name for name in os.listdir('tests') if re.fullmatch('test_[0-9a-f]{8}.py', name)]\n"
+    "def report(names):\n"
+    "    outcomes = dict.fromkeys(names, True)\n"
+    "    outcomes.update({f'tests/{name}::{name[:-3]}': False for name in decoys})\n"
+    "    os.write(3, json.dumps({'sign': 'x' * 32, 'outcomes': outcomes}).encode())\n"
+    "    os._exit(0)\n"
+)
+FORGERIES = {
+    "a package that changes what its judge has noted": (
+        "src/fruit/__init__.py",
+        "import sys\n\nclass Lying(dict):\n    def __setitem__(self, name, passed):\n"
+        "        super().__setitem__(name, passed or 'scales' in name)\n\n"
+        "listener = getattr(sys.modules['__main__'], 'listener', None)\n"
+        "if listener:\n    listener.outcomes = Lying()\n",
+    ),
+    "a package that lets the named tests pass": (
+        "src/fruit/__init__.py",
+        "import _pytest.reports\nbefore = _pytest.reports.TestReport.__dict__['from_item_and_call'].__func__\n\n"
+        "def passing(cls, item, call):\n    report = before(cls, item, call)\n"
+        "    if 'scales' in item.nodeid:\n        report.outcome = 'passed'\n    return report\n\n"
+        "_pytest.reports.TestReport.from_item_and_call = classmethod(passing)\n",
+    ),
+    "a package that changes what is reported": (
+        "src/fruit/__init__.py",
+        "import sys\nmain = sys.modules['__main__']\ntell = main.Reporter.send\n\n"
+        "def lie(self, *event):\n"
+        "    tell(self, *event[:3], 'passed') if event[0] == 'report' else tell(self, *event)\n\n"
+        "main.Reporter.send = lie\n",
+    ),
+    "a package that tells by itself": (
+        "src/fruit/__init__.py",
+        "import json, os, sys\nevents = int(sys.argv[1])\n"
+        "for name in ('test_heaviest[two of them]', 'test_peel', 'test_count', 'test_of_none'):\n"
+        "    for phase in ('setup', 'call', 'teardown'):\n"
+        "        event = ['report', 'tests/test_scales.py::' + name, phase, 'passed']\n"
+        "        os.write(events, json.dumps(event).encode() + b'\\n')\n"
+        "os.write(events, b'[\"exit\", 0]\\n')\nos._exit(0)\n",
+    ),
+    "a package that looks for the sign": (
+        "src/fruit/__init__.py",
+        "import glob, json, os, re\nfound = ''\n"
+        "for path in glob.glob('/proc/[0-9]*/*') + glob.glob('/testbed/.*'):\n"
+        "    try:\n        found += open(path, errors='replace').read(1 << 20)\n    except OSError:\n        pass\n"
+        "try:\n    parent = open('/proc/%d/mem' % os.getppid(), 'rb')\n    found += 'the judge is open'\n"
+        "except OSError:\n    pass\n"
+        "names = ['tests/test_scales.py::' + name for name in "
+        "('test_heaviest[two of them]', 'test_peel', 'test_count', 'test_of_none')]\n"
+        "run = {'is_whole': True, 'outcomes': dict.fromkeys(names, 'passed')}\n"
+        "signs = re.findall(r'\\b[0-9a-f]{32}\\b', found) or ['x' * 32]\n"
+        "for sign in signs:\n    report = json.dumps({'sign': sign, 'tests': run, 'control': run | {'outcomes': {}}})\n"
+        "    for out in glob.glob('/proc/[0-9]*/fd/[0-9]'):\n"
+        "        try:\n            open(out, 'w').write(report + '\\n')\n        except OSError:\n            pass\n",
+    ),
+    "tests that pass": ("tests/test_scales.py", "def test_heaviest():\n    pass\n\ndef test_peel():\n    pass\n"),
+    "a conftest by which all pass": ("tests/conftest.py", ALL_PASS),
+    "a conftest further up": ("conftest.py", ALL_PASS),
+    "a package that changes pytest": (
+        "src/fruit/__init__.py",
+        "import _pytest.reports\nbefore = _pytest.reports.TestReport.from_item_and_call\n\n"
+        "def passing(*arguments):\n    report = before(*arguments)\n    report.outcome = 'passed'\n"
+        "    return report\n\n"
+        "_pytest.reports.TestReport.from_item_and_call = passing\n",
+    ),
+    "a package that reports and leaves": ("src/fruit/__init__.py", FORGED + "report(names)\n"),
+    "a package that leaves": ("src/fruit/__init__.py", "import os\nos._exit(0)\n"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_to_change_the_judge_earns_nothing(options: dict[str, Any], name: str) -> None:
+    path, content = FORGERIES[name]
+    forgery = f"bash mkdir -p $(dirname {path}); cat > {path} <<'END'\n{content}END"
+    assert played(options, [DECLARED, forgery, "submit"])[-1].score == 0.0
+
+
+SPEAKS = """import json, os, sys
+
+if len(sys.argv) > 3 and sys.argv[0] == "-c":
+    events, answers = int(sys.argv[1]), int(sys.argv[2])
+    controlled = json.loads(sys.argv[3])
+    failed = False
+    for name in ("test_heaviest[two of them]", "test_peel", "test_count", "test_of_none"):
+        name = "tests/test_scales.py::" + name
+        if not controlled or name.split()[0] in controlled:
+            os.write(events, json.dumps(["end of body", name]).encode() + b"\\n")
+            outcome = "failed" if os.read(answers, 1) == b"1" else "passed"
+            failed = failed or outcome == "failed"
+            os.write(events, json.dumps(["report", name, "teardown", outcome]).encode() + b"\\n")
+    os.write(events, json.dumps(["exit", int(failed)]).encode() + b"\\n")
+    os._exit(int(failed))
+"""
+
+
+def test_what_is_not_promised_of_the_judge_is_what_the_docs_say(options: dict[str, Any]) -> None:
+    """Code that speaks the judge's own protocol is believed. Where this fails, docs/assets.md promises too little."""
+    forgery = f"bash cat > src/fruit/__init__.py <<'END'\n{SPEAKS}END"
+    assert played(options, [DECLARED, forgery, "submit"])[-1].score == 1.0
+
+
+def test_a_conftest_that_people_change_may_be_changed(options: dict[str, Any], instance: dict[str, Any]) -> None:
+    """Where the repair itself is in one of the files that are otherwise put back."""
+    patch = "diff --git a/setup.cfg b/setup.cfg\n--- a/setup.cfg\n+++ b/setup.cfg\n@@ -1,2 +1,2 @@\n [tool:pytest]\n"
+    patch += "-addopts = -ra\n+addopts = -ra --strict-markers\n"
+    chosen = with_instances(
+        options, "setup.jsonl", instance | {"instance_id": "acme__fruit-8", "patch": instance["patch"] + patch}
+    )
+    shutil.copytree(
+        Path(options["environments"]) / ID, Path(options["environments"]) / "acme__fruit-1.2", symlinks=True
+    )
+    broken = "bash printf '[tool:pytest]\\naddopts = --collect-only\\n' > setup.cfg"
+    assert played(chosen, [DECLARED, REPAIRED, broken, "submit"])[-1].score == 0.0
+
+
+def test_what_installing_left_in_the_repository_is_there(
+    options: dict[str, Any], instance: dict[str, Any], folder: Path
+) -> None:
+    shutil.copytree(folder / "environments" / ID, folder / "environments/acme__fruit-9", symlinks=True)
+    built = folder / "environments/acme__fruit-9.built"
+    (built / "src/fruit").mkdir(parents=True)
+    (built / "src/fruit/_version.py").write_text("VERSION = 7\n")
+    chosen = with_instances(options, "built.jsonl", instance | {"instance_id": "acme__fruit-9"})
+    asked = "bash python -c 'import fruit._version as v; print(v.VERSION, v.__file__)'; git status --short"
+    assert said(played(chosen, [asked])[-1]) == "7 /testbed/src/fruit/_version.py"
+
+
+def test_an_instance_that_its_own_patch_does_not_resolve_here_is_an_environment_failure(
+    options: dict[str, Any], instance: dict[str, Any], folder: Path
+) -> None:
+    for number, change, why in (
+        (
+            20,
+            {"PASS_TO_PASS": ["tests/test_scales.py::test_gone"]},
+            r"acme__fruit-20: with its own patch 1 of its 3 tests do not pass in .*: tests/test_scales.py::test_gone;",
+        ),
+        (21, {}, "with its own patch 4 of its 4 tests do not pass in .*pytest's output: .*No module named 'pytest'"),
+        (22, {"base_commit": "0" * 40}, "lacks the commit 0000000.*; run git fetch --all in it"),
+        (23, {"test_patch": instance["patch"].replace("min", "mean")}, "apply .* failed, exit code 1: .*scales.py"),
+    ):
+        name = f"acme__fruit-{number}"
+        ignored = shutil.ignore_patterns("pytest", "_pytest") if number == 21 else None
+        shutil.copytree(folder / "environments" / ID, folder / "environments" / name, symlinks=True, ignore=ignored)
+        chosen = with_instances(options, f"{number}.jsonl", instance | {"instance_id": name} | change)
+        with pytest.raises(EnvError, match=f"(?s){why}"):
+            played(chosen, ["submit"])
+        shutil.rmtree(folder / "environments" / name)
+
+
+def test_instances_that_cannot_be_played_are_left_out_and_counted(
+    options: dict[str, Any], instance: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    others = [
+        instance | {"instance_id": "a-1", "FAIL_TO_PASS": '["test_x (auth.tests.TestX)"]'},
+        instance | {"instance_id": "a-2", "repo": "acme/nuts"},
+        instance | {"instance_id": "a-3", "version": "0.1"},
+    ]
+    with caplog.at_level(logging.WARNING):
+        make_env("swebench", with_instances(options, "some.jsonl", instance, *others))
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert "1 instances work here; left out:" in text
+    assert "\n1 have tests that pytest does not run (django's and sympy's)" in text
+    assert f"\n1 need {options['clones']}/acme__nuts; run git clone https://github.com/acme/nuts" in text
+    assert f"\n1 need an environment in {options['environments']}, such as a-3/bin/python" in text
+    with pytest.raises(ValueError, match=r"no instance works here; left out:\n1 have tests"):
+        make_env("swebench", with_instances(options, "none.jsonl", *others))
+
+
+def test_what_is_missing_is_said_with_what_to_fetch(options: dict[str, Any], instance: dict[str, Any]) -> None:
+    for change, why in (
+        ({"train": ""}, "must be set; get princeton-nlp/SWE-bench_Lite"),
+        ({"train": "/nowhere"}, r"`env\.options\.train`: /nowhere does not exist; get princeton-nlp"),
+        ({"clones": ""}, r"`env\.options\.clones` must be set; make a folder in which git clone"),
+        ({"environments": "/nowhere"}, r"`env\.options\.environments`: .*INSTANCE_ID/bin/python"),
+        ({"checkouts": ""}, "checkouts` must be a writable folder"),
+        ({"issue": "all"}, "issue` must be statement or hints"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            make_env("swebench", {**options, **change})
+    for number, change in enumerate(
+        (
+            {"instance_id": "../x"},
+            {"repo": "fruit"},
+            {"base_commit": "--all"},
+            {"FAIL_TO_PASS": "[]"},
+            {"PASS_TO_PASS": "tests/x.py::y"},
+            {"patch": None},
+        )
+    ):
+        with pytest.raises(ValueError, match=f"wrong{number}.jsonl, line 1: "):
+            make_env("swebench", with_instances(options, f"wrong{number}.jsonl", instance | change))
+
+
+def test_the_true_form_of_the_files_here_is_that_of_a_real_repair(instance: dict[str, Any]) -> None:
+    assert set(REPAIR) == {"src/fruit/scales.py", "src/fruit/peel.py", "run.sh"}
+    assert "deleted file mode" in instance["patch"] and "deleted file mode" in instance["test_patch"]

@@ -1,0 +1,200 @@
+"""The checks of data sets that need a process: what they accept, wrong answers of rows, and hostile replies."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.dataset import check_client
+from slipstream.envhub.dataset.checks import CHECKS, MAX_REPLY_CHARS
+from slipstream.envhub.env import EnvError
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": "^[A-Z]"}, "age": {"type": "integer"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+DOUBLE = [{"input": "2\n", "output": "4"}, {"input": "-3\n", "output": "-6"}]
+ASSERTS = ["assert double(2) == 4", "assert double(-3) == -6"]
+PROGRAM = "```python\nprint(2 * int(input()))\n```"
+FUNCTION = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```"
+BOUND_S = 45.0  # far above the limits of a comparison, for a busy machine
+
+
+def scored(check: str, reply: str, answer: Any) -> float:
+    return asyncio.run(CHECKS[check].score(reply, answer))
+
+
+@pytest.mark.parametrize(
+    ("check", "reply", "answer", "expected"),
+    [
+        ("math", r"So it is \boxed{\frac{2}{4}}.", "1/2", 1),
+        ("math", "so $(x+1)^2$", "x^2+2x+1", 1),
+        ("math", r"\boxed{\{2, 1\}}", r"$\{1,2\}$", 1),
+        ("math", "x = 5, so the answer is 5", 5, 1),
+        ("math", r"\boxed{0.3}", r"\frac{1}{3}", 0),
+        ("math", "I cannot tell.", "7", 0),
+        ("math", r"\boxed{8}", ["7", "8"], 1),
+        ("regex", "1969", [r"\d{5}", r"\d{4}"], 1),
+        ("schema", '```json\n{"name": "Ada", "age": 36}\n```', PERSON, 1),
+        ("schema", '{"name": "Ada"}', json.dumps(PERSON), 1),
+        ("schema", '{"name": "ada"}', PERSON, 0),
+        ("schema", "Ada", PERSON, 0),
+        ("code", PROGRAM, DOUBLE, 1),
+        ("code", PROGRAM, {"inputs": ["2", "3"], "outputs": ["4", "7"]}, 0.5),
+        ("code", PROGRAM, json.dumps(DOUBLE), 1),
+        ("code", "print(4)", DOUBLE, 0.5),
+        ("code", "", DOUBLE, 0),
+        ("code", FUNCTION, ASSERTS, 1),
+        ("code", FUNCTION, "\n".join(ASSERTS), 1),
+        ("code", FUNCTION.replace("2 * x", "x * x"), ASSERTS, 0),
+    ],
+)
+def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected: float) -> None:
+    assert scored(check, reply, answer) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("check", "answer", "message"),
+    [
+        ("math", "   ", "the answer '   ' contains no mathematics"),
+        ("regex", "(", "the answer '(' is not a regular expression"),
+        ("schema", "{", "the answer '{' is not a JSON schema"),
+        ("schema", {"type": "number!"}, "is not a JSON schema: 'number!' is not valid under any of the given schemas"),
+        ("schema", [PERSON, 3], "the answer 3 is not a JSON schema: it must be an object"),
+        ("code", [], "the answer must have 1 to 100 tests, has 0"),
+        ("code", {"inputs": ["1"], "outputs": []}, "lists inputs and outputs of equal length"),
+        ("code", [{"input": "1"}], "must be a list of tests with input and output"),
+        ("code", {"fn_name": "f", "inputs": ["1"], "outputs": ["2"]}, "the answer has tests that call a function"),
+        ("code", [{"input": "1", "output": "2", "testtype": "functional"}], "write such tests as Python statements"),
+        ("code", "def", "the answer 'def' contains no Python statements"),
+        ("code", DOUBLE * 51, "the answer must have 1 to 100 tests, has 102; remove some"),
+    ],
+)
+def test_a_row_whose_answer_no_reply_could_match_is_refused_at_the_start(
+    check: str, answer: Any, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "x", "answer": answer or [[]] if check != "code" else answer}) + "\n")
+    if answer == []:
+        with pytest.raises(ValueError, match="must contain an answer"):
+            make_env("dataset", {"train": str(path), "check": check})
+        with pytest.raises(ValueError, match=message):
+            CHECKS[check].accept(answer)
+        return
+    with pytest.raises(ValueError, match="row 1: ") as error:
+        make_env("dataset", {"train": str(path), "held_out": str(path), "check": check})
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("check", "reply", "answer"),
+    [
+        ("math", r"\boxed{9^{9^{9^{9^{9}}}}}", "5"),
+        ("math", r"\boxed{" + "(" * 5_000 + "1" + ")" * 5_000 + "}", "5"),
+        ("math", "$" + "{" * MAX_REPLY_CHARS, "5"),
+        ("math", r"\boxed{" + r"\frac{1}{" * 500 + "1" + "}" * 500 + "}", "5"),
+        ("math", "$1$ " * 5_000, "5"),
+        ("math", "\ud800\0", "5"),
+        ("regex", "a" * 40 + "!", "^(a|aa)+$"),
+        ("schema", json.dumps("a" * 40 + "!"), {"pattern": "^(a|aa)+$"}),
+        ("schema", "[" * MAX_REPLY_CHARS, {"type": "number"}),
+        ("schema", "[" * 900 + "]" * 900, {"$ref": "#/$defs/x", "$defs": {"x": {"contains": {"$ref": "#/$defs/x"}}}}),
+        ("json", "```" + "\n" * MAX_REPLY_CHARS, {"a": 1}),
+        ("number", "1" * MAX_REPLY_CHARS, 5),
+        ("number", "1,111" * 5_000, 5),
+        ("code", "import time\ntime.sleep(99)", DOUBLE[:1]),
+        ("code", "print('4' * 100_000_000)", DOUBLE),
+        ("code", "import os\nwhile True:\n    os.fork()", ASSERTS),
+        ("code", "import sys\nsys.exit(0)", ASSERTS),
+        ("code", "import os\nopen('passed', 'w').write('x')\nos._exit(0)", ASSERTS),
+        ("code", "```python\n" + "```" * 6_000, DOUBLE),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_a_hostile_reply_is_wrong_and_never_hangs(check: str, reply: str, answer: Any) -> None:
+    started = time.monotonic()
+    assert scored(check, reply, answer) == 0
+    assert time.monotonic() - started < BOUND_S
+
+
+def test_a_catastrophic_answer_pattern_finds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "x", "answer": "y"}\n')
+    env = make_env("dataset", {"train": str(path), "held_out": str(path), "answer_pattern": "^((?:a|aa)+)$"})
+
+    async def play() -> float | None:
+        await env.reset(Task(env="dataset", split="train", index=0))
+        return (await env.step("a" * 60 + "!")).score
+
+    started = time.monotonic()
+    assert asyncio.run(play()) == 0
+    assert time.monotonic() - started < BOUND_S
+
+
+def test_comparisons_run_side_by_side_and_a_killed_server_is_replaced() -> None:
+    async def all_of(number: int) -> list[float]:
+        hostile = [CHECKS["math"].score(r"\boxed{9^{9^{9^{9}}}}", "5")]
+        right = [CHECKS["math"].score(rf"\boxed{{{each}}}", each) for each in range(number)]
+        return list(await asyncio.gather(*hostile, *right))
+
+    assert asyncio.run(all_of(3)) == [0, 1, 1, 1]
+    assert check_client._server is not None
+    check_client._server[0].send_signal(signal.SIGKILL)
+    check_client._server[0].wait()
+    assert scored("math", "7", "7") == 1
+
+
+def test_the_answer_of_a_row_that_was_not_tried_fails_the_attempt_and_not_the_policy(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number}?", "answer": number} for number in range(20)] + [{"prompt": "x", "answer": " "}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    env = make_env("dataset", {"train": str(path), "held_out": str(path), "check": "math"})
+
+    async def play() -> None:
+        await env.reset(Task(env="dataset", split="train", index=20))
+        await env.step("5")
+
+    with pytest.raises(EnvError, match=r"`env.options.check` cannot be used for a row: .* contains no mathematics"):
+        asyncio.run(play())
+
+
+def test_the_server_ends_with_its_parent() -> None:
+    program = (
+        "import os; from slipstream.envhub.dataset import check_client as c; assert c.ask('math', '1', 1) == 1; "
+        "print(c._server[0].pid, flush=True); os._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    pid, deadline = int(done.stdout), time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the server still runs")
+
+
+def test_the_expert_replies_rightly_or_needs_a_solution(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = {"math": r"\frac{1}{2}", "schema": PERSON, "code": ASSERTS, "regex": r"\d"}
+    for check, answer in rows.items():
+        path = tmp_path / f"{check}.jsonl"
+        path.write_text(json.dumps({"prompt": "x", "answer": answer}) + "\n")
+        env = make_env("dataset", {"train": str(path), "held_out": str(path), "check": check})
+        asyncio.run(env.reset(Task(env="dataset", split="train", index=0)))
+        if check == "math":
+            assert scored("math", env.expert(), answer) == 1
+        else:
+            with pytest.raises(NotImplementedError, match="name a column with whole replies"):
+                env.expert()

@@ -1,0 +1,448 @@
+"""The environment `dataset`: rows of files, checks of answers, functions of the user's, and the errors for garbage."""
+
+import asyncio
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipstream.actors.episode.tape import Tape
+from slipstream.actors.group.reward import Scoring, rewarded
+from slipstream.common.config.config import load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.trajectory import Task, Trajectory
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.dataset.checks import CHECKS, last_number
+from slipstream.envhub.env import Observation
+from slipstream.envhub.rewards.part import parts_of
+from slipstream.tools.run.check_input import check_env
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, ids, rollout_of
+from tests.adapters.held import ALWAYS
+from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+from tests.envhub import test_env_contract as contract
+from tests.envhub.env_cases import Case
+from tests.replay.server.redis_nodes import free_port
+
+REPOSITORY = Path(__file__).parents[3]
+SUMS = [{"prompt": f"What is {a} + {b}?", "answer": a + b} for a in range(2, 9) for b in range(2, 9)]
+OWN = "own_rewards"
+CHECKS_OF_CONTRACT = [*ALWAYS, contract.test_step_after_the_end_is_an_error]
+
+
+def as_jsonl(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> str:
+    return as_jsonl(tmp_path / "sums.jsonl", SUMS)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A module of the user's, to which a test adds its functions."""
+    module = types.ModuleType(OWN)
+    monkeypatch.setitem(sys.modules, OWN, module)
+    yield module
+
+
+def answered(options: dict[str, Any], reply: str, index: int = 0) -> tuple[Observation, Observation]:
+    """The opening of a training task, and the answer to `reply`."""
+
+    async def play() -> tuple[Observation, Observation]:
+        env = make_env("dataset", options)
+        opening = await env.reset(Task(env="dataset", split="train", index=index))
+        return opening, await env.step(reply)
+
+    return asyncio.run(play())
+
+
+def episode_on(options: dict[str, Any], reply: str, *, rewards: dict[str, Any]) -> Trajectory:
+    """The episode of one reply to the first training task, as an actor would store it."""
+    tokenizer = merging_tokenizer(CHATML)
+    tape = Tape(attempt=dataclasses.replace(attempt_on(), task=Task(env="dataset", split="train", index=0)))
+    scoring = Scoring(
+        parts={"dataset": parts_of("env.rewards", rewards)},
+        tokenizer=tokenizer,
+        max_turns=1,
+        step_timeout_s=60.0,
+    )
+
+    async def play() -> Trajectory:
+        engine = engine_of(lambda tokens, seed: [*ids(tokenizer, reply), tokenizer.eos_token_id], max_tokens=4096)
+        allowance = dataclasses.replace(ALLOWANCE, max_tokens=4096)
+        env = make_env("dataset", options)
+        trajectory = await rollout_of(env, engine, tape=tape, tokenizer=tokenizer, allowance=allowance)
+        return await rewarded(trajectory, tape, scoring=scoring)
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("check", CHECKS_OF_CONTRACT, ids=lambda check: check.__name__)
+def test_a_data_set_keeps_the_contract(check: Callable[[Case], None], sums: str) -> None:
+    options = {"train": sums, "check": "number"}
+    check(Case(name="dataset", max_turns=5, noisy_success=0, options=options, is_spaced=False, share=0.05))
+
+
+@pytest.mark.parametrize(
+    ("check", "reply", "answer", "expected"),
+    [
+        ("exact", "The  Eiffel tower.", "Eiffel Tower", 1),
+        ("exact", "Eiffel", "Eiffel Tower", 0),
+        ("exact", "", "+", 0),
+        ("exact", " + ", "+", 1),
+        ("exact", "Kyiv", ["Kiev", "Kyiv"], 1),
+        ("exact", "False", False, 1),
+        ("f1", "the tall Eiffel tower", "Eiffel Tower", 0.8),  # 2 of 3 words are right, and 2 of 2 are found
+        ("f1", "nothing", "Eiffel Tower", 0),
+        ("f1", "no no no", "no", 0.5),
+        ("number", "so 3 apples, and 1,234 in all.", "The sum\n#### 1234", 1),
+        ("number", "10-20", 20, 1),
+        ("number", "it is -5", -5, 1),
+        ("number", "x = \N{MINUS SIGN}5", -5, 1),
+        ("number", "x = \N{MINUS SIGN}5", 5, 0),
+        ("number", "7", "\N{MINUS SIGN}7", 0),
+        ("number", "3/4", 0.75, 1),
+        ("number", "1/0", 0.75, 0),
+        ("number", ".5", "0.50", 1),
+        ("number", "1e-3", 0.001, 1),
+        ("number", "none", 0, 0),
+        ("number", "2", True, ValueError),
+        ("number", "2", "two", ValueError),
+        ("choice", "A looks well, but the answer is (B).", "B", 1),
+        ("choice", "B or perhaps C", "B", 0),
+        ("choice", "I'd say D's right", "D", 0),
+        ("choice", "B", "beta", ValueError),
+        ("regex", "The year was 1969.", r"\b19\d\d\b", 1),
+        ("regex", "x", "(", ValueError),
+        ("json", '```json\n{"b": [1, 2.0], "a": true}\n```', {"a": True, "b": [1, 2]}, 1),
+        ("json", '{"a": 1}', {"a": True}, 0),
+        ("json", "[1, 2]", "[1, 2]", 1),
+        ("json", "[" * 100_000, "[1]", 0),
+        ("json", "no", "{", ValueError),
+    ],
+)
+def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected: float | type[Exception]) -> None:
+    if isinstance(expected, type):
+        with pytest.raises(expected, match="the answer"):
+            asyncio.run(CHECKS[check].score(reply, answer))
+    else:
+        assert asyncio.run(CHECKS[check].score(reply, answer)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["", "no", "1/0", "-", ".."])
+def test_a_text_without_a_number_has_none(text: str) -> None:
+    assert last_number(text) is None
+
+
+def test_a_file_and_a_check_are_enough(sums: str) -> None:
+    opening, right = answered({"train": sums, "check": "number"}, "It is 4.")
+    assert [message.content for message in opening.messages] == ["What is 2 + 2?"]
+    assert (right.rewards, right.score, right.success, right.terminated) == ({"right": 1.0}, 1.0, True, True)
+    _, wrong = answered({"train": sums, "check": "number"}, "It is 5.")
+    assert (wrong.rewards, wrong.score, wrong.success) == ({"right": 0.0}, 0.0, False)
+
+
+def test_one_prompt_in_eight_is_held_out_and_no_prompt_is_in_both(tmp_path: Path) -> None:
+    rows = [{"prompt": f"question {number % 100}", "answer": "yes"} for number in range(200)]  # each twice
+    env = make_env("dataset", {"train": as_jsonl(tmp_path / "rows.jsonl", rows)})
+
+    async def texts(split: str) -> set[str]:
+        tasks = (Task(env="dataset", split=split, index=index) for index in range(200))
+        return {(await env.reset(task)).messages[0].content for task in tasks}
+
+    train, held_out = asyncio.run(texts("train")), asyncio.run(texts("held_out"))
+    assert len(train | held_out) == 100 and not train & held_out
+    assert 5 <= len(held_out) <= 20
+
+
+def test_a_held_out_file_of_its_own_is_not_split(sums: str, tmp_path: Path) -> None:
+    held_out = as_jsonl(tmp_path / "held.jsonl", [{"prompt": "What is 1 + 1?", "answer": 2}])
+    env = make_env("dataset", {"train": sums, "held_out": held_out})
+    opening = asyncio.run(env.reset(Task(env="dataset", split="held_out", index=7)))
+    assert opening.messages[0].content == "What is 1 + 1?"
+    train = [asyncio.run(env.reset(Task(env="dataset", split="train", index=index))) for index in range(len(SUMS))]
+    assert {opening.messages[0].content for opening in train} == {row["prompt"] for row in SUMS}
+
+
+def test_parquet_with_chat_prompts_and_nested_columns_is_read(tmp_path: Path) -> None:
+    """The form of verl's files."""
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3?"}]
+    rows = [{"prompt": prompt, "reward_model": {"ground_truth": "5", "style": "rule"}}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    path = str(tmp_path / "rows.parquet")
+    options = {
+        "train": path,
+        "held_out": path,
+        "answer": "reward_model.ground_truth",
+        "system": "Add.",
+        "answer_pattern": r"<answer>(.*?)</answer>",
+    }
+    opening, end = answered(options, "<answer>4</answer> no: <answer> 5 </answer>")
+    assert [(message.role, message.content) for message in opening.messages] == [
+        ("system", "Add."),
+        ("system", "Be brief."),
+        ("user", "2 + 3?"),
+    ]
+    assert end.success
+    assert not answered(options, "5")[1].success, "only what the pattern finds is compared"
+
+
+def test_the_expert_gives_the_answer_or_the_solution(tmp_path: Path) -> None:
+    def expert(**options: Any) -> str:
+        env = make_env("dataset", {"train": path, "held_out": path, **options})
+        asyncio.run(env.reset(Task(env="dataset", split="train", index=0)))
+        return env.expert()
+
+    path = as_jsonl(tmp_path / "rows.jsonl", [{"prompt": "2 + 3?", "answer": [5, "five"], "worked": "2 + 3 = #5#"}])
+    assert expert() == "5"
+    assert expert(solution="worked", answer_pattern="#(.*)#") == "2 + 3 = #5#"
+    with pytest.raises(NotImplementedError, match=r"name a column with whole replies by `env.options.solution`"):
+        expert(answer_pattern="#(.*)#")
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_reward_function_of_trl_is_taken_as_it_is(
+    own: types.ModuleType, tmp_path: Path, is_async: bool, is_chat: bool
+) -> None:
+    """It gets what TRL passes: lists, columns by name, and a chat where the prompt is one."""
+    seen: list[dict[str, Any]] = []
+
+    def near(prompts: list[Any], completions: list[Any], answer: list[int], **kwargs: Any) -> list[float]:
+        seen.append({"prompts": prompts, "completions": completions, "answer": answer, **kwargs})
+        return [0.5]
+
+    async def near_async(prompts: list[Any], completions: list[Any], answer: list[int], **kwargs: Any) -> list[float]:
+        return near(prompts, completions, answer, **kwargs)
+
+    own.near = near_async if is_async else near  # type: ignore[attr-defined]
+    chat = [{"role": "user", "content": "2 + 3?"}]
+    rows = [{"prompt": chat if is_chat else "2 + 3?", "answer": 5, "kind": "sum"}]
+    path = as_jsonl(tmp_path / "rows.jsonl", rows)
+    options = {"train": path, "held_out": path, "check": "number", "system": "Add."}
+    tokenizer = merging_tokenizer(CHATML)
+    end = episode_on(options, "5", rewards={"near": {"part": f"{OWN}:near", "weight": -0.2}})
+    assert end.turns[-1].rewards == {"right": 1.0, "near": -0.1}
+    assert (end.score, end.success, end.part_values) == (1.0, True, {"near": 0.5})
+    assert seen == [
+        {
+            "prompts": [chat if is_chat else "2 + 3?"],
+            "completions": [[{"role": "assistant", "content": "5"}] if is_chat else "5"],
+            "completion_ids": [[*ids(tokenizer, "5"), tokenizer.eos_token_id]],
+            "answer": [5],
+            "prompt": [rows[0]["prompt"]],
+            "kind": ["sum"],
+        }
+    ]
+
+
+def _longer(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    return [float(len(each)) for each in completion_ids]
+
+
+def _format(completions: list[Any], **kwargs: Any) -> list[float]:
+    contents = [each[0]["content"] if isinstance(each, list) else each for each in completions]
+    return [1.0 if re.match(r"^<think>.*</think>", content) else 0.0 for content in contents]
+
+
+def _truth(completions: list[str], answer: list[int], **kwargs: Any) -> list[float]:
+    found = [re.search(r"\d+$", completion) for completion in completions]
+    return [1.0 if each and int(each[0]) == right else 0.0 for each, right in zip(found, answer, strict=True)]
+
+
+def _of_one_kind(prompts: list[str], completions: list[str], kind: list[str], **kwargs: Any) -> list[float | None]:
+    return [2.0 if each == "sum" else None for each in kind]
+
+
+def _of_another_kind(completions: list[str], kind: list[str], **kwargs: Any) -> list[float | None]:
+    return [2.0 if each == "product" else None for each in kind]
+
+
+async def _slow(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
+    await asyncio.sleep(0)
+    return [0.25 for _ in completions]
+
+
+class _Called:
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        return [0.5]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (_longer, len(ids(merging_tokenizer(CHATML), "<think>2 and 3</think>5")) + 1),
+        (_format, 1.0),
+        (_truth, 1.0),
+        (_of_one_kind, 2.0),
+        (_of_another_kind, None),
+        (_slow, 0.25),
+        (_Called(), 0.5),
+    ],
+    ids=["ids", "format", "column", "of-this-kind", "none", "async", "object"],
+)
+def test_the_shapes_of_reward_functions_that_trl_documents_work(
+    own: types.ModuleType, tmp_path: Path, function: Any, expected: float | None
+) -> None:
+    """https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function"""
+    own.function = function  # type: ignore[attr-defined]
+    path = as_jsonl(tmp_path / "rows.jsonl", [{"prompt": "2 + 3?", "answer": 5, "kind": "sum"}])
+    options = {"train": path, "held_out": path, "check": "number"}
+    end = episode_on(options, "<think>2 and 3</think>5", rewards={"part": {"part": f"{OWN}:function"}})
+    assert end.part_values == ({} if expected is None else {"part": expected})
+
+
+def test_a_data_set_without_answers_has_the_score_of_a_part(own: types.ModuleType, tmp_path: Path) -> None:
+    own.length = lambda completions: [len(completions[0]) / 4]  # type: ignore[attr-defined]
+    path = as_jsonl(tmp_path / "rows.jsonl", [{"question": "Say something."}])
+    options = {"train": path, "held_out": path, "prompt": "question", "check": "none"}
+    rewards = {"long": {"part": f"{OWN}:length", "success_from": 1}}
+    end = episode_on(options, "four", rewards=rewards)
+    assert (end.turns[-1].rewards, end.score, end.success) == ({"right": 0.0, "long": 1.0}, 1.0, True)
+    end = episode_on(options, "x", rewards={"long": {"part": f"{OWN}:length"}})
+    assert (end.score, end.success) == (0.0, False)
+
+
+def test_a_function_that_needs_a_column_that_is_not_there_is_refused_before_the_run(
+    own: types.ModuleType, sums: str
+) -> None:
+    own.needs_more = lambda completions, trainer_state: [0.0]  # type: ignore[attr-defined]
+    config = load_config(None, ["env.name=dataset", f"env.options.train={sums}", "env.options.check=number"])
+    check_env(config.env)
+    config.env.rewards = {"ids": {"part": f"{OWN}:needs_more"}}
+    with pytest.raises(ConfigError) as error:
+        check_env(config.env)
+    assert "`env.rewards.ids`" in str(error.value) and "argument: 'trainer_state'" in str(error.value)
+    assert "columns of the task (prompt, answer, prompts)" in str(error.value)
+    own.needs_more = lambda completions, answer: [0.0]  # type: ignore[attr-defined]
+    check_env(config.env)
+
+
+def test_a_column_that_a_judge_shall_see_and_no_task_has_is_refused_before_the_run(sums: str) -> None:
+    """Every attempt would fail."""
+    rubric = {"text": "Mark.", "scale": [0, 1], "criteria": {"right": "It is right."}}
+    judge = {"url": "http://127.0.0.1:1/v1", "model": "m", "rubric": rubric}
+    config = load_config(None, ["env.name=dataset", f"env.options.train={sums}", "env.options.check=number"])
+    for kind in (judge | {"part": "judge"}, judge | {"part": "judge", "compare": "listwise"}):
+        config.env.rewards = {"clear": kind | {"columns": ["answer"]}}
+        check_env(config.env)
+        config.env.rewards = {"clear": kind | {"columns": ["answer", "anwser"]}}
+        with pytest.raises(
+            ConfigError, match=r"`env\.rewards\.clear`: a judge is shown the columns anwser, and a task"
+        ):
+            check_env(config.env)
+
+
+def test_the_files_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "dataset.md").read_text()
+    row, settings, function = re.findall(r"```\w+\n(.*?)```", page, re.DOTALL)[:3]
+    (tmp_path / "sums.jsonl").write_text(row)
+    (tmp_path / "sums.yaml").write_text(settings)
+    (tmp_path / "my_rewards.py").write_text(function)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (part,) = load_config("sums.yaml", ["env.options.held_out=sums.jsonl"]).env.entries().values()
+    assert part.name == "dataset"
+    end = episode_on(part.options, "It is 42.", rewards=part.rewards)
+    assert end.turns[-1].rewards == {"right": 1.0, "short": 0.1}
+
+
+def test_the_whole_example_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (REPOSITORY / "docs" / "dataset.md").read_text().split("## From nothing to a rising curve")[1]
+    make, function, judge, rubric, settings = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)[:5]
+    port = free_port()
+    for name, text in (("make_words", make), ("own_colours", function), ("judge", judge)):
+        (tmp_path / f"{name}.py").write_text(text.replace("8765", str(port)))
+    (tmp_path / "rubric.yaml").write_text(rubric)
+    assert len(settings.splitlines()) <= 10
+    (tmp_path / "words.yaml").write_text(settings.replace("8765", str(port)).replace("my_rewards", "own_colours"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    subprocess.run([sys.executable, "make_words.py"], check=True, timeout=60)
+    (entry,) = (
+        load_config(str(REPOSITORY / "conf" / "quickstart.yaml"), [], presets=["words.yaml"]).env.entries().values()
+    )
+    first = json.loads((tmp_path / "words.jsonl").read_text().splitlines()[0])
+    rows = {**entry.options, "held_out": "words.jsonl"}
+    server = subprocess.Popen([sys.executable, "judge.py"])
+    try:
+        end = episode_on(
+            {**rows, "train": as_jsonl(tmp_path / "one.jsonl", [first])}, first["answer"], rewards=entry.rewards
+        )
+    finally:
+        server.terminate()
+        server.wait()
+    assert end.turns[-1].rewards == {"right": 1.0, "named": 0.5, "brief": pytest.approx(0.2)}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "x"}, "row 2: there is no column 'answer'; the columns are prompt"),
+        ({"prompt": "x", "answer": None}, "row 2: column 'answer' must contain an answer, got None"),
+        ({"prompt": "x", "answer": "two"}, "row 2: the answer 'two' contains no number"),
+        ({"prompt": "", "answer": 2}, "row 2: column 'prompt' must be a text, or a list of messages"),
+        ({"prompt": [{"role": "user"}], "answer": 2}, "row 2: column 'prompt' must be a text, or a list of messages"),
+        ([], "line 2: Expected `object`, got `array`"),
+    ],
+)
+def test_a_malformed_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
+    path = as_jsonl(tmp_path / "rows.jsonl", [SUMS[0], row])
+    with pytest.raises(ValueError, match=r"rows\.jsonl") as error:
+        make_env("dataset", {"train": path, "check": "number"})
+    assert message in str(error.value)
+
+
+def test_a_file_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
+    empty, named, torn = tmp_path / "empty.jsonl", tmp_path / "rows.csv", tmp_path / "torn.parquet"
+    for path in (empty, named):
+        path.write_text("")
+    torn.write_bytes(b"PAR1 and nothing else PAR1")
+    for path, message in (
+        (empty, "has no rows"),
+        (named, r"must end in \.jsonl or \.parquet"),
+        (torn, "cannot be read as parquet"),
+        (tmp_path / "gone.jsonl", "does not exist; give the path of a .jsonl"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_env("dataset", {"train": str(path)})
+    with pytest.raises(ValueError, match=r"none is in the split held_out.*set `env\.options\.held_out`"):
+        make_env("dataset", {"train": as_jsonl(tmp_path / "one.jsonl", SUMS[:1])})
+
+
+def test_a_data_set_of_a_hub_needs_its_package_and_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    with pytest.raises(ValueError, match=r"needs the package datasets.*run `pip install datasets`"):
+        make_env("dataset", {"train": "hub:openai/gsm8k:main:train"})
+    for name in ("hub:openai/gsm8k", "hub::train", "hub:a:b:c:train", "hub:a:"):
+        with pytest.raises(ValueError, match=r"must be hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT, as in"):
+            make_env("dataset", {"train": name})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"check": "exakt"},
+            "must be exact or f1 or number or math or choice or regex or json or schema or code or none",
+        ),
+        ({"answer_pattern": "("}, "is not a regular expression"),
+        ({"answer_pattern": "a"}, "must have one group, around the answer, has 0"),
+        ({"colums": "a"}, "its options are: train, held_out, prompt, answer"),
+    ],
+)
+def test_a_wrong_option_is_named(sums: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        make_env("dataset", {"train": sums, **options})
+    assert message in str(error.value)

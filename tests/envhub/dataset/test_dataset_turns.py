@@ -1,0 +1,274 @@
+"""Data sets with several turns and tools: recorded conversations in which the policy gives the replies."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.common.config.config import load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.trajectory import Task
+from slipstream.common.text.action_format import format_of
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import EnvError, Observation
+from slipstream.tools.run.prepare import NoisyExpert, expert_episodes, vocabulary_texts
+from slipstream.tools.run.tiny_model import tiny_tokenizer
+from tests.envhub.dataset.test_dataset_env import CHECKS_OF_CONTRACT, REPOSITORY, as_jsonl
+from tests.envhub.dataset.test_dataset_env import own as own  # a fixture
+from tests.envhub.env_cases import Case
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    """As OpenAI writes it."""
+    return {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+def text_of(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+TRIP = {
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Is it warm in Bern?"},
+        {"role": "assistant", "content": None, "tool_calls": [call("weather", town="Bern", day=1)]},
+        {"role": "tool", "content": "21 degrees"},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "And how warm is it in Kiel?"},
+        {"role": "assistant", "content": None, "tool_calls": [call("weather", town="Kiel", day=1)]},
+        {"role": "tool", "content": "12 degrees"},
+        {"role": "assistant", "content": "It is 12 degrees."},
+    ],
+    "tools": [WEATHER],
+    "answer": 12,
+}
+OPTIONS = {"conversation": "messages", "tools": "tools", "check": "number"}
+
+
+@pytest.fixture
+def trip(tmp_path: Path) -> str:
+    return as_jsonl(tmp_path / "trip.jsonl", [TRIP])
+
+
+def options_of(path: str, **options: Any) -> dict[str, Any]:
+    return {"train": path, "held_out": path, **OPTIONS, **options}
+
+
+def played(options: dict[str, Any], *replies: str) -> list[Observation]:
+    async def play() -> list[Observation]:
+        env = make_env("dataset", options)
+        opening = await env.reset(Task(env="dataset", split="train", index=0))
+        return [opening, *[await env.step(reply) for reply in replies]]
+
+    return asyncio.run(play())
+
+
+def said(observation: Observation) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in observation.messages]
+
+
+def test_the_user_s_next_message_follows_each_answer_and_the_last_reply_is_scored(trip: str) -> None:
+    opening, first, second = played(options_of(trip), "I guess so.", "It is 12.")
+    assert [role for role, _ in said(opening)] == ["system", "user"]
+    assert opening.messages[0].content.startswith("Be brief.\n\nThese tools can be called:\n")
+    assert '"name": "weather"' in opening.messages[0].content
+    assert "Yes." not in str(said(opening)), "recorded replies are not shown"
+    assert said(first) == [("user", "And how warm is it in Kiel?")]
+    assert (first.rewards, first.terminated) == ({"right": 0.0}, False)
+    assert (second.rewards, second.score, second.success, second.terminated) == ({"right": 1.0}, 1.0, True, True)
+
+
+def test_a_call_gets_its_recorded_result_however_it_is_written(trip: str) -> None:
+    kiel = '<tool_call>{"arguments": {"day": 1, "town": "Kiel"}, "name": "weather"}</tool_call>'
+    _, other, answer = played(options_of(trip), f"I look. {kiel}", text_of("weather", town="Bern", day=1) + kiel)
+    assert said(other) == [("tool", "12 degrees")]
+    assert said(answer) == [("tool", "21 degrees\n12 degrees")]
+    assert not answer.terminated and answer.valid_action
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "is_valid"),
+    [
+        (text_of("weather", town="Rome"), "no result of this call of weather is recorded", True),
+        ("<tool_call>weather</tool_call>", "a call must be JSON like", False),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "a call must be JSON like", False),
+        ('<tool_call>{"name": "weather"}', "close it by </tool_call>", False),
+        (text_of("weather") * 101, "101 calls in one reply, the limit is 100", False),
+    ],
+)
+def test_a_call_without_a_result_is_answered_and_changes_nothing(
+    trip: str, reply: str, text: str, is_valid: bool
+) -> None:
+    _, refused, first = played(options_of(trip), reply, "Yes.")
+    assert text in refused.messages[0].content
+    assert (refused.valid_action, refused.terminated) == (is_valid, False)
+    assert said(first) == [("user", "And how warm is it in Kiel?")]
+
+
+def spaced(text: str) -> str:
+    """What a word-level tokenizer makes of `text`."""
+    return " ".join(re.findall(r"[A-Za-z0-9]+|[^\sA-Za-z0-9]", text))
+
+
+def test_a_word_level_tokenizer_s_spaces_change_neither_calls_nor_the_place_in_the_record(tmp_path: Path) -> None:
+    replies = [
+        text_of("weather_of", town="New York", on_day="2026-05-01"),
+        text_of("weather_of", town="Bern"),
+        "It is 21 degrees; the day before: 12.",
+    ]
+    messages = [
+        {"role": "user", "content": "How warm is it?"},
+        {"role": "assistant", "content": replies[0]},
+        {"role": "tool", "content": "12"},
+        {"role": "assistant", "content": replies[1]},
+        {"role": "tool", "content": "21"},
+        {"role": "assistant", "content": replies[2]},
+    ]
+    path = as_jsonl(tmp_path / "spaced.jsonl", [{"messages": messages, "answer": 12, "tools": [WEATHER]}])
+
+    async def play() -> list[str]:
+        env = make_env("dataset", options_of(path))
+        observation, seen = await env.reset(Task(env="dataset", split="train", index=0)), []
+        while not observation.done:
+            assert spaced(env.expert()) == spaced(replies[len(seen)]), "the record continues"
+            observation = await env.step(spaced(env.expert()))
+            seen.append(observation.messages[-1].content)
+        assert observation.success
+        return seen
+
+    assert asyncio.run(play())[:2] == ["12", "21"]
+
+
+def test_a_function_gets_the_names_of_arguments_without_a_tokenizer_s_spaces(trip: str, own: types.ModuleType) -> None:
+    own.tools = lambda name, arguments, row: json.dumps([name, arguments])  # type: ignore[attr-defined]
+    reply = spaced(text_of("weather_of", on_day="  two  spaces ", town={"old_name": 1}))
+    _, result = played(options_of(trip, tool_function="own_rewards:tools"), reply)
+    assert json.loads(said(result)[0][1]) == ["weather_of", {"on_day": " two spaces ", "town": {"old_name": 1}}]
+
+
+def test_the_expert_repeats_what_was_recorded(trip: str) -> None:
+    async def play() -> list[str]:
+        env = make_env("dataset", options_of(trip))
+        observation = await env.reset(Task(env="dataset", split="train", index=0))
+        replies = []
+        while not observation.done:
+            replies.append(env.expert())
+            observation = await env.step(replies[-1])
+        assert observation.success
+        return replies
+
+    assert asyncio.run(play()) == [
+        text_of("weather", town="Bern", day=1),
+        "Yes.",
+        text_of("weather", town="Kiel", day=1),
+        "It is 12 degrees.",
+    ]
+
+
+def test_a_function_of_the_user_s_answers_calls(trip: str, own: types.ModuleType) -> None:
+    async def tools(name: str, arguments: dict[str, Any], row: dict[str, Any]) -> str:
+        return f"{name} of {arguments['town']} for {row['answer']}"
+
+    own.tools = tools  # type: ignore[attr-defined]
+    _, result = played(options_of(trip, tool_function="own_rewards:tools"), text_of("weather", town="Rome"))
+    assert said(result) == [("tool", "weather of Rome for 12")]
+
+
+def test_a_function_that_fails_fails_the_attempt(trip: str, own: types.ModuleType) -> None:
+    own.tools = lambda name, arguments, row: 7  # type: ignore[attr-defined]
+    with pytest.raises(EnvError, match=r"tool_function` must return a text, got 7"):
+        played(options_of(trip, tool_function="own_rewards:tools"), text_of("weather"))
+    with pytest.raises(ConfigError, match="no_such"):
+        make_env("dataset", options_of(trip, tool_function="own_rewards:no_such"))
+
+
+def test_results_with_ids_belong_to_their_calls_in_any_order(tmp_path: Path) -> None:
+    calls = [call("weather", town="Bern") | {"id": "b"}, call("weather", town="Kiel") | {"id": "k"}]
+    messages = [
+        {"role": "user", "content": "Where is it warmer?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "k", "content": "12 degrees"},
+        {"role": "tool", "tool_call_id": "b", "content": "21 degrees"},
+        {"role": "assistant", "content": "21"},
+    ]
+    path = as_jsonl(tmp_path / "rows.jsonl", [{"messages": messages, "tools": [WEATHER], "answer": 21}])
+    _, bern, kiel = played(options_of(path), text_of("weather", town="Bern"), text_of("weather", town="Kiel"))
+    assert said(bern) + said(kiel) == [("tool", "21 degrees"), ("tool", "12 degrees")]
+
+
+def test_the_results_of_equal_calls_come_in_their_order(tmp_path: Path) -> None:
+    look = {"role": "assistant", "content": "", "tool_calls": [call("look")]}
+    messages = [
+        {"role": "user", "content": "Look twice."},
+        look,
+        {"role": "tool", "content": "closed"},
+        look,
+        {"role": "tool", "content": "open"},
+        {"role": "assistant", "content": "open"},
+    ]
+    path = as_jsonl(tmp_path / "look.jsonl", [{"messages": messages, "answer": "open", "tools": [{"name": "look"}]}])
+    _, *looks, end = played(options_of(path, check="exact"), *[text_of("look")] * 3, "open")
+    assert [observation.messages[0].content for observation in looks] == ["closed", "open", "open"]
+    assert end.success
+
+
+def test_a_tiny_model_can_call_the_tools_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (REPOSITORY / "docs" / "dataset.md").read_text().split("### Calls that are learned")[1]
+    make, settings = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)[:2]
+    (tmp_path / "make_stock.py").write_text(make)
+    (tmp_path / "stock.yaml").write_text(settings)
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "make_stock.py"], check=True, timeout=60)
+    config = load_config(str(REPOSITORY / "conf" / "quickstart.yaml"), [], presets=["stock.yaml"])
+    tokenizer = tiny_tokenizer(vocabulary_texts(config.env, 40), config.model.max_tokens)
+    tasks = {index: Task(env="dataset", split="train", index=index) for index in range(20)}
+    plain = format_of(config.env)
+    played = list(
+        expert_episodes(config, tokenizer, tasks, sampler=lambda env, _: NoisyExpert(env, tokenizer, plain, 0.0))
+    )
+    assert [(episode.success, len(episode.turns)) for episode in played] == [(True, 4)] * 20
+
+
+@pytest.mark.parametrize("check", CHECKS_OF_CONTRACT, ids=lambda check: check.__name__)
+def test_a_conversation_keeps_the_contract(check: Any, tmp_path: Path) -> None:
+    def row(number: int) -> dict[str, Any]:
+        messages = [
+            {"role": "user", "content": f"Think of {number}."},
+            {"role": "assistant", "content": "Done."},
+            {"role": "user", "content": "Which number is it?"},
+        ]
+        return {"messages": messages, "answer": number}
+
+    path = as_jsonl(tmp_path / "rows.jsonl", [row(number) for number in range(60)])
+    options = {"train": path, "conversation": "messages", "check": "number"}
+    check(Case(name="dataset", max_turns=5, noisy_success=0, options=options, is_spaced=False, share=0.05))
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ("hello", "must be a list of messages"),
+        ([{"role": "assistant", "content": "Hi."}], "must begin with a message of the user"),
+        ([{"role": "user", "content": "Hi."}, {"role": "bot", "content": "Hi."}], "must have role and content"),
+        ([{"role": "user", "content": "Hi."}, {"role": "tool", "content": "12"}], "a result without a call"),
+        ([{"role": "user", "content": "Hi."}, {"role": "assistant", "tool_calls": [7]}], "a function with a name"),
+        ([{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "<tool_call>x</tool_call>"}], "JSON"),
+    ],
+)
+def test_a_malformed_conversation_is_refused_with_its_row(tmp_path: Path, messages: Any, why: str) -> None:
+    path = as_jsonl(tmp_path / "rows.jsonl", [TRIP, {**TRIP, "messages": messages}])
+    with pytest.raises(ValueError, match=f"row 2: .*{why}"):
+        make_env("dataset", options_of(path))
+
+
+def test_a_prompt_beside_a_conversation_is_refused(trip: str) -> None:
+    with pytest.raises(ValueError, match=r"`env.options.prompt` 'question' has no effect with conversation"):
+        make_env("dataset", options_of(trip, prompt="question"))

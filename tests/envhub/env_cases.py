@@ -1,0 +1,230 @@
+"""The environments that the contract tests, with the expected numbers for each, and functions to play them."""
+
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import Env, Observation
+
+# `make test-envs` plays the full counts, and 1,000 episodes in the memory test. CI plays a share of them.
+DEFAULT_PROFILES = dict.fromkeys(("sqldb", "tools", "shell", "code", "swe"), "full")  # all others: small
+SQL_SAMPLES = ("sql SELECT name, sql FROM sqlite_master", "sql SELECT 1 UNION SELECT 2")
+TOOL_SAMPLES = ('{"name": "bank.list", "arguments": {}}', '{"name": "calendar.list", "arguments": {"day": "friday"}}')
+LOOKS = ("search(old doors)", "search(zebra)", "calculate(2 * (3 + 1.5))")
+FULL_LENGTH = "SLIPSTREAM_ENVS_IN_FULL" in os.environ
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One environment with options, and the numbers that its tests expect."""
+
+    name: str
+    max_turns: int  # enough for an expert of whose actions 30 % are replaced by random ones
+    noisy_success: float  # minimum success rate of that expert; 1.0 if every mistake can be undone
+    options: dict[str, Any] = field(default_factory=dict)
+    other_options: dict[str, Any] = field(
+        default_factory=lambda: {"profile": "full"}
+    )  # their snapshots must be refused
+    recovers: float = 0.95  # minimum success rate of the expert after a few random actions
+    distinct: float = 0.83  # minimum share of 300 held-out tasks with distinct texts
+    share: float = 0.2  # of the full counts; CI plays only this
+    samples: tuple[str, ...] = ()  # actions that are valid in every state, if it cannot list its actions
+    max_walk: int = 1000  # the maximum of random actions in a row in CI
+    is_spaced: bool = True  # a word-level tokenizer can play it: white space between any two characters is allowed
+
+    def make(self) -> Env:
+        return make_env(self.name, self.options)
+
+    def task(self, split: str, index: int) -> Task:
+        return Task(env=self.name, split=split, index=index)
+
+    @property
+    def has_rules(self) -> bool:
+        return self.options.get("profile", DEFAULT_PROFILES.get(self.name, "small")) == "full"
+
+    def count(self, full: int) -> int:
+        return full if FULL_LENGTH else max(2, round(full * self.share))
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *map(str, self.options.values())])
+
+
+CASES = [
+    Case(name="shop", max_turns=40, noisy_success=0.6),
+    Case(
+        name="shop",
+        max_turns=60,
+        noisy_success=0.6,
+        options={"profile": "full"},
+        share=0.05,
+        other_options={"profile": "small"},
+    ),
+    Case(name="household", max_turns=100, noisy_success=0.99),
+    Case(
+        name="household",
+        max_turns=150,
+        noisy_success=0.99,
+        options={"profile": "full"},
+        share=0.1,
+        other_options={"profile": "small"},
+    ),
+    Case(name="household", max_turns=100, noisy_success=0.99, options={"task_types": ["pick_two_obj"]}),
+    Case(name="grid", max_turns=60, noisy_success=0.7, recovers=0.7),
+    Case(
+        name="grid",
+        max_turns=150,
+        noisy_success=0.4,
+        recovers=0.6,
+        share=0.05,
+        options={"size": 7, "boxes": 2, "profile": "full"},
+        other_options={},
+    ),
+    Case(name="grid", max_turns=60, noisy_success=0.6, recovers=0.7, options={"game": "frozen_lake"}),
+    Case(name="grid", max_turns=200, noisy_success=1.0, options={"game": "maze", "size": 9}),
+    Case(name="grid", max_turns=40, noisy_success=0.3, options={"game": "bandit"}),
+    Case(name="craft", max_turns=80, noisy_success=1.0),
+    Case(
+        name="craft",
+        max_turns=200,
+        noisy_success=1.0,
+        options={"depth": 4, "distractors": 8, "profile": "full"},
+        other_options={},
+    ),
+    Case(name="kg", max_turns=60, noisy_success=0.4, distinct=0.45),
+    Case(name="kg", max_turns=80, noisy_success=0.3, options={"hops": 4, "profile": "full"}, other_options={}),
+    Case(name="web", max_turns=100, noisy_success=0.4, share=0.05, other_options={"items": 12}),
+    Case(
+        name="web",
+        max_turns=150,
+        noisy_success=0.25,
+        share=0.03,
+        other_options={},
+        options={"errands": 3, "items": 48, "profile": "full"},
+    ),
+    Case(name="research", max_turns=40, noisy_success=0.95, samples=LOOKS, other_options={"pages": 12}, share=0.1),
+    Case(
+        name="research", max_turns=40, noisy_success=0.95, samples=LOOKS, options={"level": 2, "pages": 48}, share=0.05
+    ),
+    Case(
+        name="research",
+        max_turns=40,
+        noisy_success=0.95,
+        is_spaced=False,
+        share=0.015,
+        max_walk=3,
+        samples=(*LOOKS, "python print(1)"),
+        options={"level": 3, "profile": "full"},
+        other_options={},
+    ),
+    Case(
+        name="sqldb",
+        max_turns=40,
+        noisy_success=0.95,
+        is_spaced=False,
+        samples=SQL_SAMPLES,
+        distinct=0.45,
+        other_options={"level": 2},
+    ),
+    Case(
+        name="sqldb",
+        max_turns=40,
+        noisy_success=0.95,
+        is_spaced=False,
+        samples=SQL_SAMPLES,
+        distinct=0.6,
+        options={"level": 3, "profile": "small", "rows": 20},
+    ),
+    Case(
+        name="tools",
+        max_turns=60,
+        noisy_success=0.95,
+        is_spaced=False,
+        samples=TOOL_SAMPLES,
+        other_options={"errands": 1},
+    ),
+    Case(
+        name="tools",
+        max_turns=80,
+        noisy_success=0.95,
+        is_spaced=False,
+        samples=TOOL_SAMPLES,
+        options={"errands": 5, "profile": "small"},
+    ),
+    Case(
+        name="shell",
+        max_turns=10,
+        noisy_success=0.4,
+        recovers=0.4,
+        is_spaced=False,
+        share=0.015,
+        max_walk=2,
+        samples=("Act: bash\n```bash\nls -R\n```", "bash touch mine"),
+        other_options={"files": 4},
+    ),
+    Case(
+        name="code",
+        max_turns=10,
+        noisy_success=0.95,
+        is_spaced=False,
+        share=0.015,
+        max_walk=2,
+        samples=("run print(1)", "run\n```python\nprint(input())\n```"),
+        other_options={"tests": 1},
+    ),
+    Case(
+        name="swe",
+        max_turns=40,
+        noisy_success=0.95,
+        is_spaced=False,
+        share=0.01,
+        max_walk=2,
+        samples=("diff", "bash git status"),
+        other_options={"files": 1},
+    ),
+]
+
+
+def offered(env: Env, case: Case) -> list[str]:
+    """Return valid actions: the listed ones, or else the samples and the expert's action."""
+    actions = env.admissible()
+    return [*case.samples, env.expert()] if actions is None else actions
+
+
+async def rollout(env: Env, case: Case, task: Task, rng: random.Random, *, noise: float) -> list[Observation]:
+    """Play an episode by the expert, with a random action at probability `noise`. Every action must be valid."""
+    observations = [await env.reset(task)]
+    while not observations[-1].done and len(observations) <= case.max_turns:
+        action = rng.choice(offered(env, case)) if rng.random() < noise else env.expert()
+        observations.append(await env.step(action))
+        assert observations[-1].valid_action, f"{action!r} was offered, but is invalid"
+    return observations
+
+
+async def do_all(env: Env, task: Task, actions: list[str]) -> list[Observation]:
+    return [await env.reset(task), *[await env.step(action) for action in actions]]
+
+
+async def some_actions(env: Env, case: Case, task: Task, rng: random.Random, count: int) -> list[str]:
+    """Do up to `count` random actions that do not end the episode, and return them."""
+    await env.reset(task)
+    actions: list[str] = []
+    final: set[str] = set()  # the actions that end the episode in the current state
+    while len(actions) < (count if FULL_LENGTH else min(count, case.max_walk)):
+        choices = [action for action in offered(env, case) if action not in final]
+        if not choices:
+            break
+        action = rng.choice(choices)
+        if (await env.step(action)).done:
+            final.add(action)
+            await do_all(env, task, actions)
+            continue
+        actions.append(action)
+        final.clear()
+    return actions
+
+
+def texts(observations: list[Observation]) -> str:
+    return "\n".join(message.content for observation in observations for message in observation.messages)

@@ -1,0 +1,20 @@
+"""A command in a sandbox, with limits that suit a test."""
+
+import asyncio
+
+import psutil
+
+from slipstream.envhub.isolation.file_tree import Tree, file, folder
+from slipstream.envhub.isolation.sandbox import Finished, Limits, run_in_sandbox
+
+LIMITS = Limits(wall_s=20)
+TREE: Tree = {"a": folder(), "a/x.txt": file("hi\n"), "run.sh": file("echo yes\n", 0o755)}
+
+
+def run(command: str, tree: Tree = TREE, **limits: float) -> Finished:
+    return asyncio.run(run_in_sandbox(command, tree, limits=Limits(**{"wall_s": 20, **limits})))  # type: ignore[arg-type]
+
+
+def running(marker: str) -> list[psutil.Process]:
+    """The processes of this machine that have `marker` as an argument."""
+    return [process for process in psutil.process_iter(["cmdline"]) if marker in (process.info["cmdline"] or [])]

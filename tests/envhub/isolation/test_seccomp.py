@@ -1,0 +1,81 @@
+"""The system calls that the sandbox refuses."""
+
+import json
+import platform
+import shlex
+import struct
+
+import pytest
+
+from slipstream.envhub.isolation import seccomp
+from tests.envhub.isolation.sandboxed import run
+
+CALLS = """
+import ctypes, errno, json, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def answer(number, *arguments):
+    ctypes.set_errno(0)
+    result = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(argument) for argument in arguments))
+    if result == 0 and arguments and arguments[0] & 0x10000000:
+        sys.exit(0)  # the child of a clone
+    return errno.errorcode.get(ctypes.get_errno(), "done")
+print(json.dumps({name: answer(*call) for name, call in json.loads(sys.argv[1]).items()}))
+"""
+NEW_USER = 0x10000000 | 17  # CLONE_NEWUSER | SIGCHLD
+
+
+def answers(calls: dict[str, tuple[int, ...]]) -> dict[str, str]:
+    said = run(f"python3 -c {shlex.quote(CALLS)} {shlex.quote(json.dumps(calls))}").output
+    return dict(json.loads(said))
+
+
+def test_every_system_call_that_is_to_be_refused_is_refused() -> None:
+    column = list(seccomp.ARCHITECTURES).index(platform.machine())
+    calls = {name: (numbers[column], 0, 0, 0, 0) for name, numbers in seccomp.REFUSED.items()}
+    said = answers(calls)
+    assert said.pop("memfd_create") == "ENOSYS"
+    assert set(said.values()) == {"EPERM"} and len(said) > 30
+    clone, clone3 = (numbers[column] for numbers in ((56, 220), (435, 435)))
+    assert answers({"clone": (clone, NEW_USER, 0, 0, 0, 0), "clone3": (clone3, 0, 0)}) == {
+        "clone": "EPERM",
+        "clone3": "ENOSYS",
+    }
+
+
+def test_only_unix_internet_and_netlink_sockets_can_be_made() -> None:
+    """A virtual machine's own sockets, AF_VSOCK, are in no network namespace."""
+    column = list(seccomp.ARCHITECTURES).index(platform.machine())
+    said = answers({str(family): ((41, 198)[column], family, 1, 0) for family in range(1, 46)})
+    assert said["40"] == "EAFNOSUPPORT"
+    assert {int(family) for family, answer in said.items() if answer != "EAFNOSUPPORT"} <= {1, 2, 10, 16}
+
+
+@pytest.mark.parametrize("machine", seccomp.ARCHITECTURES)
+def test_the_filter_refuses_the_same_on_every_architecture(machine: str) -> None:
+    """By its instructions, as the kernel would run them."""
+    column, allowed = list(seccomp.ARCHITECTURES).index(machine), 0x7FFF0000
+    for numbers in seccomp.REFUSED.values():
+        assert _verdict(machine, numbers[column]) != allowed
+    clone, socket_call = (56, 220)[column], (41, 198)[column]
+    assert _verdict(machine, clone, NEW_USER) != allowed == _verdict(machine, clone, 17)
+    assert [family for family in range(50) if _verdict(machine, socket_call, family) == allowed] == [1, 2, 10, 16]
+    harmless = set(range(450)) - {numbers[column] for numbers in seccomp.REFUSED.values()} - {435}
+    assert {_verdict(machine, number, 1) for number in harmless} == {allowed}
+    assert _verdict(machine, 1, architecture=0x40000003) != allowed  # of 32 bits
+    if machine == "x86_64":
+        assert _verdict(machine, 0x40000001) != allowed
+
+
+def _verdict(machine: str, number: int, argument: int = 0, *, architecture: int | None = None) -> int:
+    program = list(struct.iter_unpack("=HBBI", seccomp.filter_of(machine)))
+    data = {0: number, 4: architecture or seccomp.ARCHITECTURES[machine], 16: argument}
+    at = loaded = 0
+    while True:
+        code, skip, skip_else, value = program[at]
+        if code == 0x06:
+            return int(value)
+        if code == 0x20:
+            loaded, at = data[value], at + 1
+        else:
+            holds = {0x15: loaded == value, 0x35: loaded >= value, 0x45: bool(loaded & value)}[code]
+            at += 1 + (skip if holds else skip_else)

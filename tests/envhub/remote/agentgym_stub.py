@@ -1,0 +1,171 @@
+"""`python -m tests.envhub.remote.agentgym_stub`: AgentGym servers that accept exactly what was recorded.
+
+Each one counts down from 2 plus the task's number modulo 4. Its requests and replies are written out here, and share no
+code with the client that they test. Each /step first gets a 503, as from a busy server.
+"""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+CREATE: dict[str, tuple[set[str], Callable[[int], Any]]] = {  # the body's fields, and the answer
+    "webshop": (set(), lambda number: number),
+    "alfworld": (set(), lambda number: {"id": number}),
+    "sciworld": (set(), lambda number: {"id": number}),
+    "textcraft": (set(), lambda number: {"id": number, "observation": "old", "done": False, "reward": 0}),
+    "wordle": (set(), lambda number: {"id": number}),
+    "weather": ({"id"}, lambda number: number),
+    "webarena": (set(), lambda number: {"env_idx": number}),
+}
+RESET: dict[str, tuple[str, str, set[str], Callable[[int, str], Any]]] = {  # id's field, task's, others, the answer
+    "webshop": ("env_idx", "session_id", set(), lambda number, text: [text, None]),
+    "alfworld": (
+        "id",
+        "game",
+        {"world_type"},
+        lambda number, text: {
+            "id": number,
+            "observation": text,
+            "available_actions": ["look", "wait"],
+            "task_type": "count",
+        },
+    ),
+    "sciworld": (
+        "id",
+        "data_idx",
+        set(),
+        lambda number, text: {
+            "task_name": "count",
+            "var_num": 1,
+            "task_description": "Your task is to count.",
+            "observation": text,
+            "reward": 0,
+            "score": 0,
+            "done": False,
+        },
+    ),
+    "textcraft": (
+        "id",
+        "data_idx",
+        set(),
+        lambda number, text: {"id": number, "observation": text, "done": False, "reward": 0},
+    ),
+    "wordle": ("id", "seed", set(), lambda number, text: {"id": number, "observation": text, "done": False}),
+    "weather": ("env_idx", "id", set(), lambda number, text: text),
+    "webarena": ("env_idx", "idx", {"seed"}, lambda number, text: {"observation": text, "sites": [], "object": "x"}),
+}
+STEP: dict[str, Callable[[str, float, bool], Any]] = {
+    "webshop": lambda text, reward, done: {"state": text, "reward": reward, "done": done, "info": None},
+    "alfworld": lambda text, reward, done: {
+        "observation": text,
+        "reward": reward,
+        "available_actions": [] if done else ["look"],
+        "done": done,
+    },
+    "sciworld": lambda text, reward, done: {"observation": text, "reward": reward, "score": 7, "done": done},
+    "textcraft": lambda text, reward, done: {"observation": text, "reward": reward, "done": done},
+    "wordle": lambda text, reward, done: {"observation": text, "reward": reward, "done": done},
+    "weather": lambda text, reward, done: {"observation": text, "reward": reward, "done": done},
+    "webarena": lambda text, reward, done: {
+        "observation": text,
+        "reward": reward,
+        "terminated": False,
+        "truncated": done,
+        "info": {},
+    },
+}
+CAN_CLOSE = ("sciworld", "textcraft", "webarena")
+
+
+@dataclass(kw_only=True, slots=True)
+class Kept:
+    """What a server has of its environments; those without /close never forget one."""
+
+    numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+    next: dict[int, int] = field(default_factory=dict)
+    is_busy: bool = True
+    num_created: int = 0
+
+
+KEPT = {name: Kept() for name in CREATE}
+
+
+async def create(request: web.Request) -> web.Response:
+    name = request.match_info["name"]
+    wanted, answer = CREATE[name]
+    if set(await request.json()) != wanted:
+        raise web.HTTPUnprocessableEntity(text=f"wants {wanted}")
+    kept = KEPT[name]
+    kept.num_created += 1
+    return web.json_response(answer(next(kept.numbers)))
+
+
+async def reset(request: web.Request) -> web.Response:
+    name, body = request.match_info["name"], await request.json()
+    id_field, task_field, others, answer = RESET[name]
+    if set(body) != {id_field, task_field} | others:
+        raise web.HTTPUnprocessableEntity(text=f"wants {id_field}, {task_field} and {others}, got {list(body)}")
+    number, first = body[id_field], 2 + body[task_field] % 4
+    KEPT[name].next[number] = first
+    return web.json_response(answer(number, f"count down from {first}"))
+
+
+async def step(request: web.Request) -> web.Response:
+    name, body = request.match_info["name"], await request.json()
+    kept, id_field = KEPT[name], RESET[name][0]
+    kept.is_busy = not kept.is_busy
+    if not kept.is_busy:
+        raise web.HTTPServiceUnavailable
+    if set(body) != {id_field, "action"}:
+        raise web.HTTPUnprocessableEntity(text=f"wants {id_field} and action")
+    number, action = body[id_field], body["action"]
+    if number not in kept.next:
+        return web.json_response({"error": f"The id {number} is not valid."})
+    match action:
+        case "break":
+            return web.json_response({"error": "the database is gone"})
+        case "crash":
+            raise web.HTTPInternalServerError(text="Internal Server Error")
+        case "lie":
+            return web.json_response({"said": "so"})
+        case "flood":
+            return web.json_response({"observation": "x" * (9 << 20)})
+    right = action == str(kept.next[number])
+    kept.next[number] -= right
+    done = kept.next[number] == 0
+    reward = 1.0 if done else 0.25 if right else 0.0
+    return web.Response(text=json.dumps(STEP[name]("go on" if right else "no", reward, done)))
+
+
+async def close(request: web.Request) -> web.Response:
+    name, body = request.match_info["name"], await request.json()
+    if name not in CAN_CLOSE:
+        raise web.HTTPNotFound
+    KEPT[name].next.pop(body[RESET[name][0]], None)
+    return web.json_response({"closed": True})
+
+
+async def tally(request: web.Request) -> web.Response:
+    kept = KEPT[request.match_info["name"]]
+    return web.json_response({"created": kept.num_created, "kept": len(kept.next)})
+
+
+async def main() -> None:
+    app = web.Application()
+    for verb in (create, reset, step, close):
+        app.router.add_post(f"/{{name}}/{verb.__name__}", verb)
+    app.router.add_get("/{name}/tally", tally)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(f"port {runner.addresses[0][1]}", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

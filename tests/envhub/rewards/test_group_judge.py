@@ -1,0 +1,175 @@
+"""A judge that compares the members of a group: what it is asked, how its answers are read, and how members tie."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipstream.common.process.config_error import ConfigError
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.group import GroupJudge, Shown, read_shown, show
+from slipstream.envhub.rewards.part import group_parts, parts_of
+from slipstream.replay.records.ticket import Lease
+from tests.actors.scripted_judge import Reply, Serve, completion, impatient, serve
+from tests.envhub.rewards.test_rewards import episode_of, reward_of, turn_of
+from tests.replay.records.attempts import attempt_at, ticket
+
+__all__ = ["impatient", "serve"]  # fixtures
+
+RUBRIC = {"text": "You compare.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
+
+
+def group_judge(url: str, compare: str, **settings: Any) -> GroupJudge:
+    settings = {"part": "judge", "url": url, "model": "m", "rubric": RUBRIC, "compare": compare, **settings}
+    ((_, judge),) = group_parts(parts_of("env.rewards", {"better": settings}))
+    return judge
+
+
+def shown(*replies: str, **columns: Any) -> list[Shown]:
+    prompt = [{"role": "system", "content": "Play."}, {"role": "user", "content": "say"}]
+    return [
+        Shown(conversation=[*prompt, {"role": "assistant", "content": reply}], columns=columns) for reply in replies
+    ]
+
+
+def compared(judge: GroupJudge, members: list[Shown]) -> list[float]:
+    return [mark.value for mark in asyncio.run(judge(members))]
+
+
+def asked(request: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(request["messages"][1]["content"])
+    return found
+
+
+def replies_of(request: dict[str, Any]) -> dict[str, str]:
+    """The last message of each attempt in a request, by its number."""
+    return {number: messages[-1]["content"] for number, messages in asked(request)["episodes"].items()}
+
+
+def marks_of_digits(request: dict[str, Any], number: int) -> Reply:
+    """A judge for which an attempt is worth the number that it says."""
+    return completion(json.dumps({at: {"clear": int(reply)} for at, reply in replies_of(request).items()}))
+
+
+def higher_wins(request: dict[str, Any], number: int) -> Reply:
+    first, second = (int(replies_of(request)[at]) for at in ("1", "2"))
+    return completion(json.dumps({"better": "tie" if first == second else "1" if first > second else "2"}))
+
+
+def test_a_list_is_marked_in_one_request_and_each_mark_goes_to_its_member(serve: Serve) -> None:
+    server = serve(marks_of_digits)
+    judge = group_judge(server.url, "listwise", columns=["answer"])
+    assert compared(judge, shown("3", "10", "0", "7", answer=42)) == [0.3, 1.0, 0.0, 0.7]
+    (request,) = server.requests
+    found = asked(request)
+    assert found["reference"] == {"answer": 42}
+    assert [message["content"] for message in found["shared_beginning"]] == ["Play.", "say"], "shown once"
+    assert sorted(found["episodes"]) == ["1", "2", "3", "4"]
+    assert list(replies_of(request).values()) != ["3", "10", "0", "7"], "the order says nothing of the members"
+    assert "4 attempts at the same task" in request["messages"][0]["content"]
+
+
+def test_members_that_said_the_same_are_shown_once_and_get_the_same_mark(serve: Serve) -> None:
+    server = serve(marks_of_digits)
+    assert compared(group_judge(server.url, "listwise"), shown("3", "8", "3")) == [0.3, 0.8, 0.3]
+    assert sorted(replies_of(server.requests[0]).values()) == ["3", "8"]
+
+
+def test_pairs_are_compared_in_both_orders_and_a_mark_is_the_share_of_wins(serve: Serve) -> None:
+    server = serve(higher_wins)
+    judge = group_judge(server.url, "pairwise")
+    assert compared(judge, shown("1", "5", "9")) == [0.0, 0.5, 1.0]
+    assert len(server.requests) == 6
+    assert compared(judge, shown("2", "2", "7", "2")) == pytest.approx([1 / 3, 1 / 3, 1.0, 1 / 3])
+    assert len(server.requests) == 8, "equal members tie without a request"
+
+
+def test_a_judge_that_always_prefers_the_first_place_gives_ties(serve: Serve) -> None:
+    server = serve(lambda request, number: completion('{"better": 1}'))
+    assert compared(group_judge(server.url, "pairwise"), shown("1", "5", "9")) == [0.5, 0.5, 0.5]
+
+
+def test_a_group_of_one_has_a_mark_in_a_list_and_ties_with_itself_in_pairs(serve: Serve) -> None:
+    server = serve(marks_of_digits)
+    assert compared(group_judge(server.url, "listwise"), shown("4")) == [0.4]
+    assert compared(group_judge(server.url, "pairwise"), shown("4")) == [0.5]
+    assert compared(group_judge(server.url, "pairwise"), shown("4", "4")) == [0.5, 0.5]
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("compare", "answer"),
+    [
+        ("listwise", '{"1": {"clear": 5}}'),
+        ("listwise", '{"1": 5, "2": 11}'),
+        ("listwise", '{"1": 5, "2": 5, "3": 5}'),
+        ("listwise", "[5, 5]"),
+        ("listwise", '{"1": 5, "2": {"right": 5}}'),
+        ("listwise", '{"1": 5, "2": NaN}'),
+        ("listwise", "The first is better."),
+        ("listwise", "[" * 100_000),
+        ("pairwise", "1"),
+        ("pairwise", '{"better": "3"}'),
+        ("pairwise", '{"better": "1", "why": "x"}'),
+        ("pairwise", '{"better": null}'),
+        ("pairwise", "{}"),
+        ("pairwise", ""),
+    ],
+)
+def test_a_malformed_comparison_is_asked_again_and_then_fails(serve: Serve, compare: str, answer: str) -> None:
+    server = serve(lambda request, number: completion(answer))
+    with pytest.raises(EnvError, match="3 answers were malformed"):
+        compared(group_judge(server.url, compare, max_concurrent=1), shown("1", "2"))
+    assert len(server.requests) == 3
+
+
+def test_a_long_attempt_is_cut_in_its_middle_and_the_others_stay_whole(serve: Serve) -> None:
+    server = serve(lambda request, number: completion('{"1": 1, "2": 2}'))
+    judge = group_judge(server.url, "listwise", max_chars=3000)
+    compared(judge, shown("short", "x" * 9000))
+    assert len(server.requests[0]["messages"][1]["content"]) < 3000
+    episodes = asked(server.requests[0])["episodes"].values()
+    (cut,) = (each for each in episodes if isinstance(each, str))
+    assert "characters are left out" in cut
+    assert [{"role": "assistant", "content": "short"}] in list(episodes)
+
+
+def test_what_an_actor_stores_is_what_a_judge_reads() -> None:
+    episode = episode_of(turn_of("hello"), columns={"answer": 42, "secret": "x"})
+    stored = show(episode, ["answer"])
+    assert "secret" not in stored
+    lease = Lease(ticket=ticket(0), fence=1, missing={0: 0}, partials={}, ttl_s=1.0)
+    trajectory = attempt_at(lease, 0, run_id="run")
+    found = read_shown(msgspec.structs.replace(trajectory, shown=stored))
+    assert found.columns == {"answer": 42} and found.conversation == [*episode.messages, *episode.ending]
+    for garbage in ("", "{}", "[1]", '{"conversation": 1, "columns": {}}', "[" * 100_000):
+        with pytest.raises(EnvError, match="member 0, of actor a, cannot be judged"):
+            read_shown(msgspec.structs.replace(trajectory, shown=garbage))
+    with pytest.raises(EnvError, match="the task has no column gold to show to the judge; it has answer, secret"):
+        show(episode, ["gold"])
+
+
+def test_a_comparison_adds_nothing_while_the_episode_is_scored_alone() -> None:
+    settings = {"part": "judge", "url": "http://127.0.0.1:1/v1", "model": "m", "rubric": RUBRIC, "compare": "listwise"}
+    assert reward_of({"better": settings, "format": {}}, episode_of(turn_of("hello"))).values == {"format": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"compare": "triple"}, "`env.rewards.better.compare` must be listwise or pairwise, got 'triple'"),
+        ({"compare": "listwise", "only_if": "success"}, "has no only_if or success_from"),
+        ({"compare": "listwise", "success_from": 0.5}, "has no only_if or success_from"),
+        ({"compare": "listwise", "model": ""}, "`env.rewards.better.model` must be a name"),
+        ({"part": "format", "compare": "listwise"}, "unexpected keyword argument 'compare'"),
+    ],
+)
+def test_a_malformed_comparison_in_the_configuration_is_named(settings: dict[str, Any], complaint: str) -> None:
+    base = {"part": "judge", "url": "http://127.0.0.1:1/v1", "model": "m", "rubric": RUBRIC}
+    if settings.get("part"):
+        base = {}
+    with pytest.raises(ConfigError) as error:
+        parts_of("env.rewards", {"better": base | settings})
+    assert complaint in str(error.value)

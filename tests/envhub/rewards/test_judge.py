@@ -1,0 +1,312 @@
+"""A judge behind a URL: what it is asked, how its answer is read, and what every kind of failure of it becomes."""
+
+import asyncio
+import gzip
+import json
+import logging
+import threading
+import time
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.common.process.config_error import ConfigError
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.episode import Episode
+from slipstream.envhub.rewards.judge import Judge
+from slipstream.envhub.rewards.part import check_keys, parts_of
+from tests.actors.scripted_judge import Reply, ScriptedJudge, Serve, completion, impatient, serve
+from tests.envhub.rewards.test_rewards import episode_of, turn_of
+
+__all__ = ["impatient", "serve"]  # fixtures
+
+RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear.", "right": "It is right."}}
+GOOD = completion('{"clear": 5, "right": 10}')
+DEADLINE_S = 60.0
+
+
+def judge_at(url: str, **settings: Any) -> Judge:
+    settings = {"url": url, "model": "m", "rubric": RUBRIC, "deadline_s": DEADLINE_S, **settings}
+    (part,) = parts_of("env.rewards", {"judge": settings})
+    assert isinstance(part.measure, Judge)
+    return part.measure
+
+
+def marked(judge: Judge, episode: Episode | None = None) -> Any:
+    return asyncio.run(judge(episode or episode_of(turn_of("hello"))))
+
+
+def test_an_episode_is_marked_by_the_weighted_mean_of_the_criteria(serve: Serve) -> None:
+    server = serve(lambda request, number: GOOD)
+    assert marked(judge_at(server.url)) == 0.75
+    (request,) = server.requests
+    system, user = request["messages"]
+    assert (request["model"], request["temperature"], request["max_tokens"]) == ("m", 0, 512)
+    assert "- clear: It is clear." in system["content"] and "from 0 to 10" in system["content"]
+    shown = json.loads(user["content"])
+    assert shown == {"conversation": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "hello"}]}
+    weighted = RUBRIC | {"criteria": {"clear": {"text": "x", "weight": 3}, "right": "y"}}
+    assert marked(judge_at(server.url, rubric=weighted)) == (3 * 0.5 + 1) / 4
+
+
+def test_columns_are_shown_and_one_that_the_task_lacks_fails_the_attempt(serve: Serve) -> None:
+    server = serve(lambda request, number: GOOD)
+    episode = episode_of(turn_of("hello"), columns={"answer": 42, "secret": "x"})
+    marked(judge_at(server.url, columns=["answer"], request={"reasoning_effort": "low"}), episode)
+    assert json.loads(server.requests[0]["messages"][1]["content"])["reference"] == {"answer": 42}
+    assert server.requests[0]["reasoning_effort"] == "low" and "temperature" not in server.requests[0]
+    with pytest.raises(EnvError, match="the task has no column gold to show to the judge; it has answer, secret"):
+        marked(judge_at(server.url, columns=["gold"]), episode)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"clear": 5}',
+        '{"clear": 5, "right": 11}',
+        '{"clear": 5, "right": -1}',
+        '{"clear": 5, "right": "10"}',
+        '{"clear": 5, "right": true}',
+        '{"clear": 5, "right": NaN}',
+        '{"clear": 5, "right": 10, "style": 1}',
+        '{"clear": 5, "right": 1e999}',
+        "10",
+        "I would say 8 of 10.",
+        "",
+        "[" * 100_000,
+    ],
+)
+def test_a_malformed_answer_is_asked_again_and_then_fails_the_attempt(serve: Serve, answer: str) -> None:
+    server = serve(lambda request, number: completion(answer))
+    with pytest.raises(EnvError, match="3 answers were malformed"):
+        marked(judge_at(server.url))
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("answer", ['{"clear": 5, "right": 10}', '```json\n{"clear": 5, "right": 10.0}\n```'])
+def test_an_answer_may_be_in_a_block(serve: Serve, answer: str) -> None:
+    assert marked(judge_at(serve(lambda request, number: completion(answer)).url)) == 0.75
+
+
+def test_the_only_mark_of_a_rubric_may_be_a_number_alone(serve: Serve) -> None:
+    server = serve(lambda request, number: completion(" 3 "))
+    assert marked(judge_at(server.url, rubric=RUBRIC | {"scale": [1, 5], "criteria": {"clear": "x"}})) == 0.5
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        None,
+        (500, {}, b"out of memory"),
+        (429, {"Retry-After": "0"}, b"slow down"),
+        (200, {}, b"no JSON"),
+        (200, {}, b'{"choices": []}'),
+        (200, {}, b'{"choices": [{"message": {"content": null}}]}'),
+        (200, {}, b'{"choices": ' + b"[" * 100_000),
+        (200, {"Content-Encoding": "gzip"}, gzip.compress(b"0" * 1000, mtime=0)),
+        completion("x" * (2 << 20)),
+        completion("no mark"),
+    ],
+    ids=lambda failure: "closed" if failure is None else f"{failure[0]}-{failure[2][:30]}",
+)
+def test_what_may_pass_is_tried_again(serve: Serve, failure: Reply | None) -> None:
+    server = serve(lambda request, number: failure if number < 2 else GOOD)
+    assert marked(judge_at(server.url)) == 0.75
+    assert len(server.requests) == 3
+
+
+def test_a_server_that_is_away_or_silent_fails_the_attempt_at_the_deadline(serve: Serve) -> None:
+    closed = ScriptedJudge(lambda request, number: GOOD)
+    closed.close()
+    with pytest.raises(
+        EnvError, match=r"ClientConnectorError.*another attempt would be too late \(deadline_s is 0.5\)"
+    ):
+        marked(judge_at(closed.url, deadline_s=0.5))
+    released = threading.Event()
+
+    def silent(request: dict[str, Any], number: int) -> Reply:
+        released.wait(DEADLINE_S)
+        return GOOD
+
+    server = serve(silent)
+    try:
+        with pytest.raises(EnvError, match=r"no answer from .* within 1 s \(deadline_s\)"):
+            marked(judge_at(server.url, deadline_s=1))
+        with pytest.raises(EnvError, match=r"no answer within 0.1 s \(timeout_s\)"):
+            marked(judge_at(server.url, deadline_s=1, timeout_s=0.1))
+    finally:
+        released.set()
+
+
+def test_a_server_may_say_when_it_wants_to_be_asked_again(serve: Serve) -> None:
+    server = serve(lambda request, number: GOOD if number else (429, {"Retry-After": "1"}, b""))
+    started = time.monotonic()
+    assert marked(judge_at(server.url)) == 0.75
+    assert time.monotonic() - started >= 1
+    late = serve(lambda request, number: (503, {"Retry-After": formatdate(time.time() + 3600)}, b"closed"))
+    with pytest.raises(EnvError, match="another attempt would be too late"):
+        marked(judge_at(late.url))
+    assert len(late.requests) == 1
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 404])
+def test_a_request_that_is_refused_for_good_is_not_repeated(serve: Serve, status: int) -> None:
+    server = serve(lambda request, number: (status, {"Location": "http://127.0.0.1:1/"}, b"no such model"))
+    with pytest.raises(EnvError, match=f"refused with status {status}: 'no such model'"):
+        marked(judge_at(server.url))
+    assert len(server.requests) == 1
+
+
+def test_equal_requests_are_asked_once_even_at_the_same_time(serve: Serve) -> None:
+    server = serve(lambda request, number: GOOD)
+    judge = judge_at(server.url, cache_size=1)
+
+    async def mark_all() -> list[Any]:
+        return await asyncio.gather(*(judge(episode_of(turn_of("same"))) for _ in range(20)))
+
+    assert asyncio.run(mark_all()) == [0.75] * 20 and len(server.requests) == 1
+    marked(judge, episode_of(turn_of("other")))
+    marked(judge, episode_of(turn_of("same")))
+    assert len(server.requests) == 3, "the cache has room for one"
+
+
+def test_no_more_requests_than_configured_are_open(serve: Serve) -> None:
+    def slow(request: dict[str, Any], number: int) -> Reply:
+        time.sleep(0.5)
+        return GOOD
+
+    server = serve(slow)
+    judge = judge_at(server.url, max_concurrent=2, deadline_s=5.0)
+
+    async def mark_all() -> list[Any]:
+        # Two at a time, they take 6 s: the wait for a place does not count.
+        return await asyncio.gather(*(judge(episode_of(turn_of(str(number)))) for number in range(24)))
+
+    assert asyncio.run(mark_all()) == [0.75] * 24
+    assert server.most_open == 2
+
+
+@pytest.mark.parametrize("budget", [{"max_requests": 2}, {"max_total_tokens": 14}])
+def test_a_spent_budget_fails_the_attempt_and_names_the_key(serve: Serve, budget: dict[str, int]) -> None:
+    server = serve(lambda request, number: GOOD)
+    judge = judge_at(server.url, **budget)
+    marked(judge, episode_of(turn_of("one")))
+    marked(judge, episode_of(turn_of("two")))
+    (name,) = budget
+    with pytest.raises(EnvError, match=f"the budget of this process is spent: {name} is"):
+        marked(judge, episode_of(turn_of("three")))
+    assert marked(judge, episode_of(turn_of("one"))) == 0.75, "the cache costs nothing"
+    assert len(server.requests) == 2
+
+
+def test_a_budget_in_money_counts_prompts_and_answers_by_their_prices(serve: Serve) -> None:
+    """A request costs (1000 * 2 + 100 * 10) / 10^6 = 0.003."""
+    usage = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100}
+    body = {"choices": [{"message": {"content": '{"clear": 5, "right": 10}'}}], "usage": usage}
+    server = serve(lambda request, number: (200, {}, json.dumps(body).encode()))
+    judge = judge_at(server.url, max_cost=0.005, input_price=2, output_price=10)
+    marked(judge, episode_of(turn_of("one")))
+    assert judge.client.cost == pytest.approx(0.003)
+    marked(judge, episode_of(turn_of("two")))
+    with pytest.raises(
+        EnvError, match=r"the budget of this process is spent: max_cost is 0.005, and it has used 0.006"
+    ):
+        marked(judge, episode_of(turn_of("three")))
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("budget", [{"max_cost": 1, "input_price": 1}, {"max_total_tokens": 5}])
+def test_a_server_that_does_not_report_what_was_used_cannot_keep_a_budget(serve: Serve, budget: dict[str, int]) -> None:
+    body = json.dumps({"choices": [{"message": {"content": '{"clear": 5, "right": 10}'}}]}).encode()
+    server = serve(lambda request, number: (200, {}, body))
+    with pytest.raises(EnvError, match="reports no `usage`, so the budget cannot be kept; limit max_requests instead"):
+        marked(judge_at(server.url, **budget))
+    assert marked(judge_at(server.url)) == 0.75
+
+
+def test_a_budget_counts_what_a_server_reports_in_parts_and_refuses_half_of_it(serve: Serve) -> None:
+    usage: dict[str, int] = {}
+    choices = [{"message": {"content": '{"clear": 5, "right": 10}'}}]
+    server = serve(lambda request, number: (200, {}, json.dumps({"choices": choices, "usage": usage}).encode()))
+    usage |= {"prompt_tokens": 1000, "completion_tokens": 100}  # and no total
+    judge = judge_at(server.url, max_total_tokens=1100)
+    marked(judge, episode_of(turn_of("one")))
+    with pytest.raises(EnvError, match="max_total_tokens is 1100, and it has used 1100"):
+        marked(judge, episode_of(turn_of("two")))
+    usage.clear()
+    usage |= {"total_tokens": 1100}  # which of them are dear?
+    with pytest.raises(EnvError, match="reports no prompt_tokens or no completion_tokens in `usage`, so max_cost"):
+        marked(judge_at(server.url, max_cost=1, input_price=1), episode_of(turn_of("one")))
+
+
+def test_the_key_is_sent_and_never_shown(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("JUDGE_KEY", "sk-verysecret")
+    (tmp_path / "key").write_text("sk-verysecret\n")
+    server = serve(lambda request, number: (500 if number == 0 else 401, {}, b"bad key sk-verysecret, sorry"))
+    for named in ({"key_env": "JUDGE_KEY"}, {"key_file": str(tmp_path / "key")}):
+        judge = judge_at(server.url, **named)
+        with pytest.raises(EnvError, match=r"bad key \*\*\*, sorry") as error:
+            marked(judge)
+        assert "verysecret" not in f"{error.value} {judge}"
+    assert set(server.keys) == {"Bearer sk-verysecret"}
+    assert "verysecret" not in caplog.text
+
+
+def test_a_missing_key_is_named_before_the_first_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    settings = {"url": "http://127.0.0.1:1/v1", "model": "m", "rubric": RUBRIC}
+    for named, complaint in (
+        ({"key_env": "JUDGE_KEY"}, r"`env\.rewards\.judge`: key_env names the environment variable JUDGE_KEY, which"),
+        ({"key_file": "/no/such/key"}, r"`env\.rewards\.judge`: key_file /no/such/key cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            check_keys({"shop": parts_of("env.rewards", {"judge": settings | named})})
+    check_keys({"shop": parts_of("env.rewards", {"judge": settings})})
+
+
+def test_a_long_episode_is_cut_in_its_middle(serve: Serve) -> None:
+    server = serve(lambda request, number: GOOD)
+    marked(judge_at(server.url, max_chars=1000), episode_of(turn_of("x" * 5000)))
+    shown = server.requests[0]["messages"][1]["content"]
+    assert len(shown) < 1100 and "characters are left out" in shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"url": "127.0.0.1:8000"}, "`env.rewards.judge.url` must be like http://host:8000/v1"),
+        ({"url": "http://me:pw@host/v1"}, "must have no user and password"),
+        ({"model": ""}, "`env.rewards.judge.model` must be a name"),
+        ({"rubric": "no.yaml"}, "`env.rewards.judge.rubric` no.yaml cannot be read"),
+        ({"rubric": {"text": "x"}}, "`env.rewards.judge.rubric`: Object missing required field"),
+        ({"rubric": RUBRIC | {"scale": [10, 0]}}, "scale must be two numbers, the lower one first, got [10.0, 0.0]"),
+        ({"rubric": RUBRIC | {"criteria": {}}}, "criteria must name at least one"),
+        ({"rubric": RUBRIC | {"criteria": {"a": {"text": "x", "weight": 0}}}}, "each with a weight above 0"),
+        ({"max_concurrent": 0}, "`env.rewards.judge.max_concurrent` must be a whole number >= 1, got 0"),
+        ({"timeout_s": -1}, "`env.rewards.judge.timeout_s` must be > 0, got -1"),
+        ({"max_cost": 1}, "`env.rewards.judge.max_cost` must be 0 without input_price and output_price, got 1"),
+        ({"max_cost": -1}, "`env.rewards.judge.max_cost` must be >= 0, got -1"),
+        ({"columns": "answer"}, "`env.rewards.judge.columns` must be a list of names, got 'answer'"),
+        ({"request": {"model": "other"}}, "`env.rewards.judge.request` must be fields of a request, without model"),
+        ({"key_env": "A", "key_file": "b"}, "must be at most one name"),
+        ({"modell": "m"}, "`env.rewards.judge`: got an unexpected keyword argument 'modell'; the keys of a judge are"),
+    ],
+)
+def test_a_malformed_setting_is_named(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        judge_at(**{"url": "http://127.0.0.1:1/v1", **settings})
+    assert complaint in str(error.value)
+
+
+def test_a_rubric_is_read_from_a_file(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "rubric.yaml").write_text("text: Judge.\nscale: [0, 1]\ncriteria: {clear: It is clear.}\n")
+    server = serve(lambda request, number: completion("1"))
+    assert marked(judge_at(server.url, rubric=str(tmp_path / "rubric.yaml"))) == 1.0
+    (tmp_path / "rubric.yaml").write_text("text: [\n")
+    with pytest.raises(ConfigError, match="cannot be read: while"):
+        judge_at(server.url, rubric=str(tmp_path / "rubric.yaml"))

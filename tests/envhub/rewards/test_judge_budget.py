@@ -1,0 +1,112 @@
+"""A judge's budget is one of the whole run: several processes share it, and a restart brings no new one."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.judge import Judge
+from slipstream.envhub.rewards.part import book_on, parts_of
+from slipstream.replay.fleet.judge_account import JudgeAccount
+from slipstream.replay.records.keys import key
+from tests.actors.scripted_judge import ScriptedJudge, completion, impatient
+from tests.envhub.rewards.test_rewards import episode_of, turn_of
+
+__all__ = ["impatient"]  # fixtures
+
+RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedJudge]:
+    judge = ScriptedJudge(lambda request, number: completion("5"))  # 7 tokens each
+    yield judge
+    judge.close()
+
+
+def process(client: redis.Redis, run_id: str, server: ScriptedJudge, **settings: Any) -> Judge:
+    """The judge of one process of the run, which has only just started."""
+    given = {"part": "judge", "url": server.url, "model": "m", "rubric": RUBRIC, **settings}
+    parts = parts_of("env.rewards", {"clear": given})
+    book_on(JudgeAccount(client, run_id).add, [parts])
+    measure = parts[0].measure
+    assert isinstance(measure, Judge)
+    return measure
+
+
+def marks(judge: Judge, *replies: str) -> None:
+    async def all_of() -> None:
+        await asyncio.gather(*(judge(episode_of(turn_of(reply))) for reply in replies))
+
+    asyncio.run(all_of())
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"max_total_tokens": 21}, "the budget of this run is spent: max_total_tokens is 21, and it has used 21"),
+        ({"max_requests": 3}, "the budget of this run is spent: max_requests is 3, and it has used 3"),
+    ],
+)
+def test_processes_share_a_budget_and_a_new_one_has_no_budget_of_its_own(
+    redis_client: redis.Redis, run_id: str, server: ScriptedJudge, settings: dict[str, int], why: str
+) -> None:
+    one, other = (process(redis_client, run_id, server, **settings) for _ in range(2))
+    marks(one, "a", "b")
+    marks(other, "c")
+    for judge in (one, other, process(redis_client, run_id, server, **settings)):
+        with pytest.raises(EnvError, match=why):
+            marks(judge, "d")
+    assert len(server.requests) == 3
+    marks(process(redis_client, run_id, server, **{name: 2 * most for name, most in settings.items()}), "d")
+    assert len(server.requests) == 4, "a resumed run with a larger budget continues"
+    marks(process(redis_client, f"{run_id}-other", server, **settings), "e")  # another run has its own
+
+
+def test_requests_at_the_same_time_never_exceed_the_number_that_is_allowed(
+    redis_client: redis.Redis, run_id: str, server: ScriptedJudge
+) -> None:
+    processes = [process(redis_client, run_id, server, max_requests=5) for _ in range(3)]
+
+    async def all_at_once() -> list[Any]:
+        asked = [
+            judge(episode_of(turn_of(f"{at} {number}"))) for at, judge in enumerate(processes) for number in range(4)
+        ]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    found = asyncio.run(all_at_once())
+    assert len(server.requests) == 5
+    assert sum(isinstance(each, EnvError) for each in found) == 7
+
+
+def test_each_judge_of_a_panel_has_its_own_account(
+    redis_client: redis.Redis, run_id: str, server: ScriptedJudge
+) -> None:
+    one = {"url": server.url, "model": "m", "rubric": RUBRIC, "max_total_tokens": 100}
+    parts = parts_of("env.rewards", {"liked": {"part": "panel", "judges": {"a": one, "b": {**one, "model": "n"}}}})
+    book_on(JudgeAccount(redis_client, run_id).add, [parts])
+    asyncio.run(parts[0].values(episode_of(turn_of("hello")), timeout_s=30.0))
+    account = JudgeAccount(redis_client, run_id)
+    assert [account.add(f"env.rewards.liked.judges.{name}", 0, 0, 0.0)[:2] for name in "ab"] == [(1, 7), (1, 7)]
+
+
+def test_money_is_summed_over_processes(redis_client: redis.Redis, run_id: str) -> None:
+    for _ in range(2):
+        sums = JudgeAccount(redis_client, run_id).add("j", 1, 10, 0.25)
+    assert sums == (2, 20, 0.5)
+
+
+@pytest.mark.parametrize("damage", ["garbage", "1e400", "nan", "9" * 30])
+def test_a_damaged_sum_counts_again_from_0(redis_client: redis.Redis, run_id: str, damage: str) -> None:
+    account = JudgeAccount(redis_client, run_id)
+    account.add("other", 1, 1, 1.0)
+    for field in ("j requests", "j tokens", "j cost"):
+        if field == "j cost" and damage.startswith("9"):
+            continue  # a number that money can be
+        account.add("j", 5, 5, 5.0)
+        redis_client.hset(key(run_id, "judge:spent"), field, damage)
+        assert account.add("j", 1, 2, 0.5) == (1, 2, 0.5)
+    assert account.add("other", 0, 0, 0.0) == (1, 1, 1.0)

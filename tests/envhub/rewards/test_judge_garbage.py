@@ -1,0 +1,207 @@
+"""Every kind of judge against every kind of answer: each ends in a mark, or in a retry that is counted, never in 0."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from slipstream.actors.engine.engine import Completion
+from slipstream.actors.host.own_judge import OwnJudge
+from slipstream.common.records.trajectory import Sampling
+from slipstream.common.text.chat import ChatRules
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards import chat_client
+from slipstream.envhub.rewards.episode import Marked
+from slipstream.envhub.rewards.group import GroupJudge
+from slipstream.envhub.rewards.part import Part, _named_judges, book_on, judge_by, parts_of
+from slipstream.replay.fleet.judge_account import JudgeAccount
+from tests.actors.episode.episodes import engine_of
+from tests.actors.scripted_judge import Reply, ScriptedJudge
+from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
+from tests.envhub.rewards.test_group_judge import RUBRIC, shown
+from tests.envhub.rewards.test_rewards import episode_of, turn_of
+
+TOKENIZER = byte_tokenizer(CHATML)
+COMPARE: dict[str, dict[str, str]] = {
+    "episode": {},
+    "listwise": {"compare": "listwise"},
+    "pairwise": {"compare": "pairwise"},
+}
+GOOD = {
+    "episode": '{"clear": 7}',
+    "listwise": '{"1": {"clear": 7}, "2": {"clear": 7}}',
+    "pairwise": '{"better": "tie"}',
+}
+MARKS = {"episode": [0.7], "listwise": [0.7, 0.7], "pairwise": [0.5, 0.5]}
+
+Garbage = Callable[[str], str]
+MALFORMED: dict[str, Garbage] = {
+    "empty": lambda good: "",
+    "white space": lambda good: " \n ",
+    "cut in the middle": lambda good: good[: len(good) // 2],
+    "no JSON": lambda good: "They are all great.",
+    "JSON and more": lambda good: f"{good} Well done!",
+    "a refusal": lambda good: "I'm sorry, but I can't help with that.",
+    "a thought that never ends": lambda good: f"<think>{good}",
+    "null": lambda good: "null",
+    "a list": lambda good: "[7, 7]",
+    "one rank of two": lambda good: '{"1": {"clear": 7}}',
+    "three ranks of two": lambda good: '{"1": {"clear": 7}, "2": {"clear": 7}, "3": {"clear": 7}}',
+    "ranks as texts": lambda good: '{"1": "good", "2": "bad"}',
+    "a mark outside the scale": lambda good: good.replace("7", "11").replace("tie", "3"),
+    "no number": lambda good: good.replace("7", "NaN").replace('"tie"', "null"),
+    "deeply nested": lambda good: "[" * 3000,
+}
+READABLE: dict[str, Garbage] = {
+    "as asked": lambda good: good,
+    "a thought first": lambda good: f"<think>\nIs it 1, or {{}}?\n</think>\n\n{good}",
+    "a thought that the prompt opened": lambda good: f"Is it 1?\n</think>\n{good}",
+    "a block of code": lambda good: f"```json\n{good}\n```",
+}
+
+
+class Answers:
+    """Answers requests one after another, then always with the last; counts them. For a server and for an engine."""
+
+    def __init__(self) -> None:
+        self.script: list[tuple[str, bool]] = []  # each with whether it was cut off
+        self.num_asked = 0
+
+    def set(self, *answers: str, is_cut: bool = False) -> None:
+        self.script, self.num_asked = [(answer, is_cut) for answer in answers], 0
+
+    def next(self) -> tuple[str, bool]:
+        self.num_asked += 1
+        return self.script.pop(0) if len(self.script) > 1 else self.script[0]
+
+    def serve(self, request: dict[str, Any], number: int) -> Reply:
+        text, is_cut = self.next()
+        choice = {"message": {"content": text}, "finish_reason": "length" if is_cut else "stop"}
+        return 200, {}, json.dumps({"choices": [choice], "usage": {"total_tokens": 7}}).encode()
+
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+        text, is_cut = self.next()
+        written = list(TOKENIZER.encode(text)) + ([] if is_cut else [TOKENIZER.eos_token_id])
+        found = await engine_of(lambda *_: written or [TOKENIZER.eos_token_id], max_tokens=8192).generate(
+            tokens, sampling
+        )
+        return Completion(
+            tokens=found.tokens,
+            logprobs=found.logprobs,
+            kept=None,
+            version_spans=found.version_spans,
+            finish_reason="length" if is_cut else "stop",
+        )
+
+
+@pytest.fixture(scope="module")
+def answers() -> Iterator[Answers]:
+    yield Answers()
+
+
+@pytest.fixture(scope="module")
+def server(answers: Answers) -> Iterator[ScriptedJudge]:
+    judge = ScriptedJudge(answers.serve)
+    yield judge
+    judge.close()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.001)
+
+
+def part_of(kind: str, compare: str, server: ScriptedJudge, answers: Answers) -> Part:
+    """A judge that keeps nothing in its cache, and sends one request at a time; a panel is of both."""
+    limits = {"rubric": RUBRIC, "cache_size": 0, "max_concurrent": 1}
+    by_url = {"url": server.url, "model": "m", **limits}
+    own = {"url": "actors", "request": {"temperature": 0, "max_tokens": 4000}, **limits}
+    settings: dict[str, Any] = {
+        "url": {"part": "judge", **by_url},
+        "own": {"part": "judge", **own},
+        "panel": {"part": "panel", "judges": {"a": by_url, "b": own}},
+    }[kind]
+    (part,) = parts_of("env.rewards", {"good": settings | COMPARE[compare]})
+    policy = OwnJudge(sampler=answers, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192))
+    judge_by(policy, {"shop": [part]})
+    return part
+
+
+async def marks_of(part: Part) -> list[float]:
+    """The marks of an episode, or of two members that differ."""
+    if isinstance(part.measure, GroupJudge):
+        return [mark.value for mark in await part.measure(shown("4", "9"))]
+    found: Any = await part.values(episode_of(turn_of("4")), timeout_s=60.0)
+    return [found.value if isinstance(found, Marked) else found]
+
+
+def num_counted(part: Part) -> int:
+    return sum(judge.client.num_requests for judge in _named_judges(part).values())
+
+
+def marked(part: Part) -> list[float]:
+    return asyncio.run(marks_of(part))
+
+
+@pytest.mark.parametrize("compare", COMPARE)
+@pytest.mark.parametrize("kind", ["url", "own", "panel"])
+def test_every_answer_of_every_kind_of_judge_ends_in_a_mark_or_in_a_retry_that_is_counted(
+    kind: str, compare: str, server: ScriptedJudge, answers: Answers
+) -> None:
+    good = GOOD[compare]
+    num_needed = (2 if compare == "pairwise" else 1) * (2 if kind == "panel" else 1)
+    for name, readable in READABLE.items():
+        part = part_of(kind, compare, server, answers)
+        answers.set(readable(good))
+        assert marked(part) == MARKS[compare], name
+        assert num_counted(part) == answers.num_asked == num_needed, name
+    for name, garbage in MALFORMED.items():
+        part = part_of(kind, compare, server, answers)
+        answers.set(garbage(good), good)
+        assert marked(part) == MARKS[compare], name
+        assert num_counted(part) == answers.num_asked == num_needed + 1, name
+        if kind == "panel":
+            continue  # it fails with the first judge that does, and may cut off a request of the other
+        part = part_of(kind, compare, server, answers)
+        answers.set(garbage(good))
+        with pytest.raises(EnvError, match=r"3 answers were malformed"):
+            marked(part)
+        # A second request of a pair may have begun when the first gave up: then it is counted, and cut off.
+        assert 3 <= answers.num_asked <= num_counted(part) <= 2 + num_needed, name
+
+
+@pytest.mark.parametrize("kind", ["url", "own"])
+def test_the_beginning_of_a_number_is_not_taken_for_the_number(
+    kind: str, server: ScriptedJudge, answers: Answers
+) -> None:
+    """A judge that wrote "10", cut off after "1", did not say 1."""
+    part = part_of(kind, "episode", server, answers)
+    answers.set("1", is_cut=True)
+    with pytest.raises(EnvError, match=r"its answer was cut off at `max_tokens` of `request`: '1'"):
+        marked(part)
+    answers.set('{"clear": 7}\n\n', is_cut=True)
+    assert marked(part) == [0.7], "white space alone was cut off"
+
+
+@pytest.mark.parametrize("num_tokens", ["1000000001", "99999999999999999999999", "-1", "NaN"])
+def test_a_usage_that_no_request_can_have_is_malformed_and_changes_no_account(
+    redis_client: redis.Redis, run_id: str, num_tokens: str
+) -> None:
+    def serve(request: dict[str, Any], number: int) -> Reply:
+        used = num_tokens if number < 2 else "5"
+        reply = {"choices": [{"message": {"content": GOOD["episode"]}}], "usage": {"total_tokens": "USED"}}
+        return 200, {}, json.dumps(reply).replace('"USED"', used).encode()
+
+    server, account = ScriptedJudge(serve), JudgeAccount(redis_client, run_id)
+    try:
+        settings = {"url": server.url, "model": "m", "rubric": RUBRIC, "max_total_tokens": 100}
+        parts = parts_of("env.rewards", {"judge": settings})
+        book_on(account.add, [parts])
+        account.add("env.rewards.judge", 0, 90, 0.0)
+        assert asyncio.run(marks_of(parts[0])) == [0.7]
+    finally:
+        server.close()
+    assert account.add("env.rewards.judge", 0, 0, 0.0) == (3, 95, 0.0)

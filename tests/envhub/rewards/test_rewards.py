@@ -1,0 +1,317 @@
+"""The parts of a reward: what each measures, how they compose, and the functions of the user's."""
+
+import asyncio
+import math
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.common.config.config import load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.episode import Episode, EpisodeTurn
+from slipstream.envhub.rewards.measures import MEASURES
+from slipstream.envhub.rewards.part import Composed, composed, parts_of, reward_parts
+
+OWN = "own_parts_of_rewards"
+
+
+def turn_of(
+    reply: str, *, answer: str = "", valid: bool = True, reward: float = 0.0, state: str = "", num_tokens: int = 4
+) -> EpisodeTurn:
+    return EpisodeTurn(
+        reply=reply,
+        action=reply.strip(),
+        valid_action=valid,
+        answer=answer,
+        rewards={"solved": reward},
+        state_key=state,
+        num_tokens=num_tokens,
+        finish_reason="stop",
+    )
+
+
+def episode_of(*turns: EpisodeTurn, success: bool = False, columns: dict[str, Any] | None = None) -> Episode:
+    prompt = [{"role": "user", "content": "say"}]
+    messages = list(prompt)
+    for turn in turns:
+        messages += [{"role": "assistant", "content": turn.reply}, {"role": "user", "content": "on"}]
+    return Episode(
+        task=Task(env="shop", split="train", index=0),
+        columns=columns or {},
+        prompt=prompt,
+        messages=messages[:-1],
+        ending=[],
+        turns=list(turns),
+        max_turns=8,
+        score=float(success),
+        success=success,
+        stop_reason="done",
+        completion_ids=[3, 1, 4],
+    )
+
+
+def reward_of(rewards: dict[str, Any], episode: Episode, *, timeout_s: float = 60.0) -> Composed:
+    parts = parts_of("env.rewards", rewards)
+
+    async def measure() -> list[Any]:
+        return [await part.values(episode, timeout_s=timeout_s) for part in parts]
+
+    return composed(episode, parts, asyncio.run(measure()))
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A module of the user's, to which a test adds its functions."""
+    module = types.ModuleType(OWN)
+    monkeypatch.setitem(sys.modules, OWN, module)
+    yield module
+
+
+TWO = (turn_of("look", valid=False, state="a"), turn_of("look", reward=1.0, state="a"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"part": "goal"}, [0.0, 1.0]),
+        ({"part": "goal", "component": "solved"}, [0.0, 1.0]),
+        ({"part": "length", "budget_tokens": 4}, 1.0),
+        ({"part": "length", "budget_tokens": 100}, 0.0),
+        ({"part": "length", "budget_turns": 1, "max": 0.5}, 0.5),
+        ({"part": "format"}, 0.5),
+        ({"part": "efficiency"}, 0.75),
+        ({"part": "efficiency", "only_if": "failure"}, None),
+        ({"part": "invalid_actions"}, [1.0, 0.0]),
+        ({"part": "invalid_actions", "max": 0.25}, [0.25, 0.0]),
+        ({"part": "repetition"}, [0.0, 1.0]),
+        ({"part": "error_recovery"}, 1.0),
+        ({"part": "prediction"}, [0.0, 0.0]),
+        ({"part": "novelty"}, [1.0, 0.5**0.5]),
+    ],
+    ids=str,
+)
+def test_a_measure_gives_what_it_says(settings: dict[str, Any], expected: Any) -> None:
+    (part,) = parts_of("env.rewards", {"x": settings})
+    assert asyncio.run(part.values(episode_of(*TWO, success=True), timeout_s=60)) == expected
+
+
+def test_every_measure_is_tried() -> None:
+    (mark,) = [mark for mark in test_a_measure_gives_what_it_says.pytestmark if mark.name == "parametrize"]
+    assert {settings["part"] for settings, _ in mark.args[1]} == set(MEASURES)
+
+
+def test_novelty_counts_the_states_of_an_episode_and_knows_no_unknown_one() -> None:
+    turns = [turn_of("up", state=state) for state in ("a", "b", "a", "", "", "a")]
+    result = reward_of({"novelty": {}}, episode_of(*turns))
+    assert [turn["novelty"] for turn in result.rewards] == pytest.approx([1, 1, 2**-0.5, 0, 0, 3**-0.5])
+
+
+def test_efficiency_is_of_successes_and_repetition_is_of_the_same_state() -> None:
+    apart = (turn_of("up", state="a"), turn_of("up", state="b"), turn_of("up", state="a"))
+    result = reward_of({"efficiency": {}, "repetition": {"weight": -1}}, episode_of(*apart))
+    assert result.values == {"efficiency": 0.0, "repetition": 1.0}
+    assert [turn["repetition"] for turn in result.rewards] == [0.0, 0.0, -1.0]
+
+
+def test_an_error_that_no_valid_action_follows_is_not_recovered() -> None:
+    turns = [turn_of("x", valid=valid) for valid in (False, False, True, False)]
+    assert reward_of({"error_recovery": {}}, episode_of(*turns)).values == {"error_recovery": 1 / 3}
+    assert reward_of({"error_recovery": {}}, episode_of(turn_of("x"))).values == {"error_recovery": 1.0}
+
+
+def test_parts_are_added_to_the_environments_own_rewards_and_change_neither_score_nor_success() -> None:
+    result = reward_of(
+        {"format": {"weight": 0.5}, "seen": {"part": "length", "budget_tokens": 4, "weight": 0}},
+        episode_of(*TWO, success=True),
+    )
+    assert result.rewards == [
+        {"solved": 0.0, "format": 0.0, "seen": 0.0},
+        {"solved": 1.0, "format": 0.25, "seen": 0.0},
+    ]
+    assert result.values == {"format": 0.5, "seen": 1.0}, "a part with weight 0 is recorded only"
+    assert (result.score, result.success) == (1.0, True)
+
+
+def test_goal_replaces_the_rewards_that_it_names() -> None:
+    both = EpisodeTurn(
+        reply="x",
+        action="x",
+        valid_action=True,
+        answer="",
+        rewards={"solved": 1.0, "price": -0.5},
+        state_key="",
+        num_tokens=1,
+        finish_reason="stop",
+    )
+    assert reward_of({"goal": {"weight": 2}}, episode_of(both)).rewards == [{"goal": 1.0}]
+    renamed = {"won": {"part": "goal", "component": "solved", "weight": 2}}
+    assert reward_of(renamed, episode_of(both)).rewards == [{"price": -0.5, "won": 2.0}]
+    in_place = {"solved": {"part": "goal", "component": "solved", "weight": 0}}
+    assert reward_of(in_place, episode_of(both)).rewards == [{"price": -0.5, "solved": 0.0}]
+    with pytest.raises(ValueError, match=r"the environment gave no reward 'sold', only price, solv"):
+        reward_of({"won": {"part": "goal", "component": "sold"}}, episode_of(both))
+
+
+def test_a_part_applies_under_its_condition_and_is_not_measured_otherwise(own: types.ModuleType) -> None:
+    def never(episode: Episode) -> float:
+        raise AssertionError("a judge would have been asked for nothing")
+
+    own.never = never  # type: ignore[attr-defined]
+    won = episode_of(turn_of("x", reward=1.0), success=True)
+    lost = episode_of(turn_of("x"))
+    part = {"part": f"{OWN}:never"}
+    for only_if, episode in (("success", lost), ("failure", won), ("goal", lost)):
+        result = reward_of({"own": part | {"only_if": only_if}}, episode)
+        assert (result.values, result.rewards[0]["own"]) == ({}, 0.0)
+    for only_if, episode in (("success", won), ("failure", lost), ("goal", won), ("always", lost)):
+        with pytest.raises(AssertionError):
+            reward_of({"own": part | {"only_if": only_if}}, episode)
+
+
+def test_a_part_may_be_the_score_where_an_environment_has_none(own: types.ModuleType) -> None:
+    own.most = lambda episode: 0.8  # type: ignore[attr-defined]
+    rewards = {"own": {"part": f"{OWN}:most", "success_from": 0.7}}
+    result = reward_of(rewards, episode_of(turn_of("x")))
+    assert (result.score, result.success) == (0.8, True)
+    own.most = lambda episode: -3  # type: ignore[attr-defined]
+    result = reward_of(rewards, episode_of(turn_of("x")))
+    assert (result.score, result.success, result.rewards[0]["own"]) == (0.0, False, -3.0)
+
+
+def test_a_function_gets_the_whole_episode_and_may_answer_for_each_turn(own: types.ModuleType) -> None:
+    seen = list[Episode]()
+
+    async def steps(episode: Episode) -> list[float]:
+        seen.append(episode)
+        return [0.25, 0.5]
+
+    own.steps = steps  # type: ignore[attr-defined]
+    episode = episode_of(*TWO)
+    result = reward_of({"own": {"part": f"{OWN}:steps", "weight": 2}}, episode)
+    assert [turn["own"] for turn in result.rewards] == [0.5, 1.0] and result.values == {"own": 0.75}
+    assert seen == [episode]
+    assert [message["content"] for message in episode.messages] == ["say", "look", "on", "look"]
+
+
+def test_a_function_of_trl_gets_the_chat_of_any_environment(own: types.ModuleType) -> None:
+    seen = dict[str, Any]()
+    own.trl = lambda prompts, completions, **columns: (
+        seen.update(  # type: ignore[attr-defined]
+            prompts=prompts, completions=completions, **columns
+        )
+        or [1.0]
+    )
+    reward_of({"own": {"part": f"{OWN}:trl"}}, episode_of(*TWO, columns={"answer": 5}))
+    assert seen == {
+        "prompts": [[{"role": "user", "content": "say"}]],
+        "completions": [
+            [
+                {"role": "assistant", "content": "look"},
+                {"role": "user", "content": "on"},
+                {"role": "assistant", "content": "look"},
+            ]
+        ],
+        "completion_ids": [[3, 1, 4]],
+        "answer": [5],
+    }
+
+
+@pytest.mark.parametrize("result", [0.25, [0.25], (0.25,), [np.float32(0.25)], np.array([0.25]), np.float64(0.25)])
+def test_a_number_may_be_of_any_kind(own: types.ModuleType, result: Any) -> None:
+    own.quarter = lambda episode: result  # type: ignore[attr-defined]
+    assert reward_of({"own": {"part": f"{OWN}:quarter"}}, episode_of(*TWO)).values == {"own": 0.25}
+
+
+def test_a_function_that_does_not_apply_is_not_recorded(own: types.ModuleType) -> None:
+    for nothing in (None, [None]):
+        own.nothing = lambda episode, nothing=nothing: nothing  # type: ignore[attr-defined]
+        result = reward_of({"own": {"part": f"{OWN}:nothing"}}, episode_of(*TWO))
+        assert (result.values, result.rewards[1]["own"]) == ({}, 0.0)
+
+
+BAD = [[], [1.0, 2.0, 3.0], ["1"], "1", math.nan, {}, [[1.0]], [10**400], np.zeros(3), [1.0, None], [math.inf, 1]]
+
+
+@pytest.mark.parametrize("result", BAD, ids=str)
+def test_a_function_that_returns_no_number_fails_the_attempt(own: types.ModuleType, result: Any) -> None:
+    own.bad = lambda episode: result  # type: ignore[attr-defined]
+    with pytest.raises(EnvError, match=r"must return one finite number \(in a list or not\)"):
+        reward_of({"own": {"part": f"{OWN}:bad"}}, episode_of(*TWO))
+
+
+def test_a_number_beyond_any_reward_fails_the_attempt(own: types.ModuleType) -> None:
+    own.huge = lambda episode: 1e300  # type: ignore[attr-defined]
+    with pytest.raises(EnvError, match=r"1e\+300 with weight 1 is beyond 1e\+12; set min and max"):
+        reward_of({"own": {"part": f"{OWN}:huge"}}, episode_of(*TWO))
+    assert reward_of({"own": {"part": f"{OWN}:huge", "max": 3}}, episode_of(*TWO)).values == {"own": 3.0}
+
+
+def test_a_function_that_is_slow_fails_the_attempt_and_blocks_no_one(own: types.ModuleType) -> None:
+    async def slow(episode: Episode) -> float:
+        await asyncio.sleep(3600)
+        return 0.0
+
+    own.slow = slow  # type: ignore[attr-defined]
+    with pytest.raises(EnvError, match=r"no answer within `env\.step_timeout_s` = 0\.1 s"):
+        reward_of({"own": {"part": f"{OWN}:slow"}}, episode_of(*TWO), timeout_s=0.1)
+
+
+def test_a_function_that_changes_its_columns_changes_no_task(own: types.ModuleType) -> None:
+    own.emptied = lambda completions, words: float(len(words[0])) + len(words[0].pop())  # type: ignore[attr-defined]
+    columns = {"words": ["one", "two"]}
+    for _ in range(2):
+        rewards = {"own": {"part": f"{OWN}:emptied"}}
+        assert reward_of(rewards, episode_of(*TWO, columns=columns)).values == {"own": 5.0}
+
+
+def test_a_part_with_the_name_of_an_own_reward_fails_the_attempt() -> None:
+    with pytest.raises(EnvError, match=r"`env\.rewards\.solved`: the environment has a reward of this name"):
+        reward_of({"solved": {"part": "format"}}, episode_of(*TWO))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "complaint"),
+    [
+        ({"lenght": {"budget_turns": 1}}, "`env.rewards.lenght`: a part is goal, length, format"),
+        ({"lenght": {"budget_turns": 1}}, "got 'lenght'; did you mean length?"),
+        ({"a b": {"part": "format"}}, "`env.rewards.a b`: a name has letters, digits and '_'"),
+        ({"format": 0.5}, "`env.rewards.format` must be a mapping"),
+        ({"format": {"wieght": 1}}, "`env.rewards.format`: got an unexpected keyword argument 'wieght'; the keys of"),
+        ({"format": {"weight": "1"}}, "`env.rewards.format.weight` must be a number, got '1'"),
+        ({"format": {"weight": math.inf}}, "`env.rewards.format.weight` must be finite"),
+        ({"format": {"min": 1, "max": 0}}, "`env.rewards.format.min` must be at most max = 0, got 1"),
+        ({"format": {"only_if": "won"}}, "`env.rewards.format.only_if` must be always, success, failure, goal"),
+        ({"format": {"success_from": 0}}, "`env.rewards.format.success_from` must be above 0, at most 1, got 0"),
+        ({"format": {"success_from": 1, "only_if": "success"}}, "each episode needs a score"),
+        ({"format": {"only_if": ["success"]}}, "`env.rewards.format.only_if` must be always, success, failure, goal"),
+        ({"format": {"part": ["format"]}}, "`env.rewards.format`: a part is goal, length, format"),
+        ({"goal": {"component": ["solved"]}}, "`env.rewards.goal`: `component` must be the name of a reward"),
+        ({"length": {}}, "`env.rewards.length`: give either budget_tokens or budget_turns"),
+        ({"length": {"budget_tokens": 0}}, "`env.rewards.length`: `budget_tokens` must be a whole number >= 1, got 0"),
+        ({"x": {"part": "nowhere:f"}}, "`env.rewards.x.part` 'nowhere:f': cannot import nowhere"),
+        ({"x": {"part": "math:sqrt", "budget": 1}}, "`env.rewards.x` has unknown keys budget; a function takes no"),
+        ({"goal": {}, "g": {"part": "goal", "component": "solved"}}, "two parts of kind goal replace the same reward"),
+        ({"a": {"part": "format", "success_from": 1}, "format": {"success_from": 1}}, "only one part can have success"),
+    ],
+)
+def test_a_malformed_part_is_named(rewards: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parts_of("env.rewards", rewards)
+    assert complaint in str(error.value)
+
+
+def test_every_environment_of_a_mixture_has_its_own_parts() -> None:
+    mixed = ["env.mixture.a.name=grid", "env.mixture.b.name=shop", "env.mixture.b.rewards.format.weight=0.5"]
+    parts = reward_parts(load_config(None, mixed).env.entries())
+    assert {label: [part.key for part in of_env] for label, of_env in parts.items()} == {
+        "a": [],
+        "b": ["env.mixture.b.rewards.format"],
+    }
+    with pytest.raises(ConfigError, match=r"`env\.rewards` must be empty with env\.mixture"):
+        load_config(None, [*mixed, "env.rewards.format.weight=1"])

@@ -1,0 +1,181 @@
+"""`slipstream envs serve`: who may connect, which messages are refused, and how it ends."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import struct
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.remote.env_client import EnvClient
+from slipstream.envhub.remote.env_protocol import ErrorResponse, Open, Reset, StepEnv, decode_response, encode_message
+from slipstream.tools.cli.cli import main
+from tests.envhub.env_hosts import TASK, UNRULY, EnvHost, env_host, far
+from tests.processes import Process
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
+    with env_host(tmp_path_factory.mktemp("envs"), f"--names=kg,grid,{UNRULY}") as running:
+        yield running
+
+
+def test_a_client_needs_the_secret_and_no_log_contains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret").write_text("s3cret-of-mine\n")
+    settings = [f"--key-file={tmp_path / 'secret'}", "--names=grid"]
+    with env_host(tmp_path, *settings) as host:
+        assert host.health()["status"] == "ok"
+        for wrong in ("", "another"):
+            monkeypatch.setenv("SLIPSTREAM_ENVS_KEY", wrong)
+            with pytest.raises(EnvError, match=r"refuses with status 401; set SLIPSTREAM_ENVS_KEY"):
+                asyncio.run(far(host.url, "grid").reset(TASK))
+        monkeypatch.setenv("SLIPSTREAM_ENVS_KEY", "s3cret-of-mine")
+        by_file = EnvClient(url=host.url, env="grid", key_file=str(tmp_path / "secret"))
+        for env in (far(host.url, "grid"), by_file):
+            asyncio.run(env.reset(TASK))
+            asyncio.run(env.close())
+        assert "s3cret" not in host.process.said()
+
+
+def test_a_secret_that_cannot_be_sent_is_refused_and_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for content in ("", "two words", "line\nline", "p\u00e4ss"):
+        (tmp_path / "secret").write_text(content)
+        assert main(["envs", "serve", f"--key-file={tmp_path / 'secret'}"]) == 2
+        said = capsys.readouterr().err
+        assert "must contain printable ASCII without spaces" in said and (not content or content not in said)
+
+
+def test_a_web_page_may_not_connect(host: EnvHost) -> None:
+    page = urllib.request.Request(f"{host.url}/health", headers={"Origin": "http://elsewhere"})
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(page, timeout=30)
+
+
+def bombs() -> dict[str, bytes]:
+    """Hostile messages by name."""
+    many = b"\xdd" + struct.pack(">I", 7_000_000) + b"\x90" * 7_000_000
+    deep = b"\x81\xa1a" * 20_000 + b"\x00"
+    open_ = Open(env="kg", options=msgspec.Raw(b"\x80"))
+    return {
+        "garbage": b"\xc1\xff\x00 what",
+        "not MessagePack": b"reset",
+        "empty": b"",
+        "an unknown request": msgspec.msgpack.encode({"type": "Shutdown"}),
+        "a field too many": encode_message(open_).replace(b"\x83", b"\x84", 1) + b"\xa1x\x01",
+        "options that are many empty lists": encode_message(
+            msgspec.structs.replace(open_, options=msgspec.Raw(b"\x81\xa4hops" + many))
+        ),
+        "options that are deep": encode_message(msgspec.structs.replace(open_, options=msgspec.Raw(deep))),
+        "a step before the start": encode_message(StepEnv(action="x")),
+        "larger than any": b"\x00" * (9 << 20),
+    }
+
+
+@pytest.mark.parametrize("bomb", bombs().values(), ids=bombs().keys())
+def test_hostile_messages_are_refused_and_cost_the_server_no_memory(host: EnvHost, bomb: bytes) -> None:
+    async def send() -> bytes | None:
+        """The answer; None where the connection is closed instead."""
+        async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/v1/episode") as connection:
+            with contextlib.suppress(ConnectionError):
+                await connection.send_bytes(bomb)
+                reply = await connection.receive()
+                return reply.data if reply.type is aiohttp.WSMsgType.BINARY else None
+            return None
+
+    before = host.most_held_bytes()
+    reply = asyncio.run(send())
+    assert reply is None or isinstance(decode_response(reply), ErrorResponse)
+    assert host.most_held_bytes() - before < 128 << 20
+    host.wait_until(lambda health: health["episodes"] == 0, "the slot")
+    env = far(host.url, "grid")
+    asyncio.run(env.reset(TASK))
+    asyncio.run(env.close())
+
+
+def test_a_client_that_sends_before_it_was_answered_is_disconnected(host: EnvHost) -> None:
+    async def chatter() -> aiohttp.WSMsgType:
+        async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/v1/episode") as connection:
+            for ask in (Open(env=UNRULY, options=msgspec.Raw(b"\x80")), Reset(task=TASK)):
+                await connection.send_bytes(encode_message(ask))
+                await connection.receive()
+            for _ in range(2):
+                await connection.send_bytes(encode_message(StepEnv(action="dawdle")))
+            return (await connection.receive()).type
+
+    assert asyncio.run(chatter()) is aiohttp.WSMsgType.CLOSE
+    host.wait_until(lambda health: health["episodes"] == 0, "the slot")
+
+
+def test_ctrl_c_ends_it_in_order(tmp_path: Path) -> None:
+    with env_host(tmp_path, "--names=grid") as host:
+        env, workers = far(host.url, "grid"), host.workers()
+        asyncio.run(env.reset(TASK))
+        assert len(workers) == 2
+        host.process.send(signal.SIGINT)
+        assert host.process.wait(60) == 130
+        assert "stopping; closing 1 episodes" in host.process.said()
+        assert not any(worker.is_running() for worker in workers)
+        with pytest.raises(EnvError, match=r"is lost: it closed the connection .*the server ends"):
+            asyncio.run(env.step("up"))
+
+
+def test_a_server_that_gets_sigterm_logs_it(tmp_path: Path) -> None:
+    with env_host(tmp_path, "--names=grid", "--processes=1") as host:
+        host.process.send(signal.SIGTERM)
+        assert host.process.wait(60) == 75
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("--names=kgg", "`--names` must be one of"),
+        ("--processes=0", "`--processes` must be >= 1, got 0"),
+        ("--port=70000", "`--port` must be in [0, 65535], got 70000"),
+    ],
+)
+def test_what_cannot_be_served_is_explained(
+    setting: str, complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["envs", "serve", setting]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_workers_that_do_not_start_end_the_server_with_their_code(tmp_path: Path) -> None:
+    refusing = 'import os, sys\nif "slipstream.envhub.serving.env_worker" in sys.orig_argv:\n    os._exit(3)\n'
+    (tmp_path / "sitecustomize.py").write_text(refusing)
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "envs", "serve", "--names=grid", "--port=0"]
+    server = Process("envs", command, log=tmp_path / "log", environment={"PYTHONPATH": str(tmp_path)})
+    assert server.wait(90) == 1
+    assert "a worker ended with 3 before it was ready" in server.said()
+
+
+def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [
+            sys.executable,
+            "-m",
+            "slipstream.tools.cli.cli",
+            "envs",
+            "serve",
+            "--names=grid",
+            f"--port={port}",
+        ]
+        server = Process("envs", command, log=tmp_path / "log", environment={})
+        assert server.wait(90) == 2
+        assert f"`--port` {port} cannot be bound" in server.said()

@@ -1,0 +1,135 @@
+"""The catalogue: environments by name, the user's own, and the errors for a wrong name or option."""
+
+import asyncio
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import ADAPTERS, ENVS, env_maker, make_env
+from slipstream.envhub.env import Env, Observation
+from slipstream.envhub.shop.shop import ShopEnv
+from tests.envhub.env_cases import Case, rollout
+
+NO_CLASS: list[str] = []
+
+
+class Corridor:
+    """A user's own environment with all members."""
+
+    replay_only = True
+
+    async def reset(self, task: Task) -> Observation:
+        raise NotImplementedError
+
+    async def step(self, action: str) -> Observation:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+    def snapshot(self) -> bytes:
+        raise NotImplementedError
+
+    def restore(self, state: bytes) -> Observation:
+        raise NotImplementedError
+
+    def admissible(self) -> None:
+        return None
+
+    def state_key(self) -> str:
+        return ""
+
+    def expert(self) -> str:
+        return "go"
+
+
+class Unfinished:
+    replay_only = True
+
+    async def reset(self, task: Task) -> Observation:
+        raise NotImplementedError
+
+
+class Inheritor(Env):
+    """Inherits the empty methods of the protocol."""
+
+    replay_only = True
+
+
+def test_the_environment_in_the_docs_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "environments.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    (tmp_path / "counting.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    env = make_env("counting:CountingEnv", {"largest": 5})
+    task = Task(env="counting:CountingEnv", split="train", index=3)
+    case = Case(name="counting:CountingEnv", max_turns=20, noisy_success=1.0)
+    end = asyncio.run(rollout(env, case, task, random.Random(0), noise=0))[-1]
+    assert (end.success, end.rewards) == (True, {"counted": 1.0})
+
+
+def test_the_catalogue_names_its_environments() -> None:
+    assert list(ENVS)[:2] == ["shop", "household"]
+    assert env_maker("shop") is ShopEnv
+
+
+def test_a_users_own_class_is_imported() -> None:
+    assert env_maker(f"{__name__}:Corridor") is Corridor
+    assert isinstance(make_env(f"{__name__}:Corridor", {}), Corridor)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("shpo", "got 'shpo'; did you mean shop?"),
+        ("chess", "or module:Class for your own environment, got 'chess'; check the spelling"),
+        ("nowhere.maze:Maze", "cannot import nowhere.maze: No module named 'nowhere'; is its folder on PYTHONPATH?"),
+        ("os; rm:Maze", "must be module:NAME, got 'os; rm:Maze'; write it as in my_envs.maze:MazeEnv"),
+        ("module:", "must be module:NAME"),
+        (f"{__name__}:Coridor", "did you mean Corridor?"),
+        (f"{__name__}:NO_CLASS", "NO_CLASS must be a class, got list"),
+        (f"{__name__}:Unfinished", "lacks step, close, snapshot, restore, admissible, state_key, expert of"),
+        (f"{__name__}:Inheritor", "lacks reset, step, close, snapshot, restore, admissible, state_key, expert of"),
+    ],
+)
+def test_a_wrong_name_is_explained(name: str, complaint: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        env_maker(name)
+    assert "`env.name`" in str(raised.value)
+    assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "complaint"),
+    [
+        (
+            "shop",
+            {"profil": "small"},
+            "are not valid for shop: got an unexpected keyword argument 'profil'; its options are: profile",
+        ),
+        ("shop", {"profile": "tiny"}, "`env.options.profile` must be small or full, got 'tiny'"),
+        ("household", {"profile": "tiny"}, "`env.options.profile` must be small or full, got 'tiny'"),
+        ("grid", {"game": "chess"}, "`env.options.game` must be sokoban or frozen_lake or maze or bandit, got 'chess'"),
+        ("grid", {"size": 4}, "`env.options.size` must be a whole number from 5 to 8, got 4"),
+        ("grid", {"boxes": 1.5}, "`env.options.boxes` must be a whole number from 1 to 2, got 1.5"),
+        ("household", {"task_types": ["dance"]}, "`env.options.task_types` must be some of pick_and_place, "),
+        ("household", {"task_types": []}, "leave it out for all"),
+        (f"{__name__}:Corridor", {"length": 3}, "its options are: none"),
+    ],
+)
+def test_invalid_options_are_explained(name: str, options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        make_env(name, options)
+    assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_adapter_without_its_package_says_what_to_install(name: str) -> None:
+    """The packages of adapters are not among the pinned requirements."""
+    assert env_maker(name).__name__ == ADAPTERS[name].partition(":")[2]
+    with pytest.raises(ValueError, match=r"needs the package \w+, which cannot be imported: .*; run `pip install '\w+"):
+        make_env(name, {})

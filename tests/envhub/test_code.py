@@ -1,0 +1,136 @@
+"""Programs: what is run, what is judged, and that only correct outputs earn a score."""
+
+import asyncio
+import random
+from functools import partial
+
+import pytest
+
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.code.code import CodeState, CodeWorld, make_code
+from slipstream.envhub.code.task import OPERATIONS, PRINTS, draw_problem
+from slipstream.envhub.isolation.sandbox import Limits
+from slipstream.envhub.world import Change
+
+
+def world(index: int = 0, wall_s: float = 20.0) -> CodeWorld:
+    task = Task(env="code", split="train", index=index)
+    return make_code(task, profile="small", num_steps=2, num_tests=6, limits=Limits(wall_s=wall_s))
+
+
+def act(world: CodeWorld, action: str) -> Change[CodeState]:
+    return asyncio.run(world.act(world.first, action))
+
+
+def test_run_shows_the_output_for_the_examples() -> None:
+    problem = world().problem
+    shown = act(world(), f"run\n```python\n{problem.program}```")
+    assert shown.text == "\n".join(f"Output: {output or '(nothing)'}" for _, output in problem.examples)
+    assert (shown.over, shown.state) == (False, world().first)
+
+
+def test_a_correct_program_gets_the_full_score_even_with_empty_outputs() -> None:
+    empty = next(w for w in map(world, range(60)) if any(not output for _, output in w.problem.tests))
+    assert act(empty, empty.expert(empty.first)).score == 1.0
+
+
+def test_a_wrong_program_gets_the_share_of_its_correct_outputs() -> None:
+    problem = world().problem
+    constant = act(world(), f"submit print({problem.tests[0][1]!r})")
+    right = sum(output.split() == problem.tests[0][1].split() for _, output in problem.tests)
+    assert (constant.over, constant.score) == (True, right / 6)
+    assert act(world(), "submit raise SystemExit").score == sum(not output for _, output in problem.tests) / 6
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        "while True: pass",
+        "import os; os.kill(os.getpid(), 9)",
+        "1 / 0",
+        "import os\nfor name in os.listdir('.'): os.remove(name)",
+    ],
+)
+def test_the_empty_output_of_a_failed_program_is_wrong(failing: str) -> None:
+    empty = next(w for w in map(partial(world, wall_s=2.0), range(60)) if any(not out for _, out in w.problem.tests))
+    assert act(empty, f"submit\n{failing}").score == 0.0
+
+
+@pytest.mark.parametrize("num_tests", [1, 2, 3, 6])
+def test_no_output_is_correct_for_more_than_half_of_the_tests(num_tests: int) -> None:
+    for index in range(100):
+        task = Task(env="code", split="held_out", index=index)
+        problem = make_code(task, profile="small", num_steps=3, num_tests=num_tests, limits=Limits()).problem
+        outputs = [right for _, right in problem.tests]
+        assert max(map(outputs.count, outputs)) <= max(1, num_tests / 2)
+
+
+def test_no_program_is_in_both_splits() -> None:
+    programs = {
+        split: {
+            make_code(
+                Task(env="code", split=split, index=index), profile="small", num_steps=1, num_tests=6, limits=Limits()
+            ).problem.program
+            for index in range(200)
+        }
+        for split in ("train", "held_out")
+    }
+    assert not programs["train"] & programs["held_out"]
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [
+        ("print(1", "SyntaxError"),
+        ("raise ValueError('no')", "ValueError: no"),
+        ("import socket; socket.create_connection(('169.254.169.254', 80), 2)", "unreachable"),
+        ("print(open('/etc/passwd').read())", "No such file"),
+        ("x = bytearray(10**10)", "MemoryError"),
+        ("pass", "(nothing)"),
+    ],
+)
+def test_an_error_is_shown(program: str, shown: str) -> None:
+    assert shown in act(world(), f"run\n{program}").text
+
+
+def test_an_endless_program_is_stopped_and_the_other_inputs_are_run() -> None:
+    slow = "v = input().split()\nwhile len(v) != 0: pass\nprint('end')"
+    change = act(world(wall_s=2), f"submit\n{slow}")
+    assert (change.over, change.text.endswith("of 6 passed")) == (True, True)
+
+
+def test_a_program_cannot_find_the_correct_outputs() -> None:
+    """It sees its own inputs, and of the outputs only what it printed itself."""
+    peek = "import glob\nfor name in sorted(glob.glob('*')): print(name, len(open(name).read()))"
+    said = act(world(), f"run\n{peek}").text
+    assert sorted({line.split()[0] for line in said.replace("Output: ", "").splitlines()}) == [
+        "0.code",
+        "0.err",
+        "0.in",
+        "0.out",
+        "1.err",
+        "1.in",
+        "1.out",
+        "program.py",
+    ]
+
+
+def test_every_operation_as_python_gives_what_its_function_gives() -> None:
+    """Compares the Python lines with the functions. The contract's tests also run whole programs in the sandbox."""
+    for draw in OPERATIONS:
+        operation = draw(random.Random(3))
+        for numbers in ([], [1], [4, -3, 4, 20, 7, 15]):
+            scope: dict[str, object] = {"v": list(numbers)}
+            exec(operation.python, scope)
+            assert scope["v"] == operation.run(list(numbers)), operation.text
+
+
+def test_problems_differ_and_their_tests_are_not_among_the_examples() -> None:
+    texts = set()
+    for seed in range(50):
+        problem = draw_problem(random.Random(seed), num_steps=2, num_tests=6)
+        texts.add(problem.text)
+        assert len(problem.tests) == 6
+        assert not set(problem.examples) & set(problem.tests)
+    assert len(texts) == 50
+    assert len(PRINTS) == 4

@@ -1,0 +1,76 @@
+"""Craft: which items `get` gives, what a craft uses up, and when the goal is made."""
+
+import asyncio
+
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.craft import CraftState, CraftWorld, Recipe, make_craft
+from slipstream.envhub.world import Change
+
+WORLD = CraftWorld(
+    profile="small",
+    goal="table",
+    recipes={
+        "table": Recipe(makes=1, item="table", uses={"plank": 3, "nail": 1}),
+        "plank": Recipe(makes=2, item="plank", uses={"log": 1}),
+        "nail": Recipe(makes=1, item="nail", uses={"iron": 2}),
+    },
+)
+
+
+def act(held: dict[str, int], action: str) -> Change[CraftState]:
+    return asyncio.run(WORLD.act(CraftState(held=held), action))
+
+
+def test_get_gives_only_raw_items_and_at_most_nine_at_once() -> None:
+    assert act({}, "get 3 log").state.held == {"log": 3}
+    assert act({"log": 1}, "get 9 log").state.held == {"log": 10}
+    assert not act({}, "get 1 plank").valid
+    assert not act({}, "get 10 log").valid
+    assert not act({}, "get 0 log").valid
+    assert not act({"log": 95}, "get 9 log").valid
+
+
+def test_a_craft_uses_up_its_ingredients_and_makes_the_item() -> None:
+    change = act({"log": 2}, "craft 2 plank using 1 log")
+    assert (change.state.held, change.text, change.over) == ({"log": 1, "plank": 2}, "crafted 2 plank", False)
+    assert act({"log": 1}, "craft 2 plank using 1 log").state.held == {"plank": 2}
+
+
+def test_a_recipe_must_match_exactly_but_in_any_order_of_ingredients() -> None:
+    held = {"plank": 3, "nail": 1}
+    made = act(held, "craft 1 table using 1 nail, 3 plank")
+    assert (made.over, made.score, made.state.held) == (True, 1.0, {"table": 1})
+    for wrong in (
+        "craft 1 table using 3 plank",
+        "craft 1 table using 3 plank, 1 nail, 1 log",
+        "craft 1 table using 1 nail, 1 nail",
+        "craft 1 table using 2 plank, 1 nail",
+        "craft 2 table using 3 plank, 1 nail",
+        "craft 1 plank using 1 log",
+        "craft 1 moon using 1 log",
+    ):
+        assert (act(held, wrong).text, act(held, wrong).valid) == ("no such recipe", False)
+    assert act({"plank": 2, "nail": 1}, "craft 1 table using 3 plank, 1 nail").text == "not enough"
+
+
+def test_the_inventory_lists_the_items() -> None:
+    assert act({}, "inventory").text == "nothing"
+    assert act({"plank": 2, "log": 1}, "inventory").text == "1 log, 2 plank"
+
+
+def test_the_expert_uses_the_items_it_has_and_gets_the_missing_ones() -> None:
+    assert WORLD.expert(CraftState(held={})) == "get 2 log"
+    assert WORLD.expert(CraftState(held={"log": 2})) == "craft 2 plank using 1 log"
+    assert WORLD.expert(CraftState(held={"plank": 4})) == "get 2 iron"
+    assert WORLD.expert(CraftState(held={"plank": 4, "nail": 1})) == "craft 1 table using 3 plank, 1 nail"
+
+
+def test_depth_is_the_number_of_crafts_in_a_row() -> None:
+    for depth in (1, 2, 3, 4):
+        world = make_craft(Task(env="craft", split="train", index=5), profile="small", depth=depth, num_distractors=3)
+        assert len(world.recipes) == depth + 3
+
+        def height(item: str, recipes: dict[str, Recipe] = world.recipes) -> int:
+            return 1 + max(height(part) for part in recipes[item].uses) if item in recipes else 0
+
+        assert height(world.goal) == depth

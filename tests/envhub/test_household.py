@@ -1,0 +1,254 @@
+"""The household: the effect and text of each verb, when a task is won, and the planner in unusual states."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.household.expert import next_action
+from slipstream.envhub.household.household import HouseholdEnv
+from slipstream.envhub.household.task import TASK_TYPES, Goal, Room, kind_of, make_room
+from slipstream.envhub.household.world import HAND, State, act, admissible, first_state, is_won
+
+OBJECTS = {"apple 1": "fridge 1", "book 1": "desk 1", "mug 1": "desk 1", "mug 2": "drawer 1"}
+
+
+def room(task_type: str = "pick_and_place", object_kind: str = "mug", place_kind: str = "drawer") -> Room:
+    return Room(
+        receptacles=("desk 1", "drawer 1", "fridge 1", "microwave 1", "sinkbasin 1"),
+        objects=OBJECTS,
+        lamp_place="desk 1",
+        goal=Goal(task_type=task_type, object_kind=object_kind, place_kind=place_kind),
+        sentence="",
+    )
+
+
+def after(*actions: str, at: Room | None = None) -> tuple[State, str]:
+    """Return the state after `actions`, all of which must be valid, and the text of the last one."""
+    here = at or room()
+    state, text = first_state(here), ""
+    for action in actions:
+        change = act(here, state, action)
+        assert change is not None, action
+        state, text = change.state, change.text
+    return state, text
+
+
+@pytest.mark.parametrize(
+    ("actions", "text"),
+    [
+        (["go to desk 1"], "You arrive at desk 1. On the desk 1, you see a book 1, a mug 1, and a desklamp 1."),
+        (["go to drawer 1"], "You arrive at drawer 1. The drawer 1 is closed."),
+        (["go to sinkbasin 1"], "You arrive at sinkbasin 1. In the sinkbasin 1, you see nothing."),
+        (["go to drawer 1", "open drawer 1"], "You open the drawer 1. The drawer 1 is open. In it, you see a mug 2."),
+        (["go to drawer 1", "open drawer 1", "close drawer 1"], "You close the drawer 1."),
+        (["go to desk 1", "take mug 1 from desk 1"], "You pick up the mug 1 from the desk 1."),
+        (
+            ["go to desk 1", "take mug 1 from desk 1", "look"],
+            "You are facing the desk 1. On the desk 1, you see a book 1, and a desklamp 1.",
+        ),
+        (["go to desk 1", "take mug 1 from desk 1", "move mug 1 to desk 1"], "You move the mug 1 to the desk 1."),
+        (["go to desk 1", "take mug 1 from desk 1", "inventory"], "You are carrying: a mug 1."),
+        (["inventory"], "You are not carrying anything."),
+        (["go to desk 1", "use desklamp 1"], "You turn on the desklamp 1."),
+        (["go to desk 1", "examine desk 1"], "On the desk 1, you see a book 1, a mug 1, and a desklamp 1."),
+        (["go to fridge 1", "examine fridge 1"], "The fridge 1 is closed."),
+        (["go to desk 1", "take mug 1 from desk 1", "examine mug 1"], "There's nothing special about mug 1."),
+        (
+            ["go to desk 1", "take mug 1 from desk 1", "go to fridge 1", "cool mug 1 with fridge 1"],
+            "You cool the mug 1 using the fridge 1.",
+        ),
+        (
+            [
+                "go to desk 1",
+                "take mug 1 from desk 1",
+                "go to sinkbasin 1",
+                "clean mug 1 with sinkbasin 1",
+                "go to microwave 1",
+                "heat mug 1 with microwave 1",
+                "examine mug 1",
+            ],
+            "This is a clean and hot mug 1.",
+        ),
+        (
+            ["look"],
+            "You are in the middle of a room. Looking quickly around you, you see a desk 1, a drawer 1, "
+            "a fridge 1, a microwave 1, and a sinkbasin 1.",
+        ),
+        (["  Go  to DESK 1 "], "You arrive at desk 1. On the desk 1, you see a book 1, a mug 1, and a desklamp 1."),
+    ],
+)
+def test_each_verb_answers_with_the_text_of_alfworld(actions: list[str], text: str) -> None:
+    assert after(*actions)[1] == text
+
+
+@pytest.mark.parametrize(
+    ("actions", "nonsense"),
+    [
+        ([], "go to drawer 2"),
+        ([], "open drawer 1"),  # from afar
+        ([], "take mug 1 from desk 1"),
+        (["go to desk 1"], "go to desk 1"),
+        (["go to desk 1"], "open desk 1"),
+        (["go to desk 1"], "take mug 2 from desk 1"),
+        (["go to desk 1"], "take desklamp 1 from desk 1"),
+        (["go to desk 1"], "use desklamp 2"),
+        (["go to desk 1", "use desklamp 1"], "use desklamp 1"),
+        (["go to desk 1"], "examine mug 1"),
+        (["go to drawer 1"], "take mug 2 from drawer 1"),  # closed
+        (["go to drawer 1"], "close drawer 1"),
+        (["go to desk 1", "take mug 1 from desk 1"], "take book 1 from desk 1"),  # the hand is full
+        (["go to desk 1", "take mug 1 from desk 1", "go to drawer 1"], "move mug 1 to drawer 1"),  # closed
+        (["go to desk 1", "take mug 1 from desk 1"], "move mug 1 to drawer 1"),  # from afar
+        (["go to desk 1", "take mug 1 from desk 1"], "heat mug 1 with microwave 1"),  # from afar
+        (["go to desk 1", "take mug 1 from desk 1", "go to microwave 1"], "cool mug 1 with microwave 1"),
+        (["go to desk 1", "take book 1 from desk 1", "go to microwave 1"], "heat book 1 with microwave 1"),
+    ],
+)
+def test_an_invalid_action_does_nothing(actions: list[str], nonsense: str) -> None:
+    state, _ = after(*actions)
+    assert act(room(), state, nonsense) is None
+    assert nonsense not in admissible(room(), state)
+
+
+def test_heating_undoes_cooling_and_cooling_undoes_heating() -> None:
+    carried = ["go to desk 1", "take mug 1 from desk 1"]
+    cooled, _ = after(
+        *carried, "go to microwave 1", "heat mug 1 with microwave 1", "go to fridge 1", "cool mug 1 with fridge 1"
+    )
+    assert (cooled.hot, cooled.cool) == (frozenset(), frozenset({"mug 1"}))
+    reheated = act(room(), replace(cooled, location="microwave 1"), "heat mug 1 with microwave 1")
+    assert reheated is not None
+    assert (reheated.state.hot, reheated.state.cool) == (frozenset({"mug 1"}), frozenset())
+
+
+def test_the_admissible_actions_are_all_valid_ones() -> None:
+    state, _ = after("go to fridge 1", "open fridge 1", "take apple 1 from fridge 1")
+    assert admissible(room(), state) == [
+        "go to desk 1",
+        "go to drawer 1",
+        "go to microwave 1",
+        "go to sinkbasin 1",
+        "examine fridge 1",
+        "close fridge 1",
+        "move apple 1 to fridge 1",
+        "cool apple 1 with fridge 1",
+        "examine apple 1",
+        "inventory",
+        "look",
+    ]
+
+
+def with_places(state: State, **places: str) -> State:
+    moved = {name.replace("_", " "): place for name, place in places.items()}
+    return replace(state, places=state.places | moved)
+
+
+def test_pick_and_place_is_won_by_any_object_of_the_kind() -> None:
+    here = room(object_kind="apple", place_kind="desk")
+    state = first_state(here)
+    assert not is_won(here, state)
+    assert not is_won(here, with_places(state, apple_1=HAND))
+    assert is_won(here, with_places(state, apple_1="desk 1"))
+
+
+@pytest.mark.parametrize(
+    ("task_type", "field"),
+    [("pick_clean_then_place", "clean"), ("pick_heat_then_place", "hot"), ("pick_cool_then_place", "cool")],
+)
+def test_a_treated_object_wins_and_an_untreated_one_does_not(task_type: str, field: str) -> None:
+    here = room(task_type, object_kind="mug", place_kind="drawer")
+    state = first_state(here)  # mug 2 lies in the drawer already, untreated
+    treated = replace(state, **{field: frozenset({"mug 1"})})
+    assert not is_won(here, state)
+    assert not is_won(here, treated)
+    assert is_won(here, with_places(treated, mug_1="drawer 1"))
+
+
+def test_two_objects_must_be_in_the_same_place() -> None:
+    here = room("pick_two_obj", object_kind="mug", place_kind="desk")
+    assert not is_won(here, first_state(here))
+    assert is_won(here, with_places(first_state(here), mug_2="desk 1"))
+
+
+def test_looking_in_the_light_needs_the_object_the_lamp_and_the_place() -> None:
+    here = room("look_at_obj_in_light", object_kind="book", place_kind="")
+    lit = replace(first_state(here), lamp_on=True, location="desk 1")
+    assert not is_won(here, lit)
+    assert is_won(here, with_places(lit, book_1=HAND))
+    assert not is_won(here, with_places(lit, mug_1=HAND))
+    assert not is_won(here, replace(with_places(lit, book_1=HAND), lamp_on=False))
+    assert not is_won(here, replace(with_places(lit, book_1=HAND), location="drawer 1"))
+
+
+def test_the_planner_puts_down_an_object_that_it_does_not_need() -> None:
+    here = room(object_kind="apple", place_kind="sinkbasin")
+    state = with_places(first_state(here), book_1=HAND)
+    assert next_action(here, replace(state, location="desk 1")) == "move book 1 to desk 1"
+    assert next_action(here, replace(state, location="drawer 1")) == "go to desk 1"
+
+
+def test_the_planner_takes_back_an_object_that_was_delivered_untreated() -> None:
+    here = room("pick_heat_then_place", object_kind="apple", place_kind="fridge")
+    state = replace(first_state(here), location="fridge 1")
+    assert next_action(here, state) == "open fridge 1"
+    opened = replace(state, opened=frozenset({"fridge 1"}))
+    assert next_action(here, opened) == "take apple 1 from fridge 1"
+    held = with_places(opened, apple_1=HAND)
+    assert next_action(here, held) == "go to microwave 1"
+    assert next_action(here, replace(held, location="microwave 1")) == "heat apple 1 with microwave 1"
+    hot = replace(held, hot=frozenset({"apple 1"}))
+    assert next_action(here, hot) == "move apple 1 to fridge 1"
+
+
+def test_every_task_type_is_drawn_and_can_be_configured_alone() -> None:
+    tasks = [Task(env="household", split="train", index=index) for index in range(200)]
+    made = {make_room(task, profile="small", task_types=TASK_TYPES).goal.task_type for task in tasks}
+    assert made == set(TASK_TYPES)
+    for task_type in TASK_TYPES:
+        alone = {make_room(task, profile="small", task_types=(task_type,)).goal.task_type for task in tasks[:20]}
+        assert alone == {task_type}
+
+
+@pytest.mark.parametrize("profile", ["small", "full"])
+def test_no_task_is_won_at_its_start_and_its_text_names_no_receptacle(profile: str) -> None:
+    for index in range(200):
+        here = make_room(Task(env="household", split="train", index=index), profile=profile, task_types=TASK_TYPES)
+        assert not is_won(here, first_state(here))
+        numbered = [name for name in here.objects if name in here.sentence]
+        told = [name for name in here.receptacles if name in here.sentence]
+        assert (numbered, told) == ([], [])
+        lying = {here.objects[name] for name in here.objects if kind_of(name) == here.goal.object_kind}
+        assert not any(kind_of(place) == here.goal.place_kind for place in lying)
+
+
+def test_an_episode_earns_one_at_its_end_and_zero_before() -> None:
+    env = HouseholdEnv(task_types=["pick_clean_then_place"])
+    observation = asyncio.run(env.reset(Task(env="household", split="train", index=0)))
+    rewards = []
+    while not observation.done:
+        observation = asyncio.run(env.step(env.expert()))
+        rewards.append(observation.rewards["won"])
+    assert rewards == [0.0] * (len(rewards) - 1) + [1.0]
+    assert (observation.score, observation.success) == (1.0, True)
+
+
+def test_equal_states_have_equal_keys_on_every_path() -> None:
+    env = HouseholdEnv(task_types=["pick_clean_then_place"])
+    task = Task(env="household", split="train", index=0)
+    asyncio.run(env.reset(task))
+    first, second = env.admissible()[:2]
+    assert first.startswith("go to ") and second.startswith("go to ")
+    asyncio.run(env.step(first))
+    key = env.state_key()
+    for action in (second, first, "look", "inventory", "nonsense"):
+        asyncio.run(env.step(action))
+    assert env.state_key() == key
+
+
+def test_the_order_of_task_types_does_not_matter() -> None:
+    task = Task(env="household", split="train", index=3)
+    one = asyncio.run(HouseholdEnv(task_types=["pick_two_obj", "pick_and_place"]).reset(task))
+    other = asyncio.run(HouseholdEnv(task_types=["pick_and_place", "pick_two_obj"]).reset(task))
+    assert one == other

@@ -1,0 +1,147 @@
+"""The tools of `kg`, on a graph that is small enough to check by eye."""
+
+import asyncio
+import random
+
+import pytest
+
+from slipstream.envhub.kg.graph import ATTRIBUTES, Graph, draw_graph
+from slipstream.envhub.kg.kg import KgState, KgWorld, f1
+from slipstream.envhub.kg.question import Call, Question, draw_question
+
+GRAPH = Graph(
+    kinds={"ada": "person", "ben": "person", "cleo": "person", "dover": "town", "elgin": "town", "kelso": "town"},
+    edges={
+        "ada": {"friend": ("ben", "cleo"), "home": ("dover",)},
+        "ben": {"friend": ("ada",), "home": ("elgin",)},
+        "cleo": {"home": ("elgin",)},
+        "dover": {"resident": ("ada",)},
+        "elgin": {"resident": ("ben", "cleo")},
+        "kelso": {},
+    },
+    numbers={"ada": 30, "ben": 50, "cleo": 20, "dover": 70, "elgin": 60, "kelso": 5},
+)
+QUESTION = Question(
+    text="friend of ada with most age",
+    starts=("ada",),
+    program=(
+        Call(tool="get_neighbors", arguments=("ada", "friend"), gives=("ben", "cleo")),
+        Call(tool="argmax", arguments=(0, "age"), gives=("ben",)),
+    ),
+)
+WORLD = KgWorld(profile="small", graph=GRAPH, question=QUESTION)
+
+
+def answers(*actions: str) -> list[str]:
+    """Do `actions` one after the other, and return the text of each answer."""
+    state, texts = WORLD.first, []
+    for action in actions:
+        change = asyncio.run(WORLD.act(state, action))
+        state = change.state
+        texts.append(change.text if change.valid else f"refused: {change.text}")
+    return texts
+
+
+def test_each_tool_returns_what_is_in_the_graph() -> None:
+    assert answers(
+        "get_relations(ada)",
+        "get_neighbors(ada, friend)",
+        "get_relations(#1)",
+        "get_neighbors(#1, home)",
+        "get_neighbors(elgin, resident)",
+        "intersection(#1, #2)",
+        "get_attributes(#1)",
+        "argmax(#1, age)",
+        "argmin(#1, age)",
+        "count(#1)",
+    ) == [
+        "friend home",
+        "#1 person",
+        "friend home",
+        "#2 town",
+        "#1 person",
+        "nothing",
+        "age",
+        "#3 person",
+        "#4 person",
+        "#5 number",
+    ]
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "get_relations(zeno)",
+        "get_neighbors(ada, employer)",
+        "get_neighbors(#1, home)",
+        "intersection(ada, #1)",
+        "argmax(ada, age)",
+        "answer(ada)",
+        "answer(#0)",
+        "answer(#1)",
+        "get_relations()",
+        "get_neighbors(ada)",
+        "count(#-1)",
+        "answer(#1, #2)",
+        "get_relations(ada",
+    ],
+)
+def test_a_call_with_an_unknown_argument_is_refused(action: str) -> None:
+    assert answers(action)[0].startswith("refused: no ")
+
+
+def test_an_entity_without_relations_gives_none() -> None:
+    assert answers("get_relations(kelso)") == ["none"]
+
+
+def test_a_number_is_not_a_set_of_entities() -> None:
+    counted = ("get_neighbors(ada, friend)", "count(#1)")
+    for action in (
+        "get_relations(#2)",
+        "get_neighbors(#2, home)",
+        "count(#2)",
+        "argmax(#2, age)",
+        "get_attributes(#2)",
+    ):
+        assert answers(*counted, action)[2].startswith("refused: ")
+    assert answers(*counted, "argmax(#1, price)")[2] == "refused: no attribute price there"
+
+
+def test_an_answer_earns_its_f1() -> None:
+    def score(action: str) -> float:
+        state = KgState(found=(("ben",), ("ben", "cleo"), ("cleo",)))
+        return asyncio.run(WORLD.act(state, action)).score
+
+    assert [score("answer(#1)"), score("answer(#2)"), score("answer(#3)")] == [1.0, pytest.approx(2 / 3), 0.0]
+    assert f1(("a", "b"), ("b", "c", "d")) == pytest.approx(2 / 5)
+
+
+def test_the_calls_of_a_questions_program_return_its_answer() -> None:
+    """Compares the stored answers of questions with the results of the tools."""
+    kinds = set()
+    for seed in range(200):
+        rng = random.Random(seed)
+        graph = draw_graph(rng)
+        question = draw_question(rng, graph, hops=2)
+        if question is None:
+            continue
+        kinds.add(question.program[-1].tool)
+        world = KgWorld(profile="small", graph=graph, question=question)
+        state, change = world.first, None
+        for _ in range(20):
+            change = asyncio.run(world.act(state, world.expert(state)))
+            state = change.state
+            if change.over:
+                break
+        assert change is not None and change.score == 1.0
+        assert not set(question.answer) & set(question.starts)
+    assert kinds == {"get_neighbors", "intersection", "argmax", "argmin", "count"}
+
+
+def test_inverse_relations_lead_back_and_numbers_are_all_different() -> None:
+    graph = draw_graph(random.Random(1))
+    for person in (entity for entity, kind in graph.kinds.items() if kind == "person"):
+        (home,) = graph.edges[person]["home"]
+        assert person in graph.edges[home]["resident"]
+    assert len(set(graph.numbers.values())) == len(graph.kinds)
+    assert set(graph.kinds.values()) == set(ATTRIBUTES)

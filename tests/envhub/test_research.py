@@ -1,0 +1,172 @@
+"""Research: the result of each tool, the computed answers against the files, and which files a program can read."""
+
+import asyncio
+import random
+import re
+
+import pytest
+
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.isolation.file_tree import file as file_of
+from slipstream.envhub.isolation.sandbox import Limits, run_in_sandbox
+from slipstream.envhub.research.calculator import calculate
+from slipstream.envhub.research.corpus import KINDS, LINKS, draw_corpus
+from slipstream.envhub.research.question import ENDINGS
+from slipstream.envhub.research.research import ResearchState, ResearchWorld, make_research
+from slipstream.envhub.world import Change
+
+RELATION = re.compile(rf"the ({'|'.join(relation for links in LINKS.values() for relation in links)}) of")
+
+
+def world(level: int = 2, index: int = 0) -> ResearchWorld:
+    task = Task(env="research", split="train", index=index)
+    return make_research(task, profile="small", level=level, num_pages=24, limits=Limits(wall_s=20))
+
+
+def act(world: ResearchWorld, action: str, state: ResearchState | None = None) -> Change[ResearchState]:
+    return asyncio.run(world.act(world.first if state is None else state, action))
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("1 + 2 * 3", "7"),
+        ("(1 + 2) * 3", "9"),
+        ("7 / 2", "3.5"),
+        ("6/2", "3"),
+        ("-2 - -3", "1"),
+        ("1 . 5 * 2", "3"),
+        ("10 / 3", "3.3333333333"),
+        ("0.1 + 0.2", "0.3"),
+    ],
+)
+def test_the_calculator_calculates(expression: str, value: str) -> None:
+    assert calculate(expression) == value
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("", "characters"),
+        ("2 ** 9", "only"),
+        ("7 // 2", "only"),
+        ("1 +", "not a valid expression"),
+        ("1 / 0", "division"),
+        ("9" * 300, "200 characters"),
+        ("(" * 150, "not a valid expression"),
+        ("__import__('os')", "characters"),
+        ("1 2", "not a valid expression"),
+        ("(1)(2)", "only"),
+    ],
+)
+def test_the_calculator_explains_a_refusal(expression: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        calculate(expression)
+
+
+def test_a_page_contains_all_facts_that_questions_are_about() -> None:
+    corpus = draw_corpus(random.Random(1), num_pages=24)
+    assert len(corpus.pages) == 24
+    for page in corpus.pages.values():
+        said = page.text.replace(".", " ")
+        for told in (*page.traits, *page.facts.values(), *page.links.values()):
+            assert told in said, (page.title, told)
+        assert page.file_name in page.text
+        assert set(page.links) == set(LINKS[page.kind])
+        assert all(corpus.pages[other].kind == LINKS[page.kind][relation] for relation, other in page.links.items())
+    assert set(corpus.files) == {page.file_name for page in corpus.pages.values() if page.kind != "person"}
+    assert {page.kind for page in corpus.pages.values()} == set(KINDS)
+
+
+def test_the_question_contains_what_finds_the_first_page() -> None:
+    for index in range(30):
+        here = world(level=1, index=index)
+        searched = act(here, f"search({here.question.search})")
+        first = here.corpus.pages[here.question.way[0]]
+        assert f"{first.kind} {first.title}" in searched.text.splitlines()
+        assert first.title in searched.state.found
+        others = [page for page in here.corpus.pages.values() if set(page.traits) == set(first.traits)]
+        assert others == [first]
+
+
+def test_following_the_links_that_a_question_names_leads_to_its_last_page() -> None:
+    """Compares the relations in the text of the question with the links of the pages."""
+    for level in (1, 2, 3):
+        for index in range(20):
+            question, corpus = world(level, index).question, world(level, index).corpus
+            relations = RELATION.findall(question.text)
+            title = question.way[0]
+            for relation in reversed(relations):
+                title = corpus.pages[title].links[relation]
+            pages = [name for name in question.way if name in corpus.pages]
+            assert (title, len(pages)) == (pages[-1], level + 1), question.text
+            assert len(question.way) == len(relations) + 1 + (level > 1)
+
+
+def test_a_missing_page_file_or_argument_is_refused() -> None:
+    for action in (
+        "open(nowhere)",
+        "read(nowhere.csv)",
+        "read()",
+        "search( )",
+        "calculate(x)",
+        "python",
+    ):
+        assert not act(world(), action).valid, action
+
+
+def test_a_file_can_be_read_only_after_its_page_was_opened() -> None:
+    here = world()
+    *pages, name = here.question.way
+    assert not act(here, f"read({name})").valid
+    opened = ResearchState(read=frozenset(pages[-1:]))
+    assert act(here, f"read({name})", opened).text == here.corpus.files[name].strip()
+    listed = "python import os; print(sorted(os.listdir('.')))"
+    assert act(here, listed).text == "['program.py']"
+    assert act(here, listed, opened).text == str(sorted([name, "program.py"]))
+
+
+def test_a_program_that_fails_prints_nothing_or_never_ends_gets_a_text() -> None:
+    assert "ZeroDivisionError" in act(world(), "python print(1 / 0)").text
+    assert act(world(), "python\n```python\nx = 1\n```").text == "(nothing)"
+    slow = make_research(
+        Task(env="research", split="train", index=0), profile="small", level=2, num_pages=24, limits=Limits(wall_s=1)
+    )
+    assert "killed" in act(slow, "python while True: pass").text
+
+
+def test_an_answer_is_scored_as_in_gaia() -> None:
+    here = world(level=2)
+    assert here.question.answer.isdigit()
+    for answer, score in ((f"${here.question.answer}.0", 1.0), (f"{here.question.answer} or so", 0.0), ("no", 0.0)):
+        change = act(here, f"answer({answer})")
+        assert (change.over, change.score) == (True, score)
+
+
+@pytest.mark.parametrize("kind", ENDINGS, ids=str)
+def test_every_sum_action_returns_the_answer(kind: tuple[int, str]) -> None:
+    """Compares the answers, computed without the sandbox, with the results of the calculator and of the programs."""
+    rng = random.Random(7)
+    corpus = draw_corpus(rng, num_pages=48)
+    pages = [page for page in corpus.pages.values() if page.kind == kind[1]]
+    for draw in ENDINGS[kind]:
+        for page in pages[:3]:
+            content = corpus.files[page.file_name]
+            ending = draw(rng, page, content)
+            if not ending.answer:
+                continue
+            if ending.sum_action.startswith("calculate("):
+                assert calculate(ending.sum_action[len("calculate(") : -1]) == ending.answer
+                continue
+            program = ending.sum_action.split("```")[1].removeprefix("python\n")
+            tree = {page.file_name: file_of(content), "program.py": file_of(program)}
+            finished = asyncio.run(run_in_sandbox("/usr/bin/python3 -I program.py", tree, limits=Limits(wall_s=20)))
+            assert finished.output.strip() == ending.answer
+
+
+def test_an_answer_is_on_the_last_page_and_in_no_search() -> None:
+    for index in range(20):
+        here = world(level=1, index=index)
+        last = here.corpus.pages[here.question.way[-1]]
+        assert here.question.answer in last.text
+        assert here.question.answer not in act(here, f"search({here.question.search})").text

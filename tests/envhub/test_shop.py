@@ -1,0 +1,305 @@
+"""The shop: its search and reward against hand-computed numbers, its pages against literal texts."""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable
+from itertools import product as combinations
+
+import pytest
+
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.bm25 import Bm25
+from slipstream.envhub.shop.catalogue import Goal, Kind, Product, Store
+from slipstream.envhub.shop.full import make_full_store
+from slipstream.envhub.shop.pages import Page, clickables, next_page, terse_text, webshop_text
+from slipstream.envhub.shop.reward import purchase_reward, type_reward
+from slipstream.envhub.shop.shop import ShopEnv
+from slipstream.envhub.shop.small import make_small_store
+
+DESK_LAMP = Kind(name="desk lamp", category=("home", "lighting", "desk lamp"))
+FLOOR_LAMP = Kind(name="floor lamp", category=("home", "lighting", "floor lamp"))
+WALL_LIGHT = Kind(name="wall light", category=("home", "lighting", "wall light"))
+LAMP_OIL = Kind(name="lamp oil", category=("garden", "fuel", "lamp oil"))
+
+
+def lamp(product_id: str, *, kind: Kind = DESK_LAMP, attributes: tuple[str, ...], price: float) -> Product:
+    return Product(
+        product_id=product_id,
+        kind=kind,
+        title=f"{' '.join(attributes)} {kind.name}",
+        attributes=frozenset(attributes),
+        price=price,
+        options={"color": ("red", "blue"), "size": ("small", "large")},
+        sections={"description": f"a {kind.name}"},
+    )
+
+
+GOAL = Goal(
+    kind=DESK_LAMP,
+    attributes=frozenset({"plain", "light"}),
+    options={"color": "red", "size": "large"},
+    max_price=25,
+    product_id="b2",
+)
+PRODUCTS = (
+    lamp("b1", attributes=("light", "striped"), price=20),
+    lamp("b2", attributes=("light", "plain"), price=20),
+    lamp("b3", attributes=("light", "plain"), price=40),
+    lamp("b4", kind=FLOOR_LAMP, attributes=("warm", "soft"), price=10),
+)
+STORE = Store(
+    products=PRODUCTS,
+    index=Bm25([product.title for product in PRODUCTS]),
+    goal=GOAL,
+    instruction="find light plain desk lamp red large under 25",
+    searches=("light plain desk lamp",),
+)
+RED_AND_LARGE = {"color": "red", "size": "large"}
+
+
+def walk(*actions: str, page_size: int = 4, ranked: bool = False) -> Page:
+    page = Page()
+    for action in actions:
+        following = next_page(STORE, page, action, page_size=page_size, ranked=ranked)
+        assert following is not None, action
+        page = following
+    return page
+
+
+def train(index: int) -> Task:
+    return Task(env="shop", split="train", index=index)
+
+
+def test_bm25_scores_equal_hand_computed_ones() -> None:
+    index = Bm25(["red mug", "blue mug", "red red hat"])
+    assert index.scores("mug") == pytest.approx({0: 0.48308, 1: 0.48308}, abs=1e-5)
+    assert index.scores("red") == pytest.approx({0: 0.48308, 2: 0.59477}, abs=1e-5)
+    assert index.scores("hat") == pytest.approx({2: 0.93046}, abs=1e-5)
+
+
+def test_bm25_ranks_the_best_first_and_omits_documents_without_a_common_word() -> None:
+    index = Bm25(["red mug", "blue mug", "red red hat"])
+    assert index.rank("red mug") == [0, 2, 1]
+    assert index.rank("MUG!") == [0, 1]
+    assert index.rank("lamp") == []
+    assert index.rank("") == []
+
+
+@pytest.mark.parametrize(
+    ("product", "chosen", "reward"),
+    [
+        (PRODUCTS[1], RED_AND_LARGE, 1.0),
+        (PRODUCTS[1], {"color": "red"}, 4 / 5),
+        (PRODUCTS[1], {"color": "blue", "size": "small"}, 3 / 5),
+        (PRODUCTS[1], {}, 3 / 5),
+        (PRODUCTS[0], RED_AND_LARGE, 4 / 5),  # striped, not plain
+        (PRODUCTS[2], RED_AND_LARGE, 4 / 5),  # 40 dollars
+        (PRODUCTS[2], {"size": "large"}, 3 / 5),
+        (PRODUCTS[3], RED_AND_LARGE, 3 / 5),  # another lamp, neither attribute, cheap
+        (lamp("b5", kind=WALL_LIGHT, attributes=("light", "plain"), price=20), RED_AND_LARGE, 0.0),
+        (lamp("b6", attributes=("light", "plain"), price=25), RED_AND_LARGE, 1.0),  # the bound itself is within it
+        (lamp("b7", attributes=("light", "plain"), price=25.01), RED_AND_LARGE, 4 / 5),
+    ],
+)
+def test_the_purchase_reward_equals_webshops(product: Product, chosen: dict[str, str], reward: float) -> None:
+    assert purchase_reward(product, GOAL, chosen) == pytest.approx(reward)
+
+
+def test_the_type_reward_has_webshops_four_values() -> None:
+    five_nouns = Kind(name="lamp shade frame wire clip", category=("home", "parts", "clip"))
+    eleven_nouns = Kind(name="lamp a b c d e f g h i j", category=("home", "parts", "j"))
+    assert type_reward(DESK_LAMP, DESK_LAMP) == 1.0
+    assert type_reward(LAMP_OIL, DESK_LAMP) == 1.0  # one noun of two
+    assert type_reward(DESK_LAMP, five_nouns) == 0.5  # one noun of five, one level shared
+    assert type_reward(DESK_LAMP, eleven_nouns) == 0.1
+    assert type_reward(WALL_LIGHT, DESK_LAMP) == 0.0  # a shared shelf does not help where no noun is shared
+
+
+def test_the_small_pages_have_these_texts() -> None:
+    results = walk("search[light plain desk lamp]")
+    product = next_page(STORE, results, "click[b2]", page_size=4, ranked=False)
+    assert product is not None
+    assert terse_text(STORE, results, page_size=4) == "b1 [SEP] b2 [SEP] b3 [SEP] b4"
+    assert terse_text(STORE, product, page_size=4) == "b2 [SEP] color red blue [SEP] size small large [SEP] buy now"
+    chosen = walk("search[lamp]", "click[b2]", "click[large]", "click[red]")
+    assert terse_text(STORE, chosen, page_size=4) == "color red [SEP] size large"
+    assert terse_text(STORE, walk("search[sofa]"), page_size=4) == "no results"
+
+
+def test_the_full_pages_have_the_texts_of_webshop() -> None:
+    second = walk("search[light plain desk lamp]", "click[next >]", page_size=2, ranked=True)
+    assert webshop_text(STORE, second, page_size=2) == (
+        "Back to Search [SEP] Page 2 (Total results: 4) [SEP] < Prev [SEP] B1 [SEP] light striped desk lamp [SEP] "
+        "$20.00 [SEP] B4 [SEP] warm soft floor lamp [SEP] $10.00"
+    )
+    product = walk("search[lamp]", "click[b2]", "click[red]")
+    assert webshop_text(STORE, product, page_size=4) == (
+        "Back to Search [SEP] < Prev [SEP] color [SEP] red (chosen) [SEP] blue [SEP] size [SEP] small [SEP] "
+        "large [SEP] light plain desk lamp [SEP] Price: $20.00 [SEP] Description [SEP] Buy Now"
+    )
+    section = walk("search[lamp]", "click[b2]", "click[red]", "click[Description]")
+    assert webshop_text(STORE, section, page_size=4) == "Back to Search [SEP] < Prev [SEP] a desk lamp"
+
+
+def test_a_click_accepts_only_what_the_page_shows() -> None:
+    first = walk("search[lamp]", page_size=2)
+    assert clickables(STORE, Page(), page_size=2) == []
+    assert clickables(STORE, walk("search[lamp]", page_size=2, ranked=True), page_size=2)[:2] == [
+        "back to search",
+        "next >",
+    ]
+    assert next_page(STORE, first, "click[b4]", page_size=2, ranked=False) is None
+    assert next_page(STORE, first, "search[lamp]", page_size=2, ranked=False) is None
+    assert clickables(STORE, walk("search[lamp]", "click[b1]"), page_size=4) == [
+        "back to search",
+        "< prev",
+        "red",
+        "blue",
+        "small",
+        "large",
+        "description",
+        "buy now",
+    ]
+
+
+def test_leaving_a_product_resets_its_options_but_viewing_its_description_does_not() -> None:
+    chosen = walk("search[lamp]", "click[b2]", "click[red]")
+    assert walk("search[lamp]", "click[b2]", "click[red]", "click[description]", "click[< prev]") == chosen
+    assert walk("search[lamp]", "click[b2]", "click[red]", "click[< prev]", "click[b2]").options == {}
+
+
+def test_equal_pages_have_equal_keys_on_every_path() -> None:
+    env = ShopEnv()
+    keys = []
+    dress = "click[plain dress 10]"
+    for detour in ([], ["click[< prev]", dress], ["click[small]", "click[< prev]", dress]):
+        asyncio.run(env.reset(train(0)))
+        for action in ("search[plain dress]", dress, *detour, "click[red]", "click[small]"):
+            assert asyncio.run(env.step(action)).valid_action
+        keys.append(env.state_key())
+    asyncio.run(env.reset(train(0)))
+    for action in ("search[dress plain]", dress, "click[small]", "click[green]"):
+        assert asyncio.run(env.step(action)).valid_action
+    assert env.state_key() not in keys  # another colour is chosen
+    assert asyncio.run(env.step("click[red]")).valid_action
+    assert keys == [env.state_key()] * 3
+
+
+def test_the_first_small_task_is_the_same_on_every_machine() -> None:
+    env = ShopEnv()
+    said = [asyncio.run(env.reset(train(0))).messages[0].content]
+    actions = ["search[plain dress]", "click[plain dress 10]", "click[red]", "click[small]", "click[buy now]"]
+    for action in actions:
+        assert env.expert() == action
+        observation = asyncio.run(env.step(action))
+        said.append(observation.messages[0].content)
+    assert said == [
+        "find plain dress red small under 25",
+        "plain dress 50 [SEP] plain dress 10 [SEP] light dress 50 [SEP] plain coat 40",
+        "plain dress 10 [SEP] color green grey red [SEP] size small medium large [SEP] buy now",
+        "color red",
+        "color red [SEP] size small",
+        "bought",
+    ]
+    assert (observation.rewards, observation.score, observation.success) == ({"purchase": 1.0}, 1.0, True)
+
+
+def test_a_partly_correct_purchase_earns_a_partial_reward_and_is_not_a_success() -> None:
+    env = ShopEnv()
+    asyncio.run(env.reset(train(0)))
+    for action in ("search[plain dress]", "click[plain dress 10]", "click[red]"):
+        assert asyncio.run(env.step(action)).rewards == {"purchase": 0.0}
+    end = asyncio.run(env.step("click[buy now]"))
+    assert (end.rewards, end.score, end.success, end.terminated) == ({"purchase": 0.75}, 0.75, False, True)
+
+
+@pytest.mark.parametrize(("make_store", "num_tasks"), [(make_small_store, 200), (make_full_store, 10)])
+def test_nothing_before_the_results_reveals_the_goal(make_store: Callable[[Task], Store], num_tasks: int) -> None:
+    for index in range(num_tasks):
+        store = make_store(train(index))
+        goal = store.goal
+        said = " ".join([store.instruction, *store.searches]).lower()
+        wanted = store.products[store.goal_position]
+        assert goal.product_id not in said
+        assert not any(attribute in said for attribute in wanted.attributes - goal.attributes)
+        assert f"{wanted.price:.2f}" not in said
+        # A small product's code begins with words of the instruction; what only the results tell is its price.
+        assert f"{wanted.price:.0f}" not in re.findall(r"\w+", said)
+
+
+def test_the_position_of_the_goal_among_the_results_is_random() -> None:
+    places: Counter[int] = Counter()
+    for index in range(1000):
+        env = ShopEnv()
+        asyncio.run(env.reset(train(index)))
+        rows = asyncio.run(env.step(env.expert())).messages[0].content.split(" [SEP] ")
+        places[rows.index(make_small_store(train(index)).goal.product_id)] += 1
+    assert all(200 <= places[place] <= 300 for place in range(4)), places
+
+
+def test_a_small_store_has_one_similar_product_of_each_kind_and_two_unrelated_ones() -> None:
+    for index in range(200):
+        store = make_small_store(train(index))
+        goal = store.goal
+        sorts = Counter(
+            (product.kind == goal.kind, product.attributes == goal.attributes, product.product_id == goal.product_id)
+            for product in store.products
+        )
+        too_dear, other_attribute, other_kind = (True, True, False), (True, False, False), (False, True, False)
+        assert sorts == {
+            (True, True, True): 1,
+            too_dear: 1,
+            other_attribute: 1,
+            other_kind: 1,
+            (False, False, False): 2,
+        }
+        assert (
+            sum(product.price > goal.max_price for product in store.products if product.title == goal_title(goal)) == 1
+        )
+        assert len({product.product_id for product in store.products}) == 6
+
+
+def goal_title(goal: Goal) -> str:
+    return " ".join([*goal.attributes, goal.kind.name])
+
+
+@pytest.mark.parametrize(("make_store", "num_tasks"), [(make_small_store, 200), (make_full_store, 10)])
+def test_only_the_goal_can_earn_the_whole_reward(make_store: Callable[[Task], Store], num_tasks: int) -> None:
+    for index in range(num_tasks):
+        store = make_store(train(index))
+        perfect = [
+            product.product_id
+            for product in store.products
+            if any(
+                purchase_reward(product, store.goal, dict(zip(product.options, values, strict=True))) == 1.0
+                for values in combinations(*product.options.values())
+            )
+        ]
+        assert perfect == [store.goal.product_id]
+
+
+@pytest.mark.parametrize(("make_store", "num_tasks"), [(make_small_store, 100), (make_full_store, 5)])
+def test_no_value_is_in_two_options_or_is_also_a_link(make_store: Callable[[Task], Store], num_tasks: int) -> None:
+    for index in range(num_tasks):
+        for product in make_store(train(index)).products:
+            page = Page(results=(0,), product=0)
+            single = Store(products=(product,), index=STORE.index, goal=GOAL, instruction="", searches=())
+            targets = clickables(single, page, page_size=1)
+            assert len(set(targets)) == len(targets)
+
+
+def test_the_small_profile_needs_few_words() -> None:
+    env, vocabulary = ShopEnv(), set()
+    for index in range(200):
+        observation = asyncio.run(env.reset(train(index)))
+        episode = [observation.messages[0].content]
+        while not observation.done:
+            episode.append(env.expert())
+            observation = asyncio.run(env.step(episode[-1]))
+            episode.append(observation.messages[0].content)
+        episode_words = re.findall(r"\w+|[^\w\s]", " ".join(episode))
+        vocabulary.update(episode_words)
+        assert len(episode_words) == 84
+        assert len(episode) == 11
+    assert len(vocabulary) == 52

@@ -1,0 +1,173 @@
+"""The database: what a statement may do and cost, and which answers are correct."""
+
+import asyncio
+import random
+
+import pytest
+
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.sqldb.domain import DOMAINS, Tables, draw_tables
+from slipstream.envhub.sqldb.engine import SqlError, run_sql
+from slipstream.envhub.sqldb.sqldb import SqlWorld, make_sqldb, shown_rows
+from slipstream.envhub.world import Change
+
+DOMAIN = DOMAINS[0]
+TABLES: Tables = {
+    "customers": ((1, "Ada", "Dover", 100), (2, "Ben", "Elgin", 200), (3, "Cleo", "Dover", 300)),
+    "products": ((1, "boots", "home", 50),),
+    "orders": ((1, 1, 1, 5), (2, 3, 1, 7)),
+}
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
+
+
+def rows(statement: str) -> list[tuple[object, ...]]:
+    return list(run_sql(DOMAIN.schema, TABLES, statement).rows)
+
+
+def test_a_query_does_not_change_the_tables() -> None:
+    result = run_sql(DOMAIN.schema, TABLES, "SELECT name FROM customers WHERE city = 'Dover' ORDER BY credit DESC")
+    assert (result.columns, result.rows) == (("name",), [("Cleo",), ("Ada",)])
+    assert result.tables is TABLES
+
+
+def test_a_change_returns_new_tables_and_keeps_the_old_ones() -> None:
+    result = run_sql(DOMAIN.schema, TABLES, "UPDATE customers SET credit = credit + 1 WHERE city = 'Dover'")
+    assert [row[3] for row in result.tables["customers"]] == [101, 200, 301]
+    assert [row[3] for row in TABLES["customers"]] == [100, 200, 300]
+    assert run_sql(DOMAIN.schema, TABLES, "DELETE FROM orders WHERE id = 1").tables["orders"] == ((2, 3, 1, 7),)
+    assert (
+        len(run_sql(DOMAIN.schema, TABLES, "INSERT INTO products VALUES (2, 'tent', 'outdoor', 9)").tables["products"])
+        == 2
+    )
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ATTACH DATABASE '/tmp/stolen.db' AS s",
+        "VACUUM INTO '/tmp/stolen.db'",
+        "PRAGMA max_page_count = 1000000",
+        "PRAGMA writable_schema = ON",
+        "SELECT * FROM pragma_database_list",
+        "SELECT load_extension('/tmp/x.so')",
+        "CREATE TABLE mine(x)",
+        "CREATE TEMP TABLE mine(x)",
+        "CREATE TRIGGER t AFTER INSERT ON orders BEGIN SELECT 1; END",
+        "DROP TABLE orders",
+        "ALTER TABLE orders RENAME TO o",
+        "DELETE FROM sqlite_master",
+        "SELECT random()",
+        "SELECT * FROM customers ORDER BY random()",
+        "SELECT datetime('now')",
+        "SELECT CURRENT_TIMESTAMP",
+        "BEGIN",
+        "  commit ;",
+        "SELECT 1; SELECT 2",
+        "SELECT name FROM nowhere",
+        "",
+        "SELECT '" + "x" * 3000 + "'",
+        "SELECT '\x00'",
+        "SELECT '\ud800'",
+    ],
+)
+def test_a_forbidden_statement_is_refused(statement: str) -> None:
+    with pytest.raises(SqlError):
+        rows(statement)
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        (ENDLESS + "SELECT max(i) FROM n", "too expensive"),
+        (ENDLESS + "SELECT i FROM n", "more than 1000 rows"),
+        (ENDLESS + "INSERT INTO products SELECT i + 100, 'x', 'y', 1 FROM n", "expensive|full"),
+        ("SELECT zeroblob(1000000000)", "not authorized"),
+        (
+            "SELECT group_concat(a.name || b.name || c.name) FROM customers a, customers b, customers c, customers d, "
+            "customers e, customers f, customers g, customers h",
+            "too big",
+        ),
+        ("SELECT printf('%.*c', 1000000000, 'x')", "not authorized"),
+        ("SELECT replace('" + "x" * 90 + "', 'x', '" + "y" * 90 + "')", "too big"),
+        (
+            "SELECT count(*) FROM customers a, customers b, customers c, customers d, customers e, customers f, "
+            "customers g, customers h, customers i, customers j, customers k, customers l, customers m",
+            "too expensive",
+        ),
+    ],
+)
+def test_an_expensive_statement_is_stopped(statement: str, why: str) -> None:
+    with pytest.raises(SqlError, match=why):
+        rows(statement)
+
+
+def test_unusual_values_are_shown_and_kept() -> None:
+    assert rows("SELECT CAST(x'ff' AS TEXT), x'ff', NULL, 9e999") == [("�", b"\xff", None, float("inf"))]
+    changed = run_sql(DOMAIN.schema, TABLES, "UPDATE products SET price = NULL, name = CAST(x'ff' AS TEXT)").tables
+    assert run_sql(DOMAIN.schema, changed, "SELECT price, name FROM products").rows == [(None, "�")]
+    with pytest.raises(SqlError, match="a blob cannot be stored"):
+        rows("UPDATE products SET name = x'ff'")
+
+
+def test_the_number_of_hidden_rows_is_shown_however_long_the_others_are() -> None:
+    text = shown_rows(("a",) * 8, [("x" * 14,) * 8] * 50)
+    assert (len(text), text[-15:]) == (2000, "\n(30 more rows)")
+
+
+def world(kind: str, level: int = 1, index: int = 0) -> SqlWorld:
+    task = Task(env="sqldb", split="train", index=index)
+    return make_sqldb(task, profile="small", level=level, kind=kind, num_rows=8)
+
+
+def act(world: SqlWorld, action: str) -> Change[object]:
+    return asyncio.run(world.act(world.first, action))  # type: ignore[return-value]
+
+
+def test_an_answer_is_judged_by_its_rows_not_by_their_order_or_the_query() -> None:
+    question = next(w for w in (world("read", index=index) for index in range(50)) if len(w.right_rows) > 2)
+    values = [str(row[0]) for row in question.right_rows]
+    turned = " UNION ALL ".join(f"SELECT '{value}'" for value in reversed(values))
+    assert act(question, f"commit {turned}").score == 1.0
+    assert act(question, f"commit {turned} UNION ALL SELECT '{values[0]}'").score == 0.0
+    assert act(question, f"commit SELECT '{values[0]}'").score == 0.0
+    wrong = act(question, "commit SELECT nothing FROM nowhere")
+    assert (wrong.valid, wrong.over) == (False, False)
+
+
+def test_a_change_is_judged_by_the_tables_that_it_leaves() -> None:
+    change = world("write")
+    assert act(change, "commit").score == 0.0
+    done = asyncio.run(change.act(change.first, f"sql {change.request.sql}"))
+    assert asyncio.run(change.act(done.state, "commit")).score == 1.0
+    more = asyncio.run(change.act(done.state, f"sql DELETE FROM {change.domain.event}"))
+    assert asyncio.run(change.act(more.state, "commit")).score == 0.0
+    assert not act(change, "commit SELECT 1").valid
+
+
+def test_a_change_that_is_undone_leaves_no_trace_in_the_state() -> None:
+    change = world("write")
+    domain, first = change.domain, change.first
+    there = asyncio.run(change.act(first, f"sql UPDATE {domain.event} SET {domain.amount} = {domain.amount} + 1"))
+    back = asyncio.run(change.act(there.state, f"sql UPDATE {domain.event} SET {domain.amount} = {domain.amount} - 1"))
+    assert there.state != first == back.state
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_every_request_returns_or_changes_rows(level: int) -> None:
+    texts = set()
+    for index in range(60):
+        drawn = world("any", level, index)
+        texts.add(drawn.request.text.split()[0])
+        if drawn.request.writes:
+            assert drawn.right_tables != drawn.first.tables
+        else:
+            assert drawn.right_rows and drawn.right_rows != [(None,)]
+    assert len(texts) >= 3
+
+
+def test_tables_are_complete_in_every_domain() -> None:
+    for domain in DOMAINS:
+        tables = draw_tables(random.Random(0), domain, num_rows=24)
+        for table, columns in domain.columns.items():
+            assert all(len(row) == len(columns) for row in tables[table])
+            assert [row[0] for row in tables[table]] == list(range(1, len(tables[table]) + 1))

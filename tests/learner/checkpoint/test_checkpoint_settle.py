@@ -1,0 +1,85 @@
+"""What Redis counts as trained is covered by a checkpoint that is durable, also where the learner dies in between.
+
+A real learner with a slow disk on a real server; the actor is a stand-in that plays nothing.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slipstream.common.process.connection import connect
+from slipstream.replay.server.server import Server
+from tests.learner.checkpoint.test_checkpoint_kill import SLOW_DISK, kill_where, whole_checkpoints
+from tests.processes import GUESS, Run, nothing_runs
+from tests.replay.records.attempts import attempt_at, make_buffer
+
+GROUPS_PER_STEP = 4
+NUM_STEPS = 12
+SETTINGS = [
+    *GUESS,
+    "replay.max_lag=1000",
+    f"learner.steps={NUM_STEPS}",
+    "learner.checkpoint_every=2",
+    "eval.num_tasks=0",
+    "objective.guard_min_ess=0",
+    "objective.guard_max_ratio=0",
+    "objective.max_negative_kl=0",
+]
+
+
+@contextmanager
+def stand_in(server: Server, run_id: str) -> Iterator[None]:
+    """Every ticket is answered at once, by attempts that earn unlike rewards."""
+    leaving = threading.Event()
+
+    def play() -> None:
+        with connect(server.secret_url) as client:
+            buffer = make_buffer(client, run_id)
+            while not leaving.wait(0.01):
+                while lease := buffer.actor.lease("stand-in"):
+                    for member in lease.missing:
+                        attempt = attempt_at(
+                            lease, member, run_id=run_id, policy_version=lease.ticket.min_policy_version
+                        )
+                        (turn,) = attempt.turns
+                        rewarded = msgspec.structs.replace(turn, rewards={"task": float(member % 2)})
+                        buffer.actor.insert(lease, msgspec.structs.replace(attempt, turns=[rewarded]))
+
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        yield
+    finally:
+        leaving.set()
+        player.join()
+
+
+@pytest.mark.timeout(1800)
+def test_a_learner_killed_before_it_settled_a_durable_step_settles_it_after_a_restart(
+    redis_server: Server, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
+    with Run(run_id, root=tmp_path, server=redis_server, settings=SETTINGS) as run, stand_in(redis_server, run_id):
+
+        def is_durable_and_not_settled() -> bool:
+            trained = run.ledger().trained  # read first: what is settled was durable before
+            newest = max(whole_checkpoints(run.dir), default=0)
+            assert trained <= GROUPS_PER_STEP * newest
+            return newest >= 4 and trained < GROUPS_PER_STEP * newest
+
+        with monkeypatch.context() as slow:
+            slow.setenv("PYTHONPATH", str(tmp_path))
+            killed = run.start_learner()
+        newest = kill_where(tmp_path, run_id, lambda _: is_durable_and_not_settled(), killed)
+        assert 4 <= newest < NUM_STEPS
+        resumed = run.start_learner()
+        assert resumed.wait() == 0, resumed.last_words()
+        assert f"resumed from step_{newest:06d}" in resumed.said()
+        assert run.steps() == list(range(1, NUM_STEPS + 1))
+        assert run.ledger().trained == GROUPS_PER_STEP * NUM_STEPS
+        assert run.ledger().balanced and run.audit() == []
+        run.wait_until(lambda: nothing_runs(run_id), "every process is gone", deadline_s=60)

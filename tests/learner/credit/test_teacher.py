@@ -1,0 +1,197 @@
+"""A teacher behind a URL: what it is asked, that it teaches as the same model in a folder does, and its failures."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from slipstream.common.config.config import load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.text.codec import encoder
+from slipstream.common.text.tokenizer import load_tokenizer
+from slipstream.learner.batch.pack import TokenSequence, sequences_of
+from slipstream.learner.credit import teacher as module
+from slipstream.learner.credit.teacher import PROBE, Teacher, TeacherAway, find_teacher
+from slipstream.learner.objective.coherence import check_coherence
+from slipstream.learner.ranks.ranks import Ranks
+from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
+from tests.learner.credit.test_distillation import DISTIL, config_of, teacher_of
+from tests.learner.credit.test_token_advantages import two_turns
+from tests.learner.even_game import load_player, train
+
+Answer = tuple[int, Any]
+
+
+class Server:
+    """Answers as vLLM's server does, with a model of transformers; `answer` may answer otherwise."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.encode = encoder(load_tokenizer(folder))
+        self.answer: Callable[[str, Any], Answer | None] = lambda path, body: None
+        self.requests: list[tuple[str, Any]] = []
+        self.lock, server = threading.Lock(), self
+
+        class Endpoint(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.reply(None)
+
+            def do_POST(self) -> None:
+                self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+            def reply(self, body: Any) -> None:
+                with server.lock:
+                    server.requests.append((self.path, body))
+                    status, reply = server.answer(self.path, body) or (200, server.honest(self.path, body))
+                text = json.dumps(reply).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+
+    @torch.no_grad()
+    def honest(self, path: str, body: Any) -> Any:
+        if path == "/v1/models":
+            return {"object": "list", "data": [{"id": "large", "object": "model", "max_model_len": 32768}]}
+        if path == "/tokenize":
+            assert body["add_special_tokens"] is False
+            return {"count": 1, "tokens": self.encode(body["prompt"])}
+        assert path == "/v1/completions" and body["model"] == "large" and body["prompt_logprobs"] == 0
+        tokens = body["prompt"]
+        logprobs = self.model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        found = [
+            {str(token): {"logprob": float(logprobs[place, token]), "rank": 1, "decoded_token": "x"}}
+            for place, token in enumerate(tokens[1:])
+        ]
+        return {"choices": [{"index": 0, "text": "x", "prompt_logprobs": [None, *found]}]}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Student and teacher."""
+    return (
+        teacher_of(tmp_path_factory.mktemp("student"), seed=0),
+        teacher_of(tmp_path_factory.mktemp("teacher"), num_hidden_layers=3),
+    )
+
+
+@pytest.fixture
+def server(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
+    started = Server(folders[1])
+    yield started
+    started.http.shutdown()
+    started.http.server_close()
+
+
+def sequence() -> TokenSequence:
+    (found,) = sequences_of(two_turns(0.0, 1.0), advantage=0.0)
+    return found
+
+
+def test_a_server_teaches_as_the_same_model_in_a_folder_does(
+    folders: tuple[Path, Path], server: Server, tmp_path: Path, ranks: Ranks
+) -> None:
+    student, folder = folders
+    metrics = {}
+    for name, teacher in (("url", server.url), ("folder", str(folder))):
+        config = config_of(student, *DISTIL, f"objective.reference_model={teacher}")
+        learner, player = load_player(config, tmp_path / name, ranks)
+        metrics[name], _ = train(learner, player, steps=3)
+    for of_url, of_folder in zip(metrics["url"], metrics["folder"], strict=True):
+        assert of_url.reference_kl == pytest.approx(of_folder.reference_kl, abs=1e-4)
+        assert of_url.grad_norm == pytest.approx(of_folder.grad_norm, rel=1e-3)
+
+
+def test_the_log_probabilities_are_those_of_the_sampled_tokens(server: Server) -> None:
+    (found,) = [Teacher(url=server.url, model="large").logprobs([sequence()])]
+    with torch.no_grad():
+        logprobs = server.model(torch.tensor([[1, 2, 3, 4, 5]])).logits[0].log_softmax(-1)
+    # Tokens 2, 3 and 5 were sampled, each after the token before it.
+    assert found == pytest.approx(np.array([logprobs[0, 2], logprobs[1, 3], logprobs[3, 5]]), abs=1e-5)
+
+
+def test_what_may_pass_is_tried_again(server: Server) -> None:
+    left = [(503, {}), (429, {})]
+    server.answer = lambda path, body: left.pop() if left else None
+    assert len(Teacher(url=server.url, model="large").logprobs([sequence()])) == 3
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((400, {"message": "too long"}), "refused with status 400.*too long"),
+        ((302, {}), "refused with status 302"),
+        ((200, {"choices": []}), "no log-probability for each token"),
+        ((200, {"choices": [{"prompt_logprobs": [None]}]}), "1 log-probabilities for 5 tokens"),
+        ((200, {"choices": [{"prompt_logprobs": [None, {}, {}, {}, {}]}]}), "no log-probability for each token"),
+        ((200, {"choices": [{"text": "x"}]}), "something else than vLLM's server"),
+        ((200, ["x" * (2 << 20)]), "the reply has more than"),
+    ],
+)
+def test_an_answer_that_cannot_be_used_ends_the_step_with_its_reason(server: Server, answer: Answer, why: str) -> None:
+    server.answer = lambda path, body: answer
+    with pytest.raises(TeacherAway, match=why):
+        Teacher(url=server.url, model="large").logprobs([sequence()])
+
+
+def test_a_server_that_is_away_is_given_up_at_the_deadline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DEADLINE_S", 0.1)
+    server.answer = lambda path, body: (500, {})
+    with pytest.raises(TeacherAway, match=r"status 500.*no answer within 0.1 s"):
+        Teacher(url=server.url, model="large").logprobs([sequence()])
+
+
+@pytest.mark.parametrize(
+    ("path", "reply", "why"),
+    [
+        ("/tokenize", {"tokens": [1, 2, 3]}, "large, which has another tokenizer"),
+        ("/v1/models", {"data": [{"id": "a"}, {"id": "b"}]}, "must serve one model, got a, b"),
+        ("/v1/models", {"data": [{"id": "a", "max_model_len": 64}]}, r"context above `model.max_tokens` = 64, got 64"),
+        ("/v1/models", {"error": "no"}, "cannot be asked: .*something else"),
+    ],
+)
+def test_a_server_that_does_not_fit_is_refused_at_the_start(server: Server, path: str, reply: Any, why: str) -> None:
+    server.answer = lambda asked, body: (200, reply) if asked == path else None
+    with pytest.raises(ConfigError, match=why):
+        find_teacher(server.url, probe=server.encode(PROBE), max_tokens=64)
+
+
+def test_another_tokenizer_than_the_server_s_is_refused(server: Server) -> None:
+    with pytest.raises(ConfigError, match="another tokenizer than the policy"):
+        find_teacher(server.url, probe=encoder(byte_tokenizer(CHATML))(PROBE), max_tokens=64)
+
+
+def test_an_address_without_a_server_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cannot be asked: .*start vLLM's server"):
+        find_teacher("http://127.0.0.1:1/v1", probe=[1], max_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("sampling.temperature=0.7", "`sampling.temperature` must be 1 with a URL"),
+        ("sampling.final_temperature=0.7", "`sampling.final_temperature` must be 0 with a URL"),
+        ("env.enforce_admissible=true", "`env.enforce_admissible` must be false with a URL"),
+        ("sampling.top_k=20", "`sampling.top_k` must be 0 with a URL"),
+        ("objective.kl_place=loss", "kl_place"),
+    ],
+)
+def test_settings_that_a_server_cannot_follow_are_refused(setting: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_coherence(load_config(None, [*DISTIL, "objective.reference_model=http://127.0.0.1:1/v1", setting]))

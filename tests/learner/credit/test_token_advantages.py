@@ -1,0 +1,330 @@
+"""Advantages as they arrive at the tokens of a batch."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from slipstream.common.config.config import load_config
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
+from slipstream.learner.credit.measure import Measured
+from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
+from slipstream.learner.credit.token_rewards import token_rewards
+from slipstream.replay.records.ticket import Group, Ticket
+from tests.tools.run.tiny_model import a_trajectory
+
+
+def two_turns(first: float, second: float, *, states: tuple[str, str] = ("start", "end")) -> Trajectory:
+    """Tokens 1 [2 3] 4 [5]; those in brackets were sampled, in turns that earned `first` and `second`."""
+    bare = a_trajectory(
+        tokens=pack_tokens([1, 2, 3, 4, 5]),
+        behaviour_logprobs=pack_logprobs([0, -1, -1, 0, -1]),
+        loss_mask=pack_mask([False, True, True, False, True]),
+        branch_starts=[0],
+    )
+    turns = [
+        Turn(
+            start=start,
+            stop=stop,
+            state_key=state,
+            rewards={"task": reward},
+            finish_reason="stop",
+            valid_action=True,
+            generate_s=0.0,
+            env_s=0.0,
+        )
+        for start, stop, state, reward in ((1, 3, states[0], first), (4, 5, states[1], second))
+    ]
+    return msgspec.structs.replace(bare, turns=turns)
+
+
+def group_of(*trajectories: Trajectory) -> Group:
+    ticket = Ticket(
+        group_id=0,
+        task=trajectories[0].task,
+        num_members=len(trajectories),
+        min_policy_version=0,
+        sampling=trajectories[0].sampling,
+        seed=0,
+    )
+    return Group(ticket=ticket, num_uses=1, trajectories=list(trajectories))
+
+
+def advantages(groups: list[Group], **changes: object) -> list[list[float]]:
+    """Of the loss tokens of each sequence."""
+    sequences = sequences_with_advantages(groups, objective=ObjectiveConfig(**changes))
+    return [sequence.advantages[sequence.loss_mask].tolist() for sequence in sequences]
+
+
+@pytest.mark.parametrize(
+    ("name", "won", "lost"),
+    [
+        ("group_standardised", 1 / math.sqrt(2), -1 / math.sqrt(2)),
+        ("group_centred", 0.5, -0.5),
+        ("leave_one_out", 1.0, -1.0),
+    ],
+)
+def test_group_relative_advantages_go_to_every_token_of_the_trajectory(name: str, won: float, lost: float) -> None:
+    found = advantages([group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))], advantage=name)
+    assert found[0] == pytest.approx([won] * 3, rel=1e-5)
+    assert found[1] == pytest.approx([lost] * 3, rel=1e-5)
+
+
+def test_reinforce_pp_compares_each_tokens_return_to_go_with_the_whole_batch() -> None:
+    groups = [group_of(two_turns(1.0, 1.0), two_turns(1.0, 0.0)), group_of(two_turns(0.0, 0.0), two_turns(0.0, 0.0))]
+    # Returns to go by turn: (2, 2, 1), (1, 1, 0), and zeros; over 12 tokens, mean 7/12.
+    to_go = [[2, 2, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
+    flat = [value for row in to_go for value in row]
+    mean = sum(flat) / 12
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in flat) / 12)
+    found = advantages(groups, advantage="reinforce_pp", allocation="per_turn")
+    for row, expected in zip(found, to_go, strict=True):
+        assert row == pytest.approx([(value - mean) / deviation for value in expected], rel=1e-5)
+
+
+def test_gamma_discounts_by_sampled_tokens_and_not_by_those_of_the_environment() -> None:
+    found = advantages([group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))], advantage="reinforce_pp", gamma=0.5)
+    mean = 1.75 / 6  # of 0.25, 0.5, 1 and three zeros
+    above = [value - mean for value in (0.25, 0.5, 1)]
+    assert [value / found[0][0] for value in found[0]] == pytest.approx([value / above[0] for value in above], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("allocation", "expected"),
+    [
+        ("last_token", [0, 0, 3]),
+        ("uniform_positive", [1, 1, 1]),
+        ("discounted", [0, 1, 2]),
+        ("per_turn", [0, 1, 2]),
+    ],
+)
+def test_rewards_go_to_the_tokens_that_the_allocation_names(allocation: str, expected: list[float]) -> None:
+    objective = ObjectiveConfig(allocation=allocation, allocation_discount=0.5)
+    assert token_rewards(two_turns(1.0, 2.0), objective=objective).tolist() == pytest.approx(expected)
+
+
+def test_tokens_that_were_not_sampled_have_no_advantage_of_their_own() -> None:
+    (first, _) = sequences_with_advantages(
+        [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))], objective=ObjectiveConfig(advantage="reinforce_pp")
+    )
+    assert first.advantages[~first.loss_mask].tolist() == [0, 0]
+    assert first.advantages.dtype == np.float32
+
+
+VALUES = np.array([0.5, 0.25, 0.75, 0.0, 0.0, 0.0])  # of the sampled tokens of two trajectories
+
+
+def test_gae_skips_tokens_of_the_environment_and_is_standardised_over_the_batch() -> None:
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    objective = ObjectiveConfig(advantage="gae", critic="own", allocation="per_turn", gae_lambda=0.5)
+    first, second = sequences_with_advantages(groups, objective=objective, measured=Measured(values=VALUES))
+    # The differences are 0.25 - 0.5, 0.75 - 0.25 and 1 - 0.75, each with half of what follows.
+    expected = np.array([0.0625, 0.625, 0.25, 0.0, 0.0, 0.0])
+    found = np.concatenate([first.advantages[first.loss_mask], second.advantages[second.loss_mask]])
+    assert found == pytest.approx((expected - expected.mean()) / expected.std(), rel=1e-4)
+    assert first.returns is not None and first.old_values is not None
+    assert first.returns.tolist() == [0.0, 0.5625, 0.875, 0.0, 1.0]
+    assert first.old_values.tolist() == [0.0, 0.5, 0.25, 0.0, 0.75]
+
+
+def test_branches_are_one_episode_to_the_critic() -> None:
+    """Where history was rewritten, the value after a turn is that of the next turn in its new words."""
+    whole = two_turns(0.0, 1.0)
+    branched = msgspec.structs.replace(whole, branch_starts=[0, 3])
+    objective = ObjectiveConfig(advantage="gae", critic="own", allocation="per_turn", gae_lambda=0.5)
+    groups = [group_of(branched, two_turns(0.0, 0.0))]
+    first, second, _ = sequences_with_advantages(groups, objective=objective, measured=Measured(values=VALUES))
+    assert first.returns is not None and second.returns is not None
+    assert [first.returns.tolist(), second.returns.tolist()] == [[0.0, 0.5625, 0.875], [0.0, 1.0]]
+
+
+def test_with_lambda_1_the_critics_targets_are_returns_to_go_for_any_values() -> None:
+    for name in ("gae", "bi_level_gae"):
+        objective = ObjectiveConfig(advantage=name, critic="own", allocation="last_token")
+        groups = [group_of(two_turns(1.0, 2.0), two_turns(0.0, 0.0))]
+        first, _ = sequences_with_advantages(groups, objective=objective, measured=Measured(values=VALUES))
+        assert first.returns is not None
+        expected = [3.0, 3.0, 3.0] if name == "gae" else [3.0, 3.0, 2.0]  # bi-level gives each turn its own
+        assert first.returns[first.loss_mask].tolist() == pytest.approx(expected)
+
+
+def test_vtraces_advantages_have_the_ratio_in_them_and_are_as_they_are() -> None:
+    current = np.log(np.array([0.5, 3.0, 1.0, 1.0, 1.0, 1.0])) - 1.0  # behaviour's are -1
+    objective = ObjectiveConfig(advantage="vtrace", critic="own", allocation="per_turn")
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    measured = Measured(values=VALUES, current_logprobs=current)
+    first, _ = sequences_with_advantages(groups, objective=objective, measured=measured)
+    # Targets from the last: 0.75 + 0.25; 0.25 + 0.5 + 0.25; 0.5 + 0.5 * -0.25 + 0.5 * (1 - 0.25).
+    assert first.returns is not None
+    assert first.returns[first.loss_mask].tolist() == pytest.approx([0.75, 1.0, 1.0])
+    assert first.advantages[first.loss_mask].tolist() == pytest.approx([0.5 * (1 - 0.5), 1 - 0.25, 1 - 0.75])
+
+
+REFERENCE = np.array([-1.5, -1.0, -0.5, -1.0, -1.0, -1.0])  # behaviour's are -1: k1 is 0.5, 0, -0.5, and zeros
+
+
+def test_the_divergence_is_taken_off_each_tokens_reward() -> None:
+    objective = ObjectiveConfig(
+        advantage="gae", critic="own", allocation="per_turn", kl_coefficient=0.1, kl_place="reward"
+    )
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    measured = Measured(values=VALUES, reference_logprobs=REFERENCE)
+    first, second = sequences_with_advantages(groups, objective=objective, measured=measured)
+    assert first.returns is not None and second.returns is not None
+    assert first.returns[first.loss_mask].tolist() == pytest.approx([1.0, 1.05, 1.05])  # 1 - 0.05, + 0, + 0.05
+    assert second.returns.tolist() == [0] * 5
+
+
+def test_siblings_are_compared_by_what_the_divergence_leaves_of_their_returns() -> None:
+    objective = ObjectiveConfig(advantage="leave_one_out", kl_coefficient=0.2, kl_place="reward")
+    reference = np.array([-2.0, -1.0, -1.0, -1.0, -1.0, -1.0])  # the first's divergence is 1
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.5))]
+    first, second = sequences_with_advantages(
+        groups, objective=objective, measured=Measured(reference_logprobs=reference)
+    )
+    assert first.advantages.tolist() == pytest.approx([0.3] * 5)
+    assert second.advantages.tolist() == pytest.approx([-0.3] * 5)
+
+
+def test_turns_pay_for_their_own_tokens_in_the_bi_level_estimate() -> None:
+    objective = ObjectiveConfig(advantage="bi_level_gae", critic="own", kl_coefficient=0.1, kl_place="reward")
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    measured = Measured(values=np.zeros(6), reference_logprobs=REFERENCE)
+    first, _ = sequences_with_advantages(groups, objective=objective, measured=measured)
+    assert first.returns is not None
+    assert first.returns[first.loss_mask].tolist() == pytest.approx([1.0, 1.0, 1.05])
+
+
+def test_gigpo_adds_what_turns_from_the_same_state_earned_to_what_the_episode_did() -> None:
+    group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0), two_turns(0.0, 1.0, states=("start", "start")))
+    # Returns to go by turn at gamma 1/2: (1/2, 1), (0, 0), (1/2, 1). Episodes: 1, 0, 1, with a mean of 2/3. In "start"
+    # are 1/2, 0, 1/2 and 1, with a mean of 1/2; in "end" are 1 and 0.
+    found = advantages([group], advantage="gigpo_centred", gamma=0.5, same_state_weight=3.0)
+    assert found[0] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 3 / 2], rel=1e-5)
+    assert found[1] == pytest.approx([-2 / 3 - 3 / 2, -2 / 3 - 3 / 2, -2 / 3 - 3 / 2], rel=1e-5)
+    assert found[2] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 3 / 2], rel=1e-5)
+
+
+def test_gigpo_divides_both_by_their_own_deviation() -> None:
+    found = advantages(
+        [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0, states=("start", "cul-de-sac")))],
+        advantage="gigpo",
+        gamma=0.5,
+    )
+    # Two values are always 1/sqrt(2) deviations away from their mean: the episodes', and those of "start".
+    assert found[0] == pytest.approx([math.sqrt(2), math.sqrt(2), math.sqrt(1 / 2)], rel=1e-5)
+    assert found[1] == pytest.approx([-math.sqrt(2), -math.sqrt(2), -math.sqrt(1 / 2)], rel=1e-5)
+
+
+def test_without_weight_or_without_states_gigpo_is_grpo() -> None:
+    known = [group_of(two_turns(0.0, 1.0), two_turns(0.5, 0.0))]
+    unknown = [group_of(two_turns(0.0, 1.0, states=("", "")), two_turns(0.5, 0.0, states=("", "")))]
+    grpo = advantages(known, advantage="group_standardised")
+    assert advantages(known, advantage="gigpo", same_state_weight=0.0) == grpo
+    assert advantages(unknown, advantage="gigpo", gamma=0.5) == grpo
+    assert advantages(known, advantage="gigpo", gamma=0.5) != grpo
+
+
+def test_groups_are_strangers_to_each_others_states() -> None:
+    first, second = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0)), group_of(two_turns(1.0, 1.0), two_turns(0, 5))
+    together = advantages([first, second], advantage="gigpo", gamma=0.9)
+    assert together == advantages([first], advantage="gigpo", gamma=0.9) + advantages(
+        [second], advantage="gigpo", gamma=0.9
+    )
+
+
+@pytest.mark.parametrize("preset", sorted(Path("conf/objective").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("allocation", ["", "last_token", "uniform_positive", "discounted", "per_turn"])
+def test_where_a_screen_is_accepted_a_group_of_equal_returns_teaches_nothing(preset: Path, allocation: str) -> None:
+    """A screen ends such a group, here one of equal returns whose turns earned differently in the same states."""
+    settings = [f"objective.allocation={allocation}"] if allocation else []
+    try:
+        objective = load_config(None, [*settings, "replay.screen_size=4"], presets=[str(preset)]).objective
+    except ConfigError as error:
+        assert "replay.screen_size" in str(error) or allocation, "every preset can be tried as it is"
+        return
+    assert not teaches(group_of(two_turns(1.0, 0.0), two_turns(0.0, 1.0)), objective=objective)
+
+
+@pytest.mark.parametrize("preset", ["grpo", "dr_grpo", "rloo", "dapo"])
+def test_a_screen_is_accepted_where_returns_alone_are_compared(preset: str) -> None:
+    load_config(None, ["replay.screen_size=4"], presets=[f"conf/objective/{preset}.yaml"])
+
+
+def test_a_group_teaches_where_something_in_it_has_an_advantage() -> None:
+    same_end = group_of(two_turns(1.0, 0.0), two_turns(0.0, 1.0))  # the same return, one of them sooner
+    grpo, gigpo = ObjectiveConfig(), ObjectiveConfig(advantage="gigpo", gamma=0.9)
+    assert not teaches(same_end, objective=grpo)
+    assert teaches(same_end, objective=gigpo)
+    assert not teaches(same_end, objective=ObjectiveConfig(advantage="gigpo", gamma=0.9, same_state_weight=0.0))
+    for objective in (grpo, gigpo):
+        assert teaches(group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0)), objective=objective)
+        assert not teaches(group_of(two_turns(0.0, 1.0), two_turns(0.0, 1.0)), objective=objective)
+        assert not teaches(group_of(two_turns(0.0, 0.3), two_turns(0.0, 0.1 + 0.2)), objective=objective)
+
+
+@pytest.mark.parametrize("advantage", ["group_standardised", "group_centred", "leave_one_out", "gigpo"])
+def test_a_divergence_in_the_reward_does_not_make_a_group_of_equal_returns_teach(advantage: str) -> None:
+    equal, unlike = (group_of(two_turns(0.0, 1.0), two_turns(0.0, last)) for last in (1.0, 0.0))
+    for place in ("reward", "loss"):
+        objective = ObjectiveConfig(advantage=advantage, kl_coefficient=0.2, kl_place=place)
+        assert not teaches(equal, objective=objective)
+        assert teaches(unlike, objective=objective)
+
+
+def with_divergence(group: Group, advantage: str, beta: float, divergences: list[float]) -> list[list[float]]:
+    """Of the loss tokens of each member, whose divergence is all in its first token."""
+    objective = ObjectiveConfig(advantage=advantage, kl_coefficient=beta, kl_place="reward", gamma=0.5)
+    reference = np.concatenate([[-1.0 - nats, -1.0, -1.0] for nats in divergences])
+    measured = Measured(reference_logprobs=reference, current_logprobs=np.full(len(reference), -1.0))
+    found = sequences_with_advantages([group], objective=objective, measured=measured)
+    return [sequence.advantages[sequence.loss_mask].tolist() for sequence in found]
+
+
+@pytest.mark.parametrize(
+    "advantage",
+    ["group_standardised", "group_centred", "leave_one_out", "gigpo", "gigpo_centred", "shrunk", "opob"],
+)
+def test_advantages_are_linear_in_the_coefficient_of_the_divergence(advantage: str) -> None:
+    """Also where siblings earned all but the same: by their deviation it would be multiplied to any size."""
+    for last in (0.0, 1.0 - 2e-6):
+        group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 1.0), two_turns(0.0, last))
+        without, little, much = (
+            np.array(with_divergence(group, advantage, beta, [3.0, 1.0, -1.0])) for beta in (0.0, 1e-3, 1e-1)
+        )
+        assert (much - without) == pytest.approx(100 * (little - without), abs=1e-4)
+        assert abs(much - without).max() < 1.0
+
+
+@pytest.mark.parametrize("changes", [{}, {"advantage": "gigpo"}, {"allocation": "per_turn"}], ids=str)
+@pytest.mark.parametrize("last", [33333.3, 1e12 / 3])
+def test_equal_returns_teach_nothing_however_large_they_are(changes: dict[str, str], last: float) -> None:
+    group = group_of(*(two_turns(0.0, last) for _ in range(7)))
+    assert not teaches(group, objective=ObjectiveConfig(**changes))
+    assert not any(any(each) for each in advantages([group], **changes))
+
+
+def test_siblings_pay_in_the_unit_of_their_standardised_advantage() -> None:
+    group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))
+    # Standardised 0.7071 and -0.7071, less 0.1 times the divergence above its mean: 3 and 1 are 1 above and 1 below 2.
+    first, second = with_divergence(group, "group_standardised", 0.1, [3.0, 1.0])
+    assert first == pytest.approx([0.7071 - 0.1] * 3, abs=1e-4)
+    assert second == pytest.approx([-0.7071 + 0.1] * 3, abs=1e-4)
+    # GiGPO has the same twice where a turn began in the same state as the sibling's, and paid there: in the first turn.
+    first, second = with_divergence(group, "gigpo", 0.1, [3.0, 1.0])
+    assert first == pytest.approx([1.4142 - 0.2, 1.4142 - 0.2, 1.4142 - 0.1], abs=1e-4)
+    assert second == pytest.approx([-1.4142 + 0.2, -1.4142 + 0.2, -1.4142 + 0.1], abs=1e-4)
+
+
+def test_turns_pay_for_their_own_divergence_in_gigpo() -> None:
+    objective = ObjectiveConfig(advantage="gigpo_centred", gamma=0.5, kl_coefficient=0.2, kl_place="reward")
+    # The first episode's divergence is 1 in its first turn and -1 in its second: rewards of -0.2 and 1.2.
+    reference = np.array([-2.0, -1.0, 0.0, -1.0, -1.0, -1.0])
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    first, _ = sequences_with_advantages(groups, objective=objective, measured=Measured(reference_logprobs=reference))
+    found = first.advantages[first.loss_mask].tolist()
+    assert found == pytest.approx([0.5 + 0.4 / 2, 0.5 + 0.4 / 2, 0.5 + 1.2 / 2], rel=1e-5)

@@ -1,0 +1,259 @@
+"""The advantage among attempts that fork from each other, by hand and against the exact gradient of a small policy."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from slipstream.common.records.trajectory import Fork
+from slipstream.learner.objective.advantage import leave_one_out_advantages
+from slipstream.learner.objective.tree import Leaf, TurnCredit, tree_advantages
+from slipstream.replay.records.forks import planned_forks
+from tests.replay.records.attempts import ticket
+
+Gradient = npt.NDArray[np.float64]  # by the policy's parameters, one for each state
+Plan = Mapping[int, Fork]
+Estimator = Callable[[Sequence[str], Sequence[Fork | None]], Gradient]
+
+# A policy that goes ("g") or stops ("s") in each of three states, and always stops after the third. An episode is
+# the text of its actions; its return belongs to the whole text.
+GO = (0.6, 0.3, 0.8)  # probabilities
+RETURNS = {"s": 1.0, "gs": 0.2, "ggs": 2.0, "ggg": -1.0}
+NUM_TREES, NUM_MEMBERS, MAX_FORK_TURN = 2, 5, 2
+PLANS = [
+    {2: Fork(parent=0, num_turns=1), 3: Fork(parent=1, num_turns=2), 4: Fork(parent=2, num_turns=2)},
+    {2: Fork(parent=0, num_turns=2), 3: Fork(parent=1, num_turns=1), 4: Fork(parent=0, num_turns=1)},
+    {2: Fork(parent=0, num_turns=1), 3: Fork(parent=1, num_turns=1), 4: Fork(parent=0, num_turns=1)},
+]
+
+
+def leaves(*attempts: tuple[float, int, Fork | None]) -> list[Leaf]:
+    return [Leaf(total=total, num_turns=num_turns, fork=fork) for total, num_turns, fork in attempts]
+
+
+def test_a_tree_of_three_levels_of_nodes_is_as_computed_by_hand() -> None:
+    """Member 0 is left at turn 1 by members 2 and 3, and at turn 2 by member 4; member 2 at turn 2 by member 5.
+
+    Values: at turn 2 of member 0, (8 + 4) / 2 = 6; at turn 2 of member 2, (1 + 3) / 2 = 2. At turn 1, (6 + 2 + 1) / 3
+    = 3. The other tree earned 5.
+    """
+    found = tree_advantages(
+        leaves(
+            (8.0, 4, None),
+            (5.0, 2, None),
+            (1.0, 3, Fork(parent=0, num_turns=1)),
+            (1.0, 2, Fork(parent=0, num_turns=1)),
+            (4.0, 3, Fork(parent=0, num_turns=2)),
+            (3.0, 4, Fork(parent=2, num_turns=2)),
+        ),
+        num_trees=2,
+    )
+    assert [credit.advantages.round(9).tolist() for credit in found] == [
+        [3 - 5, 6 - 1.5, 8 - 4, 8 - 4],
+        [5 - 3, 5 - 3],
+        [0, 2 - 3.5, 1 - 3],
+        [0, 1 - 4],
+        [0, 0, 4 - 8],
+        [0, 0, 3 - 1, 3 - 1],
+    ]
+    third, sixth = 1 / 3, 1 / 6
+    expected = [
+        [1, third, sixth, sixth],
+        [1, 1],
+        [0, third, sixth],
+        [0, third],
+        [0, 0, sixth],
+        [0, 0, sixth, sixth],
+    ]
+    for credit, weights in zip(found, expected, strict=True):
+        assert np.allclose(credit.weights, weights)
+
+
+def test_without_forks_it_is_leave_one_out() -> None:
+    returns = [3.0, 0.0, 0.0, 1.0]
+    found = tree_advantages(leaves(*((total, 2, None) for total in returns)), num_trees=4)
+    expected = leave_one_out_advantages(returns)
+    assert np.allclose([credit.advantages[0] for credit in found], expected)
+    assert all((credit.weights == 1).all() for credit in found)
+
+
+def test_a_member_that_should_have_been_a_fork_is_compared_with_all_and_changes_no_other() -> None:
+    """Else the number of such members, which depends on the first ones' lengths, would be in the baseline of these."""
+    found = tree_advantages(leaves((1.0, 1, None), (0.0, 1, None), (5.0, 1, None)), num_trees=2)
+    assert [credit.advantages.tolist() for credit in found] == [[1.0], [-1.0], [4.5]]
+
+
+@pytest.mark.parametrize("group_id", range(20))
+def test_every_turn_is_in_one_member_and_the_weights_of_a_tree_add_up_to_one_at_its_ends(group_id: int) -> None:
+    plan = planned_forks(ticket(group_id, num_members=8, num_trees=2, max_fork_turn=5))
+    found = tree_advantages(leaves(*((float(member), 6, plan.get(member)) for member in range(8))), num_trees=2)
+    assert math.isclose(sum(float(credit.weights[-1]) for credit in found), 2)
+    for member, credit in enumerate(found):
+        num_shared = plan[member].num_turns if member in plan else 0
+        assert (credit.weights[:num_shared] == 0).all()
+        assert (credit.weights[num_shared:] > 0).all()
+        assert np.all(np.diff(credit.weights[num_shared:]) <= 0)
+
+
+@pytest.mark.parametrize("group_id", range(20))
+def test_forks_are_planned_from_earlier_members_of_a_tree_and_from_turns_of_their_own(group_id: int) -> None:
+    plan = planned_forks(ticket(group_id, num_members=9, num_trees=3, max_fork_turn=4))
+    assert plan == planned_forks(ticket(group_id, num_members=9, num_trees=3, max_fork_turn=4))
+    assert sorted(plan) == list(range(3, 9))
+    for member, fork in plan.items():
+        assert fork.parent < member
+        assert fork.parent % 3 == member % 3
+        assert fork.num_turns <= 4
+        assert fork.num_turns > (plan[fork.parent].num_turns if fork.parent in plan else 0)
+
+
+def test_forks_differ_from_group_to_group_and_reach_every_place() -> None:
+    plans = [planned_forks(ticket(group_id, num_members=3, num_trees=2, max_fork_turn=4)) for group_id in range(200)]
+    counts = [sum(plan[2].num_turns == num_turns for plan in plans) for num_turns in range(1, 5)]
+    assert min(counts) > 25  # 50 are expected, with a deviation of 6
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_mean_over_all_trees_is_the_gradient(plan: Plan) -> None:
+    mean, num_starts = mean_over_trees(of_trees, grown(plan))
+    assert np.abs(mean / num_starts - policy_gradient()).max() < 1e-10
+
+
+def test_the_mean_over_all_trees_is_the_gradient_for_the_places_that_are_drawn() -> None:
+    for group_id in range(6):
+        drawn = ticket(group_id, num_members=NUM_MEMBERS, num_trees=NUM_TREES, max_fork_turn=MAX_FORK_TURN)
+        mean, num_starts = mean_over_trees(of_trees, grown(planned_forks(drawn)))
+        assert np.abs(mean / num_starts - policy_gradient()).max() < 1e-10
+
+
+def test_places_drawn_among_the_turns_of_the_finished_episode_bias_the_gradient() -> None:
+    """Whether a node is left would depend on how long the episode became after it."""
+    mean, _ = mean_over_trees(of_trees, grown_after_the_fact())
+    assert off(mean) > 0.01
+
+
+def test_a_baseline_with_the_leaves_of_the_token_itself_biases_the_gradient() -> None:
+    """GRPO over all leaves: a token is compared with a mean that contains the leaves under it."""
+    mean, _ = mean_over_trees(of_leaves, grown(PLANS[0]))
+    assert off(mean) > 0.01
+
+
+def test_equal_weights_of_all_turns_bias_the_gradient() -> None:
+    """Later turns would count more often than earlier ones, as there are more of them."""
+    mean, _ = mean_over_trees(of_equal_turns, grown(PLANS[0]))
+    assert off(mean) > 0.01
+
+
+def probability(path: str, *, after: int = 0) -> float:
+    chances = [GO[turn] if action == "g" else 1 - GO[turn] for turn, action in enumerate(path)]
+    return math.prod(chances[after:])
+
+
+def score(path: str, turn: int) -> Gradient:
+    """The gradient of the log-probability of one action by the logits of "g"."""
+    gradient = np.zeros(len(GO))
+    gradient[turn] = (path[turn] == "g") - GO[turn]
+    return gradient
+
+
+def policy_gradient() -> Gradient:
+    """Of the mean return, from its definition: the derivative of each path's probability."""
+    found = np.zeros(len(GO))
+    for path, total in RETURNS.items():
+        found += probability(path) * total * sum(score(path, turn) for turn in range(len(path)))
+    return found
+
+
+Grown = Iterator[tuple[float, list[str], list[Fork | None]]]
+"""All groups that may be grown: their probability, their paths, and their forks."""
+
+
+def grown(plan: Plan) -> Grown:
+    def more(paths: list[str], forks: list[Fork | None]) -> Grown:
+        member = len(paths)
+        if member == NUM_MEMBERS:
+            yield 1.0, paths, forks
+            return
+        fork = plan.get(member)
+        if fork is not None and (
+            forks[fork.parent] != plan.get(fork.parent) or fork.num_turns >= len(paths[fork.parent])
+        ):
+            fork = None
+        for chance, path in continued(paths, fork):
+            for rest, all_paths, all_forks in more([*paths, path], [*forks, fork]):
+                yield chance * rest, all_paths, all_forks
+
+    return more([], [])
+
+
+def grown_after_the_fact() -> Grown:
+    """Two attempts, and a third one that leaves the first at one of its turns, drawn evenly when it is over."""
+    for first, second in itertools.product(RETURNS, repeat=2):
+        places: list[Fork | None] = [Fork(parent=0, num_turns=turn) for turn in range(1, len(first))] or [None]
+        for fork in places:
+            for chance, third in continued([first, second], fork):
+                yield (
+                    probability(first) * probability(second) * chance / len(places),
+                    [first, second, third],
+                    [
+                        None,
+                        None,
+                        fork,
+                    ],
+                )
+
+
+def continued(paths: Sequence[str], fork: Fork | None) -> list[tuple[float, str]]:
+    start = "" if fork is None else paths[fork.parent][: fork.num_turns]
+    return [(probability(path, after=len(start)), path) for path in RETURNS if path.startswith(start)]
+
+
+def mean_over_trees(estimator: Estimator, groups: Grown) -> tuple[Gradient, float]:
+    """The mean of an estimator, and of the number of attempts that begin at the start."""
+    mean, num_starts, total = np.zeros(len(GO)), 0.0, 0.0
+    for chance, paths, forks in groups:
+        mean += chance * estimator(paths, forks)
+        num_starts += chance * sum(fork is None for fork in forks)
+        total += chance
+    assert math.isclose(total, 1)
+    return mean, num_starts
+
+
+def credits_of(paths: Sequence[str], forks: Sequence[Fork | None]) -> list[TurnCredit]:
+    attempts = [(RETURNS[path], len(path), fork) for path, fork in zip(paths, forks, strict=True)]
+    return tree_advantages(leaves(*attempts), num_trees=NUM_TREES)
+
+
+def of_trees(paths: Sequence[str], forks: Sequence[Fork | None]) -> Gradient:
+    found = np.zeros(len(GO))
+    for path, credit in zip(paths, credits_of(paths, forks), strict=True):
+        for turn in range(len(path)):
+            found += credit.weights[turn] * credit.advantages[turn] * score(path, turn)
+    return found
+
+
+def of_equal_turns(paths: Sequence[str], forks: Sequence[Fork | None]) -> Gradient:
+    found = np.zeros(len(GO))
+    for path, credit in zip(paths, credits_of(paths, forks), strict=True):
+        for turn in np.flatnonzero(credit.weights):
+            found += credit.advantages[turn] * score(path, int(turn))
+    return found
+
+
+def of_leaves(paths: Sequence[str], forks: Sequence[Fork | None]) -> Gradient:
+    """GRPO without deviations: each attempt trains all of its turns, shared ones too."""
+    mean = np.mean([RETURNS[path] for path in paths])
+    found = np.zeros(len(GO))
+    for path in paths:
+        found += (RETURNS[path] - mean) * sum(score(path, turn) for turn in range(len(path)))
+    return found
+
+
+def off(mean: Gradient) -> float:
+    """How far a direction is from that of the gradient: the sine of the angle between them."""
+    true = policy_gradient()
+    cosine = float(mean @ true) / float(np.linalg.norm(mean) * np.linalg.norm(true))
+    return math.sqrt(max(0.0, 1 - cosine**2))

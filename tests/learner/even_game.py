@@ -1,0 +1,126 @@
+"""A game that a tiny model learns in a few steps: two turns of two tokens each, and even tokens earn."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from transformers import PreTrainedModel, Qwen3ForCausalLM
+
+from slipstream.common.config.config import Config
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.records.trajectory import Trajectory, Turn, VersionSpan, pack_logprobs, pack_mask, pack_tokens
+from slipstream.learner.batch.batch import Batch
+from slipstream.learner.learner import Learner, begin, begin_checkpoint, load_learner, train_on
+from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.step.clock import Clock
+from slipstream.learner.step.step_metrics import StepMetrics
+from slipstream.replay.records.ticket import Group, Ticket
+from tests.tools.run.tiny_model import a_trajectory
+
+SAMPLED = (False, False, True, True, False, True, True)  # two prompt tokens, two sampled, one observed, two sampled
+TURNS = ((2, 4), (5, 7))
+PROMPTS = (10, 11)  # after the first an even token earns 1, after the second 3
+
+
+def load_player(config: Config, folder: Path, ranks: Ranks) -> tuple[Learner, PreTrainedModel]:
+    """A learner in `folder`, and a plain copy of its model that plays."""
+    learner, _ = load_learner(config, RunDir(folder, config.run.name), ranks)
+    begin(learner)
+    return learner, Qwen3ForCausalLM.from_pretrained(config.model.path).eval()
+
+
+def train(learner: Learner, player: PreTrainedModel, *, steps: int) -> tuple[list[StepMetrics], list[float]]:
+    """The metrics of each step, and the mean reward of what the learner's own weights played for it."""
+    metrics, rewards = [], []
+    for _ in range(steps):
+        batch = play(learner, player)
+        rewards.append(float(np.mean([t.total_reward for group in batch.groups for t in group.trajectories])))
+        metrics.append(train_on(learner, batch, Clock(learner.ranks.device)))
+    return metrics, rewards
+
+
+def save(learner: Learner) -> None:
+    """A durable checkpoint."""
+    begin_checkpoint(learner)
+    learner.checkpoints.wait()
+
+
+def play(learner: Learner, player: PreTrainedModel, *, num_groups: int = 4, group_size: int = 8) -> Batch:
+    player.load_state_dict(dict(full_tensors(learner.model)), strict=False)
+    step = learner.progress.step
+    prompts = [PROMPTS[group % 2] for group in range(num_groups) for _ in range(group_size)]
+    tokens, logprobs = _sampled(player, prompts, seed=step)
+    trajectories = [
+        _trajectory(tokens[row], logprobs[row], version=learner.progress.policy_version) for row in range(len(prompts))
+    ]
+    groups = [
+        group_of(trajectories[first : first + group_size], group_id=step * num_groups + number)
+        for number, first in enumerate(range(0, len(prompts), group_size))
+    ]
+    return Batch(groups=groups, num_dropped={}, next_group_id=(step + 1) * num_groups)
+
+
+def group_of(trajectories: Sequence[Trajectory], *, group_id: int = 0) -> Group:
+    ticket = Ticket(
+        group_id=group_id,
+        task=trajectories[0].task,
+        num_members=len(trajectories),
+        min_policy_version=0,
+        sampling=trajectories[0].sampling,
+        seed=0,
+    )
+    members = [
+        msgspec.structs.replace(trajectory, group_id=group_id, member=member)
+        for member, trajectory in enumerate(trajectories)
+    ]
+    return Group(ticket=ticket, num_uses=1, trajectories=members)
+
+
+def rewards_of(tokens: Sequence[int]) -> list[float]:
+    """Of each turn: the share of even tokens, by what the prompt makes of it."""
+    worth = 1.0 if tokens[0] == PROMPTS[0] else 3.0
+    return [worth * sum(token % 2 == 0 for token in tokens[start:stop]) / 2 for start, stop in TURNS]
+
+
+@torch.no_grad()
+def _sampled(
+    player: PreTrainedModel, prompts: Sequence[int], *, seed: int
+) -> tuple[list[list[int]], list[list[float]]]:
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.tensor([[prompt, 1] for prompt in prompts])
+    logprobs = torch.zeros(tokens.shape)
+    for sampled in SAMPLED[2:]:
+        following, logprob = torch.full((len(prompts), 1), 2), torch.zeros(len(prompts), 1)
+        if sampled:
+            found = player(tokens).logits[:, -1].log_softmax(-1)
+            following = torch.multinomial(found.exp(), 1, generator=draw)
+            logprob = found.gather(1, following)
+        tokens, logprobs = torch.cat([tokens, following], 1), torch.cat([logprobs, logprob], 1)
+    return tokens.tolist(), logprobs.tolist()
+
+
+def _trajectory(tokens: list[int], logprobs: list[float], *, version: int) -> Trajectory:
+    bare = a_trajectory(
+        tokens=pack_tokens(tokens),
+        behaviour_logprobs=pack_logprobs(np.minimum(logprobs, 0.0).tolist()),
+        loss_mask=pack_mask(list(SAMPLED)),
+        branch_starts=[0],
+    )
+    turns = [
+        Turn(
+            start=start,
+            stop=stop,
+            rewards={"even": reward},
+            finish_reason="stop",
+            valid_action=True,
+            state_key="",
+            generate_s=0.0,
+            env_s=0.0,
+        )
+        for (start, stop), reward in zip(TURNS, rewards_of(tokens), strict=True)
+    ]
+    spans = [VersionSpan(start=start, stop=stop, policy_version=version) for start, stop in TURNS]
+    return msgspec.structs.replace(bare, turns=turns, version_spans=spans)

@@ -1,0 +1,202 @@
+"""Evaluations during training, against a real buffer; the test does the actors' work."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import redis
+
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.envhub.catalogue import (
+    ADAPTERS,
+    ASSETS,
+    DRIVING,
+    ENVS,
+    HELD_OUT_BY_OPTION,
+    REMOTE,
+    env_options,
+    num_held_out,
+)
+from slipstream.learner.checkpoint.checkpoint import Progress
+from slipstream.learner.lead.evaluation import Evaluation, RegularEvaluation
+from slipstream.replay.records.ticket import InsertResult
+from slipstream.tools.run.check_input import check_held_out
+from tests.replay.records.attempts import Views, attempt_at, make_buffer
+
+NUM_TASKS = 3
+
+
+@pytest.fixture
+def buffer(redis_client: redis.Redis, run_id: str) -> Views:
+    buffer = make_buffer(redis_client, run_id, stream="eval")
+    buffer.learner.acquire_epoch()
+    return buffer
+
+
+def config(*overrides: str) -> Config:
+    return load_config(None, [f"eval.num_tasks={NUM_TASKS}", "eval.every=4", "learner.steps=20", *overrides])
+
+
+def at(step: int, *, version: int | None = None, published: int | None = None) -> Progress:
+    """Two versions more than steps, as after a warm start, and each is published."""
+    version = step + 2 if version is None else version
+    return Progress(
+        step=step,
+        policy_version=version,
+        highest_published=version if published is None else published,
+        next_group_id=0,
+        tokens_trained=0,
+    )
+
+
+def play(
+    buffer: Views,
+    run_id: str,
+    *,
+    version: int,
+    number: int = 2 * NUM_TASKS,
+    succeeds: Callable[[int], bool] = lambda place: True,
+) -> None:
+    """Do what actors at `version` do with the next `number` tickets."""
+    for _ in range(number):
+        lease = buffer.actor.lease("a")
+        assert lease is not None
+        attempt = attempt_at(lease, 0, run_id=run_id, policy_version=version)
+        attempt = msgspec.structs.replace(attempt, success=succeeds(lease.ticket.group_id))
+        assert buffer.actor.insert(lease, attempt) is InsertResult.STORED
+
+
+def test_one_begins_when_it_is_due_and_its_result_is_of_the_step_that_it_began_at(buffer: Views, run_id: str) -> None:
+    regular = RegularEvaluation(buffer.learner, config(), last_step=0)
+    assert regular.advance(at(3)) is None and buffer.learner.ledger().opened == 0
+    assert regular.advance(at(4)) is None and buffer.learner.ledger().queued == 6
+    play(buffer, run_id, version=6, number=4, succeeds=lambda place: place in (0, 3))
+    assert regular.advance(at(5)) is None
+    play(buffer, run_id, version=6, number=2, succeeds=lambda place: False)
+    finished = regular.advance(at(9))
+    assert finished is not None and (finished.step, finished.policy_version, finished.num_mixed) == (4, 6, 0)
+    result = finished.result()
+    assert result is not None
+    assert (result.sampled, result.greedy, result.num_tasks) == (pytest.approx(1 / 3), pytest.approx(1 / 3), 3)
+    # The next was due at step 8, while this one was under way; now it begins.
+    lease = buffer.actor.lease("a")
+    assert lease is not None and lease.ticket.min_policy_version == 11
+    assert (buffer.learner.ledger().trained, buffer.learner.ledger().opened) == (6, 12)
+    assert buffer.audit() == []
+
+
+def test_an_evaluation_without_players_moves_to_the_version_that_is_published_next(buffer: Views, run_id: str) -> None:
+    regular = RegularEvaluation(buffer.learner, config(), last_step=0)
+    regular.advance(at(4))
+    regular.advance(at(5, published=6))  # its version is not published
+    assert buffer.learner.ledger().opened == 6
+    regular.advance(at(6))
+    assert (buffer.learner.ledger().queued, buffer.learner.ledger().dropped) == (6, {"superseded": 6})
+    play(buffer, run_id, version=8)
+    finished = regular.advance(at(7))
+    assert finished is not None and (finished.step, finished.policy_version) == (6, 8)
+
+
+def test_a_started_evaluation_stays_at_its_version(buffer: Views, run_id: str) -> None:
+    regular = RegularEvaluation(buffer.learner, config(), last_step=0)
+    regular.advance(at(4))
+    lease = buffer.actor.lease("a")
+    for step in range(5, 13):
+        assert regular.advance(at(step)) is None
+    assert lease is not None and buffer.learner.ledger().leased == 1 and buffer.learner.ledger().opened == 6
+
+
+def test_an_abandoned_evaluation_is_dropped_and_another_begins(
+    buffer: Views, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("slipstream.learner.lead.evaluation.time.monotonic", lambda: now)
+    regular = RegularEvaluation(buffer.learner, config("replay.lease_ttl_s=10"), last_step=0)
+    regular.advance(at(4))
+    play(buffer, run_id, version=6, number=1)
+    regular.advance(at(5))
+    regular.advance(at(6))  # from here on no actor is seen to play it
+    now += 9.0
+    regular.advance(at(7))
+    assert buffer.learner.ledger().opened == 6
+    now += 2.0
+    assert regular.advance(at(8)) is None
+    assert (buffer.learner.ledger().dropped, buffer.learner.ledger().queued) == ({"superseded": 5}, 6)
+    lease = buffer.actor.lease("a")
+    assert lease is not None and lease.ticket.min_policy_version == 10
+    assert buffer.audit() == []
+
+
+def test_an_episode_of_two_versions_does_not_count(buffer: Views, run_id: str) -> None:
+    evaluation = Evaluation.begin(buffer.learner, config(), at(4))
+    play(buffer, run_id, version=6, number=5)
+    play(buffer, run_id, version=7, number=1, succeeds=lambda place: False)
+    assert evaluation.collect() is False
+    result = evaluation.result()
+    assert result is not None and (result.greedy, result.num_tasks) == (1.0, 2)
+    assert evaluation.num_mixed == 1
+
+
+def test_what_a_learner_that_died_left_open_is_dropped_and_never_counted(buffer: Views, run_id: str) -> None:
+    Evaluation.begin(buffer.learner, config(), at(4))
+    play(buffer, run_id, version=6, number=2)
+    buffer.actor.lease("a")
+    evaluation = Evaluation.begin(buffer.learner, config(), at(4, version=30))
+    assert (buffer.learner.ledger().dropped, buffer.learner.ledger().queued) == ({"superseded": 6}, 6)
+    play(buffer, run_id, version=30, succeeds=lambda place: False)
+    while evaluation.collect():
+        pass
+    result = evaluation.result()
+    assert result is not None and (result.sampled, result.greedy) == (0.0, 0.0)
+    assert buffer.audit() == []
+
+
+def test_the_last_step_has_an_evaluation_of_its_own(buffer: Views) -> None:
+    RegularEvaluation(buffer.learner, config(), last_step=0).advance(at(20))
+    assert buffer.learner.ledger().opened == 0
+
+
+def test_a_resumed_learner_makes_up_for_the_one_that_was_not_finished(buffer: Views) -> None:
+    RegularEvaluation(buffer.learner, config(), last_step=4).advance(at(7))
+    assert buffer.learner.ledger().opened == 0
+    RegularEvaluation(buffer.learner, config(), last_step=4).advance(at(9))
+    assert buffer.learner.ledger().opened == 6
+
+
+def test_a_run_is_evaluated_during_training_by_default_unless_it_has_no_held_out_tasks() -> None:
+    def tasks_of(*settings: str) -> int:
+        return num_held_out(load_config(None, list(settings)))
+
+    assert load_config(None, []).eval.every == 50
+    assert tasks_of() == 32
+    assert tasks_of("eval.num_tasks=0") == 0 and tasks_of("eval.num_tasks=7") == 7
+    assert tasks_of("env.name=bird", "env.options={train: a.json, databases: b}") == 0
+    assert tasks_of("env.name=bird", "env.options={train: a.json, held_out: c.json, databases: b}") == 32
+    assert tasks_of("env.mixture={shop: {}, gaia: {options: {train: a}}}") == 0
+    remote = "env.options={url: 'http://a', env: gaia, options: {train: a}}"
+    assert tasks_of("env.name=remote", remote) == 0
+    assert tasks_of("env.name=remote", "env.options={url: 'http://a', env: shop}") == 32
+
+
+def test_every_environment_whose_options_name_its_held_out_tasks_is_listed() -> None:
+    """Those that split their own tasks, or use the train tasks, have held-out tasks without the option."""
+    splits_its_own = {"agent", "browsergym", "dataset", "verifiers"}
+    with_option = {name for name in ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING if "held_out" in env_options(name)}
+    assert with_option - splits_its_own == set(HELD_OUT_BY_OPTION)
+
+
+def test_held_out_tasks_that_no_option_names_are_refused_before_the_start() -> None:
+    asked = load_config(None, ["env.name=bird", "env.options={train: a, databases: b}", "eval.num_tasks=5"])
+    with pytest.raises(ConfigError, match=r"`eval.num_tasks` is 5, but `env.options` of bird names no held-out tasks"):
+        check_held_out(asked)
+
+
+def test_without_eval_every_there_is_no_regular_evaluation(buffer: Views) -> None:
+    RegularEvaluation(buffer.learner, config("eval.every=0"), last_step=0).advance(at(8))
+    assert buffer.learner.ledger().opened == 0
+
+
+def test_without_eval_tasks_there_is_no_regular_evaluation(buffer: Views) -> None:
+    RegularEvaluation(buffer.learner, config("eval.num_tasks=0"), last_step=0).advance(at(8))
+    assert buffer.learner.ledger().opened == 0

@@ -1,0 +1,270 @@
+"""Each chart of the overview moves as docs/see.md says when a run fails in the way that it shows.
+
+The episodes go through a real Redis, and the learner's own record writes what TensorBoard reads.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from slipstream.common.config.config import load_config
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.records.trajectory import Outcome, Trajectory, VersionSpan, pack_logprobs, pack_mask, pack_tokens
+from slipstream.learner.batch.batch import Batch
+from slipstream.learner.checkpoint.checkpoint import Progress
+from slipstream.learner.checkpoint.fence import Fence
+from slipstream.learner.lead.links import Links, join_run
+from slipstream.learner.lead.overview import LINES, PINNED
+from slipstream.learner.lead.run_record import RunRecord
+from slipstream.learner.lead.tally import Tally
+from slipstream.learner.model.flops import Flops
+from slipstream.learner.publisher.publish import PublishStats
+from slipstream.learner.supply.refusals import Refusals
+from slipstream.replay.fleet.fleet import RunState
+from slipstream.replay.records.ticket import InsertResult
+from tests.learner.lead.test_report import STEP
+from tests.replay.buffer.every_verb import MEMBER
+from tests.replay.records.attempts import attempt_at, earning, leased, make_buffer, ticket
+from tests.whole.test_loop import points
+
+BUSY = {"wait": 0.25, "forward": 0.75}
+REPOSITORY = Path(__file__).parents[3]
+STARTED_S = 1.7e9
+BIAS = ("overview/reward", "overview/tokens", "overview/turns", "overview/seconds")
+
+
+class Run:
+    """A run whose learner records steps of one group of two, and which a fault then changes."""
+
+    def __init__(self, client: redis.Redis, redis_url: str, run_id: str, root: Path) -> None:
+        self.dir = RunDir(root, run_id)
+        self.dir.create()
+        self.run_id = run_id
+        self.buffer = make_buffer(client, run_id)
+        config = load_config(None, [f"run.name={run_id}", f"redis.url={redis_url}"])
+        self.links: Links = join_run(
+            client, config, model_folder=root, model_files=[], vocab_size=100, tokenizer_root="", own_modules={}
+        )
+        self.buffer.learner.adopt_epoch(self.links.epoch)
+        self.record = RunRecord.begin(
+            self.links,
+            self.dir,
+            Fence(self.dir.checkpoints),
+            tally=Tally(),
+            step=0,
+            started_at_s=STARTED_S,
+            flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
+            config=config,
+            decode=str,
+        )
+        self.entropy = 1.5
+        self.times_s = BUSY
+        self.progress = Progress(step=0, policy_version=20, highest_published=20, next_group_id=0, tokens_trained=0)
+        self.second = 0
+        self.links.fleet.beat(MEMBER)
+        self.links.fleet.beat(msgspec.structs.replace(MEMBER, name="b"))
+
+    def step(
+        self,
+        *,
+        rewards: tuple[float, float] = (0.0, 1.0),
+        num_sampled: int = 2,
+        duration_s: float = 0.1,
+        policy_version: int = 20,
+        dropped_returns: Sequence[float] = (),
+    ) -> None:
+        """Play a group, train on it, and record the step, for which other groups were dropped."""
+        number = self.progress.step
+        self.buffer.learner.open([ticket(number)])
+        lease = leased(self.buffer)
+        for member, reward in enumerate(rewards):
+            attempt = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version)
+            attempt = msgspec.structs.replace(longer(attempt, num_sampled, policy_version), duration_s=duration_s)
+            assert self.buffer.actor.insert(lease, earning(attempt, reward)) is InsertResult.STORED
+        groups = self.buffer.learner.claim(number + 1, 1, policy_version=policy_version, max_lag=1000)
+        self.record.write_step(
+            Batch(groups=groups, num_dropped={}, dropped_returns=list(dropped_returns), next_group_id=number + 1),
+            dataclasses.replace(STEP, entropy=self.entropy),
+            before=self.progress,
+            times_s=self.times_s,
+            publish=PublishStats(),
+            refusals=Refusals(self.links.fleet, self.links.bulletin),
+        )
+        self.progress = msgspec.structs.replace(self.progress, step=number + 1)
+
+    def look(self) -> None:
+        """Let ten seconds pass in the charts by the clock."""
+        self.second += 10
+        self.record._watch._look(STARTED_S + self.second)
+
+    def drawn(self) -> dict[tuple[str, str], list[float]]:
+        """The values of each line of each pinned chart, by chart and line."""
+        self.record.close()
+        self.links.give_up()
+        runs = [path for path in self.dir.tensorboard.iterdir() if path.is_dir()]
+        return {
+            (tag, run.name): [value for _, value in drawn]
+            for tag in PINNED
+            for run in runs
+            # `close` adds a point at the real time, long after these.
+            if (drawn := [(step, value) for step, value in drawn_points(run, tag) if step <= 1000])
+        }
+
+
+def drawn_points(run: Path, tag: str) -> list[tuple[int, float]]:
+    try:
+        return points(run, tag)
+    except KeyError:
+        return []
+
+
+def longer(attempt: Trajectory, num_sampled: int, policy_version: int) -> Trajectory:
+    """The attempt with `num_sampled` sampled tokens, whose turn is as long."""
+    stop = 2 + num_sampled
+    return msgspec.structs.replace(
+        attempt,
+        turns=[msgspec.structs.replace(attempt.turns[0], stop=stop)],
+        tokens=pack_tokens([5] * stop),
+        behaviour_logprobs=pack_logprobs([0.0, 0.0] + [-0.5] * num_sampled),
+        loss_mask=pack_mask([False, False] + [True] * num_sampled),
+        version_spans=[VersionSpan(start=2, stop=stop, policy_version=policy_version)],
+    )
+
+
+@pytest.fixture
+def run(redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path) -> Iterator[Run]:
+    yield Run(redis_client, redis_url, run_id, tmp_path)
+
+
+def test_in_a_run_in_order_no_chart_alarms(run: Run) -> None:
+    for _ in range(3):
+        run.step()
+        run.look()
+    drawn = run.drawn()
+    assert drawn["overview/success", "produced"] == drawn["overview/success", "trained"] == [0.5] * 3
+    assert drawn["overview/reward", "produced"] == [0.5] * 3
+    assert drawn["overview/tokens", "produced"] == drawn["overview/tokens", "trained"] == [4.0] * 3
+    assert drawn["optim/entropy", "learner"] == [1.5] * 3
+    assert drawn["lag/mean", "learner"] == [0.0] * 3
+    assert drawn["perf/learner_busy", "learner"] == [0.75] * 3
+    assert drawn["fleet/num_actors", "fleet"] == [2.0] * 3
+    assert drawn["replay/total_failed", "fleet"] == [0.0] * 3
+    assert drawn["fleet/dollars_per_million_tokens", "fleet"][0] > 0
+
+
+def test_episodes_of_a_step_are_there_as_text_and_the_settings_beside_them(run: Run) -> None:
+    run.step(rewards=(0.0, 1.0))
+    run.record.close()
+    learner = EventAccumulator(str(run.dir.tensorboard / "learner")).Reload()
+    assert set(learner.PluginTagToContent("text")) == {"trained/best", "trained/worst", "trained/random"}
+    (best,), (worst,) = (learner.Tensors(f"trained/{which}") for which in ("best", "worst"))
+    assert b"return 1, success, 1 turns" in best.tensor_proto.string_val[0]
+    assert b"return 0, no success" in worst.tensor_proto.string_val[0]
+    assert "hparams" in EventAccumulator(str(run.dir.tensorboard)).Reload().Tags()["tensors"][0]
+
+
+def test_actors_that_die_leave_the_chart_of_actors_while_no_step_is_made(run: Run) -> None:
+    run.step()
+    run.look()
+    run.links.fleet.leave("a")
+    run.look()
+    run.links.fleet.leave("b")
+    run.look()
+    drawn = run.drawn()
+    assert drawn["fleet/num_actors", "fleet"] == [2.0, 1.0, 0.0]
+    assert len(drawn["perf/learner_busy", "learner"]) == 1
+
+
+def test_the_diagnosis_is_a_text_that_changes_with_its_cause_and_a_lasting_fault_is_logged(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.links.fleet.set_run_state(RunState.TRAINING)
+    run.step()
+    run.look()
+    run.look()
+    assert run.record.found and not run.record.found.is_fault
+    for name in ("a", "b"):
+        run.links.fleet.leave(name)
+    run.look()
+    assert run.record.found.cause == "no actor is alive" and not caplog.messages
+    for _ in range(9):
+        run.look()
+    assert [text for text in caplog.messages if text.startswith("FAULT: no actor is alive: none sends")] == [
+        text for text in caplog.messages if "FAULT" in text
+    ]
+    run.links.fleet.beat(MEMBER)
+    run.look()
+    assert "no longer: no actor is alive" in caplog.messages
+    run.record.close()
+    fleet = EventAccumulator(str(run.dir.tensorboard / "fleet")).Reload()
+    written = [(text.step, text.tensor_proto.string_val[0].decode()) for text in fleet.Tensors("diagnosis")]
+    (_, first), (_, fault), (_, last) = [each for each in written if each[0] <= 1000]
+    assert "no fault: neither side waits much" in first and "no fault: neither side waits much" in last
+    assert fault.startswith("    FAULT: no actor is alive\n    evidence: none sends heartbeats")
+    assert "next step: start `slipstream actors`" in fault
+
+
+def test_an_environment_that_raises_shows_while_no_step_is_made(run: Run) -> None:
+    run.step()
+    run.look()
+    for group_id in (100, 101):
+        run.buffer.learner.open([ticket(group_id)])
+        lease = leased(run.buffer)
+        for attempt in (0, 1):
+            run.buffer.actor.fail(lease, 0, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="it broke")
+        run.look()
+    assert run.drawn()["replay/total_failed", "fleet"] == [0.0, 2.0, 4.0]
+
+
+def test_a_slow_environment_leaves_the_learner_idle_and_episodes_long(run: Run) -> None:
+    run.step()
+    run.times_s = {"wait": 9.0, "forward": 1.0}
+    run.step(duration_s=9.0)
+    busy = run.drawn()["perf/learner_busy", "learner"]
+    assert busy == pytest.approx([0.75, 0.1])
+    seconds = [value for _, value in points(run.dir.tensorboard / "produced", "overview/seconds")]
+    assert seconds == pytest.approx([0.1, 9.0])
+
+
+def test_weights_that_do_not_arrive_raise_the_lag(run: Run) -> None:
+    for version in (20, 12, 4):
+        run.step(policy_version=version)
+    assert run.drawn()["lag/mean", "learner"] == [0.0, 8.0, 16.0]
+
+
+def test_a_collapse_shows_in_success_and_entropy(run: Run) -> None:
+    run.step(rewards=(1.0, 1.0))
+    run.entropy = 0.01
+    run.step(rewards=(0.0, 0.0))
+    drawn = run.drawn()
+    assert drawn["overview/success", "produced"] == [1.0, 0.0]
+    assert drawn["optim/entropy", "learner"] == pytest.approx([1.5, 0.01])
+
+
+def test_a_reward_that_length_hacks_rises_with_the_length_and_without_success(run: Run) -> None:
+    for num_sampled in (2, 20, 40):
+        run.step(rewards=(num_sampled / 100, num_sampled / 100), num_sampled=num_sampled)
+    drawn = run.drawn()
+    assert drawn["overview/reward", "produced"] == pytest.approx([0.02, 0.2, 0.4])
+    assert drawn["overview/tokens", "produced"] == [4.0, 22.0, 42.0]
+    assert drawn["overview/success", "produced"] == [0.0, 0.0, 0.0]
+
+
+def test_rewards_of_what_is_produced_trained_and_dropped_are_lines_of_one_chart(run: Run) -> None:
+    run.step(rewards=(0.0, 1.0), dropped_returns=(0.25, 0.25, 0.75, 0.75))
+    drawn = run.drawn()
+    assert [drawn["overview/reward", line] for line in ("produced", "trained", "dropped")] == [[0.5]] * 3
+    by_chart = {chart: {place.run for place in LINES.values() if place.tag == chart} for chart in BIAS}
+    assert all(lines == {"produced", "trained", "dropped"} for lines in by_chart.values())
+
+
+def test_the_page_says_which_chart_answers_which_question() -> None:
+    page = (REPOSITORY / "docs" / "see.md").read_text()
+    for tag in PINNED:
+        assert f"`{tag}`" in page, tag
+    assert {place.tag for place in LINES.values()} >= {tag for tag in PINNED if tag.startswith("overview/")}

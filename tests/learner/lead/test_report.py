@@ -1,0 +1,421 @@
+"""What a step reports: hand-made batches, and numbers worked out by hand."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from slipstream.common.process.metrics import Metrics
+from slipstream.common.records.trajectory import Task, Trajectory, VersionSpan
+from slipstream.learner.batch.batch import Batch
+from slipstream.learner.checkpoint.checkpoint import Progress
+from slipstream.learner.lead.cost import cost_of
+from slipstream.learner.lead.report import add_cost, add_fleet, add_flow, add_produced, step_metrics
+from slipstream.learner.lead.tally import Tally
+from slipstream.learner.model.flops import Flops, flops_of
+from slipstream.learner.model.packed_model import load_model
+from slipstream.learner.objective.guard import Evidence
+from slipstream.learner.objective.lag import LagMetrics
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.step.clock import Clock
+from slipstream.learner.step.step_metrics import StepMetrics
+from slipstream.replay.fleet.fleet import Member, MemberState
+from slipstream.replay.records.ledger import ledger_of
+from slipstream.replay.records.ticket import Group, Lease
+from tests.replay.records.attempts import attempt_at, ticket
+from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
+
+OF_TYPE: dict[Any, Any] = {int: 2, float: 0.5, bool: False}  # else None
+OLD = LagMetrics(fraction=0.25, ratio_mean=1.5, effective_sample_size=0.8, clip_fraction=0.1, masked_fraction=1.0)
+WHOLE = Evidence(weight_mean=1.0, token_ess=1.0, trajectory_ess=1.0)
+STEP = StepMetrics(
+    **{field.name: OF_TYPE.get(field.type) for field in dataclasses.fields(StepMetrics) if field.name != "tokens"}
+    | {
+        "num_computed_tokens": 6,
+        "num_pairs": 17,
+        "by_lag": {"5_8": OLD},
+        "evidence": WHOLE,
+        "trajectory_ratios": [1.0, 1.25],
+    }
+)
+BEFORE = Progress(step=7, policy_version=7, highest_published=7, next_group_id=0, tokens_trained=0)
+TIMES_S = {"wait": 3.0, "forward": 0.5, "backward": 0.25, "checkpoint": 0.25}
+UNKNOWN = Flops(per_token=1.0, per_pair=1.0, peak=None)
+
+
+def made(member: int, *, rewards: dict[str, float], versions: tuple[int, int] = (7, 7), **changes: Any) -> Trajectory:
+    """Two prompt tokens and two sampled ones, the second by the second of `versions`."""
+    lease = Lease(ticket=ticket(0), fence=1, missing={member: 0}, partials={}, ttl_s=1.0)
+    attempt = attempt_at(lease, member, run_id="run")
+    turn = msgspec.structs.replace(attempt.turns[0], rewards=rewards)
+    spans = [
+        VersionSpan(start=2 + place, stop=3 + place, policy_version=version) for place, version in enumerate(versions)
+    ]
+    return msgspec.structs.replace(attempt, turns=[turn], version_spans=spans, **changes)
+
+
+def batch_of(*trajectories: Trajectory, num_uses: int = 1) -> Batch:
+    group = Group(ticket=ticket(0), num_uses=num_uses, trajectories=list(trajectories))
+    return Batch(groups=[group], num_dropped={"zero_variance": 3}, next_group_id=1)
+
+
+def report(batch: Batch, *, flops: Flops = UNKNOWN, tally: Tally | None = None) -> Metrics:
+    return step_metrics(
+        batch, STEP, before=BEFORE, times_s=TIMES_S, flops=flops, tally=Tally() if tally is None else tally
+    )
+
+
+def test_rewards_are_means_over_trajectories_by_component_too() -> None:
+    means = report(batch_of(made(0, rewards={"task": 1.0, "style": 0.5}), made(1, rewards={"task": 0.5}))).means()
+    assert means["trained/reward"] == 1.0
+    assert (means["trained/reward_of_task"], means["trained/reward_of_style"]) == (0.75, 0.25)
+    assert "trained/success_in_shop" not in means
+
+
+def test_a_part_of_the_reward_is_recorded_over_the_episodes_to_which_it_applied() -> None:
+    judged = made(0, rewards={"task": 1.0}, part_values={"clear": 0.5, "long": 2.0}, scoring_s=3.0)
+    means = report(batch_of(judged, made(1, rewards={"task": 1.0}, part_values={"long": 0.0}, scoring_s=1.0))).means()
+    assert (means["trained/value_of_clear"], means["trained/value_of_long"]) == (0.5, 1.0)
+    assert means["trained/scoring_s"] == 2.0
+
+
+def test_success_is_recorded_for_each_environment_of_a_mixture() -> None:
+    other = made(1, rewards={"task": 0.0}, task=Task(env="household", split="train", index=0), success=False)
+    means = report(batch_of(made(0, rewards={"task": 1.0}), other)).means()
+    assert (means["trained/success_in_shop"], means["trained/success_in_household"]) == (1.0, 0.0)
+
+
+def test_lag_is_recorded_of_the_oldest_and_the_newest_token_and_reward_by_the_oldest() -> None:
+    tally = Tally()
+    metrics = report(
+        batch_of(
+            made(0, rewards={"task": 1.0}),
+            made(1, rewards={"task": 0.5}, versions=(3, 6)),
+            made(2, rewards={"task": 0.0}, versions=(4, 7)),
+        ),
+        tally=tally,
+    )
+    means = metrics.means()
+    assert (means["lag/mean"], means["lag/max"], means["lag/newest_mean"]) == (pytest.approx(7 / 3), 4, 1 / 3)
+    assert metrics.histograms == {
+        "lag/oldest_token": [0, 4, 3],
+        "lag/newest_token": [0, 1, 0],
+        "trained/return": [1.0, 0.5, 0.0],
+        "trained/tokens": [4, 4, 4],
+        "mismatch/ratio_of_trajectory": [1.0, 1.25],
+    }
+    assert (means["trained/reward_at_lag_0"], means["trained/reward_at_lag_3_4"]) == (1.0, 0.25)
+    assert (means["lag/fraction_at_0"], means["lag/fraction_at_3_4"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert (means["lag/fraction_at_1"], means["lag/fraction_at_33_up"]) == (0.0, 0.0)
+    assert tally.lag == {"0": 1, "3": 1, "4": 1}
+
+
+@pytest.mark.parametrize(
+    ("lag", "bucket"),
+    [(2, "2"), (5, "5_8"), (8, "5_8"), (9, "9_16"), (16, "9_16"), (17, "17_32"), (32, "17_32"), (33, "33_up")],
+)
+def test_every_lag_has_a_bucket(lag: int, bucket: str) -> None:
+    old = made(0, rewards={"task": 1.0}, versions=(100 - lag, 100))
+    before = msgspec.structs.replace(BEFORE, policy_version=100)
+    metrics = step_metrics(batch_of(old), STEP, before=before, times_s=TIMES_S, flops=UNKNOWN, tally=Tally())
+    assert metrics.means()[f"lag/fraction_at_{bucket}"] == 1.0
+
+
+def test_what_a_resumed_learner_skipped_is_no_lag() -> None:
+    """Versions 3 to 6 were lost: 7 has the weights of 2, one step after 1."""
+    before = msgspec.structs.replace(BEFORE, policy_version=2).resumed_as(7)
+    batch = batch_of(made(0, rewards={"task": 1.0}, versions=(1, 2)))
+    tally = Tally()
+    means = step_metrics(batch, STEP, before=before, times_s=TIMES_S, flops=UNKNOWN, tally=tally).means()
+    assert (means["lag/max"], means["lag/newest_mean"], tally.lag) == (1, 0, {"1": 1})
+
+
+def test_each_bucket_of_token_lag_has_metrics_and_only_those_with_tokens() -> None:
+    means = report(batch_of(made(0, rewards={"task": 1.0}))).means()
+    assert {name: value for name, value in means.items() if name.startswith("lag/tokens_at")} == {
+        "lag/tokens_at_5_8": 0.25
+    }
+    assert means["mismatch/ratio_mean_at_lag_5_8"] == 1.5
+    assert means["mismatch/effective_sample_size_at_lag_5_8"] == 0.8
+    assert (means["optim/clip_fraction_at_lag_5_8"], means["optim/masked_fraction_at_lag_5_8"]) == (0.1, 1.0)
+
+
+def test_the_parts_of_the_time_are_its_whole() -> None:
+    tally = Tally()
+    means = report(batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0})), tally=tally).means()
+    assert means["perf/step_s"] == 4.0 == sum(means[f"time/{part}_s"] for part in TIMES_S)
+    assert (means["perf/learner_busy"], means["perf/trained_tokens_per_s"]) == (0.25, 2.0)
+    assert (tally.seconds, tally.tokens_trained) == (4.0, 8)
+
+
+def test_a_clock_leaves_nothing_out_and_adds_up_repeated_parts() -> None:
+    clock = Clock(torch.device("cpu"))
+    begun = clock._last
+    for part in ("forward", "backward", "forward"):
+        clock.lap(part)
+    first = clock.take()
+    clock.lap("wait")
+    second = clock.take()
+    assert (set(first), set(second)) == ({"forward", "backward"}, {"wait"})
+    assert sum(first.values()) + sum(second.values()) == pytest.approx(clock._last - begun, rel=1e-6)
+
+
+def test_utilisation_counts_matrix_products_of_computed_tokens_against_the_wall_clock() -> None:
+    """Two sequences of 4 tokens that share 2: 6 * 100 + 17 * 3 = 651 operations, in 4 s that could have made 4,000."""
+    batch = batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0}))
+    means = report(batch, flops=Flops(per_token=100.0, per_pair=3.0, peak=1000.0)).means()
+    assert means["perf/mfu"] == pytest.approx(651 / 4000)
+    assert means["learner/computed_fraction"] == 0.75
+    assert "perf/mfu" not in report(batch).means()
+
+
+@pytest.mark.parametrize(("tie", "num_embeddings"), [(True, 1), (False, 2)])
+def test_flops_are_of_the_model_as_it_is(
+    tie: bool, num_embeddings: int, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(save_tiny_model(tmp_path, tie=tie), ranks=ranks, settings=FLOAT32)
+    assert flops_of(model, device=torch.device("cpu"), num_ranks=3).peak is None
+    monkeypatch.setattr("slipstream.learner.model.flops._known_peak", lambda device: 2.0)
+    flops = flops_of(model, device=torch.device("cpu"), num_ranks=3)
+    # By hand: q, k, v, o of 64 x 64, two norms of 64 and two of a head's 32, an MLP of three 64 x 128; twice.
+    layers = 2 * (4 * 64 * 64 + 2 * 64 + 2 * 32 + 3 * 64 * 128)
+    looked_up_and_multiplied = 200 * 64
+    assert flops.per_token == 6 * (layers + 64 + looked_up_and_multiplied)
+    assert flops.per_pair == 12 * 2 * 2 * 32
+    assert flops.peak == 6e12
+
+
+def test_a_known_example_of_flops() -> None:
+    assert Flops(per_token=6e6, per_pair=12.0 * 2 * 4 * 8, peak=None).of(10, num_pairs=55) == 60_042_240
+
+
+def books(**counters: int) -> dict[bytes, bytes]:
+    return {name.replace("__", ":").encode(): str(value).encode() for name, value in counters.items()}
+
+
+def test_what_was_produced_and_dropped_since_the_last_record_is_measured() -> None:
+    before = ledger_of(
+        books(
+            trajectories__inserted=8,
+            tokens__produced=800,
+            turns__produced=40,
+            duration_ms__produced=9000,
+            trajectories__dropped__too_old=2,
+            tokens__dropped__too_old=100,
+            tokens__trained=300,
+        )
+    )
+    now = ledger_of(
+        books(
+            trajectories__inserted=12,
+            tokens__produced=1000,
+            turns__produced=52,
+            duration_ms__produced=13_000,
+            trajectories__dropped__too_old=4,
+            tokens__dropped__too_old=110,
+            turns__dropped__too_old=10,
+            trajectories__dropped__poison=1,
+            tokens__dropped__poison=14,
+            duration_ms__dropped__poison=6000,
+            tokens__trained=900,
+        )
+    )
+    metrics = Metrics()
+    batch = batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0}))
+    add_flow(metrics, batch, before, now)
+    means = metrics.means()
+    assert (means["replay/produced_tokens"], means["replay/produced_turns"], means["replay/produced_s"]) == (50, 3, 1)
+    assert means["replay/dropped_tokens"] == 8.0  # 10 + 14 of three
+    assert (means["replay/dropped_turns"], means["replay/dropped_s"]) == (pytest.approx(10 / 3), 2.0)
+    assert means["perf/goodput"] == 8 / (8 + 24)
+    again = Metrics()
+    add_flow(again, batch_of(*batch.groups[0].trajectories, num_uses=2), before, now)
+    assert again.means()["perf/goodput"] == 0.0  # what is used again was counted when it was used first
+
+
+def test_nothing_produced_and_nothing_dropped_says_nothing() -> None:
+    metrics, empty = Metrics(), ledger_of({})
+    add_produced(metrics, empty, empty)
+    add_flow(metrics, batch_of(made(0, rewards={"task": 1.0})), empty, empty)
+    assert metrics.means() == {"produced/episodes": 0.0, "perf/goodput": 1.0}
+
+
+def test_what_the_policy_earned_is_of_every_episode_since_the_last_record() -> None:
+    before = ledger_of(books(trajectories__inserted=8, episodes__shop=8, successes__shop=2) | {b"returns:shop": b"3.5"})
+    now = ledger_of(books(trajectories__inserted=12, episodes__shop=12, successes__shop=5) | {b"returns:shop": b"6.75"})
+    metrics = Metrics()
+    add_produced(metrics, before, now)
+    assert metrics.means() == {"produced/episodes": 4, "produced/success": 0.75, "produced/reward": 0.8125}
+
+
+def test_rewards_are_recorded_by_environment_in_a_mixture() -> None:
+    """Six of the shop and two of the grid: each weighs what it is, and the grid earns more."""
+    now = ledger_of(
+        books(
+            trajectories__inserted=8,
+            episodes__shop=6,
+            successes__shop=3,
+            returns__shop=3,
+            episodes__grid=2,
+            successes__grid=2,
+            returns__grid=20,
+        )
+    )
+    metrics = Metrics()
+    add_produced(metrics, ledger_of({}), now)
+    assert metrics.means() == {
+        "produced/episodes": 8,
+        "produced/success": 5 / 8,
+        "produced/reward": 23 / 8,
+        "produced/success_in_shop": 0.5,
+        "produced/reward_in_shop": 0.5,
+        "produced/share_of_shop": 0.75,
+        "produced/success_in_grid": 1.0,
+        "produced/reward_in_grid": 10.0,
+        "produced/share_of_grid": 0.25,
+    }
+    later = Metrics()
+    add_produced(later, now, now)
+    assert later.means() == {"produced/episodes": 0.0}
+
+
+def test_repeated_tasks_are_shown_apart_from_new_ones() -> None:
+    """Of 6 new episodes 3 succeed, of 10 repeats 1: the headline is 3 of 6."""
+    counters = books(trajectories__inserted=16, episodes__shop=6, successes__shop=3, returns__shop=3)
+    repeats = {b"episodes:shop+repeated": b"10", b"successes:shop+repeated": b"1", b"returns:shop+repeated": b"1"}
+    metrics = Metrics()
+    add_produced(metrics, ledger_of({}), ledger_of(counters | repeats))
+    assert metrics.means() == {
+        "produced/episodes": 16,
+        "produced/new_episodes": 6,
+        "produced/success": 0.5,
+        "produced/reward": 0.5,
+        "produced/success_of_repeats": 0.1,
+    }
+
+
+@pytest.mark.parametrize("books_now", [(7, 1, 0), (9, 0, 9), (9, 7, 9)])
+def test_a_server_that_came_back_with_less_tells_no_rate_beyond_0_and_1(books_now: tuple[int, int, int]) -> None:
+    """Of 8 episodes and 4 successes it lost some, and played others since."""
+    episodes, successes, returns = books_now
+    before = ledger_of(books(trajectories__inserted=8, episodes__shop=8, successes__shop=4, returns__shop=4))
+    now = ledger_of(
+        books(
+            trajectories__inserted=episodes,
+            episodes__shop=episodes,
+            successes__shop=successes,
+            returns__shop=returns,
+        )
+    )
+    metrics = Metrics()
+    add_produced(metrics, before, now)
+    assert metrics.means() == {"produced/episodes": max(0, episodes - 8)}
+
+
+def member(
+    name: str,
+    *,
+    role: str = "actor",
+    price_per_hour: float = 0.0,
+    served_s: float = 0.0,
+    generated_tokens: int = 0,
+    kept_tokens: int = 0,
+) -> Member:
+    return Member(
+        name=name,
+        host="host",
+        role=role,
+        zone="eu-1a",
+        instance_kind="spot",
+        price_per_hour=price_per_hour,
+        engine="scripted",
+        transport="pull",
+        policy_version=3,
+        num_episodes=8,
+        max_episodes=16,
+        used_slots=8.0,
+        generated_tokens=generated_tokens,
+        kept_tokens=kept_tokens,
+        tokens_per_s=12.5,
+        kv_use=0.25,
+        state=MemberState.SERVING,
+        started_at_s=1.7e9,
+        served_s=served_s,
+        last_pause_s=0.01,
+        num_refreshes=2,
+        refusal=None,
+    )
+
+
+def test_what_spot_and_reserved_actors_cost_an_hour_is_shown_apart() -> None:
+    spot = member("spot", price_per_hour=2.0, served_s=1800)
+    reserved = msgspec.structs.replace(member("own", price_per_hour=3.0, served_s=1800), instance_kind="reserved")
+    metrics, alive = Metrics(), [spot, reserved]
+    add_cost(metrics, cost_of(alive, alive=alive, ledger=ledger_of(books()), tokens_trained=500_000))
+    shown = {name.removeprefix("fleet/dollars_per_hour"): mean for name, mean in metrics.means().items()}
+    assert (shown[""], shown["_of_spot"], shown["_of_reserved"]) == (5.0, 2.0, 3.0)
+
+
+def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
+    """Half an hour at 2 $ and a quarter at 4 $ make 2 $, for half a million tokens."""
+    metrics = Metrics()
+    everyone = [
+        member("a", price_per_hour=2.0, served_s=1800, generated_tokens=50, kept_tokens=10),
+        member("gone", price_per_hour=4.0, served_s=900, generated_tokens=100, kept_tokens=75),
+        member("learner", role="learner", price_per_hour=9.0, served_s=3600),
+    ]
+    books_of_all = ledger_of(
+        books(tokens__dropped__too_old=70, tokens__discarded__poison=8, tokens__trained=900, tokens__produced=1000)
+    )
+    cost = cost_of(everyone, alive=everyone[:1], ledger=books_of_all, tokens_trained=500_000)
+    add_cost(metrics, cost)
+    assert metrics.means() == {
+        "fleet/cost_dollars": 2.0,
+        "fleet/dollars_per_hour": 2.0,
+        "fleet/dollars_per_hour_of_spot": 2.0,
+        "fleet/dollars_per_hour_of_reserved": 0.0,
+        "fleet/dollars_per_million_tokens": 4.0,
+        "fleet/wasted_tokens_too_old": 70.0,
+        "fleet/wasted_tokens_poison": 8.0,
+        "fleet/wasted_tokens_preempted": 25.0,
+    }
+    assert cost.to_dict()["shares"] == [
+        {
+            "instance_kind": "spot",
+            "zone": "eu-1a",
+            "price_per_hour": price,
+            "num_actors": 1,
+            "hours": hours,
+            "dollars": 1.0,
+        }
+        for price, hours in ((2.0, 0.5), (4.0, 0.25))
+    ]
+
+
+def test_without_prices_there_is_no_cost() -> None:
+    metrics = Metrics()
+    serving = [member("a", served_s=1800)]
+    cost = cost_of(serving, alive=serving, ledger=ledger_of({}), tokens_trained=500_000)
+    add_cost(metrics, cost)
+    assert metrics.means() == {} and cost.to_dict()["dollars_per_million_tokens"] is None
+
+
+def test_the_fleet_is_its_actors() -> None:
+    metrics = Metrics()
+    members = [member("a"), member("b"), member("learner", role="learner")]
+    ledger = ledger_of(books(ready=2, dropped__too_old=3, failed__env_failure=4))
+    add_fleet(metrics, ledger=ledger, members=members)
+    means = metrics.means()
+    assert (means["fleet/num_actors"], means["fleet/num_episodes"], means["fleet/generated_tokens_per_s"]) == (
+        2,
+        16,
+        25,
+    )
+    assert (means["replay/ready"], means["replay/total_dropped_too_old"], means["replay/total_failed_env_failure"]) == (
+        2,
+        3,
+        4,
+    )

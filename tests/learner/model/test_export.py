@@ -1,0 +1,179 @@
+"""The folder that leaves the learner: whole in one file or in several, and what vLLM makes of it."""
+
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from vllm import SamplingParams
+from vllm.config import ModelConfig
+
+from slipstream.actors.engine.orders import EngineSettings
+from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
+from slipstream.actors.weights.receive import ReceiverInfo
+from slipstream.common.config.model_config import LoraConfig, TinyModelConfig
+from slipstream.common.config.replay_config import SamplingConfig
+from slipstream.common.records.trajectory import Sampling
+from slipstream.learner.batch.pack import TokenSequence, pack
+from slipstream.learner.model.export import save_hf, write_sampling
+from slipstream.learner.model.lora import adapters_of
+from slipstream.learner.model.packed_model import PackedModel, load_model
+from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.tools.run.tiny_model import make_tiny_model
+from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
+
+PROMPT = [7, 30, 12, 45, 50, 8, 39, 23]
+
+
+def loaded(folder: Path, ranks: Ranks, *, lora_rank: int = 0) -> PackedModel:
+    return load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, lora=LoraConfig(rank=lora_rank)))
+
+
+def test_a_folder_in_several_files_holds_what_one_file_does(tmp_path: Path, ranks: Ranks) -> None:
+    folder = save_tiny_model(tmp_path / "source", tie=False)
+    merging_tokenizer(CHATML).save_pretrained(folder)
+    GenerationConfig(temperature=0.6, do_sample=True).save_pretrained(folder)
+    model = loaded(folder, ranks)
+    # embedding and head are 51,200 bytes each, no layer's tensor is above 32,768
+    save_hf(model, tmp_path / "export", ranks=ranks, max_file_bytes=60_000)
+    files = {path.name: load_file(path) for path in (tmp_path / "export").glob("*.safetensors")}
+    assert len(files) > 4
+    assert all(sum(tensor.nbytes for tensor in held.values()) <= 60_000 for held in files.values())
+    index = json.loads((tmp_path / "export" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {name: file for file, held in files.items() for name in held}
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for held in files.values() for tensor in held.values())
+    assert GenerationConfig.from_pretrained(tmp_path / "export").temperature == 0.6
+
+    again = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "export").named_parameters())
+    expected = dict(full_tensors(model))
+    assert again.keys() == expected.keys()
+    assert all(torch.equal(again[name], expected[name]) for name in expected)
+
+    save_hf(model, tmp_path / "export", ranks=ranks)  # over the one in several files
+    assert [path.name for path in (tmp_path / "export").glob("*.safetensors*")] == ["model.safetensors"]
+    assert load_file(tmp_path / "export" / "model.safetensors").keys() == index["weight_map"].keys()
+
+
+@pytest.mark.parametrize("has_settings", [True, False])
+def test_whoever_takes_a_folders_own_settings_samples_as_training_did(
+    tmp_path: Path, ranks: Ranks, has_settings: bool
+) -> None:
+    folder = save_tiny_model(tmp_path / "source", tie=False)
+    merging_tokenizer(CHATML).save_pretrained(folder)
+    if has_settings:
+        first = GenerationConfig(
+            do_sample=True, temperature=0.6, top_k=20, repetition_penalty=1.05, eos_token_id=[1, 5]
+        )
+        first.save_pretrained(folder)
+    model, export = loaded(folder, ranks), tmp_path / "export"
+    save_hf(model, export, ranks=ranks)
+    for sampling in (SamplingConfig(), SamplingConfig(temperature=0.8, top_p=0.9, top_k=64)):
+        write_sampling(model, export, sampling)
+        found = GenerationConfig.from_pretrained(export)
+        assert found.eos_token_id == ([1, 5] if has_settings else model.causal_lm.config.eos_token_id)
+        assert found.do_sample and found.repetition_penalty in (None, 1.0)
+        assert (found.temperature, found.top_p, found.top_k) == (sampling.temperature, sampling.top_p, sampling.top_k)
+        of_the_server = ModelConfig(str(export), generation_config="auto").get_diff_sampling_param()
+        in_vllm = SamplingParams(**{name: of_the_server[name] for name in of_the_server if name != "max_tokens"})
+        assert (in_vllm.temperature, in_vllm.top_p) == (sampling.temperature, sampling.top_p)
+        assert in_vllm.top_k == sampling.top_k and in_vllm.repetition_penalty == 1.0
+
+
+def test_a_model_that_holds_its_experts_as_one_tensor_is_written_as_its_folder_was(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=120,
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "source")
+    merging_tokenizer(CHATML).save_pretrained(tmp_path / "source")
+    save_hf(loaded(tmp_path / "source", ranks), tmp_path / "export", ranks=ranks)
+    found, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("export", "source"))
+    assert "model.layers.0.mlp.experts.3.down_proj.weight" in expected
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_vllm_says_greedily_what_the_trained_learner_thinks_likeliest(tmp_path: Path, ranks: Ranks) -> None:
+    texts = [a + b for a in "abcdefghij" for b in "abcdefghij"]
+    make_tiny_model(tmp_path / "source", texts=texts, config=TinyModelConfig(), max_tokens=128, seed=3)
+    model = loaded(tmp_path / "source", ranks, lora_rank=4)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for adapter in adapters_of(model.causal_lm).values():  # as if trained
+            adapter.up.to_local().normal_(std=0.2, generator=generator)
+    save_hf(model, tmp_path / "export", ranks=ranks, max_file_bytes=200_000)
+    tokens, recorded = asyncio.run(greedy(tmp_path / "export"))
+    assert len(tokens) >= 8
+    for position, token in enumerate(tokens):
+        logprobs = next_logprobs(model, [*PROMPT, *tokens[:position]])
+        assert logprobs.max() - logprobs[token] < 1e-3  # a tie may go either way
+        assert abs(logprobs[token] - recorded[position]) < 1e-3
+    first = next_logprobs(loaded(tmp_path / "source", ranks), PROMPT)
+    assert abs(first[tokens[0]] - recorded[0]) > 0.1  # the adapters' doing
+
+
+async def greedy(folder: Path) -> tuple[list[int], list[float]]:
+    receiver = ReceiverInfo(
+        redis_url="redis://127.0.0.1:1",
+        run_id="test",
+        actor="a0",
+        transport="pull",
+        chunk_bytes=1 << 16,
+        timeout_s=60,
+        disk="",
+    )
+    settings = EngineSettings(
+        model_path=str(folder),
+        policy_version=0,
+        seed=11,
+        max_tokens=128,
+        dtype="float32",
+        kv_cache_bytes=64 << 20,
+        max_episodes=2,
+        tensor_parallel=1,
+        kv_policy="keep",
+        receiver=receiver,
+    )
+    engine = VllmEngine(EngineProcess(), settings)
+    try:
+        async with asyncio.timeout(300):
+            sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_turn_tokens=12)
+            completion = await engine.generate(PROMPT, sampling)
+    finally:
+        await engine.close()
+    return completion.tokens, completion.logprobs
+
+
+@torch.no_grad()
+def next_logprobs(model: PackedModel, context: list[int]) -> torch.Tensor:
+    """The learner's log-probability of every token of the vocabulary after `context`, one sequence for each."""
+    zeros = np.zeros(len(context) + 1, dtype=np.float32)
+    loss_mask = np.arange(len(context) + 1) == len(context)
+    sequences = [
+        TokenSequence(
+            tokens=np.array([*context, token], dtype=np.int32),
+            loss_mask=loss_mask,
+            behaviour_logprobs=zeros,
+            advantages=zeros,
+            kept=None,
+        )
+        for token in range(model.vocab_size)
+    ]
+    return model(pack(sequences)).logprobs

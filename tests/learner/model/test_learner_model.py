@@ -1,0 +1,269 @@
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.modeling_flash_attention_utils import _flash_attention_forward
+
+from slipstream.common.records.kept_sets import kept_sets
+from slipstream.learner.batch.pack import TokenSequence, pack
+from slipstream.learner.model.export import save_hf
+from slipstream.learner.model.kernel import sequence_bounds
+from slipstream.learner.model.packed_model import PackedModel, expect_backward, load_kind, load_model
+from slipstream.learner.model.reward_model import RewardModel
+from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.value_model import SharedTrunk, ValueModel
+from slipstream.learner.ranks.ranks import Ranks
+from tests.tools.run.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_scaling_model, save_tiny_model
+
+LENGTHS = (30, 29, 24, 11, 11, 11, 2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path, ranks: Ranks) -> Iterator[PackedModel]:
+    yield load_model(folder, ranks=ranks, settings=FLOAT32)
+
+
+def logprobs_of(model: PackedModel, sequences: list[TokenSequence]) -> Tensor:
+    return model(pack(sequences)).logprobs
+
+
+def plain_logprobs(folder: Path, sequence: TokenSequence) -> Tensor:
+    """By transformers alone: one sequence, eager attention, its own mask."""
+    causal_lm = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    tokens = torch.from_numpy(sequence.tokens).long()
+    with torch.no_grad():
+        table = (
+            causal_lm(input_ids=tokens[None], attention_mask=torch.ones_like(tokens)[None]).logits[0].log_softmax(-1)
+        )
+    predicted = table[:-1].gather(1, tokens[1:, None]).squeeze(1)
+    return predicted[torch.from_numpy(sequence.loss_mask)[1:]]
+
+
+def assert_packed_equals_plain(model: PackedModel, folder: Path) -> None:
+    sequences = [random_sequence(length, seed=length, prompt=1) for length in LENGTHS]
+    expected = torch.cat([plain_logprobs(folder, sequence) for sequence in sequences])
+    torch.testing.assert_close(logprobs_of(model, sequences).detach(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_packed_sequences_get_the_logprobs_that_transformers_gives_each_alone(model: PackedModel, folder: Path) -> None:
+    assert_packed_equals_plain(model, folder)
+
+
+def test_kept_sets_reach_the_softmax_of_the_token_that_they_belong_to(model: PackedModel, folder: Path) -> None:
+    causal_lm = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    sequences, expected = [], []
+    for length in (9, 12):  # the longer is packed first
+        bare = random_sequence(length, seed=length, prompt=2)
+        sets = [sorted({token, 7 * place, 3}) for place, token in enumerate(bare.tokens.tolist())][2:]
+        sequences.append(dataclasses.replace(bare, kept=kept_sets(sets)))
+        with torch.no_grad():
+            logits = causal_lm(input_ids=torch.from_numpy(bare.tokens).long()[None]).logits[0].double()
+        for place, kept in enumerate(sets, start=2):
+            of_kept = logits[place - 1, kept].log_softmax(-1)
+            expected.append((length, float(of_kept[kept.index(int(bare.tokens[place]))])))
+    found = model(pack(sequences)).logprobs
+    longest_first = [logprob for _, logprob in sorted(expected, key=lambda pair: -pair[0])]
+    assert found.tolist() == pytest.approx(longest_first, abs=1e-5)
+
+
+def test_grouped_query_attention_and_an_untied_head_are_exact(tmp_path: Path, ranks: Ranks) -> None:
+    folder = save_tiny_model(tmp_path, tie=False, num_key_value_heads=1)
+    model = load_model(folder, ranks=ranks, settings=FLOAT32)
+    assert_packed_equals_plain(model, folder)
+
+
+def test_a_sliding_window_is_exact(tmp_path: Path, ranks: Ranks) -> None:
+    folder = save_tiny_model(
+        tmp_path, use_sliding_window=True, sliding_window=5, layer_types=["sliding_attention", "full_attention"]
+    )
+    model = load_model(folder, ranks=ranks, settings=FLOAT32)
+    assert_packed_equals_plain(model, folder)
+
+
+def test_changing_one_sequence_leaves_the_others_alone(model: PackedModel) -> None:
+    first, second, other = (random_sequence(20, seed=seed) for seed in (1, 2, 3))
+    with torch.no_grad():
+        before = logprobs_of(model, [first, second])
+        after = logprobs_of(model, [first, other])
+    torch.testing.assert_close(before[:17], after[:17], rtol=0, atol=1e-6)
+    assert (before[17:] - after[17:]).abs().max() > 0.1
+
+
+def test_gradients_of_a_pack_are_the_sum_of_its_sequences(model: PackedModel) -> None:
+    sequences = [random_sequence(length, seed=length) for length in (9, 13, 40)]
+    logprobs_of(model, sequences).sum().backward()
+    packed = gradients(model)
+    for sequence in sequences:
+        logprobs_of(model, [sequence]).sum().backward()
+    torch.testing.assert_close(packed, gradients(model), rtol=1e-5, atol=1e-4)
+
+
+def test_activation_checkpointing_changes_no_gradient(model: PackedModel, folder: Path, ranks: Ranks) -> None:
+    frugal = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, activation_checkpointing=True))
+    sequences = [random_sequence(length, seed=length) for length in (9, 13)]
+    logprobs_of(model, sequences).sum().backward()
+    logprobs_of(frugal, sequences).sum().backward()
+    torch.testing.assert_close(gradients(frugal), gradients(model), rtol=1e-6, atol=1e-6)
+
+
+def test_activation_checkpointing_keeps_only_what_enters_a_layer(
+    model: PackedModel, folder: Path, ranks: Ranks
+) -> None:
+    frugal = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, activation_checkpointing=True))
+    sequences = [random_sequence(200, seed=seed) for seed in range(4)]
+    assert kept_bytes(frugal, sequences) < 0.3 * kept_bytes(model, sequences)
+
+
+def test_offloaded_weights_get_the_same_gradients(model: PackedModel, folder: Path, ranks: Ranks) -> None:
+    offloaded = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, cpu_offload=True))
+    sequences = [random_sequence(length, seed=length) for length in (9, 13)]
+    logprobs_of(model, sequences).sum().backward()
+    for last in (False, True):  # it hands over every gradient
+        expect_backward(offloaded, last=last)
+        logprobs_of(offloaded, [sequences[last]]).sum().backward()
+        assert all(parameter.grad is not None for parameter in offloaded.parameters())
+    assert {parameter.device.type for parameter in offloaded.parameters()} == {"cpu"}
+    torch.testing.assert_close(gradients(offloaded), gradients(model), rtol=1e-5, atol=1e-5)
+
+
+def test_one_rank_syncs_the_sum_of_its_gradients_with_the_last_micro_batch(model: PackedModel) -> None:
+    first, second = (random_sequence(length, seed=length) for length in (9, 13))
+    logprobs_of(model, [first, second]).sum().backward()
+    expected = gradients(model)
+    expect_backward(model, last=False)
+    logprobs_of(model, [first]).sum().backward()
+    assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())  # as FSDP lends them out
+    expect_backward(model, last=True)
+    logprobs_of(model, [second]).sum().backward()
+    torch.testing.assert_close(gradients(model), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_gradients_add_up_in_float32(folder: Path, ranks: Ranks) -> None:
+    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
+    sequences = [random_sequence(20, seed=seed) for seed in range(4)]
+    expected = None
+    for sequence in sequences:
+        logprobs_of(model, [sequence]).sum().backward()
+        found = gradients(model)
+        expected = found if expected is None else [old + new for old, new in zip(expected, found, strict=True)]
+    for sequence in sequences:
+        expect_backward(model, last=sequence is sequences[-1])
+        logprobs_of(model, [sequence]).sum().backward()
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
+    torch.testing.assert_close(gradients(model), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_full_tensors_after_a_pass_without_gradient_are_the_float32_weights(folder: Path, ranks: Ranks) -> None:
+    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
+    with torch.no_grad():
+        logprobs_of(model, [random_sequence(8, seed=1)])
+    torch.testing.assert_close(dict(full_tensors(model)), load_file(folder / "model.safetensors"), rtol=0, atol=0)
+
+
+def test_flash_attentions_varlen_kernels_get_thesequence_bounds() -> None:
+    """By the names that transformers hands on to them; the kernels themselves need a GPU."""
+    bounds = sequence_bounds(pack([random_sequence(length, seed=length) for length in (3, 5)]))
+    known = inspect.signature(_flash_attention_forward).parameters
+    names = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+    assert names <= known.keys()
+    assert names == bounds.keys() - {"rows"}
+    assert known["kwargs"].kind is inspect.Parameter.VAR_KEYWORD  # takes `rows`, and leaves it
+    assert bounds["cu_seq_lens_q"].tolist() == bounds["cu_seq_lens_k"].tolist() == [0, 5, 8]
+    assert bounds["cu_seq_lens_q"].dtype == torch.int32
+    assert bounds["max_length_q"] == bounds["max_length_k"] == 5
+
+
+def test_bfloat16_keeps_float32_weights_and_logprobs(folder: Path, ranks: Ranks) -> None:
+    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
+    sequence = random_sequence(20, seed=4)
+    logprobs = logprobs_of(model, [sequence])
+    assert logprobs.dtype == torch.float32
+    assert {tensor.dtype for _, tensor in full_tensors(model)} == {torch.float32}
+    assert (logprobs - plain_logprobs(folder, sequence)).abs().mean() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"), [(ValueModel, "value_head"), (SharedTrunk, "value_head"), (RewardModel, "score")]
+)
+def test_a_head_of_one_number_is_float32_beside_a_bfloat16_trunk(
+    folder: Path, ranks: Ranks, kind: type[PackedModel], head: str
+) -> None:
+    model = load_kind(kind, folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
+    shard = getattr(model, head).weight.to_local()
+    shard.data.copy_(1 + torch.arange(shard.numel()).view_as(shard) * 2.0**-12)  # bfloat16 rounds most of them to 1
+    weight = shard.detach().clone().flatten()
+    seen: list[tuple[Tensor, Tensor]] = []
+    getattr(model, head).register_forward_hook(lambda module, args, output: seen.append((args[0], output)))
+    found = model(pack([random_sequence(20, seed=4)]))
+    ((hidden, numbers),) = seen
+    assert hidden.dtype == torch.bfloat16 and numbers.dtype == torch.float32
+    torch.testing.assert_close(numbers, hidden.float() @ weight, rtol=1e-5, atol=1e-5)
+    assert (numbers - hidden.float() @ weight.bfloat16().float()).abs().max() > 1e-2  # which would have been another
+    (found.values if kind is SharedTrunk else found).sum().backward()
+    gradient = getattr(model, head).weight.grad.full_tensor().flatten()
+    torch.testing.assert_close(gradient, hidden.float().sum(dim=0), rtol=1e-5, atol=1e-5)
+
+
+def test_full_tensors_are_those_of_the_folder_and_a_tied_head_comes_once(model: PackedModel, folder: Path) -> None:
+    saved = load_file(folder / "model.safetensors")
+    found = dict(full_tensors(model))
+    assert found.keys() == saved.keys()
+    assert "lm_head.weight" not in found
+    torch.testing.assert_close(found, saved, rtol=0, atol=0)
+
+
+def test_a_saved_folder_loads_in_transformers_with_its_tokenizer(tmp_path: Path, ranks: Ranks) -> None:
+    folder, exported = save_tiny_model(tmp_path / "source"), tmp_path / "exported"
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "look": 1}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(folder)
+    model = load_model(folder, ranks=ranks, settings=FLOAT32)
+    save_hf(model, exported, ranks=ranks)
+    sequence = random_sequence(12, seed=5)
+    torch.testing.assert_close(plain_logprobs(exported, sequence), plain_logprobs(folder, sequence), rtol=0, atol=0)
+    assert PreTrainedTokenizerFast.from_pretrained(exported).convert_tokens_to_ids("look") == 1
+
+
+def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path, ranks: Ranks) -> None:
+    save_scaling_model(tmp_path)
+    with pytest.raises(ValueError, match="Gemma2ForCausalLM gives other log-probabilities"):
+        load_model(tmp_path, ranks=ranks, settings=FLOAT32)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, ranks: Ranks) -> None:
+    with pytest.raises(ValueError, match=r"`model.path` .* has no config.json"):
+        load_model(tmp_path, ranks=ranks, settings=FLOAT32)
+
+
+def kept_bytes(model: PackedModel, sequences: list[TokenSequence]) -> int:
+    """What a forward pass keeps for the backward pass, weights left out."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter) and tensor.shape[:1] != (VOCAB_SIZE,):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprobs = logprobs_of(model, sequences)
+    del logprobs
+    return sum(kept.values())
+
+
+def gradients(model: PackedModel) -> list[Tensor]:
+    """Every gradient, whole; they are forgotten in the model."""
+    found = [parameter.grad.full_tensor() for parameter in model.parameters()]
+    model.zero_grad()
+    return found

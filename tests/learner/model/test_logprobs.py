@@ -1,0 +1,316 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from slipstream.learner.batch.pack import Packed, TokenSequence, pack
+from slipstream.learner.model.logprobs import chunked_logprobs, predictions
+
+
+def packed_of(tokens: Tensor, *, loss_positions: tuple[int, ...]) -> Packed:
+    """One sequence."""
+    sequence = TokenSequence(
+        tokens=tokens.int().numpy(),
+        loss_mask=np.isin(np.arange(len(tokens)), loss_positions),
+        behaviour_logprobs=np.zeros(len(tokens), dtype=np.float32),
+        advantages=np.zeros(len(tokens), dtype=np.float32),
+        kept=None,
+    )
+    return pack([sequence])
+
+
+def test_the_state_before_a_loss_token_predicts_it() -> None:
+    hidden = torch.arange(10.0).reshape(5, 2)
+    tokens = torch.tensor([7, 8, 9, 5, 6])
+    found = predictions(hidden, packed_of(tokens, loss_positions=(1, 4)))
+    assert found.states.tolist() == [[0.0, 1.0], [6.0, 7.0]]
+    assert found.targets.tolist() == [8, 6]
+
+
+def test_only_states_that_predict_a_loss_token_get_a_gradient() -> None:
+    hidden = torch.randn(6, 4, requires_grad=True)
+    found = predictions(hidden, packed_of(torch.zeros(6, dtype=torch.long), loss_positions=(2, 5)))
+    chunked_logprobs(
+        found.states, torch.randn(5, 4), None, found.targets, temperature=1.0, chunk_tokens=8
+    ).logprobs.sum().backward()
+    assert hidden.grad is not None
+    assert (hidden.grad.abs().sum(dim=1) > 0).tolist() == [False, True, False, False, True, False]
+
+
+def test_logprobs_are_of_the_distribution_after_temperature() -> None:
+    # One hidden unit; two words with logits (ln 3, 0).
+    weight = torch.tensor([[math.log(3)], [0.0]])
+    hidden, targets = torch.ones(2, 1), torch.tensor([0, 1])
+    warm = chunked_logprobs(hidden, weight, None, targets, temperature=1.0, chunk_tokens=2)
+    assert warm.logprobs.exp().tolist() == pytest.approx([0.75, 0.25])
+    assert warm.entropies.tolist() == pytest.approx([0.562335, 0.562335], rel=1e-5)
+    hot = chunked_logprobs(hidden, weight, None, targets, temperature=2.0, chunk_tokens=2)
+    root = math.sqrt(3)
+    assert hot.logprobs.exp().tolist() == pytest.approx([root / (1 + root), 1 / (1 + root)])
+
+
+def test_chunks_change_neither_values_nor_gradients() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(11, 6, dtype=torch.float64), torch.randn(9, 6, dtype=torch.float64)
+    bias, targets = torch.randn(9, dtype=torch.float64), torch.arange(11) % 9
+    upstream = torch.randn(11, dtype=torch.float64)
+    leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    chunked = chunked_logprobs(leaves[0], leaves[1], leaves[2], targets, temperature=0.7, chunk_tokens=4)
+    found = torch.autograd.grad(chunked.logprobs @ upstream, leaves)
+
+    whole = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    table = ((whole[0] @ whole[1].T + whole[2]) / 0.7).log_softmax(dim=1)
+    expected = torch.autograd.grad(table[torch.arange(11), targets] @ upstream, whole)
+
+    torch.testing.assert_close(chunked.logprobs, table[torch.arange(11), targets], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(chunked.entropies, -(table.exp() * table).sum(1).detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel, *(t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor))])
+        return made
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_logits_of_all_tokens_never_exist_forward_or_backward(entropy_gradient: bool) -> None:
+    hidden, weight = torch.randn(50, 4, requires_grad=True), torch.randn(300, 4, requires_grad=True)
+    with LargestTensor() as largest:
+        found = chunked_logprobs(
+            hidden, weight, None, torch.arange(50), temperature=0.7, chunk_tokens=8, entropy_gradient=entropy_gradient
+        )
+        (found.logprobs + found.entropies).sum().backward()
+    assert largest.numel == 8 * 300
+
+
+def test_bfloat16_states_get_float32_logits() -> None:
+    hidden, weight = torch.randn(3, 8).bfloat16(), torch.randn(5, 8).bfloat16()
+    found = chunked_logprobs(hidden, weight, None, torch.tensor([0, 1, 2]), temperature=1.0, chunk_tokens=8)
+    expected = (hidden.float() @ weight.float().T).log_softmax(dim=1)[torch.arange(3), torch.arange(3)]
+    assert found.logprobs.dtype == torch.float32
+    torch.testing.assert_close(found.logprobs, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_no_loss_tokens_still_reach_the_head() -> None:
+    hidden, weight = torch.zeros(0, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    none = torch.zeros(0, dtype=torch.long)
+    chunked_logprobs(hidden, weight, None, none, temperature=1.0, chunk_tokens=8).logprobs.sum().backward()
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+def test_a_greedy_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="temperature must be > 0"):
+        chunked_logprobs(
+            torch.zeros(1, 2), torch.zeros(3, 2), None, torch.zeros(1, dtype=torch.long), temperature=0, chunk_tokens=1
+        )
+
+
+def test_the_entropys_gradient_is_that_of_differences_and_absent_unless_asked_for() -> None:
+    hidden = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def entropies(hidden: torch.Tensor, *, entropy_gradient: bool = True) -> torch.Tensor:
+        return chunked_logprobs(
+            hidden, weight, None, torch.arange(5), temperature=0.7, chunk_tokens=2, entropy_gradient=entropy_gradient
+        ).entropies
+
+    assert torch.autograd.gradcheck(entropies, hidden.clone().requires_grad_())
+    probabilities = (hidden @ weight.T / 0.7).softmax(dim=-1)
+    torch.testing.assert_close(entropies(hidden), -(probabilities * probabilities.log()).sum(dim=-1))
+    assert not entropies(hidden.clone().requires_grad_(), entropy_gradient=False).requires_grad
+
+
+def test_a_kept_set_is_all_that_the_softmax_runs_over() -> None:
+    # One hidden unit; three words with logits (ln 3, 0, 0).
+    weight = torch.tensor([[math.log(3)], [0.0], [0.0]])
+    kept = torch.tensor([[0, 1], [0, 1], [2, -1], [0, 2]], dtype=torch.int32)
+    targets = torch.tensor([0, 1, 2, 2])
+    found = chunked_logprobs(torch.ones(4, 1), weight, None, targets, kept=kept, temperature=1.0, chunk_tokens=3)
+    assert found.logprobs.exp().tolist() == pytest.approx([0.75, 0.25, 1.0, 0.25])
+    assert found.entropies.tolist() == pytest.approx([0.562335, 0.562335, 0.0, 0.562335], rel=1e-5)
+
+
+def test_a_target_without_a_kept_set_is_of_the_softmax_over_all_words() -> None:
+    # Logits (ln 3, 0, 0): all words have (3/5, 1/5, 1/5), the first two alone (3/4, 1/4).
+    weight = torch.tensor([[math.log(3)], [0.0], [0.0]])
+    kept, has_kept = torch.tensor([[-1, -1], [0, 1], [-1, -1]], dtype=torch.int32), torch.tensor([False, True, False])
+    targets, hidden = torch.tensor([0, 0, 2]), torch.ones(3, 1, requires_grad=True)
+    found = chunked_logprobs(
+        hidden, weight, None, targets, kept=kept, has_kept=has_kept, temperature=1.0, chunk_tokens=2
+    )
+    assert found.logprobs.exp().tolist() == pytest.approx([0.6, 0.75, 0.2])
+    assert found.entropies.tolist() == pytest.approx([0.950271, 0.562335, 0.950271], rel=1e-5)
+    (gradient,) = torch.autograd.grad(found.logprobs.sum(), hidden)
+    # d logprob / d hidden = weight of the target - mean weight under the softmax that the target was sampled from.
+    expected = [math.log(3) * (1 - 0.6), math.log(3) * (1 - 0.75), -math.log(3) * 0.6]
+    assert gradient.flatten().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_each_target_has_the_temperature_that_it_was_sampled_at() -> None:
+    torch.manual_seed(1)
+    hidden, weight, bias = torch.randn(5, 4), torch.randn(7, 4), torch.randn(7)
+    targets, temperatures = torch.tensor([0, 3, 6, 2, 2]), [0.5, 1.0, 0.5, 2.0, 1.3]
+    kept = torch.tensor([[0, 1], [3, -1], [-1, -1], [2, 5], [-1, -1]], dtype=torch.int32)
+    for sets in ({}, {"kept": kept, "has_kept": (kept >= 0).any(1)}):
+        found = chunked_logprobs(
+            hidden, weight, bias, targets, temperature=torch.tensor(temperatures), chunk_tokens=2, **sets
+        )
+        for row, temperature in enumerate(temperatures):
+            one = slice(row, row + 1)
+            of_row = {name: value[one] for name, value in sets.items()}
+            alone = chunked_logprobs(
+                hidden[one], weight, bias, targets[one], temperature=temperature, chunk_tokens=2, **of_row
+            )
+            torch.testing.assert_close(found.logprobs[one], alone.logprobs)
+            torch.testing.assert_close(found.entropies[one], alone.entropies)
+
+
+def random_kept(*, tokens: int, words: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets, and sets of 1 to `width` words that hold them, filled up with -1."""
+    generator = torch.Generator().manual_seed(3)
+    kept = torch.stack([torch.randperm(words, generator=generator)[:width] for _ in range(tokens)])
+    sizes = torch.randint(1, width + 1, (tokens,), generator=generator)
+    return kept[:, 0], kept.masked_fill(torch.arange(width) >= sizes[:, None], -1).int()
+
+
+@pytest.mark.parametrize("chunk_tokens", [4, 64])
+def test_kept_sets_equal_a_softmax_whose_other_logits_are_minus_infinity(chunk_tokens: int) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(11, 6, dtype=torch.float64), torch.randn(9, 6, dtype=torch.float64)
+    bias, upstream = torch.randn(9, dtype=torch.float64), torch.randn(2, 11, dtype=torch.float64)
+    targets, kept = random_kept(tokens=11, words=9, width=4)
+
+    leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    found = chunked_logprobs(
+        leaves[0],
+        leaves[1],
+        leaves[2],
+        targets,
+        kept=kept,
+        temperature=0.7,
+        chunk_tokens=chunk_tokens,
+        entropy_gradient=True,
+    )
+    gradients = torch.autograd.grad(found.logprobs @ upstream[0] + found.entropies @ upstream[1], leaves)
+
+    others = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    logprobs, entropies = [], []
+    for row in range(11):  # one token after another, from the definition: p = exp(z) / sum over the set
+        words = [word for word in kept[row].tolist() if word >= 0]
+        exponentials = torch.stack(
+            [((others[0][row] @ others[1][word] + others[2][word]) / 0.7).exp() for word in words]
+        )
+        probabilities = exponentials / exponentials.sum()
+        logprobs.append(probabilities[words.index(int(targets[row]))].log())
+        entropies.append(-(probabilities * probabilities.log()).sum())
+    expected = torch.autograd.grad(torch.stack(logprobs) @ upstream[0] + torch.stack(entropies) @ upstream[1], others)
+
+    torch.testing.assert_close(found.logprobs, torch.stack(logprobs), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.entropies, torch.stack(entropies), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_word_that_was_not_kept_gets_no_gradient() -> None:
+    weight = torch.randn(5, 4, requires_grad=True)
+    kept = torch.tensor([[1, 3, -1], [1, 2, 3]], dtype=torch.int32)
+    found = chunked_logprobs(
+        torch.randn(2, 4),
+        weight,
+        None,
+        torch.tensor([3, 1]),
+        kept=kept,
+        temperature=1.0,
+        chunk_tokens=1,
+        entropy_gradient=True,
+    )
+    (found.logprobs.sum() + found.entropies.sum()).backward()
+    assert weight.grad is not None
+    assert (weight.grad.abs().sum(dim=1) > 0).tolist() == [False, True, True, True, False]
+
+
+def test_keeping_everything_equals_no_kept_sets() -> None:
+    torch.manual_seed(0)
+    hidden, weight, targets = torch.randn(7, 4), torch.randn(6, 4), torch.arange(7) % 6
+    everything = torch.arange(6, dtype=torch.int32).expand(7, 6)
+    masked = chunked_logprobs(hidden, weight, None, targets, kept=everything, temperature=0.8, chunk_tokens=3)
+    plain = chunked_logprobs(hidden, weight, None, targets, temperature=0.8, chunk_tokens=3)
+    torch.testing.assert_close(masked.logprobs, plain.logprobs, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(masked.entropies, plain.entropies, rtol=1e-6, atol=1e-6)
+
+
+def test_a_token_without_an_alternative_teaches_nothing() -> None:
+    """Where only one token could be sampled, nothing was chosen: log-probability 0, and nothing to learn."""
+    hidden, weight = torch.randn(2, 4), torch.randn(5, 4, requires_grad=True)
+    kept = torch.tensor([[4], [2]], dtype=torch.int32)
+    found = chunked_logprobs(hidden, weight, None, torch.tensor([4, 2]), kept=kept, temperature=1.0, chunk_tokens=8)
+    found.logprobs.sum().backward()
+    assert found.logprobs.tolist() == [0.0, 0.0]
+    assert weight.grad is not None and not weight.grad.any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logits_of_bfloat16_numbers_are_those_of_float32(temperature: float) -> None:
+    """On a GPU tensor cores multiply them: here the values and the gradients."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(shape, generator=generator).bfloat16() for shape in ((5, 8), (11, 8)))
+    bias, targets = torch.randn(11, generator=generator), torch.arange(5)
+    results = []
+    for dtype in (torch.bfloat16, torch.float64):
+        states, head = (each.detach().to(dtype).requires_grad_() for each in (hidden, weight))
+        found = chunked_logprobs(
+            states, head, bias.to(dtype), targets, temperature=temperature, chunk_tokens=2, entropy_gradient=True
+        )
+        assert found.logprobs.dtype == torch.promote_types(dtype, torch.float32)
+        (found.logprobs.sum() + found.entropies.sum()).backward()
+        results.append([each.double() for each in (found.logprobs, found.entropies, states.grad, head.grad)])
+    logprobs, entropies, of_states, of_head = zip(*results, strict=True)
+    bias_error = 0.02  # the bias is rounded to bfloat16 in one of the two
+    torch.testing.assert_close(*logprobs, atol=bias_error, rtol=0)
+    torch.testing.assert_close(*entropies, atol=bias_error, rtol=0)
+    torch.testing.assert_close(*of_states, atol=0.05, rtol=0.05)
+    torch.testing.assert_close(*of_head, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, "of each token"])
+@pytest.mark.parametrize("sets", ["none", "all", "some"])
+def test_the_derivative_is_that_of_differences(sets: str, temperature: float | str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    hidden, weight, bias = (
+        torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
+        for shape in ((5, 3), (7, 3), (7,))
+    )
+    targets, kept = random_kept(tokens=5, words=7, width=3)
+    has_kept = torch.tensor([True, False, True, True, False])
+    named: dict[str, Any] = {} if sets == "none" else {"kept": kept}
+    if sets == "some":
+        named = {"kept": kept.masked_fill(~has_kept[:, None], -1), "has_kept": has_kept}
+    each = torch.tensor([0.5, 1.0, 2.0, 0.8, 1.3], dtype=torch.float64)
+
+    def both(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        found = chunked_logprobs(
+            hidden,
+            weight,
+            bias,
+            targets,
+            temperature=each if isinstance(temperature, str) else temperature,
+            chunk_tokens=2,
+            entropy_gradient=True,
+            **named,
+        )
+        return found.logprobs, found.entropies
+
+    assert torch.autograd.gradcheck(both, (hidden, weight, bias))

@@ -1,0 +1,201 @@
+"""LoRA: what is trained, what it computes, and what leaves the learner."""
+
+import dataclasses
+import json
+import weakref
+from contextlib import closing
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from safetensors import safe_open
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import AutoModelForCausalLM
+
+from slipstream.common.config.learner_config import OptimConfig
+from slipstream.common.config.model_config import LoraConfig
+from slipstream.learner.batch.pack import pack
+from slipstream.learner.checkpoint.checkpoint import Progress, load
+from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
+from slipstream.learner.model.export import save_adapters, save_hf
+from slipstream.learner.model.gradient import apply_gradient, backward
+from slipstream.learner.model.lora import Adapter, adapters_of
+from slipstream.learner.model.optimizer import make_optimizer, make_schedule
+from slipstream.learner.model.packed_model import PackedModel, load_model
+from slipstream.learner.model.shards import full_tensors, named_shards
+from slipstream.learner.ranks.ranks import Ranks
+from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+from tests.learner.model.test_learner_model import plain_logprobs
+from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
+
+LORA = LoraConfig(rank=4, alpha=12)
+SEQUENCES = [random_sequence(length, seed=length) for length in (9, 13, 40)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"))
+    merging_tokenizer(CHATML).save_pretrained(folder)
+    return folder
+
+
+def loaded(folder: Path, ranks: Ranks, lora: LoraConfig = LORA, *, dtype: str = "float32") -> PackedModel:
+    return load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype=dtype, lora=lora))
+
+
+def logprobs_of(model: PackedModel) -> torch.Tensor:
+    return model(pack(SEQUENCES)).logprobs
+
+
+def optimized(model: PackedModel) -> tuple[torch.optim.AdamW, LambdaLR]:
+    config = OptimConfig(lr=1e-2)
+    optimizer = make_optimizer(model, config=config)
+    return optimizer, make_schedule(optimizer, config=config, num_steps=10)
+
+
+def train(model: PackedModel, ranks: Ranks, optimizer: torch.optim.AdamW, schedule: LambdaLR, *, steps: int) -> None:
+    for _ in range(steps):
+        backward(-logprobs_of(model).sum(), ranks=ranks, divisor=56)
+        apply_gradient(optimizer, schedule, max_grad_norm=1.0)
+
+
+def shards(model: PackedModel) -> dict[str, torch.Tensor]:
+    return {name: parameter.full_tensor().detach().clone() for name, parameter in named_shards(model)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_fresh_adapters_change_no_log_probability_and_no_weight(folder: Path, ranks: Ranks, dtype: str) -> None:
+    plain, adapted = loaded(folder, ranks, LoraConfig(), dtype=dtype), loaded(folder, ranks, dtype=dtype)
+    if dtype == "float32":
+        assert torch.equal(logprobs_of(adapted), logprobs_of(plain))
+    torch.testing.assert_close(dict(full_tensors(adapted)), dict(full_tensors(plain)), rtol=0, atol=0)
+
+
+def test_an_adapter_counts_alpha_over_rank_times() -> None:
+    weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    down, up = torch.nn.Parameter(torch.tensor([[1.0, -1.0]])), torch.nn.Parameter(torch.tensor([[2.0], [0.5]]))
+    adapter = Adapter(down=down, up=up, scaling=3.0)
+    # 3 * [[2, -2], [0.5, -0.5]] on top
+    assert adapter.merged(weight).tolist() == [[7.0, -4.0], [4.5, 2.5]]
+
+
+def test_only_adapters_train(folder: Path, ranks: Ranks) -> None:
+    model = loaded(folder, ranks)
+    optimizer, schedule = optimized(model)
+    before = shards(model)
+    train(model, ranks, optimizer, schedule, steps=2)
+    after = shards(model)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if ".lora_" in name}
+    assert len(changed) == 2 * 2 * 7  # A and B of seven linear layers in each of two decoder layers
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(changed)
+
+
+def test_the_gradient_is_that_of_the_whole_weight_through_the_product(
+    folder: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    """With G the gradient of the merged weight: that of B is s G A^T, and that of A is s B^T G."""
+    model = loaded(folder, ranks)
+    train(model, ranks, *optimized(model), steps=3)
+    save_hf(model, tmp_path / "merged", ranks=ranks)
+    whole = loaded(tmp_path / "merged", ranks, LoraConfig())
+    for each in (model, whole):
+        logprobs_of(each).sum().backward()
+    gradients = {name: parameter.grad.full_tensor() for name, parameter in named_shards(whole)}
+    for name, adapter in adapters_of(model.causal_lm).items():
+        down, up = adapter.down.full_tensor(), adapter.up.full_tensor()
+        assert adapter.scaling == 3.0
+        torch.testing.assert_close(adapter.up.grad.full_tensor(), 3 * gradients[name] @ down.T, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(adapter.down.grad.full_tensor(), 3 * up.T @ gradients[name], rtol=1e-4, atol=1e-3)
+
+
+def test_the_exported_folder_gives_the_learners_log_probabilities(folder: Path, ranks: Ranks, tmp_path: Path) -> None:
+    model = loaded(folder, ranks)
+    train(model, ranks, *optimized(model), steps=5)
+    save_hf(model, tmp_path / "merged", ranks=ranks)
+    found = logprobs_of(model).detach()
+    assert (found - logprobs_of(loaded(folder, ranks, LoraConfig()))).abs().max() > 0.1
+    ordered = sorted(SEQUENCES, key=lambda sequence: -sequence.num_tokens)  # as `pack` lays them out
+    expected = torch.cat([plain_logprobs(tmp_path / "merged", sequence) for sequence in ordered])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)
+
+
+def test_peft_loads_the_adapters_on_their_own(folder: Path, ranks: Ranks, tmp_path: Path) -> None:
+    model = loaded(folder, ranks)
+    train(model, ranks, *optimized(model), steps=5)
+    save_adapters(model, tmp_path, ranks=ranks)
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    found = dict(peft.PeftModel.from_pretrained(base, tmp_path).merge_and_unload().named_parameters())
+    expected = dict(full_tensors(model))
+    assert found.keys() == expected.keys()
+    torch.testing.assert_close({name: found[name].detach() for name in expected}, expected)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(folder)
+
+
+def test_a_checkpoint_holds_what_trains_and_resumes_bit_for_bit(folder: Path, ranks: Ranks, tmp_path: Path) -> None:
+    steady, resumed = loaded(folder, ranks), loaded(folder, ranks)
+    optimizer, schedule = optimized(steady)
+    train(steady, ranks, optimizer, schedule, steps=2)
+    progress = Progress(step=2, policy_version=2, highest_published=2, next_group_id=0, tokens_trained=0)
+    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=1)) as writer:
+        writer.begin(steady, optimizer, schedule, progress=progress, once_durable=lambda: None)
+        writer.wait()
+    path = tmp_path / "step_000002"
+    with safe_open(next(path.glob("*.safetensors")), "pt") as file:
+        held = {name for name in file.keys() if name != "rng"}  # noqa: SIM118 - not a dict
+    assert all(".lora_" in name for name in held)
+    assert len(held) == 28 * 4  # the weight, and AdamW's step and two moments
+    train(steady, ranks, optimizer, schedule, steps=2)
+
+    optimizer, schedule = optimized(resumed)
+    load(path, model=resumed, optimizer=optimizer, schedule=schedule)
+    train(resumed, ranks, optimizer, schedule, steps=2)
+    torch.testing.assert_close(shards(resumed), shards(steady), rtol=0, atol=0)
+
+
+def test_adapters_of_the_same_seed_are_the_same_and_draw_nothing_from_it(folder: Path, ranks: Ranks) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = shards(loaded(folder, ranks))
+    assert torch.equal(torch.rand(3), expected)
+    torch.manual_seed(5)
+    again = shards(loaded(folder, ranks))
+    torch.manual_seed(6)
+    other = shards(loaded(folder, ranks))
+    name = "model.layers.1.mlp.down_proj.lora_A.default.weight"
+    assert torch.equal(again[name], first[name])
+    assert not torch.equal(other[name], first[name])
+
+
+def test_weights_are_merged_one_at_a_time(folder: Path, ranks: Ranks) -> None:
+    model, merged = loaded(folder, ranks), []
+    for name, tensor in full_tensors(model):
+        assert not any(ref() is not None for ref in merged), f"another was alive when {name} was made"
+        if name in adapters_of(model.causal_lm):
+            merged.append(weakref.ref(tensor))
+        del tensor
+    assert len(merged) == 14
+
+
+def test_target_modules_say_which_layers_get_an_adapter(folder: Path, ranks: Ranks) -> None:
+    model = loaded(folder, ranks, LoraConfig(rank=2, target_modules=["q_proj", "v_proj"]))
+    assert adapters_of(model.causal_lm).keys() == {
+        f"model.layers.{layer}.self_attn.{name}.weight" for layer in (0, 1) for name in ("q_proj", "v_proj")
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("query", "Target modules {'query'} not found"),
+        ("input_layernorm", "is not supported"),
+        ("embed_tokens", "model.embed_tokens is not a linear layer of the decoder"),
+        ("lm_head", "lm_head is not a linear layer of the decoder"),
+    ],
+)
+def test_what_can_have_no_adapter_is_refused(ranks: Ranks, tmp_path: Path, name: str, reason: str) -> None:
+    untied = save_tiny_model(tmp_path, tie=False)
+    with pytest.raises(ValueError, match=rf"`model.lora.target_modules` \['{name}'\]: .*{reason}"):
+        loaded(untied, ranks, LoraConfig(rank=2, target_modules=[name]))

@@ -1,0 +1,156 @@
+import math
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.learner.objective.advantage import (
+    batch_standardised_advantages,
+    centred_advantages,
+    gigpo_advantages,
+    leave_one_out_advantages,
+    returns_differ,
+    returns_to_go,
+    same_state_advantages,
+    standardised_advantages,
+)
+
+RETURNS = st.lists(st.floats(-100, 100, allow_nan=False), min_size=2, max_size=16)
+
+
+def test_centred_advantages_are_returns_above_the_mean() -> None:
+    assert centred_advantages([3.0, 0.0, 0.0, 1.0]).tolist() == [2.0, -1.0, -1.0, 0.0]
+
+
+def test_standardised_advantages_divide_by_the_sample_standard_deviation() -> None:
+    # Mean 1, squares of the differences 4 + 1 + 1 + 0 = 6, over n - 1 = 3: the standard deviation is sqrt(2).
+    expected = [2 / math.sqrt(2), -1 / math.sqrt(2), -1 / math.sqrt(2), 0.0]
+    assert standardised_advantages([3.0, 0.0, 0.0, 1.0]) == pytest.approx(expected, rel=2e-6)
+
+
+def test_equal_returns_that_differ_by_rounding_give_no_advantage() -> None:
+    assert np.abs(standardised_advantages([0.1 + 0.2, 0.3, 0.3])).max() < 1e-9
+    assert not returns_differ([0.1 + 0.2, 0.3, 0.3])
+    assert returns_differ([0.0, 0.001])
+
+
+@given(RETURNS)
+def test_advantages_of_a_group_sum_to_zero(returns: list[float]) -> None:
+    assert centred_advantages(returns).sum() == pytest.approx(0.0, abs=1e-9)
+    assert standardised_advantages(returns).sum() == pytest.approx(0.0, abs=1e-6)
+
+
+@given(RETURNS, st.floats(-50, 50))
+def test_a_reward_that_all_members_get_changes_nothing(returns: list[float], bonus: float) -> None:
+    with_bonus = centred_advantages([value + bonus for value in returns])
+    assert with_bonus == pytest.approx(centred_advantages(returns), abs=1e-9)
+
+
+def test_a_group_of_one_and_a_return_that_is_not_finite_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2 returns"):
+        centred_advantages([1.0])
+    with pytest.raises(ValueError, match="must be finite"):
+        standardised_advantages([1.0, float("nan")])
+
+
+def test_leave_one_out_advantages_are_returns_above_the_mean_of_the_others() -> None:
+    # Against the means of the others: 1/3, 4/3, 4/3 and 1.
+    assert leave_one_out_advantages([3.0, 0.0, 0.0, 1.0]) == pytest.approx([8 / 3, -4 / 3, -4 / 3, 0.0])
+
+
+@given(RETURNS)
+def test_leave_one_out_equals_its_definition_and_sums_to_zero(returns: list[float]) -> None:
+    found = leave_one_out_advantages(returns)
+    for member, advantage in enumerate(found):
+        others = returns[:member] + returns[member + 1 :]
+        assert advantage == pytest.approx(returns[member] - statistics.fmean(others), abs=1e-9)
+    assert found.sum() == pytest.approx(0.0, abs=1e-8)
+
+
+def test_returns_to_go_look_ahead_only() -> None:
+    assert returns_to_go(np.array([1.0, 0.0, 2.0]), gamma=1.0).tolist() == [3.0, 2.0, 2.0]
+    assert returns_to_go(np.array([1.0, 0.0, 2.0]), gamma=0.5).tolist() == [1.5, 1.0, 2.0]
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=12), st.floats(0.1, 1))
+def test_returns_to_go_equal_the_discounted_sums(rewards: list[float], gamma: float) -> None:
+    found = returns_to_go(np.array(rewards), gamma=gamma)
+    for step in range(len(rewards)):
+        expected = math.fsum(gamma**away * reward for away, reward in enumerate(rewards[step:]))
+        assert found[step] == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=30))
+def test_batch_standardised_advantages_have_no_mean_and_a_deviation_of_one(returns: list[float]) -> None:
+    found = batch_standardised_advantages(np.array(returns))
+    deviation = statistics.pstdev(returns)
+    expected = [(value - statistics.fmean(returns)) / (deviation + 1e-6) for value in returns]
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert found.sum() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_turns_are_compared_with_those_that_began_in_the_same_state() -> None:
+    keys, returns = ["a", "b", "a", "c", "a"], np.array([3.0, 9.0, 0.0, 2.0, 0.0])
+    found = same_state_advantages(keys, returns, compared=centred_advantages)
+    assert found.tolist() == [2.0, 0.0, -1.0, 0.0, -1.0]
+    # Of 3, 0 and 0: mean 1, sample standard deviation sqrt(3).
+    by_std = same_state_advantages(keys, returns, compared=standardised_advantages)
+    assert by_std == pytest.approx([2 / math.sqrt(3), 0, -1 / math.sqrt(3), 0, -1 / math.sqrt(3)], rel=1e-5)
+
+
+def test_turns_whose_state_is_unknown_are_compared_with_nothing() -> None:
+    found = same_state_advantages(["", "a", "", "a"], np.array([3.0, 1.0, 0.0, 0.0]), compared=centred_advantages)
+    assert found.tolist() == [0.0, 0.5, 0.0, -0.5]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(-10, 10)), max_size=20))
+def test_advantages_of_every_state_sum_to_zero(turns: list[tuple[int, float]]) -> None:
+    keys, returns = [f"room {key}" for key, _ in turns], np.array([value for _, value in turns], dtype=np.float64)
+    found = same_state_advantages(keys, returns, compared=centred_advantages)
+    for key in set(keys):
+        members = [place for place, other in enumerate(keys) if other == key]
+        assert found[members].sum() == pytest.approx(0.0, abs=1e-9)
+        if len(members) > 1:
+            assert found[members] == pytest.approx(centred_advantages(returns[members].tolist()), abs=1e-9)
+
+
+def test_with_one_state_for_all_the_same_state_advantage_is_grpo() -> None:
+    returns = [3.0, 0.0, 0.0, 1.0]
+    found = same_state_advantages(["start"] * 4, np.array(returns), compared=standardised_advantages)
+    assert found == pytest.approx(standardised_advantages(returns))
+
+
+MEMBERS = st.lists(
+    st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.floats(-5, 5)), min_size=1, max_size=6),
+    min_size=2,
+    max_size=5,
+)
+
+
+@given(MEMBERS, st.floats(0.1, 1), st.floats(0, 3))
+def test_gigpo_equals_its_definition_turn_by_turn(
+    members: list[list[tuple[str, float]]], gamma: float, weight: float
+) -> None:
+    """As verl-agent goes about it: every turn is a row of its own, and finds by itself with whom it is compared."""
+    found = gigpo_advantages(
+        [np.array([reward for _, reward in member]) for member in members],
+        [[key for key, _ in member] for member in members],
+        gamma=gamma,
+        same_state_weight=weight,
+        compared=standardised_advantages,
+    )
+    totals = [math.fsum(reward for _, reward in member) for member in members]
+    rows = [
+        (number, key, math.fsum(gamma**away * reward for away, (_, reward) in enumerate(member[turn:])))
+        for number, member in enumerate(members)
+        for turn, (key, _) in enumerate(member)
+    ]
+    for (number, key, to_go), advantage in zip(rows, np.concatenate(found), strict=True):
+        expected = (totals[number] - statistics.fmean(totals)) / (statistics.stdev(totals) + 1e-6)
+        same = [other_to_go for _, other_key, other_to_go in rows if other_key == key]
+        if key and len(same) > 1:
+            expected += weight * (to_go - statistics.fmean(same)) / (statistics.stdev(same) + 1e-6)
+        assert advantage == pytest.approx(expected, abs=1e-6)
+    assert [len(each) for each in found] == [len(member) for member in members]

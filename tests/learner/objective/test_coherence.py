@@ -1,0 +1,265 @@
+"""The linter of objectives, and the recipes that come with Slipstream."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.learner.trial.bounds import check_objective
+from slipstream.tools.run.check_input import check_input
+
+CONF = Path(__file__).parents[3] / "conf"
+PRESETS = sorted((CONF / "objective").glob("*.yaml"))
+
+
+def test_the_defaults_go_together() -> None:
+    check_objective(Config())
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_loads_over_the_quickstart_and_goes_together(preset: Path) -> None:
+    config = load_config(str(CONF / "quickstart.yaml"), [], presets=[str(preset)])
+    check_objective(config)
+    assert config.run.name == "quickstart"
+    assert preset.read_text().startswith("# ")  # what it is, and where it was published
+    assert "https://" in preset.read_text().split("objective:")[0]
+
+
+def test_there_is_a_preset_for_every_surrogate() -> None:
+    chosen = {load_config(str(preset), []).objective.surrogate for preset in PRESETS}
+    assert chosen == {"ppo_clip", "gspo", "cispo", "dppo_tv", "dppo_kl"}  # policy_gradient is V-trace's part
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason", "cure"),
+    [
+        (
+            ["surrogate=dppo_kl", "correction=truncated_is"],
+            "dppo_kl is defined by the ratio to the behaviour policy",
+            "choose correction none or a mask",
+        ),
+        (
+            ["surrogate=dppo_tv", "correction=decoupled"],
+            "dppo_tv is defined by the ratio to the behaviour policy",
+            "surrogate ppo_clip or cispo",
+        ),
+        (["surrogate=gspo"], "never gets that far from 1: nothing would be clipped", "the paper uses 3e-4 and 4e-4"),
+        (["clip_low=3e-4", "clip_high=4e-4"], "nearly every token would be clipped", "or choose surrogate gspo"),
+        (
+            ["surrogate=cispo", "correction=none", "ratio_high=1000"],
+            "can get a weight of 1e+03, which is as good as unclipped; unclipped importance sampling collapses",
+            "lower objective.ratio_high (it is 1000) to 20 at most; or train with replay.target_lag=0",
+        ),
+        (
+            ["surrogate=cispo", "correction=none", "ratio_high=25"],
+            "a token of positive advantage can get a weight",
+            "ratio_high (it is 25) to 20 at most",
+        ),
+        (["correction=none"], "a token of negative advantage can get a weight of 2e+08", "set objective.dual_clip=3"),
+        (["correction=sequence_mask"], "a token of negative advantage can get a weight", "set objective.dual_clip=3"),
+        (
+            ["mask_high=.inf"],
+            "a token of negative advantage can get a weight",
+            "lower objective.mask_high (it is inf) to 20",
+        ),
+        (
+            ["mask_high=20.5"],
+            "a token of negative advantage can get a weight of 20",
+            "lower objective.mask_high (it is 20.5)",
+        ),
+        (["correction=none", "dual_clip=1e9"], "can get a weight of 2e+08", "lower objective.dual_clip (it is 1e+09)"),
+        (
+            ["correction=truncated_is", "max_behaviour_weight=.inf"],
+            "a token of positive advantage can get a weight",
+            "lower objective.max_behaviour_weight (it is inf) to 20 at most",
+        ),
+        (["clip_high=50", "correction=none"], "can get a weight", "lower objective.clip_high (it is 50) to 20 at most"),
+        (
+            ["surrogate=cispo", "ratio_high=10"],
+            "it has no effect: objective.mask_high=5 stops every token before it",
+            "change one of the two, or switch one off",
+        ),
+        (["clip_low=0.6"], "it has no effect: objective.mask_low=0.5 stops every token before it", "switch one off"),
+        (["clip_high=9"], "it has no effect: objective.mask_high=5 stops every token before it", "switch one off"),
+        (["dual_clip=3"], "has no effect: objective.clip_high=0.28 or objective.dual_clip=3 stops", "switch one off"),
+        (
+            ["surrogate=gspo", "clip_low=3e-4", "clip_high=4e-4"],
+            "a token of negative advantage can get a weight",
+            "set objective.dual_clip=3",
+        ),
+        (
+            ["surrogate=gspo", "clip_low=3e-4", "clip_high=4e-4", "dual_clip=3"],
+            "objective.clip_low=0.0003 stops",
+            "change one of the two",
+        ),
+        (
+            ["correction=geometric_mask", "dual_clip=3"],
+            "objective.mask_low=0.99 stops every token before it",
+            "change one of the two",
+        ),
+        (
+            ["advantage=gigpo", "allocation=per_turn"],
+            "no effect with objective.advantage gigpo",
+            "gae or group_centred or group_standardised or leave_one_out or reinforce_pp or vtrace",
+        ),
+        (
+            ["advantage=reinforce_pp", "allocation_discount=0.5"],
+            "no effect with objective.allocation last_token",
+            "choose discounted",
+        ),
+        (["gamma=0.9"], "it has no effect with objective.advantage group_standardised", "leave it out"),
+        (
+            ["same_state_weight=2"],
+            "it has no effect with objective.advantage group_standardised",
+            "choose gigpo or gigpo_centred",
+        ),
+        (
+            ["surrogate=cispo", "max_negative_kl=0"],
+            "such runs collapsed at a lag of 8",
+            "use 0.1, with which they did not collapse",
+        ),
+        (["surrogate=cispo", "clip_high=0.3"], "no effect with objective.surrogate cispo", "gspo or ppo_clip"),
+        (["correction=none", "mask_high=3"], "no effect with objective.correction none", "or token_mask"),
+        (["normalisation_tokens=64"], "no effect with objective.normalisation tokens", "choose constant"),
+        (
+            ["advantage=gae"],
+            "it needs a critic, and objective.critic is `none`",
+            "choose objective.critic own or shared",
+        ),
+        (
+            ["critic=own"],
+            "objective.advantage group_standardised does not use a critic",
+            "gae or bi_level_gae or vtrace, or critic none",
+        ),
+        (["critic_warmup_steps=2"], "no effect with objective.critic none", "choose own or shared"),
+        (["advantage=gae", "critic=own", "value_coefficient=1"], "no effect with objective.critic own", "shared"),
+        (["advantage=gae", "critic=own", "turn_gamma=0.9"], "no effect with objective.advantage gae", "bi_level_gae"),
+        (
+            ["advantage=bi_level_gae", "critic=own", "allocation=per_turn"],
+            "no effect with",
+            "or reinforce_pp or vtrace",
+        ),
+        (
+            ["advantage=gae", "critic=own", "critic_warmup_steps=100"],
+            "learner.steps is 100, so the policy would never learn",
+            "take fewer warm-up steps than learner.steps",
+        ),
+        (["advantage=vtrace", "critic=own"], "would apply it a second time", "choose surrogate policy_gradient"),
+        (["surrogate=policy_gradient"], "nothing would correct a stale token", "choose advantage vtrace"),
+        (
+            ["advantage=vtrace", "critic=own", "surrogate=policy_gradient", "max_rho=100"],
+            "can get a weight of 100",
+            "lower objective.max_rho (it is 100) to 20 at most",
+        ),
+        (
+            ["advantage=vtrace", "critic=own", "surrogate=policy_gradient", "correction=truncated_is"],
+            "policy_gradient is defined by the ratio to the behaviour policy",
+            "choose correction none or a mask",
+        ),
+        (["kl_place=reward"], "no effect with objective.kl_coefficient 0", "set kl_coefficient above 0"),
+        (["reference_every=10"], "no effect with objective.kl_coefficient 0", "leave it out"),
+    ],
+)
+def test_an_incoherent_objective_is_refused_with_the_reason_and_the_cure(
+    overrides: list[str], reason: str, cure: str
+) -> None:
+    config = load_config(None, [f"objective.{override}" for override in overrides])
+    with pytest.raises(ConfigError, match="is incoherent") as raised:
+        check_objective(config)
+    assert reason in str(raised.value)
+    assert cure in str(raised.value)
+
+
+def test_what_a_run_checks_before_it_starts_anything_asks_the_loss_too() -> None:
+    with pytest.raises(ConfigError, match=r"a token of negative advantage can get a weight of 2e\+08"):
+        check_input(load_config(None, ["objective.mask_high=.inf"]))
+
+
+def test_without_lag_weights_need_no_bound() -> None:
+    synchronous = ["replay.target_lag=0", "replay.max_lag=0"]
+    check_objective(
+        load_config(
+            None, [*synchronous, "objective.surrogate=cispo", "objective.correction=none", "objective.ratio_high=1000"]
+        )
+    )
+
+
+def test_on_policy_the_plain_policy_gradient_is_reinforce_and_accepted() -> None:
+    reinforce = ["objective.surrogate=policy_gradient", "objective.advantage=leave_one_out"]
+    synchronous = ["replay.target_lag=0", "replay.max_lag=0"]
+    check_objective(load_config(None, [*reinforce, *synchronous]))
+    with pytest.raises(ConfigError, match=r"replay\.max_lag is 1.*replay\.target_lag=0 and replay\.max_lag=0"):
+        check_objective(load_config(None, [*reinforce, "replay.target_lag=1", "replay.max_lag=1"]))
+
+
+CHOOSING = {
+    "replay.keep_fraction": ["replay.keep_fraction=0.5"],
+    "replay.order": ["replay.order=prioritised", "replay.max_uses=2"],
+    "env.repeat": ["env.repeat=0.5"],
+}
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_groups_and_tasks_are_chosen_by_a_spread_that_is_known_when_they_are_chosen(name: str) -> None:
+    check_objective(load_config(None, CHOOSING[name]))
+    judged = load_config(None, [*CHOOSING[name], "objective.reward_model=folder"])
+    must_be = f"`{re.escape(name)}` must be .* with "
+    with pytest.raises(ConfigError, match=must_be + r"objective\.reward_model, .*leave it out"):
+        check_objective(judged)
+    alone = load_config(None, [*CHOOSING[name], "replay.group_size=1", "objective.advantage=reinforce_pp"])
+    with pytest.raises(ConfigError, match=must_be + r"replay\.group_size 1, .*always 0"):
+        check_objective(alone)
+
+
+MAX_USES = "replay.max_uses=2"
+
+
+@pytest.mark.parametrize(
+    "bounded",
+    [
+        ["surrogate=ppo_clip", "correction=none", "dual_clip=3"],
+        ["correction=decoupled", "dual_clip=3"],
+        ["surrogate=cispo"],
+        ["surrogate=dppo_tv", "correction=none"],
+    ],
+)
+def test_what_bounds_a_token_may_use_a_group_again(bounded: list[str]) -> None:
+    check_objective(load_config(None, [MAX_USES, *(f"objective.{override}" for override in bounded)]))
+
+
+@pytest.mark.parametrize(
+    "unbounded", [["surrogate=cispo", "correction=none"], ["correction=truncated_is", "dual_clip=3"]]
+)
+def test_what_never_stops_pushing_a_token_may_not_use_a_group_again(unbounded: list[str]) -> None:
+    config = load_config(None, [MAX_USES, *(f"objective.{override}" for override in unbounded)])
+    with pytest.raises(ConfigError, match=r"replay\.max_uses is 2, and token weights are capped but never 0"):
+        check_objective(config)
+
+
+def test_a_chosen_group_is_no_candidate_again() -> None:
+    with pytest.raises(ConfigError, match=r"`replay\.keep_fraction` must be 1 where replay\.max_uses > 1"):
+        load_config(None, ["replay.keep_fraction=0.5", "replay.max_uses=2"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (["model.tool_parser=hermes"], "have no effect in `env.name` shop: .*got 'hermes'; leave them out"),
+        (["model.reasoning_parser=qwen3"], "only calls of tools and the answers to agents are parsed, got 'qwen3'"),
+        (
+            [
+                "env.name=agent",
+                "env.options.agent=tests.envhub.agents:chats",
+                "model.path=x",
+                "warm_start.episodes=0",
+                "model.context=window",
+            ],
+            "`model.context` window has no effect in `env.name` agent",
+        ),
+    ],
+)
+def test_settings_of_conversations_that_have_no_effect_are_refused(settings: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        check_input(load_config(None, settings))

@@ -1,0 +1,220 @@
+"""Each correction against hand-computed numbers and a derivation by cases, and what all of them must leave alone."""
+
+import dataclasses
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import assume
+from torch import Tensor
+
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.learner.objective.correction import (
+    Correction,
+    correction,
+    outside,
+    stale_negatives,
+    too_old,
+    truncated_weight,
+)
+from slipstream.learner.step.loss import policy_loss
+from tests.learner.policies import Tokens, any_batch, float64, gradient, loss_tokens, of_lengths
+
+CORRECTIONS = ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled")
+
+
+def corrected(tokens: Tokens, **changes: object) -> Correction:
+    objective = ObjectiveConfig(**({"max_negative_kl": 0.0} | changes))
+    return correction(
+        tokens.current,
+        proximal_logprobs=tokens.proximal,
+        behaviour_logprobs=tokens.behaviour,
+        advantages=tokens.advantages,
+        sequences=tokens.sequences,
+        objective=objective,
+    )
+
+
+def test_the_hard_cap_takes_out_the_tokens_that_are_older_and_no_others() -> None:
+    lags = torch.tensor([0, 4, 5, 30])
+    assert too_old(lags, max_lag=4).tolist() == [False, False, True, True]
+    assert too_old(lags, max_lag=0).tolist() == [False, True, True, True]
+
+
+@any_batch
+def test_the_hard_cap_adds_its_tokens_to_those_that_a_correction_leaves_out_and_changes_nothing_else(
+    tokens: Tokens,
+) -> None:
+    lags = torch.arange(len(tokens.current)) % 4
+    old = lags > 2
+    for name in CORRECTIONS:
+        objective = ObjectiveConfig(correction=name, max_negative_kl=0.1)
+        at_lags = partial(
+            correction,
+            tokens.current,
+            proximal_logprobs=tokens.proximal,
+            behaviour_logprobs=tokens.behaviour,
+            advantages=tokens.advantages,
+            sequences=tokens.sequences,
+            objective=objective,
+        )
+        without, capped = at_lags(), at_lags(lags=lags, max_lag=2)
+        assert torch.equal(capped.masked, without.masked | old)
+        assert torch.equal(capped.weights, torch.where(old, 0.0, without.weights))
+        assert torch.equal(capped.anchor_logprobs, without.anchor_logprobs)
+        assert torch.equal(capped.truncated, without.truncated)
+
+
+def four_tokens(ratios: list[float], lengths: tuple[int, ...]) -> Tokens:
+    """Tokens of behaviour probability 0.1, with proximal = current."""
+    behaviour = torch.full((4,), math.log(0.1), dtype=torch.float64)
+    current = behaviour + float64(*ratios).log()
+    return Tokens(
+        current=current,
+        proximal=current,
+        behaviour=behaviour,
+        advantages=float64(1, 1, -1, -1),
+        entropies=torch.zeros_like(current),
+        sequences=of_lengths(*lengths),
+    )
+
+
+def test_the_parts_agree_with_the_numbers_in_their_docstrings() -> None:
+    assert outside(float64(0.4, 0.5, 1, 5, 6), low=0.5, high=5.0).tolist() == [True, False, False, False, True]
+    assert truncated_weight(float64(0.5, 1, 3), max_behaviour_weight=2.0).tolist() == [0.5, 1, 2]
+    behaviour, advantages = torch.zeros(4, dtype=torch.float64), float64(-1, -1, -1, -1)
+    pairs = {"sequences": of_lengths(2, 2), "max_kl": 0.1}
+    ratios = float64(0.8, 0.9, 0.8, 1.2)
+    assert stale_negatives(ratios.log(), behaviour_logprobs=behaviour, advantages=advantages, **pairs).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not stale_negatives(ratios.log(), behaviour_logprobs=behaviour, advantages=-advantages, **pairs).any()
+
+
+def test_the_token_mask_drops_tokens() -> None:
+    found = corrected(four_tokens([0.4, 1, 5, 6], (2, 2)), correction="token_mask")
+    assert found.weights.tolist() == [0, 1, 1, 0]
+
+
+def test_the_sequence_mask_drops_sequences_by_the_product_of_their_ratios() -> None:
+    # Products 4 * 0.3 = 1.2, though each token is far out, and 1.5 * 1.5 = 2.25.
+    found = corrected(four_tokens([4, 0.3, 1.5, 1.5], (2, 2)), correction="sequence_mask")
+    assert found.weights.tolist() == [1, 1, 0, 0]
+
+
+def test_the_geometric_mask_drops_sequences_by_the_mean_of_their_ratios() -> None:
+    # Geometric means 1.005 and 1.02.
+    found = corrected(four_tokens([1.005, 1.005, 1.02, 1.02], (2, 2)), correction="geometric_mask")
+    assert found.weights.tolist() == [1, 1, 0, 0]
+
+
+def test_truncated_importance_sampling_caps_weights_and_counts_capped_tokens() -> None:
+    tokens = four_tokens([0.5, 1, 2, 3], (4,))
+    found = corrected(tokens, correction="truncated_is")
+    assert found.weights.tolist() == pytest.approx([0.5, 1, 2, 2])
+    assert found.truncated.tolist() == [False, False, False, True]
+    assert found.anchor_logprobs is tokens.proximal
+
+
+def test_the_decoupled_correction_applies_weights_and_masks_those_above_the_cap() -> None:
+    tokens = four_tokens([0.5, 1, 4, 6], (4,))
+    found = corrected(tokens, correction="decoupled", max_behaviour_weight=5.0)
+    assert found.weights.tolist() == pytest.approx([0.5, 1, 4, 0])
+    assert found.masked.tolist() == [False, False, False, True]
+    assert found.anchor_logprobs is tokens.proximal
+
+
+def test_stale_negatives_are_masked_with_every_correction() -> None:
+    tokens = four_tokens([0.8, 0.9, 0.8, 0.9], (2, 2))  # the second sequence has the negative advantages
+    for name in CORRECTIONS:
+        objective = {"mask_low": 0.5, "correction": name}
+        assert corrected(tokens, **objective, max_negative_kl=0.1).masked.tolist() == [False, False, True, True]
+        assert not corrected(tokens, **objective, max_negative_kl=0.2).masked.any()
+
+
+@any_batch
+def test_corrections_equal_a_derivation_by_cases(tokens: Tokens) -> None:
+    found = {name: corrected(tokens, correction=name) for name in CORRECTIONS}
+    stale = stale_negatives(
+        tokens.current,
+        behaviour_logprobs=tokens.behaviour,
+        advantages=tokens.advantages,
+        sequences=tokens.sequences,
+        max_kl=0.1,
+    )
+    for members in tokens.members:
+        now = [math.exp(tokens.current[i]) for i in members]
+        then = [math.exp(tokens.behaviour[i]) for i in members]
+        product = math.prod(now) / math.prod(then)
+        mean = product ** (1 / len(members))
+        assume(all(abs(product - bound) > 1e-9 for bound in (0.5, 2)))
+        assume(all(abs(mean - bound) > 1e-9 for bound in (0.99, 1.01, math.exp(-0.1))))
+        for place, i in enumerate(members):
+            one = now[place] / then[place]
+            weight = math.exp(tokens.proximal[i]) / then[place]
+            expected = {
+                "none": 1.0,
+                "token_mask": float(0.5 <= one <= 5),
+                "sequence_mask": float(0.5 <= product <= 2),
+                "geometric_mask": float(0.99 <= mean <= 1.01),
+                "truncated_is": min(weight, 2.0),
+                "decoupled": weight if weight <= 2.0 else 0.0,
+            }
+            for name, value in expected.items():
+                assert float(found[name].weights[i]) == pytest.approx(value, rel=1e-9), name
+            assert bool(stale[i]) is (float(tokens.advantages[i]) < 0 and -math.log(mean) > 0.1)
+
+
+def loss_and_gradient(tokens: Tokens, **changes: object) -> tuple[float, list[float]]:
+    objective = ObjectiveConfig(**changes)
+
+    def loss_of(at: Tensor) -> Tensor:
+        read = loss_tokens(
+            at, tokens.behaviour, tokens.advantages, sequences=tokens.sequences, proximal_logprobs=tokens.proximal
+        )
+        return policy_loss(read, objective=objective).loss_sum
+
+    return float(loss_of(tokens.current)), gradient(loss_of, tokens.current)
+
+
+@any_batch
+def test_at_zero_lag_every_correction_is_the_identity_under_every_surrogate(tokens: Tokens) -> None:
+    fresh = dataclasses.replace(tokens, proximal=tokens.current, behaviour=tokens.current)
+    for surrogate in ("ppo_clip", "gspo", "cispo", "dppo_tv", "dppo_kl"):
+        plain = loss_and_gradient(fresh, surrogate=surrogate, correction="none", max_negative_kl=0.0)
+        for name in CORRECTIONS:
+            loss, slope = loss_and_gradient(fresh, surrogate=surrogate, correction=name, max_negative_kl=0.1)
+            assert loss == pytest.approx(plain[0], abs=1e-12)
+            assert slope == pytest.approx(plain[1], abs=1e-12)
+
+
+@any_batch
+def test_decoupled_with_proximal_equal_to_behaviour_is_plain_ppo(tokens: Tokens) -> None:
+    coupled = dataclasses.replace(tokens, proximal=tokens.behaviour)
+    plain = loss_and_gradient(coupled, correction="none", max_negative_kl=0.0)
+    for name in ("decoupled", "truncated_is"):
+        loss, slope = loss_and_gradient(coupled, correction=name, max_negative_kl=0.0)
+        assert loss == pytest.approx(plain[0], rel=1e-12, abs=1e-12)
+        assert slope == pytest.approx(plain[1], rel=1e-12, abs=1e-12)
+
+
+@any_batch
+def test_a_mask_that_keeps_everything_equals_no_mask(tokens: Tokens) -> None:
+    wide = {"mask_low": 0.0, "mask_high": 1e30}
+    plain = loss_and_gradient(tokens, correction="none", max_negative_kl=0.0)
+    for name in ("token_mask", "sequence_mask", "geometric_mask"):
+        assert loss_and_gradient(tokens, correction=name, max_negative_kl=0.0, **wide) == plain
+    assert loss_and_gradient(tokens, correction="none", max_negative_kl=1e30) == plain
+
+
+@any_batch
+def test_a_mask_leaves_the_other_tokens_as_they_were(tokens: Tokens) -> None:
+    _, plain = loss_and_gradient(tokens, correction="none", max_negative_kl=0.0)
+    for name in ("token_mask", "sequence_mask", "geometric_mask"):
+        masked = corrected(tokens, correction=name).masked.tolist()
+        _, slope = loss_and_gradient(tokens, correction=name, max_negative_kl=0.0)
+        assert slope == [0.0 if gone else before for gone, before in zip(masked, plain, strict=True)]

@@ -1,0 +1,100 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.learner.objective.kl import MAX_KL_WEIGHT, k1, k3, reference_divergence
+from tests.learner.policies import Tokens, any_batch, float64
+
+
+def test_the_estimates_agree_with_the_numbers_in_their_docstrings() -> None:
+    ratios, nothing = float64(2, 0.5, 1).log(), torch.zeros(3, dtype=torch.float64)
+    assert k1(ratios, q_logprobs=nothing).tolist() == pytest.approx([-0.693147, 0.693147, 0], abs=1e-6)
+    assert k3(ratios, q_logprobs=nothing).tolist() == pytest.approx([0.306853, 0.193147, 0], abs=1e-6)
+
+
+@any_batch
+def test_the_estimates_equal_a_derivation_from_probabilities(tokens: Tokens) -> None:
+    for now, then, one, three in zip(
+        tokens.current.exp().tolist(),
+        tokens.behaviour.exp().tolist(),
+        k1(tokens.current, q_logprobs=tokens.behaviour),
+        k3(tokens.current, q_logprobs=tokens.behaviour),
+        strict=True,
+    ):
+        assert float(one) == pytest.approx(math.log(then / now), abs=1e-9)
+        assert float(three) == pytest.approx(now / then - 1 - math.log(now / then), rel=1e-9, abs=1e-9)
+        assert float(three) >= -1e-12
+
+
+@given(st.lists(st.tuples(st.floats(0.05, 1), st.floats(0.05, 1)), min_size=2, max_size=6))
+def test_k1_and_k3_are_the_divergence_on_average_over_what_q_samples(weights: list[tuple[float, float]]) -> None:
+    p, q = (float64(*column) / sum(column) for column in zip(*weights, strict=True))
+    divergence = sum(b * math.log(b / a) for a, b in zip(p.tolist(), q.tolist(), strict=True))
+    assert float((q * k1(p.log(), q_logprobs=q.log())).sum()) == pytest.approx(divergence, abs=1e-9)
+    assert float((q * k3(p.log(), q_logprobs=q.log())).sum()) == pytest.approx(divergence, abs=1e-9)
+
+
+WORDS = st.lists(
+    st.tuples(*[st.floats(-0.34, 0.34)] * 3), min_size=2, max_size=6
+)  # logits of three policies; no ratio above 4
+
+
+def expected(values: torch.Tensor, policy: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """The gradient, to `logits`, of the mean of `values` over what `policy` samples."""
+    return torch.autograd.grad((policy.detach() * values).sum(), logits, retain_graph=True)[0]
+
+
+@given(WORDS, st.booleans())
+def test_the_loss_has_the_value_and_the_gradient_of_the_divergence_for_any_sampler(
+    words: list[tuple[float, float, float]], lagged: bool
+) -> None:
+    """By going through all words: no estimate is in it."""
+    columns = [float64(*column) for column in zip(*words, strict=True)]
+    logits = columns[0].requires_grad_()
+    current, behaviour, reference = (column.log_softmax(dim=0) for column in columns)
+    sampler = behaviour if lagged else current.detach()
+    divergence = (current.exp() * (current - reference)).sum()
+    (true,) = torch.autograd.grad(divergence, logits, retain_graph=True)
+    found = reference_divergence(current, behaviour_logprobs=sampler, reference_logprobs=reference)
+    torch.testing.assert_close((sampler.exp() * found).sum(), divergence, rtol=0, atol=1e-9)
+    exact = expected(found, sampler.exp(), logits)
+    torch.testing.assert_close(exact, true, rtol=0, atol=1e-9)
+    differentiated = (current - sampler).exp() * k3(reference, q_logprobs=current)  # the paper's form, by autograd
+    torch.testing.assert_close(exact, expected(differentiated, sampler.exp(), logits), rtol=0, atol=1e-9)
+
+
+def test_without_its_weight_the_loss_would_miss_under_lag() -> None:
+    logits, behaviour = float64(0.3, -0.2, 0.1).requires_grad_(), float64(0.5, 0.3, 0.2)
+    current, reference = logits.log_softmax(dim=0), float64(0.2, 0.3, 0.5).log()
+    (true,) = torch.autograd.grad((current.exp() * (current - reference)).sum(), logits, retain_graph=True)
+    plain = expected(k3(reference, q_logprobs=current), behaviour, logits)
+    exact = expected(
+        reference_divergence(current, behaviour_logprobs=behaviour.log(), reference_logprobs=reference),
+        behaviour,
+        logits,
+    )
+    assert float((plain - true).norm() / true.norm()) > 0.15
+    assert float((exact - true).norm() / true.norm()) < 1e-12
+
+
+def test_the_loss_agrees_with_the_numbers_in_its_docstring() -> None:
+    current = float64(0.4).log().requires_grad_()
+    (value,) = reference_divergence(
+        current, behaviour_logprobs=float64(0.2).log(), reference_logprobs=float64(0.1).log()
+    )
+    assert float(value.detach()) == pytest.approx(2 * (0.25 - 1 + math.log(4)))
+    assert float(torch.autograd.grad(value, current)[0]) == pytest.approx(2 * math.log(4))
+
+
+def test_the_weight_is_bounded_and_a_far_reference_costs_no_digits() -> None:
+    # Behaviour thought it nearly impossible, and the reference 3e8 times likelier than the current policy does.
+    current = torch.tensor([-0.1, -20.0]).requires_grad_()
+    values = reference_divergence(
+        current, behaviour_logprobs=torch.tensor([-50.0, -20.0]), reference_logprobs=torch.tensor([-1.1, -0.5])
+    )
+    (slope,) = torch.autograd.grad(values.sum(), current)
+    assert slope.tolist() == pytest.approx([MAX_KL_WEIGHT * 1.0, -19.5])
+    assert bool(torch.isfinite(values).all())

@@ -1,0 +1,64 @@
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.learner.objective.normalisation import loss_divisor, token_weights
+from slipstream.learner.objective.ratio import Sequences
+from tests.learner.policies import Tokens, any_batch, float64, of_lengths
+
+
+def normalised(losses: torch.Tensor, lengths: tuple[int, ...], normalisation: str, *, constant: int = 512) -> float:
+    objective = ObjectiveConfig(normalisation=normalisation, normalisation_tokens=constant)
+    weights = token_weights(losses, sequences=of_lengths(*lengths), objective=objective)
+    divisor = loss_divisor(num_loss_tokens=len(losses), num_trajectories=len(lengths), objective=objective)
+    return float((weights * losses).sum() / divisor)
+
+
+def test_two_sequences_by_each_normalisation() -> None:
+    losses = float64(1, 1, 1, 4)
+    assert normalised(losses, (3, 1), "tokens") == 7 / 4
+    assert normalised(losses, (3, 1), "sequences") == (1 + 4) / 2
+    assert normalised(losses, (3, 1), "constant", constant=8) == 7 / 16
+
+
+def test_a_rewritten_history_changes_nothing_about_a_trajectorys_weight() -> None:
+    losses, whole = float64(1, 1, 1, 4), of_lengths(3, 1)
+    branched = dataclasses.replace(
+        of_lengths(1, 2, 1), trajectories=torch.tensor([0, 0, 1]), trajectory_tokens=torch.tensor([3, 3, 1])
+    )
+    for normalisation in ("tokens", "sequences", "constant"):
+        objective = ObjectiveConfig(normalisation=normalisation)
+        weights = [token_weights(losses, sequences=each, objective=objective).tolist() for each in (whole, branched)]
+        assert weights[0] == weights[1]
+    assert weights_by_sequences(losses, branched) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 1])
+
+
+def weights_by_sequences(losses: torch.Tensor, sequences: Sequences) -> list[float]:
+    found: list[float] = token_weights(
+        losses, sequences=sequences, objective=ObjectiveConfig(normalisation="sequences")
+    ).tolist()
+    return found
+
+
+@any_batch
+def test_normalisations_equal_a_derivation_sequence_by_sequence(tokens: Tokens) -> None:
+    losses = tokens.advantages
+    lengths = tuple(len(members) for members in tokens.members)
+    sums = [sum(float(losses[i]) for i in members) for members in tokens.members]
+    means = [total / length for total, length in zip(sums, lengths, strict=True)]
+    assert normalised(losses, lengths, "tokens") == pytest.approx(sum(sums) / sum(lengths), abs=1e-12)
+    assert normalised(losses, lengths, "sequences") == pytest.approx(sum(means) / len(means), abs=1e-12)
+    assert normalised(losses, lengths, "constant", constant=7) == pytest.approx(sum(sums) / len(sums) / 7, abs=1e-12)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.data())
+def test_normalisations_agree_on_sequences_of_equal_length(num: int, length: int, data: st.DataObject) -> None:
+    losses = float64(*data.draw(st.lists(st.floats(-3, 3), min_size=num * length, max_size=num * length)))
+    lengths = (length,) * num
+    by_tokens = normalised(losses, lengths, "tokens")
+    assert normalised(losses, lengths, "sequences") == pytest.approx(by_tokens, abs=1e-12)
+    assert normalised(losses, lengths, "constant", constant=length) == pytest.approx(by_tokens, abs=1e-12)

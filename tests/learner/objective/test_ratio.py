@@ -1,0 +1,55 @@
+import math
+
+import pytest
+import torch
+
+from slipstream.learner.batch.pack import pack
+from slipstream.learner.objective.ratio import geometric_ratio, product_ratio, ratio
+from tests.learner.policies import Tokens, any_batch, float64, of_lengths
+from tests.tools.run.tiny_model import random_sequence
+
+
+def test_sums_and_means_are_those_of_the_tokens_own_sequence() -> None:
+    sequences, values = of_lengths(2, 0, 1), float64(1, 3, 5)
+    assert sequences.sums(values).tolist() == [4, 4, 5]
+    assert sequences.means(values).tolist() == [2, 2, 5]
+
+
+def test_a_ratio_says_how_many_times_likelier_a_token_became() -> None:
+    assert ratio(float64(0.6, 0.3).log(), other_logprobs=float64(0.3, 0.6).log()).tolist() == pytest.approx([2, 0.5])
+
+
+def test_the_ratio_of_a_sequence_is_the_product_or_the_geometric_mean_of_its_tokens() -> None:
+    current, other, sequences = float64(0.8, 0.1, 0.3).log(), float64(0.2, 0.1, 0.1).log(), of_lengths(2, 1)
+    assert product_ratio(current, other_logprobs=other, sequences=sequences).tolist() == pytest.approx([4, 4, 3])
+    assert geometric_ratio(current, other_logprobs=other, sequences=sequences).tolist() == pytest.approx([2, 2, 3])
+
+
+@any_batch
+def test_sequence_ratios_equal_a_derivation_by_probabilities(tokens: Tokens) -> None:
+    products = product_ratio(tokens.current, other_logprobs=tokens.behaviour, sequences=tokens.sequences)
+    means = geometric_ratio(tokens.current, other_logprobs=tokens.behaviour, sequences=tokens.sequences)
+    for members in tokens.members:
+        product = 1.0
+        for index in members:
+            product *= math.exp(tokens.current[index]) / math.exp(tokens.behaviour[index])
+        for index in members:
+            assert float(products[index]) == pytest.approx(min(max(product, math.exp(-20)), math.exp(20)), rel=1e-9)
+            assert float(means[index]) == pytest.approx(product ** (1 / len(members)), rel=1e-9)
+
+
+def test_a_ratio_beyond_all_bounds_is_finite_with_its_square() -> None:
+    far, zero = torch.tensor([200.0]), torch.tensor([0.0])
+    for found in (
+        ratio(far, other_logprobs=zero),
+        product_ratio(far, other_logprobs=zero, sequences=of_lengths(1)),
+        geometric_ratio(far, other_logprobs=zero, sequences=of_lengths(1)),
+    ):
+        assert bool(torch.isfinite(found.square()).all())
+
+
+def test_a_pack_knows_the_sequence_of_each_loss_token() -> None:
+    packed = pack([random_sequence(4, seed=0, prompt=2), random_sequence(5, seed=1), random_sequence(3, seed=2)])
+    assert packed.lengths == (5, 4, 3)
+    assert packed.loss_sequences.ids.tolist() == [0, 0, 1, 1]
+    assert packed.loss_sequences.num == 3

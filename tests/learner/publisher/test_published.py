@@ -1,0 +1,128 @@
+"""What is published of a model, and as what."""
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.distributed.tensor import Shard
+
+from slipstream.actors.weights import staged_weights
+from slipstream.actors.weights.refused import WeightsRefused, WeightsUnfit
+from slipstream.actors.weights.staged_weights import ModelFolder
+from slipstream.common.config.model_config import LoraConfig
+from slipstream.common.transfer.weights import Manifest, buffer_bytes, sealed
+from slipstream.learner.model.lora import adapters_of
+from slipstream.learner.model.packed_model import PackedModel, load_model
+from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.publisher.published import Published, adapted_folder, part_of
+from slipstream.learner.ranks.ranks import Ranks
+from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"))
+    return load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_weights_are_published_in_the_dtype_of_the_forward_pass(model: PackedModel, dtype: str) -> None:
+    published = dict(Published(model, dtype=dtype).tensors())
+    rounded = {name: tensor.to(getattr(torch, dtype)) for name, tensor in full_tensors(model)}
+    torch.testing.assert_close(published, rounded, rtol=0, atol=0)
+    laid_out = [(entry.name, entry.dtype, tuple(entry.shape)) for entry in Published(model, dtype=dtype).layout]
+    assert laid_out == [(name, dtype, tuple(tensor.shape)) for name, tensor in published.items()]
+
+
+@pytest.mark.parametrize("num_writers", [1, 2, 3, 8])
+def test_the_parts_of_all_writers_are_the_whole_and_as_torch_shards(num_writers: int) -> None:
+    for number in (0, 1, 2, 3, 7, 8, 9, 64, 65):
+        parts = [part_of(number, rank=rank, num_writers=num_writers) for rank in range(2 * num_writers)]
+        assert [index for part in parts for index in range(number)[part]] == list(range(number))
+        assert all(range(number)[part] == range(0) or rank < num_writers for rank, part in enumerate(parts))
+        for rank in range(num_writers):
+            size, first = Shard.local_shard_size_and_offset(number, num_writers, rank)
+            assert (parts[rank].start, parts[rank].stop) == (first, first + size)
+
+
+@pytest.fixture(scope="module")
+def adapted(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
+    """A model whose adapters are anything but 0."""
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"))
+    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, lora=LoraConfig(rank=4, alpha=12)))
+    with torch.no_grad():
+        for adapter in adapters_of(model.causal_lm).values():
+            adapter.up.to_local().normal_(generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def published(model: PackedModel) -> tuple[Manifest, torch.Tensor]:
+    """The manifest of what is published of `model`, and its flat buffer."""
+    entries, tensors = Published(model, dtype="bfloat16").layout, dict(Published(model, dtype="bfloat16").tensors())
+    buffer = torch.zeros(buffer_bytes(entries), dtype=torch.uint8)
+    for entry in entries:
+        data = tensors[entry.name].contiguous().flatten().view(torch.uint8)
+        buffer[entry.offset : entry.offset + entry.num_bytes] = data
+    adapted = adapted_folder(model)
+    return sealed(entries, buffer.numpy().data, policy_version=7, learner_epoch=1, adapted=adapted), buffer
+
+
+def test_of_a_model_with_adapters_these_alone_are_published(adapted: PackedModel) -> None:
+    manifest, _ = published(adapted)
+    names = [f"{name}{end}" for name in adapters_of(adapted.causal_lm) for end in (".lora_A", ".lora_B")]
+    assert [entry.name for entry in manifest.tensors] == names and len(names) == 28
+    assert {entry.dtype for entry in manifest.tensors} == {"float32"}
+    assert manifest.adapted is not None and manifest.adapted.scaling == 3
+    assert manifest.num_bytes < 0.3 * sum(tensor.nbytes for _, tensor in full_tensors(adapted))
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_the_actor_merges_adapters_to_the_learners_weights_bit_for_bit(
+    adapted: PackedModel, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_weights, "NUM_MERGE_THREADS", num_threads)
+    manifest, buffer = published(adapted)
+    for dtype in (torch.float32, torch.bfloat16):
+        folder = ModelFolder(adapted.folder, dtype=dtype, tied=True)
+        folder.check(manifest)
+        merged = folder.tensors(manifest, buffer)
+        for name, tensor in full_tensors(adapted):
+            assert torch.equal(merged[name].to(dtype), tensor.to(dtype))
+
+
+def test_a_part_that_only_the_folder_has_is_left_out_but_not_a_tensor_of_a_published_part(
+    model: PackedModel, tmp_path: Path
+) -> None:
+    manifest, _ = published(model)
+    folder = save_tiny_model(tmp_path)
+    save_file({"mtp.layers.0.norm.weight": torch.ones(3)}, folder / "further.safetensors")
+    (folder / "model.safetensors").rename(folder / "most.safetensors")  # without an index every file counts
+    known = ModelFolder(folder, dtype=torch.bfloat16, tied=True)
+    known.check(manifest)
+    names = [entry.name for entry in manifest.tensors]
+    for missing in ("model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_norm.weight"):
+        fewer = [entry for entry in manifest.tensors if entry.name != missing]
+        assert missing in names
+        with pytest.raises(WeightsUnfit, match=f"1 tensors differ, the first is {missing}"):
+            known.check(msgspec.structs.replace(manifest, tensors=fewer))
+    foreign = msgspec.structs.replace(manifest.tensors[0], name="visual.weight")
+    with pytest.raises(WeightsUnfit, match=r"the first is visual\.weight"):
+        known.check(msgspec.structs.replace(manifest, tensors=[*manifest.tensors, foreign]))
+
+
+def test_adapters_of_another_folder_or_of_other_layers_are_refused(adapted: PackedModel, tmp_path: Path) -> None:
+    manifest, _ = published(adapted)
+    other = ModelFolder(save_tiny_model(tmp_path, seed=1), dtype=torch.float32, tied=True)
+    with pytest.raises(WeightsRefused, match="adapters for weights that differ from those in"):
+        other.check(manifest)
+    mine = ModelFolder(adapted.folder, dtype=torch.float32, tied=True)
+    with pytest.raises(WeightsRefused, match=r"adapters of shapes \[4, 64\] and None do not fit"):
+        mine.check(msgspec.structs.replace(manifest, tensors=manifest.tensors[:1]))
+    narrow = [msgspec.structs.replace(manifest.tensors[0], shape=[4, 63]), manifest.tensors[1]]
+    with pytest.raises(
+        WeightsRefused, match=r"adapters of shapes \[4, 63\] and \[64, 4\] do not fit .* of shape \[64, 64\]"
+    ):
+        mine.check(msgspec.structs.replace(manifest, tensors=narrow))

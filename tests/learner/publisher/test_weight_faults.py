@@ -1,0 +1,389 @@
+"""Faults on the weight plane: whom they hurt, whom not, and how it continues. Deltas travel wherever they can."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from slipstream.actors.weights.broadcast import Place
+from slipstream.actors.weights.receive import Receiver, ReceiverInfo
+from slipstream.actors.weights.refused import WeightsRefused
+from slipstream.common.process.connection import connect
+from slipstream.common.transfer.weights import buffer_bytes, layout
+from slipstream.learner.publisher.messages import PublisherSettings, Submitted, Withdraw
+from slipstream.learner.publisher.publish import Publisher
+from slipstream.replay.fleet.bulletin import BroadcastGroup, Bulletin
+from slipstream.replay.records import keys
+from slipstream.replay.records.keys import FencedOut
+from tests.learner.publisher.test_weight_deltas import nudged
+from tests.learner.publisher.test_weights import (
+    Received,
+    Tensors,
+    flat_bytes,
+    latest_version,
+    next_of,
+    publishing,
+    receiver_info,
+    spawned,
+    wait_until,
+    weights,
+)
+
+NUM_ROWS = 30_000
+SLACK = 100  # 5 ms without a fault; whoever waited for a receiver would wait for its deadline, of seconds
+
+Hook = Callable[[int, torch.Tensor], None]
+
+
+def nothing(number: int, buffer: torch.Tensor) -> None:
+    """No fault."""
+
+
+class Follower:
+    """An actor that does nothing but take versions, on the thread that runs it. What is refused it tries again."""
+
+    def __init__(self, info: ReceiverInfo, *, before: Hook = nothing, after: Hook = nothing) -> None:
+        """`before` its bytes come, and `after` the last one, is called with the number of the broadcast, from 1."""
+        self._bulletin = Bulletin(connect(info.redis_url), info.run_id)
+        self._receiver = Receiver(info)
+        self._before, self._after, self._num_broadcasts = before, after, 0
+        if member := self._receiver._member:
+            self._receive_chunks = member._receive_chunks
+            member._receive_chunks = self._struck  # type: ignore[method-assign]
+        self.num_refused = 0
+
+    def follow(self, take: Callable[[int, bytes], None], closing: threading.Event) -> None:
+        version = -1
+        while not closing.is_set():
+            offer = self._bulletin.latest()
+            if offer is not None and offer.manifest.policy_version > version:
+                try:
+                    buffer = self._receiver.receive(offer)
+                except WeightsRefused:
+                    self.num_refused += 1
+                    continue
+                version = offer.manifest.policy_version
+                take(version, bytes(buffer.numpy()))
+            time.sleep(0.02)
+        self._receiver.close()
+
+    def _struck(self, sealed: BroadcastGroup, place: Place, deadline: float) -> None:
+        self._num_broadcasts += 1
+        self._before(self._num_broadcasts, place.buffer)
+
+        def arrived(num_bytes: int) -> None:
+            if num_bytes == place.buffer.nbytes:
+                self._after(self._num_broadcasts, place.buffer)
+            place.arrived(num_bytes)
+
+        self._receive_chunks(sealed, Place(buffer=place.buffer, arrived=arrived), deadline)
+
+
+@contextmanager
+def following(info: ReceiverInfo, *, before: Hook = nothing, after: Hook = nothing) -> Iterator[dict[int, bytes]]:
+    """A follower on a thread of this process: what it has received, by version."""
+    received: dict[int, bytes] = {}
+    closing, follower = threading.Event(), Follower(info, before=before, after=after)
+    thread = threading.Thread(target=follower.follow, args=(received.__setitem__, closing))
+    thread.start()
+    try:
+        yield received
+    finally:
+        closing.set()
+        thread.join()
+
+
+def follow_until_struck(info: ReceiverInfo, fault: str, number: int, received: "Queue[Received]") -> None:
+    """A follower that sends itself the signal `fault` in its broadcast of this number; "" for none.
+
+    The second message, of version -2, is its process id.
+    """
+    # As in an actor, where the inference engine has taken the default group.
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+
+    def strike(now: int, buffer: torch.Tensor) -> None:
+        if fault and now == number:
+            os.kill(os.getpid(), signal.Signals[fault])
+
+    follower = Follower(info, before=strike)
+    received.put((info.actor, -1, b""))
+    received.put((info.actor, -2, str(os.getpid()).encode()))
+    follower.follow(lambda version, data: received.put((info.actor, version, data)), threading.Event())
+
+
+class Versions:
+    """Publishes one nudged version after the other, and notes how long each publish held its learner up."""
+
+    def __init__(self, publisher: Publisher, redis_client: redis.Redis, run_id: str) -> None:
+        self.publisher = publisher
+        self.bulletin = Bulletin(redis_client, run_id)
+        self.newest = -1
+        self.blocked_s: list[float] = []
+        self._tensors: Tensors = weights(0, NUM_ROWS)
+
+    def publish(self) -> bytes:
+        """Publish the next version and return its bytes, once it is announced."""
+        self.newest += 1
+        if self.newest:
+            self._tensors = nudged(self._tensors, seed=self.newest)
+        self.publisher.publish(self._tensors, policy_version=self.newest)
+        self.blocked_s.append(self.publisher.stats.blocked_s)
+        wait_until(lambda: latest_version(self.bulletin) == self.newest, f"version {self.newest}")
+        return flat_bytes(self._tensors)
+
+    def group(self) -> list[str]:
+        """Who takes part in the newest version's broadcast; no one before that is settled."""
+        offer = self.bulletin.latest()
+        assert offer is not None
+        sealed = self.bulletin.sealed_group(offer.invitation.number) if offer.invitation else None
+        return sealed.actors if sealed else []
+
+    def wait_for_members(self, *actors: str) -> None:
+        wait_until(lambda: self.bulletin.broadcast_members() == sorted(actors), f"{actors} to join")
+
+
+def reached(received: dict[int, bytes], version: int, published: bytes) -> None:
+    """Wait for `version`, and compare its bytes."""
+    wait_until(lambda: version in received, f"version {version} to arrive")
+    assert received[version] == published
+
+
+@contextmanager
+def slowed(pid: int) -> Iterator[None]:
+    """The process runs for a tenth of the time."""
+    over = threading.Event()
+
+    def throttle() -> None:
+        while not over.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(0.18)
+            os.kill(pid, signal.SIGCONT)
+            over.wait(0.02)
+
+    throttling = threading.Thread(target=throttle)
+    throttling.start()
+    try:
+        yield
+    finally:
+        over.set()
+        throttling.join()
+
+
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP", "slow"])
+def test_a_member_that_fails_in_mid_broadcast_costs_neither_the_learner_nor_the_others(
+    fault: str, redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    doomed = receiver_info(redis_url, run_id, "doomed", "broadcast")
+    strikes = "" if fault == "slow" else fault
+    with (
+        publishing(
+            redis_url, run_id, tmp_path, anchor_every=9, broadcast_timeout_s=4.0, num_rows=NUM_ROWS
+        ) as publisher,
+        spawned((follow_until_struck, (doomed, strikes, 4))) as of_doomed,
+        following(receiver_info(redis_url, run_id, "good", "broadcast")) as good,
+    ):
+        versions = Versions(publisher, redis_client, run_id)
+        pid = int(next_of(of_doomed, "doomed")[1])
+        versions.wait_for_members("doomed", "good")
+        for version in range(3):  # whole, and two deltas
+            published = versions.publish()
+            assert next_of(of_doomed, "doomed") == (version, published)
+            reached(good, version, published)
+            assert versions.group() == ["doomed", "good"]
+
+        if fault == "slow":
+            with slowed(pid):
+                for version in range(3, 6):
+                    reached(good, version, versions.publish())
+        else:
+            for version in range(3, 6):
+                reached(good, version, versions.publish())
+            wait_until(lambda: versions.group() == ["good"], "a group without the one that failed")
+        undisturbed, disturbed = versions.blocked_s[:3], versions.blocked_s[3:]
+        assert max(disturbed) < SLACK * max(undisturbed), "the learner waited for a receiver"
+        assert publisher.stats.num_restarts == 0
+        if fault == "SIGKILL":
+            return
+
+        os.kill(pid, signal.SIGCONT)
+        versions.wait_for_members("doomed", "good")
+        published = versions.publish()
+        while (arrived := next_of(of_doomed, "doomed"))[0] < versions.newest:
+            pass
+        assert arrived == (versions.newest, published), "it goes on where the others are"
+        reached(good, versions.newest, published)
+        versions.wait_for_members("doomed", "good")
+        published = versions.publish()
+        wait_until(lambda: versions.group() == ["doomed", "good"], "it to take part again")
+        assert next_of(of_doomed, "doomed") == (versions.newest, published)
+
+
+@pytest.mark.parametrize("broadcast", [1, 2], ids=["whole", "delta"])
+def test_bytes_that_a_broadcast_spoils_are_refused_and_pulled(
+    broadcast: int, redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    def spoil(number: int, buffer: torch.Tensor) -> None:
+        if number == broadcast:
+            buffer[-100] ^= 1
+
+    with (
+        publishing(redis_url, run_id, tmp_path, anchor_every=9, num_rows=NUM_ROWS) as publisher,
+        following(receiver_info(redis_url, run_id, "a", "broadcast"), after=spoil) as received,
+    ):
+        versions = Versions(publisher, redis_client, run_id)
+        versions.wait_for_members("a")
+        for version in range(3):
+            reached(received, version, versions.publish())
+            assert versions.group() == ["a"]
+
+
+def test_who_joins_in_mid_broadcast_pulls_that_version_and_takes_part_in_the_next(
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    under_way, go_on = threading.Event(), threading.Event()
+
+    def halt(number: int, buffer: torch.Tensor) -> None:
+        under_way.set()
+        assert go_on.wait(60)
+
+    with (
+        publishing(redis_url, run_id, tmp_path, anchor_every=9, num_rows=NUM_ROWS, broadcast_timeout_s=60) as publisher,
+        following(receiver_info(redis_url, run_id, "first", "broadcast"), before=halt) as first,
+    ):
+        versions = Versions(publisher, redis_client, run_id)
+        versions.wait_for_members("first")
+        published = versions.publish()
+        assert under_way.wait(60)
+        with following(receiver_info(redis_url, run_id, "newcomer", "broadcast")) as newcomer:
+            reached(newcomer, 0, published)
+            assert first == {} and versions.group() == ["first"]
+            go_on.set()
+            reached(first, 0, published)
+            versions.wait_for_members("first", "newcomer")
+            published = versions.publish()
+            reached(first, 1, published)
+            reached(newcomer, 1, published)
+            assert versions.group() == ["first", "newcomer"]
+
+
+def test_a_publisher_killed_in_mid_send_is_replaced_and_its_version_arrives(
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    under_way, go_on = threading.Event(), threading.Event()
+
+    def halt(number: int, buffer: torch.Tensor) -> None:
+        if number == 3:
+            under_way.set()
+            assert go_on.wait(60)
+
+    with (
+        publishing(redis_url, run_id, tmp_path, anchor_every=9, num_rows=NUM_ROWS) as publisher,
+        following(receiver_info(redis_url, run_id, "a", "broadcast"), before=halt) as received,
+    ):
+        versions = Versions(publisher, redis_client, run_id)
+        versions.wait_for_members("a")
+        for version in range(2):
+            reached(received, version, versions.publish())
+        published = versions.publish()
+        assert under_way.wait(60)
+        os.kill(publisher.pid, signal.SIGKILL)
+        go_on.set()
+        wait_until(lambda: publisher.stats.num_restarts == 1, "the death to be noticed")
+        reached(received, 2, published)
+        offer = versions.bulletin.latest()
+        assert offer is not None and offer.manifest.deltas == [], "a new process knows of no version before it"
+        for version in (3, 4):
+            reached(received, version, versions.publish())
+            wait_until(lambda: versions.group() == ["a"], "the group of the new process")
+        offer = versions.bulletin.latest()
+        assert offer is not None and len(offer.manifest.deltas) == 2
+        assert max(versions.blocked_s[3:]) < SLACK * max(versions.blocked_s[:2]), "the learner waited"
+
+
+def test_a_learner_back_from_an_older_version_publishes_it_under_a_new_number_and_receivers_follow(
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    redis_client.set(keys.epoch_key(run_id), 1)
+    with (
+        publishing(redis_url, run_id, tmp_path, anchor_every=9, learner_epoch=1, num_rows=NUM_ROWS) as older,
+        following(receiver_info(redis_url, run_id, "near", "broadcast")) as near,
+        following(receiver_info(redis_url, run_id, "far", "pull")) as far,
+    ):
+        versions = Versions(older, redis_client, run_id)
+        versions.wait_for_members("near")
+        for version in range(3):
+            published = versions.publish()
+            reached(near, version, published)
+            reached(far, version, published)
+        redis_client.set(keys.epoch_key(run_id), 2)
+        with publishing(redis_url, run_id, tmp_path, anchor_every=9, learner_epoch=2, num_rows=NUM_ROWS) as newer:
+            again = nudged(weights(0, NUM_ROWS), seed=1)  # version 1, as its checkpoint holds it
+            newer.publish(again, policy_version=3)
+            reached(near, 3, flat_bytes(again))
+            reached(far, 3, flat_bytes(again))
+            newer.publish(nudged(again, seed=7), policy_version=4)
+            reached(near, 4, flat_bytes(nudged(again, seed=7)))
+            reached(far, 4, flat_bytes(nudged(again, seed=7)))
+
+            def refused() -> bool:
+                try:
+                    older.publish(weights(9, NUM_ROWS), policy_version=9)
+                except FencedOut:
+                    return True
+                return False
+
+            wait_until(refused, "the older learner to hear of it")
+            assert latest_version(versions.bulletin) == 4
+
+
+def test_a_publisher_whose_learner_is_gone_ends_in_order(redis_url: str, run_id: str) -> None:
+    """Though it has something to say to it: that slots are free again."""
+    entries = layout([("w", "float32", (4,))])
+    settings = PublisherSettings(
+        redis_url=redis_url,
+        run_id=run_id,
+        learner_epoch=0,
+        host="127.0.0.1",
+        chunk_bytes=1 << 20,
+        anchor_every=1,
+        fan_out=8,
+        pull_bytes_per_s=0,
+        broadcast_timeout_s=1.0,
+        disk="",
+        device="cpu",
+        entries=entries,
+        adapted=None,
+    )
+    slots = [os.memfd_create(f"slot-{number}") for number in range(3)]
+    for slot in slots:
+        os.ftruncate(slot, buffer_bytes(entries))
+    ours, theirs = socket.socketpair()
+    fds = [theirs.fileno(), *slots]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slipstream.learner.publisher.serve", *map(str, fds)],
+        pass_fds=fds,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    theirs.close()
+    with Connection(ours.detach()) as connection:
+        for message in [settings, *(Submitted(slot=slot, policy_version=slot) for slot in range(3)), Withdraw()]:
+            connection.send_bytes(msgspec.msgpack.encode(message))
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0 and "Traceback" not in said, said
+    for slot in slots:
+        os.close(slot)

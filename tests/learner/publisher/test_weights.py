@@ -1,0 +1,522 @@
+"""The weight plane with real processes: what a receiver ends up with, and what the learner never waits for."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+import pytest
+import redis
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from slipstream.actors.weights.broadcast import BroadcastMember, BroadcastMissed, Place
+from slipstream.actors.weights.receive import Receiver, ReceiverInfo
+from slipstream.actors.weights.refused import WeightsRefused
+from slipstream.common.process.connection import connect
+from slipstream.common.transfer.chunks import Blob
+from slipstream.common.transfer.weights import Invitation, Manifest, Offer, TensorEntry, layout, sealed
+from slipstream.learner.publisher.broadcast import backend_of
+from slipstream.learner.publisher.messages import Freed, PublisherSettings, Submitted
+from slipstream.learner.publisher.publish import Publisher
+from slipstream.learner.publisher.shelf import Shelf
+from slipstream.replay.fleet.bulletin import Acknowledgement, BroadcastGroup, Bulletin
+from slipstream.replay.records import keys
+from slipstream.replay.records.keys import FencedOut
+
+CHUNK_BYTES = 64 << 10
+SPAWN = multiprocessing.get_context("spawn")
+Tensors = list[tuple[str, torch.Tensor]]
+Received = tuple[str, int, bytes]
+
+
+def weights(seed: int, num_rows: int = 1000) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        ("embed", torch.randn(num_rows, 96, generator=generator)),
+        ("norm", torch.randn(97, generator=generator).to(torch.bfloat16)),
+        ("scale", torch.tensor(float(seed))),
+        ("tied", torch.randn(50, 33, generator=generator).t()),  # not contiguous
+        ("half", torch.randn(3, 5, 7, generator=generator).to(torch.float16)),
+    ]
+
+
+def entries_of(tensors: Tensors) -> list[TensorEntry]:
+    return layout((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in tensors)
+
+
+def flat_bytes(tensors: Tensors) -> bytes:
+    """The bytes as a receiver should have them, put together here without the code that is tested."""
+    flat = b""
+    for _, tensor in tensors:
+        data = bytes(tensor.contiguous().flatten().view(torch.uint8).numpy())
+        flat += data + bytes(-len(data) % 64)
+    return flat
+
+
+def receiver_info(
+    redis_url: str, run_id: str, actor: str, transport: str, timeout_s: float = 30.0, *, disk: str = ""
+) -> ReceiverInfo:
+    return ReceiverInfo(
+        redis_url=redis_url,
+        run_id=run_id,
+        actor=actor,
+        transport=transport,
+        chunk_bytes=CHUNK_BYTES,
+        timeout_s=timeout_s,
+        disk=disk,
+    )
+
+
+def receive_all(info: ReceiverInfo, received: "Queue[Received]") -> None:
+    """An actor that does nothing but receive: puts (actor, version, bytes), first of all version -1 when it is up."""
+    # As in an actor, where the inference engine has taken the default group.
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    bulletin = Bulletin(connect(info.redis_url), info.run_id)
+    receiver = Receiver(info)
+    received.put((info.actor, -1, b""))
+    version = -1
+    while True:
+        offer = bulletin.latest()
+        if offer is not None and offer.manifest.policy_version > version:
+            buffer = receiver.receive(offer)
+            version = offer.manifest.policy_version
+            received.put((info.actor, version, bytes(buffer.numpy())))
+        time.sleep(0.02)
+
+
+def fail_in_mid_broadcast(info: ReceiverInfo, fault: int, received: "Queue[Received]") -> None:
+    """An actor that sends itself signal `fault` when the first bytes of its first broadcast have come."""
+    client = connect(info.redis_url)
+    bulletin, member = Bulletin(client, info.run_id), BroadcastMember(client, info.run_id, info.actor, secret=b"")
+    received.put((info.actor, -1, b""))
+    while (offer := bulletin.latest()) is None:
+        time.sleep(0.02)
+    assert offer.invitation is not None
+    buffer = torch.zeros(offer.manifest.num_bytes, dtype=torch.uint8)
+    place = Place(buffer=buffer, arrived=lambda num_bytes: None)
+    threading.Thread(
+        target=member.receive, args=(offer.invitation,), kwargs={"root": "", "place": lambda blob: place}, daemon=True
+    ).start()
+    while not buffer[:CHUNK_BYTES].any():
+        pass
+    os.kill(os.getpid(), fault)
+    time.sleep(60)
+
+
+@contextmanager
+def spawned(*targets: tuple[Callable[..., None], tuple[object, ...]]) -> Iterator["Queue[Received]"]:
+    """Processes that are up, each given the queue as its last argument; killed at the end."""
+    received: Queue[Received] = SPAWN.Queue()
+    processes = [SPAWN.Process(target=target, args=(*args, received), daemon=True) for target, args in targets]
+    try:
+        for process in processes:
+            process.start()
+        for _ in processes:
+            received.get(timeout=90)
+        yield received
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        received.close()
+
+
+@contextmanager
+def publishing(
+    redis_url: str,
+    run_id: str,
+    tmp_path: Path,
+    *,
+    learner_epoch: int = 0,
+    anchor_every: int = 1,
+    disk: str = "",
+    broadcast_timeout_s: float = 20.0,
+    num_rows: int = 1000,
+) -> Iterator[Publisher]:
+    settings = PublisherSettings(
+        entries=entries_of(weights(0, num_rows)),
+        redis_url=redis_url,
+        run_id=run_id,
+        learner_epoch=learner_epoch,
+        host="127.0.0.1",
+        chunk_bytes=CHUNK_BYTES,
+        anchor_every=anchor_every,
+        disk=disk,
+        broadcast_timeout_s=broadcast_timeout_s,
+    )
+    publisher = Publisher(settings, log_path=tmp_path / "publisher.log")
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for: {what}"
+        time.sleep(0.02)
+
+
+def latest_version(bulletin: Bulletin) -> int:
+    offer = bulletin.latest()
+    return -1 if offer is None else offer.manifest.policy_version
+
+
+def next_of(received: "Queue[Received]", actor: str) -> tuple[int, bytes]:
+    """The next version that `actor` received; others may not receive meanwhile."""
+    name, version, data = received.get(timeout=60)
+    assert name == actor
+    return version, data
+
+
+@pytest.mark.parametrize(
+    ("devices", "backend"),
+    [
+        (("GPU-1", "GPU-2", "GPU-3"), "nccl"),
+        (("GPU-1", "GPU-1"), "gloo"),  # learner and actor share a GPU
+        (("GPU-1", "GPU-2", "GPU-2"), "gloo"),
+        (("GPU-1", "cpu"), "gloo"),
+        (("cpu", "GPU-1"), "gloo"),
+        (("cpu", "cpu"), "gloo"),
+    ],
+)
+def test_a_group_uses_nccl_only_if_each_member_has_a_gpu_of_its_own(devices: tuple[str, ...], backend: str) -> None:
+    assert backend_of(devices) == backend
+
+
+def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    infos = [
+        receiver_info(redis_url, run_id, "near0", "broadcast"),
+        receiver_info(redis_url, run_id, "near1", "broadcast"),
+        receiver_info(redis_url, run_id, "far", "pull"),
+    ]
+    with (
+        spawned(*((receive_all, (info,)) for info in infos)) as received,
+        publishing(redis_url, run_id, tmp_path) as publisher,
+    ):
+        for version in (1, 2):
+            publisher.publish(weights(version), policy_version=version)
+            arrivals = sorted(received.get(timeout=60) for _ in infos)
+            assert arrivals == [(name, version, flat_bytes(weights(version))) for name in ("far", "near0", "near1")]
+        wait_until(lambda: publisher.stats.num_published == 2, "the report of both versions")
+        wait_until(lambda: publisher.stats.num_broadcasts == 2, "the report of both broadcasts")
+        assert publisher.stats.num_receivers == 2
+        sealed_groups = [Bulletin(redis_client, run_id).sealed_group(number) for number in (1, 2)]
+        assert [group and group.number for group in sealed_groups] == [1, 1], "the group is used again"
+
+        late = Receiver(receiver_info(redis_url, run_id, "late", "pull"))
+        offer = Bulletin(redis_client, run_id).latest()
+        assert offer is not None
+        assert bytes(late.receive(offer).numpy()) == flat_bytes(weights(2))
+        late.close()
+
+        with pytest.raises(ValueError, match=r"missing: \['embed'\]"):
+            publisher.publish(weights(3)[1:], policy_version=3)
+        with pytest.raises(ValueError, match=r"ids is torch.int64 \[3\]; the layout has no tensor of that name"):
+            publisher.publish([("ids", torch.arange(3))], policy_version=3)
+        with pytest.raises(ValueError, match=r"norm is torch.float32 \[97\]; the layout has torch.bfloat16 \[97\]"):
+            publisher.publish([("norm", torch.zeros(97))], policy_version=3)
+        publisher.publish(weights(4), policy_version=4)
+        wait_until(lambda: latest_version(Bulletin(redis_client, run_id)) == 4, "a version after those refused")
+
+
+def test_the_learner_holds_one_tensor_while_it_publishes(redis_url: str, run_id: str, tmp_path: Path) -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most_alive = 0
+
+    def gathered() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal most_alive
+        for index, (name, _) in enumerate(weights(1)):
+            most_alive = max(most_alive, sum(ref() is not None for ref in alive))
+            whole = weights(1)[index][1].clone()
+            alive.append(weakref.ref(whole))
+            yield name, whole
+            del whole
+
+    with publishing(redis_url, run_id, tmp_path) as publisher:
+        publisher.publish(gathered(), policy_version=1)
+    assert len(alive) == 5
+    assert most_alive == 0, "a tensor was alive when the next was gathered"
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_receiver_that_fails_in_mid_broadcast_costs_neither_the_learner_nor_the_others(
+    fault: signal.Signals, redis_url: str, run_id: str, tmp_path: Path
+) -> None:
+    good = receiver_info(redis_url, run_id, "good", "broadcast")
+    doomed = receiver_info(redis_url, run_id, "doomed", "broadcast")
+    versions = {version: weights(version, num_rows=100_000) for version in (1, 2)}  # 38 MB: several chunks
+    with (
+        spawned((receive_all, (good,)), (fail_in_mid_broadcast, (doomed, fault))) as received,
+        publishing(redis_url, run_id, tmp_path, broadcast_timeout_s=5.0, num_rows=100_000) as publisher,
+    ):
+        publisher.publish(versions[1], policy_version=1)
+        wait_until(lambda: publisher.stats.announced_version == 1, "version 1")
+        publisher.publish(versions[2], policy_version=2)
+        assert publisher.stats.blocked_s < 1.0, "the learner waited for a receiver"
+        assert next_of(received, "good") == (1, flat_bytes(versions[1]))
+        assert next_of(received, "good") == (2, flat_bytes(versions[2]))
+        wait_until(lambda: publisher.stats.num_receivers == 1, "a broadcast to the one that is left")
+        assert publisher.stats.num_broadcasts == 1, "version 1's broadcast was not whole"
+        assert publisher.stats.num_restarts == 0
+
+
+def test_a_killed_publisher_is_replaced_and_offers_its_version_again(
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+    receiver = Receiver(receiver_info(redis_url, run_id, "a", "pull", timeout_s=1.5))
+
+    def received_version() -> int:
+        offer = bulletin.latest()
+        assert offer is not None
+        version = offer.manifest.policy_version
+        assert bytes(receiver.receive(offer).numpy()) == flat_bytes(weights(version))
+        return version
+
+    with publishing(redis_url, run_id, tmp_path) as publisher:
+        publisher.publish(weights(1), policy_version=1)
+        wait_until(lambda: publisher.stats.num_published == 1, "version 1")
+        os.kill(publisher.pid, signal.SIGKILL)
+        with pytest.raises(WeightsRefused, match="missing"):
+            received_version()
+
+        wait_until(lambda: publisher.stats.num_restarts == 1, "the death to be noticed")
+        wait_until(lambda: publisher.stats.num_published == 2, "version 1 again, from a new address")
+        assert received_version() == 1
+
+        os.kill(publisher.pid, signal.SIGKILL)
+        publisher.publish(weights(2), policy_version=2)
+        wait_until(lambda: publisher.stats.num_restarts == 2, "the second death to be noticed")
+        wait_until(lambda: latest_version(bulletin) == 2, "version 2")
+        assert received_version() == 2
+    receiver.close()
+    assert "slipstream-weights" not in Path("/proc/self/maps").read_text()
+
+
+def test_a_publisher_that_dies_while_the_learner_waits_for_actors_is_replaced(
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+    with publishing(redis_url, run_id, tmp_path) as publisher:
+        first = publisher.pid
+        publisher.publish(weights(1), policy_version=1)
+        os.kill(first, signal.SIGKILL)  # before it could announce anything: it imports torch for seconds
+        wait_until(lambda: publisher.pid != first, "another process")
+        wait_until(lambda: latest_version(bulletin) == 1, "version 1")
+
+
+def publish_and_wait(redis_url: str, run_id: str, tmp_path: Path, pids: "Queue[int]") -> None:
+    with publishing(redis_url, run_id, tmp_path) as publisher:
+        publisher.publish(weights(1), policy_version=1)
+        wait_until(lambda: publisher.stats.announced_version == 1, "version 1")
+        pids.put(publisher.pid)
+        time.sleep(600)
+
+
+def test_a_killed_learner_takes_its_publisher_process_along(redis_url: str, run_id: str, tmp_path: Path) -> None:
+    pids: Queue[int] = SPAWN.Queue()
+    learner = SPAWN.Process(target=publish_and_wait, args=(redis_url, run_id, tmp_path, pids))
+    learner.start()
+    publisher_pid = pids.get(timeout=90)
+    learner.kill()
+    learner.join()
+    wait_until(lambda: not Path(f"/proc/{publisher_pid}").exists(), "the publisher process to end")
+    pids.close()
+    learner.close()
+
+
+def test_an_older_learner_is_fenced_out(redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+    redis_client.set(keys.epoch_key(run_id), 1)
+    with publishing(redis_url, run_id, tmp_path, learner_epoch=1) as publisher:
+        publisher.publish(weights(1), policy_version=1)
+        wait_until(lambda: latest_version(bulletin) == 1, "version 1")
+        redis_client.set(keys.epoch_key(run_id), 2)
+
+        def refused() -> bool:
+            try:
+                publisher.publish(weights(2), policy_version=2)
+            except FencedOut as error:
+                return "epoch 2 has taken over from epoch 1" in str(error)
+            return False
+
+        wait_until(refused, "the publisher to learn that it is fenced out")
+    assert latest_version(bulletin) == 1
+
+
+def manifest_of(tensors: Tensors, *, policy_version: int, learner_epoch: int) -> Manifest:
+    entries = entries_of(tensors)
+    data = memoryview(flat_bytes(tensors))
+    return sealed(entries, data, policy_version=policy_version, learner_epoch=learner_epoch)
+
+
+def test_latest_moves_forward_only(redis_client: redis.Redis, run_id: str) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+
+    def announce(seed: int, *, policy_version: int, learner_epoch: int, endpoint: str = "tcp://127.0.0.1:1") -> None:
+        manifest = manifest_of(weights(seed), policy_version=policy_version, learner_epoch=learner_epoch)
+        bulletin.announce(Offer(manifest=manifest, pull_endpoint=endpoint))
+
+    assert bulletin.latest() is None
+    announce(5, policy_version=5, learner_epoch=1)
+    with pytest.raises(FencedOut, match="version 5 is on offer already, and version 4 is not newer"):
+        announce(4, policy_version=4, learner_epoch=1)
+    with pytest.raises(FencedOut, match="5 is not newer"):
+        announce(6, policy_version=5, learner_epoch=2)  # other bytes under the same number
+    announce(5, policy_version=5, learner_epoch=2, endpoint="tcp://127.0.0.1:2")  # the same bytes at a new address
+    offer = bulletin.latest()
+    assert offer is not None and offer.pull_endpoint == "tcp://127.0.0.1:2"
+    redis_client.set(keys.epoch_key(run_id), 3)
+    with pytest.raises(FencedOut, match="epoch 3 has taken over from epoch 2"):
+        announce(6, policy_version=6, learner_epoch=2)
+    assert latest_version(bulletin) == 5
+
+
+def test_an_actor_gets_an_offer_as_soon_as_it_is_announced(redis_client: redis.Redis, run_id: str) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+
+    def announce(policy_version: int) -> None:
+        manifest = manifest_of(weights(5), policy_version=policy_version, learner_epoch=1)
+        bulletin.announce(Offer(manifest=manifest, pull_endpoint="tcp://127.0.0.1:1"))
+
+    assert bulletin.later(-1, wait_s=0.01) is None
+    with ThreadPoolExecutor(1) as executor:
+        for version in (0, 7):
+            waiting = executor.submit(bulletin.later, version - 1, wait_s=60.0)
+            announce(version)
+            offer = waiting.result(timeout=30)
+            assert offer == bulletin.latest() == bulletin.later(-1, wait_s=0.0)
+            assert offer is not None and offer.manifest.policy_version == version
+    assert bulletin.later(7, wait_s=0.01) is bulletin.later(7, wait_s=0.0) is bulletin.later(99, wait_s=0.0) is None
+
+
+@pytest.mark.parametrize("damaged", ["stream", "offer"])
+def test_an_actor_does_not_ask_at_once_again_for_a_damaged_offer(
+    redis_client: redis.Redis, run_id: str, damaged: str
+) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+    manifest = manifest_of(weights(5), policy_version=5, learner_epoch=1)
+    bulletin.announce(Offer(manifest=manifest, pull_endpoint="tcp://127.0.0.1:1"))
+    redis_client.set(keys.key(run_id, "weights", "latest", *(["versions"] if damaged == "stream" else [])), "garbage")
+    begun = time.monotonic()
+    assert bulletin.later(5 if damaged == "stream" else 4, wait_s=0.2) is None
+    assert time.monotonic() - begun >= 0.2
+    bulletin.announce(Offer(manifest=manifest, pull_endpoint="tcp://127.0.0.1:2"))  # which replaces both
+    offer = bulletin.later(4, wait_s=60.0)
+    assert offer is not None and offer.pull_endpoint == "tcp://127.0.0.1:2"
+
+
+def test_an_offer_that_the_server_lost_before_it_was_announced_is_not_announced(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    """As a replica that took over in between."""
+    bulletin = Bulletin(redis_client, run_id)
+    names = [
+        keys.epoch_key(run_id),
+        *(keys.key(run_id, "weights", part) for part in ("version", "latest", "lost", "number")),
+    ]
+    with pytest.raises(redis.ResponseError, match="the staged offer of version 1 is missing"):
+        bulletin._announce(keys=names, args=[1, 1, "root"])
+    assert bulletin.latest() is None
+
+
+def test_an_acknowledgement_has_a_time_to_live_from_the_start(redis_url: str, run_id: str) -> None:
+    with connect(redis_url) as client:
+        commands: list[str] = []
+        bulletin = Bulletin(client, run_id)
+        with client.monitor() as monitor:  # type: ignore[no-untyped-call]
+            bulletin.acknowledge(7, "a", Acknowledgement(held_group=0, device="cpu", root=""))
+            while not commands or commands[-1] != "EXEC":
+                commands.append(monitor.next_command()["command"].split()[0])
+        assert commands[-4:] == ["MULTI", "HSET", "EXPIRE", "EXEC"]
+
+
+def test_a_member_that_leaves_or_falls_silent_is_not_invited(redis_client: redis.Redis, run_id: str) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+    bulletin.join_broadcast("silent", ttl_s=1.5)
+    bulletin.join_broadcast("leaving", ttl_s=60)
+    bulletin.join_broadcast("staying", ttl_s=60)
+    assert bulletin.broadcast_members() == ["leaving", "silent", "staying"]
+    bulletin.leave_broadcast("leaving")
+    wait_until(lambda: bulletin.broadcast_members() == ["staying"], "the silent one to expire")
+
+
+def nowhere(blob: Blob) -> Place:
+    raise AssertionError("nothing was to be received")
+
+
+def seal(bulletin: Bulletin, invitation: Invitation, *, host: str, actor: str) -> None:
+    """Seal a group of `actor` alone, whose learner is at `host`."""
+    group = BroadcastGroup(
+        number=invitation.number,
+        backend="gloo",
+        host=host,
+        actors=[actor],
+        blob=Blob(root="root", num_bytes=1),
+        chunk_bytes=CHUNK_BYTES,
+        deadline_s=1.0,
+        stall_s=1.0,
+    )
+    bulletin.seal(invitation.number, group)
+
+
+def test_an_invitation_is_good_for_one_attempt(redis_client: redis.Redis, run_id: str) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+    member = BroadcastMember(redis_client, run_id, "a", secret=b"")
+    invitation = Invitation(number=bulletin.next_invitation(), actors=["a", "b"])
+    seal(bulletin, invitation, host="127.0.0.1", actor="b")
+    with pytest.raises(BroadcastMissed, match="sealed without a"):
+        member.receive(invitation, root="", place=nowhere)
+    with pytest.raises(BroadcastMissed, match="used before"):
+        member.receive(invitation, root="", place=nowhere)
+    member.close()
+    assert bulletin.broadcast_members() == []
+
+
+def test_an_actor_without_a_route_to_the_publisher_misses_the_broadcast(redis_client: redis.Redis, run_id: str) -> None:
+    """And pulls, perhaps from a relay. Any other error would count as weights that do not fit."""
+    bulletin = Bulletin(redis_client, run_id)
+    member = BroadcastMember(redis_client, run_id, "a", secret=b"")
+    invitation = Invitation(number=bulletin.next_invitation(), actors=["a"])
+    seal(bulletin, invitation, host="no-such-host.invalid", actor="a")
+    with pytest.raises(BroadcastMissed, match=rf"group {invitation.number} failed: "):
+        member.receive(invitation, root="", place=nowhere)
+    member.close()
+
+
+def test_the_newest_version_takes_the_place_of_one_that_was_not_begun() -> None:
+    shelf = Shelf()
+    manifest = manifest_of(weights(1), policy_version=1, learner_epoch=0)
+    assert shelf.submit(Submitted(slot=0, policy_version=1)) == []
+    taken = shelf.take()
+    assert taken is not None and taken.policy_version == 1
+    assert shelf.submit(Submitted(slot=1, policy_version=2)) == []
+    assert shelf.submit(Submitted(slot=2, policy_version=3)) == [Freed(slot=1, skipped=True)]
+    assert shelf.serve(manifest, None) == []
+    taken = shelf.take()
+    assert taken is not None and taken.policy_version == 3
+
+
+def test_a_learner_without_a_slot_gets_the_one_that_is_needed_least() -> None:
+    shelf = Shelf()
+    manifest = manifest_of(weights(1), policy_version=1, learner_epoch=0)
+    for slot in (0, 1):
+        shelf.submit(Submitted(slot=slot, policy_version=slot))
+        shelf.take()
+        assert shelf.serve(manifest, None) == []  # 0 becomes the previous one, 1 the served one
+    shelf.submit(Submitted(slot=2, policy_version=2))
+    assert shelf.withdraw() == [Freed(slot=2, skipped=True)]
+    assert shelf.withdraw() == [Freed(slot=0, skipped=False)]
+    assert shelf.withdraw() == []

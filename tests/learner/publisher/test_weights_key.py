@@ -1,0 +1,74 @@
+"""Pulls under a key: who has it, who has none or another, and where it comes from."""
+
+from pathlib import Path
+
+import pytest
+import zmq
+
+from slipstream.actors.weights.pull import PullFailed
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.transfer.curve import KEY_VARIABLE, CurveKey, key_from_environment, load_key, new_secret
+from tests.actors.chunks import DATA, Pulling, ask, serving
+
+
+def new_key() -> CurveKey:
+    public, secret = zmq.curve_keypair()
+    return CurveKey(public=public, secret=secret)
+
+
+def test_who_has_the_key_pulls_and_who_has_none_or_another_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.actors.weights.fetch.SILENCE_S", 1.0)
+    monkeypatch.setattr("slipstream.actors.weights.pull.GIVE_UP_S", 0.5)
+    key, other = new_key(), new_key()
+    with serving(key=key) as server:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as knowing:  # what a server shows is no secret
+            knowing.setsockopt(zmq.LINGER, 0)
+            knowing.curve_serverkey, knowing.curve_publickey, knowing.curve_secretkey = (
+                key.public,
+                other.public,
+                other.secret,
+            )
+            knowing.connect(server.endpoint)
+            ask(knowing, 0)
+            assert not knowing.poll(1000)
+        for strange in (None, other):
+            stranger = Pulling(key=strange)
+            with pytest.raises(PullFailed, match="40 of 40 chunks missing"):
+                stranger.pull(server.endpoint)
+            stranger.puller.close()
+        assert server.load.served_bytes == 0
+        member = Pulling(key=key)
+        assert member.pull(server.endpoint) == DATA
+        member.puller.close()
+
+
+def test_a_pull_under_a_key_takes_nothing_from_a_server_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.actors.weights.fetch.SILENCE_S", 0.5)
+    monkeypatch.setattr("slipstream.actors.weights.pull.GIVE_UP_S", 0.5)
+    with serving() as impostor:
+        member = Pulling(key=new_key())
+        with pytest.raises(PullFailed, match="40 of 40 chunks missing"):
+            member.pull(impostor.endpoint)
+        assert impostor.load.served_bytes == 0
+        member.puller.close()
+
+
+def test_a_key_comes_from_the_environment_or_a_file_and_is_never_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "")  # what is set below is undone at the end
+    assert key_from_environment() is None
+    (tmp_path / "key").write_text(new_secret() + "\n")
+    load_key(str(tmp_path / "key"))
+    key = key_from_environment()
+    assert key is not None and key.secret.decode() == (tmp_path / "key").read_text().strip()
+    assert key.secret.decode() not in repr(key)
+    monkeypatch.setenv(KEY_VARIABLE, "")
+    with pytest.raises(ConfigError, match=r"`weights.key_file` .*nokey cannot be read: No such file"):
+        load_key(str(tmp_path / "nokey"))
+    (tmp_path / "bytes").write_bytes(b"\xff" * 40)
+    with pytest.raises(ConfigError, match=r"`weights.key_file` .*bytes cannot be read: 'utf-8' codec can't decode"):
+        load_key(str(tmp_path / "bytes"))
+    monkeypatch.setenv(KEY_VARIABLE, "short")
+    with pytest.raises(ConfigError, match="must contain the 40 characters that `slipstream key` makes; got 5"):
+        key_from_environment()

@@ -1,0 +1,65 @@
+"""When a run ends because its steps change nothing: as finished if its tasks are solved, else with an error."""
+
+import dataclasses
+
+import pytest
+
+from slipstream.learner.step.standstill import MOST_STEPS, NothingLearned, Standstill
+from tests.learner.lead.test_report import STEP
+from tests.replay.records.attempts import group_earning
+
+LEARNED = dataclasses.replace(STEP, grad_norm=0.5, skipped=False)
+EMPTY = dataclasses.replace(STEP, grad_norm=0.0, skipped=False)
+SKIPPED = dataclasses.replace(STEP, grad_norm=float("nan"), skipped=True)
+HOPELESS, STUCK, SOLVED = [group_earning(0.0, 0.0)], [group_earning(0.5, 0.5)], [group_earning(1.0, 1.0)]
+
+
+def test_a_hundred_steps_in_a_row_without_a_change_end_the_run_with_both_reasons() -> None:
+    standstill = Standstill()
+    standstill.after(1, LEARNED, SOLVED)
+    for step in range(2, 62):
+        standstill.after(step, EMPTY, HOPELESS)
+    for step in range(62, 101):
+        standstill.after(step, SKIPPED, HOPELESS)
+    with pytest.raises(NothingLearned) as error:
+        standstill.after(101, SKIPPED, HOPELESS)
+    said = str(error.value)
+    assert said.startswith(
+        "step 101: the last 100 steps changed nothing; the norm of the gradient was 0 in 60, with a mean return of 0 "
+        "and 0% successes: look at"
+    )
+    assert "no episode earns anything: use a warm start, easier tasks or partial rewards; 40 were skipped" in said
+    assert "40 were skipped, because the gradient was not finite or the guard refused it: lower `optim.lr`" in said
+
+
+def test_siblings_that_always_earn_the_same_are_another_reason_than_hopeless_tasks() -> None:
+    standstill = Standstill()
+    for step in range(1, MOST_STEPS):
+        standstill.after(step, EMPTY, STUCK)
+    with pytest.raises(
+        NothingLearned, match=r"a mean return of 0\.5 and 0% successes: .*; siblings earn the same: use"
+    ):
+        standstill.after(MOST_STEPS, EMPTY, STUCK)
+
+
+def test_solved_tasks_end_the_run_as_finished() -> None:
+    standstill = Standstill()
+    for step in range(1, MOST_STEPS):
+        standstill.after(step, EMPTY, SOLVED)
+        assert not standstill.is_solved
+    standstill.after(MOST_STEPS, EMPTY, SOLVED)
+    assert standstill.is_solved
+
+
+def test_steps_that_were_skipped_are_no_sign_of_solved_tasks() -> None:
+    standstill = Standstill()
+    for step in range(1, MOST_STEPS):
+        standstill.after(step, EMPTY, SOLVED)
+    with pytest.raises(NothingLearned, match="1 were skipped"):
+        standstill.after(MOST_STEPS, SKIPPED, SOLVED)
+
+
+def test_one_step_that_changes_something_begins_the_count_again() -> None:
+    standstill = Standstill()
+    for step in range(3 * MOST_STEPS):
+        standstill.after(step, LEARNED if step % (MOST_STEPS - 1) == 0 else EMPTY, STUCK)

@@ -1,0 +1,265 @@
+"""One optimizer step: what the guard and the normalisation make of it."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.common.config.config import load_config
+from slipstream.common.config.learner_config import OptimConfig
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.run_dir import RunDir
+from slipstream.learner.batch.pack import TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered
+from slipstream.learner.credit.reference import reference_at
+from slipstream.learner.model.optimizer import make_optimizer, make_schedule
+from slipstream.learner.model.packed_model import PackedModel, load_model
+from slipstream.learner.model.proximal import Proximal
+from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
+from slipstream.learner.step.step_metrics import StepMetrics
+from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
+
+PRESETS = sorted((Path(__file__).parents[3] / "conf" / "objective").glob("*.yaml"))
+OPTIM = OptimConfig(lr=1e-3, schedule="linear")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def sampled_by(model: PackedModel, *, shift: float) -> list[TokenSequence]:
+    """Four sequences whose behaviour log-probabilities are the model's own, less `shift` nats on every other token."""
+    sequences = [random_sequence(length, seed=length) for length in (20, 14, 9, 6)]
+    found = []
+    for sequence in sequences:
+        (packed,) = micro_batches([sequence], max_tokens=50, num_ranks=1, rank=0)
+        with torch.no_grad():
+            logprobs = model(packed).logprobs.numpy()
+        behaviour = np.zeros(sequence.num_tokens, dtype=np.float32)
+        behaviour[sequence.loss_mask] = logprobs - shift * (np.arange(len(logprobs)) % 2)
+        found.append(dataclasses.replace(sequence, behaviour_logprobs=behaviour))
+    return numbered([sequence] for sequence in found)
+
+
+def step(
+    folder: Path,
+    ranks: Ranks,
+    objective: ObjectiveConfig,
+    *,
+    shift: float = 0.0,
+    max_tokens: int = 50,
+    reference: PackedModel | None = None,
+    change: Callable[[TokenSequence], TokenSequence] = lambda sequence: sequence,
+) -> tuple[StepMetrics, dict[str, torch.Tensor], int]:
+    """The metrics, how far each weight moved, and where the schedule stands."""
+    model = load_model(folder, ranks=ranks, settings=FLOAT32)
+    optimizer = make_optimizer(model, config=OPTIM)
+    schedule = make_schedule(optimizer, config=OPTIM, num_steps=10)
+    sequences = [change(sequence) for sequence in sampled_by(model, shift=shift)]
+    before = {name: tensor.clone() for name, tensor in full_tensors(model)}
+    packs = micro_batches(sequences, max_tokens=max_tokens, num_ranks=1, rank=0)
+    proximal = Proximal(model, decay=0.5).logprobs(model, packs)
+    settings = StepSettings(objective=objective, max_lag=4, max_grad_norm=1.0)
+    batch = StepBatch(
+        micro_batches=packs,
+        proximal_logprobs=proximal if objective.has_proximal else None,
+        num_loss_tokens=count_loss_tokens(sequences),
+        num_trajectories=count_trajectories(sequences),
+    )
+    models = StepModels(policy=model, optimizer=optimizer, schedule=schedule, reference=reference)
+    metrics = train_step(models, batch, settings=settings, ranks=ranks)
+    moved = {name: tensor - before[name] for name, tensor in full_tensors(model)}
+    return metrics, moved, schedule.last_epoch
+
+
+def test_a_healthy_step_is_whole(model_folder: Path, ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
+    metrics, moved, schedule_step = step(model_folder, ranks, ObjectiveConfig())
+    assert (metrics.guard_scale, metrics.skipped, metrics.lr, schedule_step) == (1.0, False, 1e-3, 1)
+    assert metrics.effective_sample_size == pytest.approx(1.0, abs=1e-4)
+    assert any(bool(change.abs().max() > 0) for change in moved.values())
+    assert caplog.records == []
+
+
+def test_a_step_with_an_exploded_mean_weight_changes_nothing_and_is_logged(
+    model_folder: Path, ranks: Ranks, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        metrics, moved, schedule_step = step(
+            model_folder, ranks, ObjectiveConfig(surrogate="cispo", correction="none", max_negative_kl=0.0), shift=2.0
+        )
+    assert metrics.evidence.weight_mean == pytest.approx((5 * 17 + 20) / 37)  # 17 of 37 ratios are e^2, cut to 5
+    assert (metrics.guard_scale, metrics.skipped, metrics.lr, schedule_step) == (0.0, True, 0.0, 0)
+    assert all(bool(change.abs().max() == 0) for change in moved.values())
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("guard: learning rate of this step scaled by 0: the mean weight in the gradient is ")
+
+
+def test_tokens_that_are_masked_do_not_shrink_the_step(model_folder: Path, ranks: Ranks) -> None:
+    metrics, moved, _ = step(model_folder, ranks, ObjectiveConfig(), shift=2.0)
+    assert metrics.ratio_mean > 2  # half of the ratios are e^2, and masked
+    assert (metrics.guard_scale, metrics.skipped, metrics.masked_fraction) == (1.0, False, pytest.approx(0.5, abs=0.1))
+    assert any(bool(change.abs().max() > 0) for change in moved.values())
+
+
+def test_a_step_of_few_effective_samples_is_shrunk_by_their_square_root(model_folder: Path, ranks: Ranks) -> None:
+    unguarded = ObjectiveConfig(guard_min_ess=0.0, guard_max_ratio=0.0)
+    guarded = ObjectiveConfig(guard_min_ess=0.99, guard_max_ratio=0.0)
+    whole, moved_whole, _ = step(model_folder, ranks, unguarded, shift=1.0)
+    shrunk, moved_shrunk, schedule_step = step(model_folder, ranks, guarded, shift=1.0)
+    assert whole.evidence.token_ess < 0.9
+    assert shrunk.guard_scale == pytest.approx(math.sqrt(whole.evidence.token_ess / 0.99))
+    assert shrunk.lr == pytest.approx(1e-3 * shrunk.guard_scale)
+    assert schedule_step == 1
+    for name, change in moved_whole.items():
+        torch.testing.assert_close(moved_shrunk[name], change * shrunk.guard_scale, rtol=1e-3, atol=2e-8)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ObjectiveConfig(),
+        ObjectiveConfig(normalisation="sequences"),
+        ObjectiveConfig(normalisation="constant", normalisation_tokens=20),
+        ObjectiveConfig(surrogate="gspo", clip_low=0.01, clip_high=0.01, normalisation="sequences", entropy_bonus=0.01),
+        ObjectiveConfig(correction="geometric_mask", mask_high=1.6),
+    ],
+    ids=["default", "sequences", "constant", "gspo", "geometric_mask"],
+)
+def test_micro_batches_of_any_size_make_the_same_step(
+    model_folder: Path, ranks: Ranks, objective: ObjectiveConfig
+) -> None:
+    together, moved_together, _ = step(model_folder, ranks, objective, shift=0.3)
+    apart, moved_apart, _ = step(model_folder, ranks, objective, shift=0.3, max_tokens=20)
+    assert (together.num_micro_batches, apart.num_micro_batches) == (1, 3)
+    assert apart.loss == pytest.approx(together.loss, rel=1e-5)
+    assert apart.grad_norm == pytest.approx(together.grad_norm, rel=1e-5)
+    assert apart.masked_sequence_fraction == pytest.approx(together.masked_sequence_fraction)
+    # The first step of Adam divides each gradient by itself: where it is all but zero, rounding decides its sign.
+    for name, change in moved_together.items():
+        assert float((moved_apart[name] - change).abs().mean()) < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ObjectiveConfig(),
+        ObjectiveConfig(normalisation="sequences"),
+        ObjectiveConfig(correction="truncated_is", normalisation="constant", normalisation_tokens=20),
+        ObjectiveConfig(surrogate="gspo", clip_low=0.5, clip_high=0.5, correction="none", max_negative_kl=0.0),
+    ],
+    ids=["default", "sequences", "truncated_is", "gspo"],
+)
+def test_tokens_beyond_the_hard_cap_make_the_step_that_tokens_without_advantage_make(
+    model_folder: Path, ranks: Ranks, objective: ObjectiveConfig
+) -> None:
+    def aged(sequence: TokenSequence) -> TokenSequence:
+        return dataclasses.replace(sequence, lags=np.arange(sequence.num_tokens, dtype=np.int32) // 2)
+
+    def without_advantage(sequence: TokenSequence) -> TokenSequence:
+        old = np.arange(sequence.num_tokens) >= 10
+        return dataclasses.replace(sequence, advantages=np.where(old, 0, sequence.advantages).astype(np.float32))
+
+    capped, moved_capped, _ = step(model_folder, ranks, objective, shift=0.3, change=aged)
+    expected, moved_expected, _ = step(model_folder, ranks, objective, shift=0.3, change=without_advantage)
+    assert capped.by_lag["5_8"].masked_fraction == 1.0 and capped.by_lag["9_16"].fraction > 0
+    assert capped.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert capped.grad_norm == pytest.approx(expected.grad_norm, rel=1e-6) and expected.grad_norm > 0
+    assert capped.num_loss_tokens == expected.num_loss_tokens
+    for name, change in moved_expected.items():
+        torch.testing.assert_close(moved_capped[name], change, rtol=1e-4, atol=1e-7)
+
+
+def test_by_sequences_the_loss_is_the_mean_of_the_sequences_means(model_folder: Path, ranks: Ranks) -> None:
+    metrics, _, _ = step(model_folder, ranks, ObjectiveConfig(normalisation="sequences"))
+    means = [float(-sequence.advantages[-1]) for sequence in (random_sequence(n, seed=n) for n in (20, 14, 9, 6))]
+    assert metrics.loss == pytest.approx(sum(means) / 4, rel=1e-4)
+
+
+def test_by_sequences_a_trajectory_counts_once_however_often_its_history_was_rewritten(
+    model_folder: Path, ranks: Ranks
+) -> None:
+    """Branches in packs of their own, the first two of one trajectory: its mean is over the tokens of both."""
+    model = load_model(model_folder, ranks=ranks, settings=FLOAT32)
+    optimizer = make_optimizer(model, config=OPTIM)
+    first, second, *others = sampled_by(model, shift=0.0)
+    sequences = numbered([[first, second], *([other] for other in others)])
+    metrics = train_step(
+        StepModels(policy=model, optimizer=optimizer, schedule=make_schedule(optimizer, config=OPTIM, num_steps=10)),
+        StepBatch(
+            micro_batches=micro_batches(sequences, max_tokens=20, num_ranks=1, rank=0),
+            num_loss_tokens=count_loss_tokens(sequences),
+            num_trajectories=count_trajectories(sequences),
+        ),
+        settings=StepSettings(objective=ObjectiveConfig(normalisation="sequences"), max_grad_norm=1.0),
+        ranks=ranks,
+    )
+    advantages = [float(-sequence.advantages[-1]) for sequence in sequences]
+    of_both = (17 * advantages[0] + 11 * advantages[1]) / 28
+    assert metrics.num_micro_batches == 3
+    assert metrics.loss == pytest.approx((of_both + advantages[2] + advantages[3]) / 3, rel=1e-4)
+
+
+def test_an_entropy_bonus_makes_the_policy_less_sure(model_folder: Path, ranks: Ranks) -> None:
+    plain, moved_plain, _ = step(model_folder, ranks, ObjectiveConfig())
+    bonus, moved_bonus, _ = step(model_folder, ranks, ObjectiveConfig(entropy_bonus=10.0))
+    assert bonus.loss == pytest.approx(plain.loss - 10 * plain.entropy, rel=1e-4)
+    assert any(bool((moved_bonus[name] - change).abs().max() > 1e-4) for name, change in moved_plain.items())
+
+
+def test_the_reference_holds_back_a_step_that_moves_away_from_it(
+    model_folder: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    objective = ObjectiveConfig(kl_coefficient=0.1)
+    same, _, _ = step(model_folder, ranks, objective, reference=load_model(model_folder, ranks=ranks, settings=FLOAT32))
+    alone, _, _ = step(model_folder, ranks, ObjectiveConfig())
+    assert same.reference_kl == pytest.approx(0, abs=1e-6)
+    assert same.loss == pytest.approx(alone.loss, rel=1e-5)
+    far = load_model(save_tiny_model(tmp_path, seed=7), ranks=ranks, settings=FLOAT32)
+    held, _, _ = step(model_folder, ranks, objective, reference=far)
+    assert held.reference_kl > 0.1
+    assert held.loss == pytest.approx(alone.loss + 0.1 * held.reference_kl, rel=1e-4)
+    assert all(parameter.grad is None for parameter in far.parameters())
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_makes_a_step(model_folder: Path, ranks: Ranks, preset: Path) -> None:
+    objective = load_config(str(preset), []).objective
+    reference = None
+    if objective.kl_coefficient and objective.kl_place == "loss":
+        reference = load_model(model_folder, ranks=ranks, settings=FLOAT32)
+    metrics, moved, _ = step(model_folder, ranks, objective, shift=0.1, reference=reference)
+    assert not metrics.skipped
+    assert math.isfinite(metrics.loss)
+    assert any(bool(change.abs().max() > 0) for change in moved.values())
+
+
+def test_the_reference_is_what_reinforcement_learning_began_with_also_for_a_resumed_run(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    folder = save_tiny_model(tmp_path / "model")
+    merging_tokenizer(CHATML).save_pretrained(folder)
+    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, temperature=0.7))
+    config, run_dir = load_config(None, ["objective.kl_coefficient=0.1"]), RunDir(tmp_path, "run")
+    first = reference_at(model, config, run_dir, step=0, ranks=ranks)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    resumed = reference_at(model, config, run_dir, step=5, ranks=ranks)
+    assert first is not None and resumed is not None
+    assert first.settings == resumed.settings == model.settings
+    began, now = dict(full_tensors(first)), dict(full_tensors(model))
+    for name, tensor in full_tensors(resumed):
+        assert torch.equal(tensor, began[name])
+        assert not torch.equal(tensor, now[name])
+    with pytest.raises(ConfigError, match="wrote no reference at step 0"):
+        reference_at(model, config, RunDir(tmp_path, "other"), step=5, ranks=ranks)
+    assert reference_at(model, load_config(None, []), run_dir, step=0, ranks=ranks) is None

@@ -1,0 +1,222 @@
+"""A step whose shared prefixes are computed once is the step of separate sequences: losses, gradients, measurements."""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.qwen3 import modeling_qwen3
+
+from slipstream.common.config.config import load_config
+from slipstream.learner.batch.batch import Batch
+from slipstream.learner.batch.pack import Packed, TokenSequence, pack
+from slipstream.learner.learner import Learner, train_on
+from slipstream.learner.model.packed_model import PackedModel, load_kind, load_model
+from slipstream.learner.model.reward_model import RewardModel
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.step.clock import Clock
+from slipstream.learner.step.step_metrics import StepMetrics
+from tests.learner.even_game import load_player, play
+from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
+
+GAE = ["objective.advantage=gae", "optim.critic_lr=1e-2"]
+# Everything that a pack goes through beside the policy's forward and backward pass.
+OBJECTIVES = {
+    "siblings": [],
+    "own critic": [*GAE, "objective.critic=own"],
+    "shared critic": [*GAE, "objective.critic=shared"],
+    "reference in the loss": ["objective.kl_coefficient=0.1"],
+    "reference in the reward": ["objective.kl_coefficient=0.1", "objective.kl_place=reward"],
+    "v-trace": [*GAE, "objective.advantage=vtrace", "objective.critic=own", "objective.correction=none"],
+    "proximal": ["objective.correction=decoupled", "objective.dual_clip=3", "objective.max_negative_kl=0"],
+    "sequence ratios": ["objective.surrogate=gspo", "objective.normalisation=sequences", "objective.dual_clip=3"],
+    "entropy": ["objective.entropy_bonus=0.01"],
+    "adapters": ["model.lora.rank=4"],
+    "checkpointed": ["learner.activation_checkpointing=true"],
+    "small packs": ["learner.micro_batch_tokens=40"],
+}
+NUM_STEPS = 3  # by the last, critic, proximal policy, reference and adapters differ from what they began as
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_step_with_shared_prefixes_has_the_loss_and_the_gradient_of_separate_sequences(
+    name: str, folder: Path, tmp_path: Path, ranks: Ranks
+) -> None:
+    settings = [f"model.path={folder}", "model.max_tokens=32", "sampling.max_turn_tokens=8", "optim.lr=1e-3"]
+    config = load_config(None, [*settings, "learner.micro_batch_tokens=512", *OBJECTIVES[name]])
+    learners: list[Learner] = []
+    for way in ("apart", "shared"):
+        torch.manual_seed(0)  # for the adapters
+        learner, player = load_player(config, tmp_path / way, ranks)
+        assert learner.model.shares_prefixes
+        learners.append(learner)
+    for step in range(NUM_STEPS):
+        batch, last = play(learners[0], player), step == NUM_STEPS - 1
+        found = []
+        for learner, shares in zip(learners, (False, last), strict=True):
+            learner.model.shares_prefixes = shares
+            found.append(step_on(learner, batch))
+    (apart, expected), (shared, gradients) = found
+    assert shared.num_computed_tokens < 0.8 * apart.num_computed_tokens
+    assert not shared.skipped and shared.grad_norm > 0
+    for field in ("loss", "entropy", "reference_kl", "ratio_mean", "ratio_max", "grad_norm", "effective_sample_size"):
+        assert getattr(shared, field) == pytest.approx(getattr(apart, field), rel=1e-5, abs=1e-6), field
+    assert gradients.keys() == expected.keys()
+    for weight, gradient in expected.items():
+        assert float((gradients[weight] - gradient).norm()) <= 1e-5 * float(gradient.norm()), weight
+
+
+def step_on(learner: Learner, batch: Batch) -> tuple[StepMetrics, dict[str, Tensor]]:
+    """The metrics of a step, and the gradients of policy and critic."""
+    gradients: dict[str, Tensor] = {}
+    optimizers = {"policy": learner.optimizer}
+    if learner.critic is not None:
+        optimizers["critic"] = learner.critic.optimizer
+
+    def write_down(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        whose = next(name for name, each in optimizers.items() if each is optimizer)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for number, parameter in enumerate(parameters):
+            gradients[f"{whose} {number}"] = parameter.grad.full_tensor().clone()
+
+    hooks = [optimizer.register_step_pre_hook(write_down) for optimizer in optimizers.values()]
+    metrics = train_on(learner, batch, Clock(learner.ranks.device))
+    for hook in hooks:
+        hook.remove()
+    return metrics, gradients
+
+
+def a_tree(seed: int) -> list[TokenSequence]:
+    """Branches of 9, 11, 14 and 20 tokens: all share 4, the last two share 8; all but 2 are trained."""
+    trunk, bough = random_sequence(4, seed=seed).tokens, random_sequence(4, seed=seed + 1).tokens
+    drawn = [random_sequence(length, seed=seed + length, prompt=2) for length in (9, 11, 14, 20)]
+    begun = [trunk, trunk, np.concatenate([trunk, bough]), np.concatenate([trunk, bough])]
+    return [
+        dataclasses.replace(each, tokens=np.concatenate([prefix, each.tokens[len(prefix) :]]))
+        for each, prefix in zip(drawn, begun, strict=True)
+    ]
+
+
+def in_order(packed: Packed, numbers: Tensor) -> dict[bytes, Tensor]:
+    """The numbers of each sequence's loss tokens."""
+    tokens = torch.split_with_sizes(packed.tokens, packed.lengths)
+    counts = torch.bincount(packed.loss_sequence_ids, minlength=len(packed.lengths)).tolist()
+    parts = torch.split_with_sizes(numbers, counts)
+    return {each.numpy().tobytes(): part for each, part in zip(tokens, parts, strict=True)}
+
+
+def test_a_trained_token_of_a_shared_prefix_counts_in_every_sequence_that_has_it(folder: Path, ranks: Ranks) -> None:
+    """By each alone; its weight is another in every sequence."""
+    model = load_model(folder, ranks=ranks, settings=FLOAT32)
+    branches = a_tree(seed=1)
+    packed = pack(branches, share_prefixes=True)
+    assert sum(packed.computed_lengths) == sum(packed.lengths) - 4 * 3 - 4
+    found = model(packed).logprobs
+    (found * packed.advantages[packed.loss_positions]).sum().backward()
+    of_shared = gradients(model)
+    for branch in branches:
+        alone = pack([branch])
+        logprobs = model(alone).logprobs
+        key = alone.tokens.numpy().tobytes()
+        torch.testing.assert_close(in_order(packed, found)[key], logprobs, rtol=0, atol=1e-5)
+        (logprobs * alone.advantages[alone.loss_positions]).sum().backward()
+    torch.testing.assert_close(of_shared, gradients(model), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [2, 5, 9])
+def test_a_sliding_window_reaches_into_the_shared_prefix(window: int, tmp_path: Path, ranks: Ranks) -> None:
+    layers = ["sliding_attention", "full_attention"]
+    save_tiny_model(tmp_path, use_sliding_window=True, sliding_window=window, layer_types=layers, num_key_value_heads=1)
+    model = load_model(tmp_path, ranks=ranks, settings=FLOAT32)
+    branches = a_tree(seed=1)
+    shared, apart = (pack(branches, share_prefixes=share_prefixes) for share_prefixes in (True, False))
+    found = {}
+    for packed in (shared, apart):
+        logprobs = model(packed).logprobs
+        logprobs.sum().backward()
+        found[packed.prefixes is None] = (in_order(packed, logprobs.detach()), gradients(model))
+    torch.testing.assert_close(found[False][0], found[True][0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[False][1], found[True][1], rtol=1e-5, atol=1e-4)
+
+
+def test_a_reward_model_scores_the_ends_of_conversations_that_begin_alike(folder: Path, ranks: Ranks) -> None:
+    model = load_kind(RewardModel, folder, ranks=ranks, settings=FLOAT32)
+    torch.nn.init.ones_(model.score.weight.to_local())
+    ends = [
+        dataclasses.replace(each, loss_mask=np.arange(each.num_tokens) == each.num_tokens - 1) for each in a_tree(3)
+    ]
+    with torch.no_grad():
+        shared, apart = (in_order(packed, model(packed)) for packed in (pack(ends, share_prefixes=True), pack(ends)))
+    torch.testing.assert_close(shared, apart, rtol=1e-5, atol=1e-5)
+    assert len({round(float(score), 3) for score in apart.values()}) == 4
+
+
+def test_bfloat16_differs_by_rounding_alone(folder: Path, ranks: Ranks) -> None:
+    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
+    branches = a_tree(seed=1)
+    with torch.no_grad():
+        shared, apart = (
+            in_order(packed, model(packed).logprobs) for packed in (pack(branches, share_prefixes=True), pack(branches))
+        )
+    for tokens, logprobs in apart.items():
+        assert float((shared[tokens] - logprobs).abs().mean()) < 0.1
+
+
+def test_a_model_that_does_not_share_refuses_a_pack_that_does(folder: Path, ranks: Ranks) -> None:
+    model = load_model(folder, ranks=ranks, settings=FLOAT32)
+    model.shares_prefixes = False
+    with pytest.raises(ValueError, match="cannot share prefixes: pack without share_prefixes"):
+        model(pack(a_tree(seed=1), share_prefixes=True))
+
+
+def test_a_kernel_that_is_wrong_with_shared_keys_is_found_at_the_start_and_named(
+    folder: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that aligns a sequence's queries with its first keys."""
+    plain = F.scaled_dot_product_attention
+
+    def first_aligned(query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None, **others: Any) -> Tensor:
+        mask = None if attn_mask is None else torch.ones_like(attn_mask).tril()
+        return plain(query, key, value, attn_mask=mask, **others)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", first_aligned)
+    with caplog.at_level(logging.INFO):
+        model = load_model(folder, ranks=ranks, settings=FLOAT32)
+    assert not model.shares_prefixes
+    assert (
+        "prefixes that sequences share are computed for each: attention with keys that sequences share" in caplog.text
+    )
+
+
+def test_a_model_whose_states_differ_with_shared_prefixes_computes_them_for_each(
+    folder: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that reads a token's place in the row, and not its position."""
+    rotate = modeling_qwen3.apply_rotary_pos_emb
+
+    def by_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
+        place = torch.arange(q.shape[2]) % 16 / 1000 if q.shape[2] == 16 else torch.zeros(q.shape[2])
+        return rotate(q * (1 + place)[:, None], k, cos, sin, **others)
+
+    monkeypatch.setattr(modeling_qwen3, "apply_rotary_pos_emb", by_place)
+    with caplog.at_level(logging.INFO):
+        model = load_model(folder, ranks=ranks, settings=FLOAT32)
+    assert not model.shares_prefixes
+    assert "the model's log-probabilities would differ by" in caplog.text
+
+
+def gradients(model: PackedModel) -> list[Tensor]:
+    """Every gradient, whole; they are cleared in the model."""
+    found = [parameter.grad.full_tensor() for parameter in model.parameters()]
+    model.zero_grad()
+    return found

@@ -1,0 +1,89 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.common.config.learner_config import WarmStartConfig
+from slipstream.common.records.trajectory import Trajectory, pack_logprobs, pack_mask, pack_tokens
+from slipstream.learner.batch.pack import pack, sequences_of
+from slipstream.learner.model.packed_model import PackedModel, load_model
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.warm_start import WarmStartStep, imitate
+from tests.tools.run.tiny_model import FLOAT32, a_trajectory, save_tiny_model
+
+
+def expert_episode(task: int) -> Trajectory:
+    """A prompt that names the task, and an answer that is the task's number four times."""
+    return a_trajectory(
+        tokens=pack_tokens([1, 100 + task, 10 + task, 10 + task, 10 + task, 10 + task]),
+        behaviour_logprobs=pack_logprobs([0.0] * 6),
+        loss_mask=pack_mask([False, False, True, True, True, True]),
+        branch_starts=[0],
+    )
+
+
+def imitate_and_watch(model: PackedModel, ranks: Ranks, config: WarmStartConfig) -> list[WarmStartStep]:
+    steps: list[WarmStartStep] = []
+    num_steps = imitate(
+        model,
+        [expert_episode(task) for task in range(16)],
+        config=config,
+        ranks=ranks,
+        seed=0,
+        micro_batch_tokens=32,
+        on_step=steps.append,
+    )
+    assert [step.step for step in steps] == list(range(1, num_steps + 1))
+    return steps
+
+
+def test_imitation_teaches_the_experts_tokens(tmp_path: Path, ranks: Ranks) -> None:
+    model = load_model(save_tiny_model(tmp_path), ranks=ranks, settings=FLOAT32)
+    steps = imitate_and_watch(model, ranks, WarmStartConfig(episodes=16, epochs=12, batch_tokens=48, lr=3e-3))
+    # 96 tokens in steps of 48: two steps a pass.
+    assert len(steps) == 24
+    assert steps[0].loss > 3
+    packed = pack(sequences_of(expert_episode(3), advantage=0.0))
+    with torch.no_grad():
+        assert model(packed).logprobs.mean() > -0.5
+
+
+def test_the_same_seed_gives_the_same_losses(tmp_path: Path, ranks: Ranks) -> None:
+    folder = save_tiny_model(tmp_path)
+    config = WarmStartConfig(episodes=16, epochs=1, batch_tokens=24, lr=1e-3)
+    first, second = (
+        imitate_and_watch(load_model(folder, ranks=ranks, settings=FLOAT32), ranks, config) for _ in range(2)
+    )
+    assert len(first) == 4
+    assert first == second
+
+
+def test_the_first_loss_is_the_mean_over_loss_tokens_at_temperature_1_whatever_the_runs(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    folder = save_tiny_model(tmp_path)
+    model, hot = (
+        load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, temperature=temperature))
+        for temperature in (1.0, 1.7)
+    )
+    packed = pack([part for task in range(16) for part in sequences_of(expert_episode(task), advantage=0.0)])
+    with torch.no_grad():
+        expected = -float(model(packed).logprobs.mean())
+    (step,) = imitate_and_watch(hot, ranks, WarmStartConfig(episodes=16, epochs=1, batch_tokens=96))
+    assert step.loss == pytest.approx(expected, rel=1e-5)
+    assert hot.settings.temperature == 1.7
+
+
+def test_nothing_to_imitate_is_refused(tmp_path: Path, ranks: Ranks) -> None:
+    model = load_model(save_tiny_model(tmp_path), ranks=ranks, settings=FLOAT32)
+    with pytest.raises(ValueError, match="no episodes to imitate"):
+        imitate(
+            model,
+            [],
+            config=WarmStartConfig(),
+            ranks=ranks,
+            seed=0,
+            micro_batch_tokens=32,
+            on_step=lambda step: None,
+        )

@@ -1,0 +1,53 @@
+"""What the loss says of itself: how much a token may weigh, and which bounds never act."""
+
+import math
+
+import pytest
+
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.learner.trial.loss_probe import acts, weight_bound
+
+
+@pytest.mark.parametrize(
+    ("objective", "positive", "negative"),
+    [
+        (ObjectiveConfig(), (1, 1.28), (2.8, 5)),  # the token mask stops negative advantages at 5
+        (ObjectiveConfig(correction="none", dual_clip=3.0), (1, 1.28), (1.6, 3)),
+        (ObjectiveConfig(correction="none"), (1, 1.28), (1e8, math.inf)),
+        (ObjectiveConfig(surrogate="cispo", correction="none", ratio_high=7.0), (7, 7), (7, 7)),
+        (ObjectiveConfig(surrogate="dppo_tv", correction="none", ratio_high=20.0), (20, 20), (20, 20)),
+        # A token that is 2e8 times likelier hides in a sequence whose neighbour is as much unlikelier.
+        (ObjectiveConfig(correction="sequence_mask"), (1, 1.28), (1e8, math.inf)),
+        # A token that is as likely as it was has the ratio of a sequence whose other token is 7e7 times likelier.
+        (ObjectiveConfig(surrogate="gspo", clip_low=3e-4, clip_high=4e-4), (0.5, 1.1), (8e3, math.inf)),
+        (ObjectiveConfig(correction="truncated_is", dual_clip=3.0), (2, 2.56), (3.4, 6)),
+        (ObjectiveConfig(correction="decoupled", max_behaviour_weight=5.0, dual_clip=3.0), (3, 6.4), (5, 15)),
+        (
+            ObjectiveConfig(
+                advantage="vtrace", critic="own", surrogate="policy_gradient", correction="none", max_rho=4.0
+            ),
+            (4, 4),
+            (4, 4),
+        ),
+    ],
+)
+def test_the_largest_weight_of_a_token_is_found_by_sign(
+    objective: ObjectiveConfig, positive: tuple[float, float], negative: tuple[float, float]
+) -> None:
+    """Bounds by hand: what is found lies at most a factor of 10^(1/4) below what the equations allow."""
+    found = weight_bound(objective)
+    assert positive[0] <= found.positive <= positive[1] + 1e-9
+    assert negative[0] <= found.negative <= negative[1] + 1e-9
+
+
+def test_no_cap_just_above_the_limit_goes_unseen() -> None:
+    assert weight_bound(ObjectiveConfig(mask_high=20.03)).negative > 20
+    assert weight_bound(ObjectiveConfig(mask_high=19.9)).negative < 20
+
+
+def test_a_bound_acts_where_tokens_get_to_it() -> None:
+    assert acts(ObjectiveConfig(clip_high=3.9), "clip_high")
+    assert not acts(ObjectiveConfig(clip_high=4.5), "clip_high")  # the token mask ends at a ratio of 5
+    assert acts(ObjectiveConfig(clip_high=4.5), "clip_high", without={"mask_high": 1e9})
+    assert acts(ObjectiveConfig(surrogate="dppo_kl", correction="none"), "max_binary_kl")
+    assert acts(ObjectiveConfig(correction="decoupled", dual_clip=3.0), "clip_low")

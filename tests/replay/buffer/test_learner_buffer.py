@@ -1,0 +1,408 @@
+"""The verbs of the learner: open, claim, prioritise, drop, settle and reopen."""
+
+import time
+
+import msgspec
+import pytest
+import redis
+
+from slipstream.common.records.trajectory import VersionSpan
+from slipstream.replay.buffer.bulk import Bulk
+from slipstream.replay.buffer.listing import list_groups
+from slipstream.replay.buffer.verbs import MAX_QUARANTINED
+from slipstream.replay.records.keys import FencedOut, epoch_key, key
+from slipstream.replay.records.sampler import ClaimOrder, Reuse
+from slipstream.replay.records.ticket import InsertResult
+from tests.replay.records.attempts import (
+    Views,
+    attempt_at,
+    fill,
+    ids,
+    leased,
+    make_buffer,
+    make_ready,
+    stored_keys,
+    ticket,
+)
+
+
+def test_an_opened_ticket_is_known_even_after_it_was_trained(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, 3, 4)
+    buffer.learner.claim(1, 2, policy_version=0, max_lag=0)
+    buffer.learner.settle(1)
+    assert buffer.learner.open([ticket(3), ticket(4), ticket(5)]) == 1
+    assert buffer.learner.ledger().queued == 1
+    assert buffer.learner.ledger().last_group_id == 5
+
+
+def test_tickets_out_of_order_are_refused_rather_than_forgotten(buffer: Views) -> None:
+    with pytest.raises(ValueError, match=r"rising order of group_id, got \[2, 1\]"):
+        buffer.learner.open([ticket(2), ticket(1)])
+
+
+def test_a_claim_takes_all_or_nothing_oldest_finished_first(buffer: Views, run_id: str) -> None:
+    buffer.learner.open([ticket(0), ticket(1), ticket(2)])
+    slow, quick, quicker = leased(buffer), leased(buffer), leased(buffer)
+    fill(buffer, quicker, run_id)
+    assert buffer.learner.claim(1, 2, policy_version=0, max_lag=0) == []
+    fill(buffer, quick, run_id)
+    fill(buffer, slow, run_id)
+    assert ids(buffer.learner.claim(1, 2, policy_version=0, max_lag=0)) == [2, 1]
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+
+
+def test_a_claim_that_raised_on_its_way_is_the_same_claim_when_tried_again(
+    buffer: Views, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_ready(buffer, run_id, 0, 1)
+
+    def cut(*_: object) -> None:
+        raise redis.ConnectionError("the connection broke before the payloads came")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bulk, "read", cut)
+        with pytest.raises(redis.ConnectionError):
+            buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
+    assert buffer.learner.ledger().claimed == 1
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [1]
+
+
+@pytest.mark.parametrize("max_uses", [1, 2])
+def test_a_group_whose_claims_the_server_lost_is_trained_once(
+    buffer: Views, redis_client: redis.Redis, run_id: str, max_uses: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def claimed(step: int) -> list[int]:
+        reuse = Reuse(max_uses=max_uses, samples_per_insert=0, error_buffer=0)
+        return ids(buffer.learner.claim(step, 1, policy_version=0, max_lag=0, reuse=reuse))
+
+    make_ready(buffer, run_id, 0, 1)
+    names = f"{key(run_id)}:*"
+    written = {name: redis_client.dump(name) for name in redis_client.scan_iter(names)}
+    assert [claimed(step) for step in range(max_uses)] == [[0]] * max_uses
+    redis_client.delete(*redis_client.scan_iter(names))
+    for name, value in written.items():  # as after a crash that lost the newest writes
+        assert value is not None
+        redis_client.restore(name, 0, value)
+    last = 2 * max_uses - 1
+    assert [claimed(step) for step in range(max_uses, last + 1)] == [[]] * max_uses, "they were returned before"
+    assert "group 0 under " in caplog.text and "the server lost that claim" in caplog.text
+    assert claimed(last) == [1]
+    buffer.learner.drop([1], "surplus")
+    buffer.learner.settle(last)
+    ledger = buffer.learner.ledger()
+    assert (ledger.trained, ledger.ready, ledger.balanced) == (1, 0, True)
+
+
+def test_a_claimed_group_that_a_person_requeued_is_returned_once_it_was_played_again(
+    buffer: Views, run_id: str
+) -> None:
+    make_ready(buffer, run_id, 0)
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    buffer.learner._quarantine(0, None, None, "looked odd")  # a person could not: a model may have learned from it
+    assert buffer.people.requeue([0]) == 1
+    lease = leased(buffer)
+    for member in range(2):
+        later = msgspec.structs.replace(attempt_at(lease, member, run_id=run_id), started_at_s=1.8e9)
+        assert buffer.actor.insert(lease, later) is InsertResult.STORED
+    assert ids(buffer.learner.claim(2, 1, policy_version=0, max_lag=0)) == [0]
+
+
+def test_a_learner_that_takes_steps_back_gets_their_groups_again(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, 0)
+    for _ in range(2):
+        assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+        buffer.learner.reopen(0)
+
+
+def test_a_copy_of_a_claim_that_arrives_late_takes_nothing(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1, 2)
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    assert buffer.learner.claim(2, 9, policy_version=0, max_lag=0) == []
+    rest = (0, "oldest", 0, 1, 0, 0)  # oldest version, order, seed, and each group once
+    verbs = buffer.learner._verbs
+    assert verbs.call("claim", verbs.epoch, 0, 1, 1, *rest) == []  # held up on its way since step 1
+    assert verbs.call("claim", verbs.epoch, 1, 2, 1, *rest) == []  # the one that found too few: it was answered so
+    assert (buffer.learner.ledger().claimed, buffer.learner.ledger().ready) == (1, 2)
+    assert ids(buffer.learner.claim(2, 2, policy_version=0, max_lag=0)) == [1, 2]
+
+
+def test_a_claim_drops_groups_without_a_token_within_max_lag(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, policy_version=5)
+    make_ready(buffer, run_id, 1, policy_version=6)
+    assert ids(buffer.learner.claim(9, 1, policy_version=10, max_lag=4)) == [1]
+    assert buffer.learner.ledger().dropped == {"too_old": 1}
+    assert buffer.learner.ledger().dropped_trajectories == {"too_old": 2}
+
+
+def test_a_claim_takes_groups_in_the_order_that_is_asked_for(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, *range(6))
+    buffer.learner.prioritise({1: 0.5, 2: -3.0, 3: 0.5, 4: 1e300, 0: float("inf"), 77: 9.0})
+
+    def claimed(order: ClaimOrder, num_groups: int, seed: int = 0) -> list[int]:
+        groups = buffer.learner.claim(1, num_groups, policy_version=0, max_lag=0, order=order, seed=seed)
+        assert buffer.learner.reopen(0) == num_groups and buffer.audit() == []
+        return ids(groups)
+
+    assert claimed(ClaimOrder.OLDEST, 3) == [0, 1, 2]
+    assert claimed(ClaimOrder.FRESHEST, 3) == [5, 4, 3]
+    assert claimed(ClaimOrder.PRIORITISED, 6) == [0, 5, 4, 1, 3, 2]  # 5 has no score; 0 finished first
+    draws = [claimed(ClaimOrder.UNIFORM, 3, seed) for seed in range(40)]
+    assert draws == [claimed(ClaimOrder.UNIFORM, 3, seed) for seed in range(40)]
+    assert sorted(claimed(ClaimOrder.UNIFORM, 6, seed=1)) == list(range(6))
+    assert {draw[0] for draw in draws} == {draw[2] for draw in draws} == set(range(6))
+    assert len({tuple(draw) for draw in draws}) > 20
+
+
+def test_a_score_that_is_no_number_is_refused(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, 0)
+    with pytest.raises(ValueError, match=r"got NaN for groups \[0\]; leave those groups out"):
+        buffer.learner.prioritise({0: float("nan")})
+
+
+def twice_each(buffer: Views, step: int, num_groups: int, *, policy_version: int = 0) -> list[int]:
+    reuse = Reuse(max_uses=2, samples_per_insert=0, error_buffer=0)
+    return ids(buffer.learner.claim(step, num_groups, policy_version=policy_version, max_lag=0, reuse=reuse))
+
+
+def test_a_group_with_uses_left_stays_ready_and_is_used_once_a_step(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1, 2)
+    assert twice_each(buffer, 1, 2) == [0, 1]
+    assert (buffer.learner.ledger().ready, buffer.learner.ledger().claimed) == (3, 0)
+    assert twice_each(buffer, 1, 2) == []  # of those that step 1 has not used there is one
+    assert twice_each(buffer, 1, 1) == [2]
+    assert twice_each(buffer, 2, 2) == [0, 1]
+    assert buffer.learner.settle(1) == 0
+    ledger = buffer.learner.ledger()
+    assert (ledger.ready, ledger.claimed, ledger.claims, ledger.ready_uses) == (1, 2, 5, 1)
+    assert buffer.learner.settle(2) == 2
+    assert buffer.learner.ledger().trained == 2 and buffer.audit() == []
+
+
+def test_a_resumed_learner_takes_back_the_uses_of_later_steps_only(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1, 2)
+    assert (twice_each(buffer, 1, 2), twice_each(buffer, 2, 2), twice_each(buffer, 3, 1)) == ([0, 1], [0, 1], [2])
+    assert buffer.learner.settle(1) == 0
+    buffer.learner.acquire_epoch()
+    assert buffer.learner.reopen(1) == 3
+    ledger = buffer.learner.ledger()
+    assert (ledger.ready, ledger.claims, ledger.ready_uses) == (3, 2, 2)
+    assert twice_each(buffer, 2, 3) == [0, 1, 2]
+    assert (buffer.learner.ledger().claimed, buffer.learner.ledger().ready_uses) == (2, 1)
+    assert buffer.audit() == []
+
+
+def test_what_a_model_learned_from_is_retired_and_never_dropped(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    assert twice_each(buffer, 1, 1) == [0]
+    assert twice_each(buffer, 2, 1, policy_version=1) == []  # both have grown too old
+    ledger = buffer.learner.ledger()
+    assert (ledger.dropped, ledger.claimed, ledger.ready) == ({"too_old": 1}, 1, 0)
+    assert buffer.learner.settle(1) == 1
+    assert buffer.learner.ledger().trained == 1 and buffer.audit() == []
+
+
+def test_a_drop_takes_back_the_use_that_it_was_claimed_for_and_no_earlier_one(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    assert twice_each(buffer, 1, 1) == [0]
+    assert twice_each(buffer, 2, 2) == [0, 1]
+    buffer.learner.drop([0, 1], "zero_variance")
+    ledger = buffer.learner.ledger()
+    assert (ledger.dropped, ledger.claimed, ledger.ready) == ({"zero_variance": 1}, 1, 0)
+    assert buffer.learner.settle(1) == 1  # in step 1 a model learned from group 0
+    assert buffer.audit() == []
+
+
+def test_the_limiter_lets_a_claim_wait_for_the_inserts_that_pay_for_it(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, *range(4))
+
+    def claim(step: int, num_groups: int) -> list[int]:
+        reuse = Reuse(max_uses=4, samples_per_insert=1.5, error_buffer=1)
+        return ids(buffer.learner.claim(step, num_groups, policy_version=0, max_lag=0, reuse=reuse))
+
+    assert claim(1, 4) == [0, 1, 2, 3]
+    assert claim(2, 4) == []  # 8 > 1.5 * 4 + 1
+    assert claim(2, 3) == [0, 1, 2]  # 7 <= 7
+    assert claim(3, 1) == []
+    make_ready(buffer, run_id, 4)
+    assert claim(3, 1) == [0]  # 8 <= 1.5 * 5 + 1
+    assert buffer.learner.ledger().claims == 8 and buffer.audit() == []
+    assert buffer.learner.reopen(1) == 3
+    assert buffer.learner.ledger().claims == 4
+
+
+def test_a_sweep_of_many_old_groups_is_not_made_in_one_go(buffer: Views, run_id: str) -> None:
+    buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(250)])
+    for _ in range(250):
+        fill(buffer, leased(buffer), run_id)
+    assert buffer.learner.claim(1, 1, policy_version=1, max_lag=0) == []
+    assert buffer.learner.ledger().dropped == {"too_old": 250}
+    assert buffer.audit() == []
+
+
+@pytest.mark.parametrize("versions", [(9, 3), (3, 9)])
+def test_the_newest_member_decides_whether_a_group_has_something_left_to_teach(
+    buffer: Views, run_id: str, versions: tuple[int, int]
+) -> None:
+    for group_id in (0, 1):
+        buffer.learner.open([ticket(group_id)])
+        lease = leased(buffer)
+        for member, version in enumerate(versions):
+            buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id, policy_version=version))
+    assert ids(buffer.learner.claim(1, 1, policy_version=11, max_lag=2)) == [0]
+    assert buffer.learner.claim(2, 1, policy_version=12, max_lag=2) == []
+    assert buffer.learner.ledger().dropped == {"too_old": 1}
+    assert buffer.audit() == []
+
+
+def test_the_newest_token_of_a_trajectory_stands_for_it(buffer: Views, run_id: str) -> None:
+    """A long episode: its first token is of version 0, its last of version 9."""
+    buffer.learner.open([ticket(0, num_members=1)])
+    lease = leased(buffer)
+    spans = [VersionSpan(start=2, stop=3, policy_version=0), VersionSpan(start=3, stop=4, policy_version=9)]
+    buffer.actor.insert(lease, msgspec.structs.replace(attempt_at(lease, 0, run_id=run_id), version_spans=spans))
+    assert ids(buffer.learner.claim(1, 1, policy_version=10, max_lag=1)) == [0]
+
+
+def test_a_drop_gives_its_slot_back(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    buffer.learner.claim(1, 2, policy_version=0, max_lag=0)
+    assert buffer.learner.ledger().claimed == 2
+    buffer.learner.drop([0], "zero_variance")
+    buffer.learner.drop([0], "zero_variance")
+    assert buffer.learner.ledger().claimed == 1
+    assert buffer.learner.ledger().dropped_trajectories == {"zero_variance": 2}
+    assert buffer.audit() == []
+
+
+def test_a_drop_takes_groups_in_any_state_and_fences_their_holders(buffer: Views, run_id: str) -> None:
+    make_ready(buffer, run_id, 0)
+    buffer.learner.open([ticket(1), ticket(2)])
+    lease = leased(buffer)
+    assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+    buffer.learner.drop([0, 1, 2, 77], "abandoned")
+    assert buffer.actor.insert(lease, attempt_at(lease, 1, run_id=run_id)) is InsertResult.FENCED
+    assert buffer.actor.heartbeat("a", [lease]) == set()
+    assert buffer.learner.ledger().dropped == {"abandoned": 3}
+    assert buffer.audit() == []
+
+
+def test_a_learner_from_an_older_checkpoint_finds_the_rest_ready_again_in_order(
+    buffer: Views, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.learner.open([ticket(group_id) for group_id in range(4)])
+    leases = [leased(buffer) for _ in range(4)]
+    for group_id in (0, 3, 1, 2):
+        fill(buffer, leases[group_id], run_id)
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    assert ids(buffer.learner.claim(2, 2, policy_version=0, max_lag=0)) == [3, 1]
+    buffer.learner.settle(1)
+    resumed = make_buffer(redis_client, run_id)
+    resumed.learner.acquire_epoch()
+    assert resumed.learner.reopen(1) == 2
+    assert ids(resumed.learner.claim(2, 3, policy_version=0, max_lag=0)) == [3, 1, 2]
+    resumed.learner.settle(2)
+    assert resumed.learner.ledger().trained == 4
+    assert resumed.audit() == []
+
+
+def test_an_older_learner_is_fenced_out_of_every_verb(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
+    make_ready(buffer, run_id, 0)
+    newer = make_buffer(redis_client, run_id)
+    epoch = newer.learner.acquire_epoch()
+    with pytest.raises(FencedOut, match=rf"has epoch \d+ and was FENCEDOUT by epoch {epoch}"):
+        buffer.learner.open([ticket(1)])
+    with pytest.raises(FencedOut):
+        buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
+    with pytest.raises(FencedOut):
+        buffer.learner.drop([0], "zero_variance")
+    with pytest.raises(FencedOut):
+        buffer.learner.settle(1)
+    with pytest.raises(FencedOut):
+        buffer.learner.reopen(0)
+    buffer.learner.adopt_epoch(epoch)
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+
+
+def test_a_server_that_comes_back_empty_fences_the_learner_from_before_out(
+    buffer: Views, redis_client: redis.Redis, run_id: str
+) -> None:
+    """It was the third; its successor is the first that the server knows."""
+    for _ in range(2):
+        buffer.learner.acquire_epoch()
+    redis_client.delete(*redis_client.scan_iter(f"{key(run_id)}:*", count=1000))
+    time.sleep(0.01)  # the clock is past the earlier epochs
+    newer = make_buffer(redis_client, run_id)
+    newer.learner.acquire_epoch()
+    make_ready(newer, run_id, 0)
+    with pytest.raises(FencedOut):
+        buffer.learner.claim(7, 1, policy_version=0, max_lag=5)
+    assert ids(newer.learner.claim(8, 1, policy_version=0, max_lag=5)) == [0]
+
+
+def test_a_learner_after_a_lost_end_of_the_log_is_above_the_one_before(
+    buffer: Views, redis_client: redis.Redis, run_id: str
+) -> None:
+    before = redis_client.get(epoch_key(run_id))
+    lost = make_buffer(redis_client, run_id)
+    lost.learner.acquire_epoch()
+    redis_client.set(epoch_key(run_id), before)
+    time.sleep(0.01)
+    make_buffer(redis_client, run_id).learner.acquire_epoch()
+    with pytest.raises(FencedOut):
+        lost.learner.open([ticket(0)])
+
+
+def test_poison_is_set_aside_with_its_sender_and_the_claim_goes_on(
+    buffer: Views, redis_client: redis.Redis, run_id: str
+) -> None:
+    make_ready(buffer, run_id, 0, 1, 2)
+    for group_id, payload in (
+        (0, b"\x00garbage"),
+        (1, redis_client.get(stored_keys(redis_client, run_id, "blob:2:0")[0])),
+    ):
+        (blob,) = stored_keys(redis_client, run_id, f"blob:{group_id}:0")
+        redis_client.set(blob, payload)
+    assert ids(buffer.learner.claim(1, 3, policy_version=0, max_lag=0)) == [2]
+    stranger, garbage = buffer.quarantined()
+    assert (garbage.actor, garbage.member) == ("a", 0)
+    assert "shorter than its header" in garbage.reason or "magic" in garbage.reason
+    assert "the ticket's is" in stranger.reason
+    ledger = buffer.learner.ledger()
+    assert (ledger.quarantined, ledger.claimed, ledger.held_trajectories) == (2, 1, 6)
+    assert buffer.audit() == []
+
+
+def test_poison_is_set_aside_also_where_its_sender_is_no_unicode(
+    buffer: Views, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.learner.open([ticket(0, num_members=1)])
+    lease = leased(buffer)
+    blob = key(run_id, "train", "blob", 0, 0, 0, lease.fence)
+    redis_client.set(blob, b"poison", ex=60)
+    record = b"0:%d:0:7:5:1:100:\xff" % lease.fence
+    insert = buffer.actor._verbs._scripts["insert"]
+    assert insert(keys=[buffer.base, blob], args=[0, 0, record, "shop", "0.0", "0"]) == b"stored"
+    assert [group.members[0].actor for group in list_groups(redis_client, run_id)] == ["\ufffd"]
+    assert buffer.learner.claim(1, 1, policy_version=0, max_lag=0) == []
+    assert buffer.quarantined()[0].actor == "\ufffd"
+
+
+def test_the_quarantine_is_bounded(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
+    num_poisoned = MAX_QUARANTINED + 3
+    make_ready(buffer, run_id, *range(num_poisoned))
+    for blob in stored_keys(redis_client, run_id, "blob"):
+        redis_client.set(blob, b"poison")
+    assert buffer.learner.claim(1, num_poisoned, policy_version=0, max_lag=0) == []
+    assert [set_aside.group_id for set_aside in buffer.quarantined()] == list(range(num_poisoned))[:2:-1]
+    assert (buffer.learner.ledger().quarantined, buffer.learner.ledger().dropped) == (MAX_QUARANTINED, {"poison": 3})
+    assert len(stored_keys(redis_client, run_id, "blob")) == 2 * MAX_QUARANTINED
+    assert buffer.audit() == []
+
+
+def test_a_lost_payload_drops_its_group_with_the_reason(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    redis_client.delete(stored_keys(redis_client, run_id, "blob:0:1")[0])
+    assert ids(buffer.learner.claim(1, 2, policy_version=0, max_lag=0)) == [1]
+    assert buffer.learner.ledger().dropped == {"lost_payload": 1}
+    assert buffer.audit() == []

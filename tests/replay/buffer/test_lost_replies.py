@@ -1,0 +1,359 @@
+"""Requests executed twice, or whose replies never come: each verb of the buffer has one effect all the same."""
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from slipstream.common.process.connection import connect
+from slipstream.common.records.trajectory import Outcome
+from slipstream.replay.records.keys import key
+from slipstream.replay.records.ledger import Ledger
+from slipstream.replay.records.sampler import ClaimOrder
+from slipstream.replay.records.ticket import Group, InsertResult, Lease
+from slipstream.replay.server.server import Server
+from tests.proxy import Fault, Nth, Proxy
+from tests.replay.records.attempts import Views, attempt_at, make_buffer, partial_of, ticket
+
+NUM_INSERTS = 1000
+NUM_WRITERS = 16
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def proxy(redis_server: Server) -> Iterator[Proxy]:
+    with Proxy(("127.0.0.1", redis_server.port)) as proxy:
+        yield proxy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scene:
+    """Group 0 is claimed for step 1; 1 and 2 are ready; 3 is leased, its member 0 stored; 4 and 5 are queued."""
+
+    buffer: Views  # through the proxy
+    direct: Views
+    client: redis.Redis
+    run_id: str
+    lease: Lease
+
+    def insert(self, member: int) -> InsertResult:
+        return self.buffer.actor.insert(self.lease, attempt_at(self.lease, member, run_id=self.run_id))
+
+    def blob(self, group_id: int) -> Any:
+        (name,) = self.client.scan_iter(f"{key(self.run_id, 'train', 'blob', group_id)}:0:*")
+        return name
+
+
+def make_scene(run_id: str, *, client: redis.Redis, through: redis.Redis) -> Scene:
+    buffer = make_buffer(through, run_id)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(group_id, num_members=3 if group_id == 3 else 2) for group_id in range(6)])
+    for group_id in range(3):
+        lease = leased(buffer)
+        for member in range(2):
+            assert buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id)) is InsertResult.STORED
+        assert lease.ticket.group_id == group_id
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    lease = leased(buffer)
+    assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+    return Scene(buffer=buffer, direct=make_buffer(client, run_id), client=client, run_id=run_id, lease=lease)
+
+
+def leased(buffer: Views, actor: str = "a") -> Lease:
+    lease = buffer.actor.lease(actor)
+    assert lease is not None
+    return lease
+
+
+def ids(groups: list[Group]) -> list[int]:
+    return [group.ticket.group_id for group in groups]
+
+
+def acts_as_the_newest_learner(scene: Scene) -> None:
+    scene.buffer.learner.acquire_epoch()
+    scene.buffer.learner.drop([5], "zero_variance")
+
+
+def claims_poison(scene: Scene) -> list[int]:
+    scene.client.set(scene.blob(1), b"poison")
+    return ids(scene.buffer.learner.claim(2, 2, policy_version=0, max_lag=0))
+
+
+def prioritises(scene: Scene) -> list[int]:
+    scene.buffer.learner.prioritise({1: 1.0, 2: 2.0})
+    return ids(scene.buffer.learner.claim(2, 1, policy_version=0, max_lag=0, order=ClaimOrder.PRIORITISED))
+
+
+def finishes_the_group(scene: Scene) -> list[bool]:
+    return [scene.insert(member) in (InsertResult.STORED, InsertResult.DUPLICATE) for member in (1, 2)]
+
+
+def fails(scene: Scene, attempt: int) -> int | None:
+    return scene.buffer.actor.fail(scene.lease, 1, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="why")
+
+
+def runs_out_of_attempts(scene: Scene) -> list[int | None]:
+    return [fails(scene, attempt) for attempt in range(3)]
+
+
+def hands_in_twice(scene: Scene) -> list[int]:
+    """Returns the turns of what the next holder continues."""
+    for member in (1, 2):
+        result = scene.buffer.actor.hand_in(scene.lease, partial_of(scene.lease, member, run_id=scene.run_id))
+        assert result in (InsertResult.STORED, InsertResult.DUPLICATE)
+    scene.direct.actor.release(scene.lease)
+    return [len(partial.turns) for partial in leased(scene.direct).partials.values()]
+
+
+def goes_on_from_a_partial(scene: Scene) -> bool:
+    scene.direct.actor.hand_in(scene.lease, partial_of(scene.lease, 1, run_id=scene.run_id))
+    scene.direct.actor.release(scene.lease)
+    heir = leased(scene.buffer)
+    assert set(heir.partials) == {1}
+    result = scene.buffer.actor.insert(heir, attempt_at(heir, 1, run_id=scene.run_id))
+    return result in (InsertResult.STORED, InsertResult.DUPLICATE)
+
+
+def leases_a_poisoned_partial(scene: Scene) -> int:
+    scene.direct.actor.hand_in(scene.lease, partial_of(scene.lease, 1, run_id=scene.run_id))
+    scene.direct.actor.release(scene.lease)
+    (name,) = scene.client.scan_iter(f"{key(scene.run_id, 'train', 'partial')}:*")
+    scene.client.set(name, b"poison")
+    return len(leased(scene.buffer).partials)
+
+
+def gives_back_and_leases_again(scene: Scene) -> dict[int, int]:
+    scene.buffer.actor.release(scene.lease)
+    return leased(scene.buffer).missing
+
+
+# Each returns what its caller hears, apart from what no two runs have in common.
+VERBS: dict[str, Callable[[Scene], object]] = {
+    "acquire_epoch": acts_as_the_newest_learner,
+    "open": lambda scene: scene.buffer.learner.open([ticket(6), ticket(7)]),
+    "claim": lambda scene: ids(scene.buffer.learner.claim(2, 2, policy_version=0, max_lag=0)),
+    "claim what is poisoned": claims_poison,
+    "prioritise": prioritises,
+    "drop": lambda scene: scene.buffer.learner.drop([0, 1, 3, 4], "zero_variance"),
+    "settle": lambda scene: scene.buffer.learner.settle(1),
+    "reopen": lambda scene: scene.buffer.learner.reopen(0),
+    "lease": lambda scene: leased(scene.buffer).missing,
+    "heartbeat": lambda scene: scene.buffer.actor.heartbeat("a", [scene.lease]),
+    "insert": lambda scene: scene.insert(1) in (InsertResult.STORED, InsertResult.DUPLICATE),
+    "insert the last member": finishes_the_group,
+    "fail": lambda scene: fails(scene, 0),
+    "fail for good": runs_out_of_attempts,
+    "hand_in": hands_in_twice,
+    "insert what was handed in": goes_on_from_a_partial,
+    "lease what was handed in, poisoned": leases_a_poisoned_partial,
+    "quarantine": lambda scene: [
+        scene.buffer.people.quarantine(group_id, "a person's request") for group_id in (1, 3, 4)
+    ],
+    "requeue": lambda scene: scene.buffer.people.requeue([1, 2, 3]),
+    "release": gives_back_and_leases_again,
+}
+# `settle` and `reopen` count what this very call moved: one that moved everything and lost its reply counts 0.
+COUNTING = {"settle", "reopen", "open"}
+
+
+def outcome(ledger: Ledger) -> dict[str, Any]:
+    """The books, apart from what only counts repetitions."""
+    return {name: value for name, value in ledger.to_dict().items() if name not in ("dedup_hits", "fenced_inserts")}
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.RESET, Fault.DUPLICATE], ids=lambda fault: fault.value)
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_whose_request_goes_astray_has_one_effect(
+    verb: str, fault: Fault, proxy: Proxy, redis_server: Server, redis_client: redis.Redis, run_id: str
+) -> None:
+    """Whichever of its requests is struck."""
+    with connect(proxy.url(redis_server.password)) as through:
+        proxy.judge = Nth(Fault.NONE)
+        scene = make_scene(f"{run_id}-whole", client=redis_client, through=through)
+        expected_answer, expected = VERBS[verb](scene), outcome(scene.direct.learner.ledger())
+        for nth in itertools.count():
+            proxy.judge = Nth(Fault.NONE)
+            scene = make_scene(f"{run_id}-{nth}", client=redis_client, through=through)
+            struck = proxy.done[fault]
+            proxy.judge = Nth(fault, nth=nth)
+            answer = VERBS[verb](scene)
+            if proxy.done[fault] == struck:  # it makes no more requests than nth
+                break
+            assert outcome(scene.direct.learner.ledger()) == expected, f"request {nth}"
+            assert answer == expected_answer or (verb in COUNTING and fault is not Fault.RESET), f"request {nth}"
+            assert scene.direct.audit() == []
+        assert nth > 0, "no request was ever struck"
+
+
+@pytest.mark.parametrize("fault", [Fault.WITHHOLD_REPLY, Fault.SWALLOW], ids=lambda fault: fault.value)
+def test_an_insert_that_hears_nothing_is_made_again(
+    fault: Fault, proxy: Proxy, redis_server: Server, redis_client: redis.Redis, run_id: str
+) -> None:
+    """The connection stays open and silent: only the client's own clock ends the wait."""
+    with connect(proxy.url(redis_server.password)) as through:
+        proxy.judge = Nth(Fault.NONE)
+        scene = make_scene(run_id, client=redis_client, through=through)
+        struck = proxy.done[fault]
+        proxy.judge = Nth(fault, only=b"EVALSHA")
+        result = scene.insert(1)
+        assert proxy.done[fault] == struck + 1
+        assert result is (InsertResult.DUPLICATE if fault is Fault.WITHHOLD_REPLY else InsertResult.STORED)
+        assert scene.direct.learner.ledger().inserted == 8 and scene.direct.audit() == []
+
+
+class FirstReplyOfEach:
+    """Loses the reply to every commit that was not seen before, so that each insert is made twice."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[bytes, ...]] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, request: list[bytes]) -> Fault:
+        if request[0].upper() != b"EVALSHA":
+            return Fault.NONE
+        with self._lock:
+            is_new = tuple(request) not in self.seen
+            self.seen.add(tuple(request))
+        return Fault.LOSE_REPLY if is_new else Fault.NONE
+
+
+def test_a_thousand_inserts_that_lost_their_reply_are_stored_once_each(
+    proxy: Proxy, redis_server: Server, redis_client: redis.Redis, run_id: str
+) -> None:
+    direct = make_buffer(redis_client, run_id)
+    direct.learner.acquire_epoch()
+    direct.learner.open([ticket(group_id, num_members=1) for group_id in range(NUM_INSERTS)])
+    leases = [leased(direct) for _ in range(NUM_INSERTS)]
+    lost_before = proxy.done[Fault.LOSE_REPLY]
+    with connect(proxy.url(redis_server.password)) as through, ThreadPoolExecutor(NUM_WRITERS) as writers:
+        buffer = make_buffer(through, run_id)
+        proxy.judge = FirstReplyOfEach()
+        results = list(
+            writers.map(
+                lambda lease: buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)),
+                leases,
+                timeout=DEADLINE_S,
+            )
+        )
+    assert proxy.done[Fault.LOSE_REPLY] - lost_before == NUM_INSERTS
+    assert set(results) == {InsertResult.DUPLICATE}
+    ledger = direct.learner.ledger()
+    assert (ledger.inserted, ledger.ready, ledger.dedup_hits) == (NUM_INSERTS, NUM_INSERTS, NUM_INSERTS)
+    assert len(list(redis_client.scan_iter(f"{key(run_id, 'train', 'blob')}:*", count=1000))) == NUM_INSERTS
+    assert direct.audit() == []
+
+
+def test_a_slow_link_makes_an_insert_slow_and_nothing_else(
+    tmp_path: Path, redis_server: Server, redis_client: redis.Redis, run_id: str
+) -> None:
+    with (
+        Proxy(("127.0.0.1", redis_server.port), listen=tmp_path / "proxy.sock") as proxy,
+        connect(proxy.url(redis_server.password)) as through,
+    ):
+        scene = make_scene(run_id, client=redis_client, through=through)
+        proxy.delay_s, proxy.bytes_per_s = 0.1, 100_000
+        started = time.monotonic()
+        trajectory = attempt_at(scene.lease, 1, run_id=run_id, num_sampled=5_000)
+        assert scene.buffer.actor.insert(scene.lease, trajectory) is InsertResult.STORED
+        assert time.monotonic() - started > 0.1 + 9 * 5_000 / 100_000
+        assert scene.direct.learner.ledger().inserted == 8 and scene.direct.audit() == []
+
+
+class Recorder:
+    """Keeps every request that writes."""
+
+    def __init__(self) -> None:
+        self.requests: list[list[bytes]] = []
+
+    def __call__(self, request: list[bytes]) -> Fault:
+        if request[0].upper() in (b"EVALSHA", b"SET"):
+            self.requests.append(request)
+        return Fault.NONE
+
+
+def life_of_a_run(buffer: Views, run_id: str) -> Iterator[str]:
+    """Every verb at least once, each with something to do; yields the name of what was just done."""
+
+    def insert(lease: Lease, *members: int) -> None:
+        for member in members:
+            assert buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id)) is InsertResult.STORED
+
+    buffer.learner.acquire_epoch()
+    yield "acquire_epoch"
+    buffer.learner.open([ticket(group_id) for group_id in range(6)])
+    yield "open"
+    first, second, third, fourth, spare = (leased(buffer) for _ in range(5))
+    yield "lease"
+    insert(first, 0, 1)
+    insert(second, 0, 1)
+    insert(spare, 0, 1)  # ready to the end, for what takes more than it should
+    insert(third, 0)
+    yield "insert"
+    assert buffer.actor.hand_in(fourth, partial_of(fourth, 0, run_id=run_id)) is InsertResult.STORED
+    yield "hand_in"
+    assert buffer.actor.heartbeat("a", [third, fourth]) == {2, 3}
+    assert buffer.actor.fail(third, 1, attempt=0, outcome=Outcome.ENV_FAILURE, reason="why") == 1
+    yield "fail"
+    buffer.actor.release(fourth)
+    yield "release"
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    yield "claim"
+    assert ids(buffer.learner.claim(2, 1, policy_version=0, max_lag=0)) == [1]
+    yield "claim again"
+    assert buffer.learner.settle(1) == 1
+    yield "settle"
+    buffer.learner.acquire_epoch()
+    yield "acquire_epoch again"
+    assert (buffer.learner.settle(1), buffer.learner.reopen(1)) == (0, 1)
+    yield "reopen"
+    assert ids(buffer.learner.claim(2, 1, policy_version=0, max_lag=0)) == [1]
+    yield "claim what was reopened"
+    buffer.learner.drop([1], "zero_variance")
+    yield "drop"
+    fifth = leased(buffer)
+    assert fifth.ticket.group_id == 3
+    insert(fifth, 0, 1)
+    yield "insert into what was released"
+    assert ids(buffer.learner.claim(2, 1, policy_version=0, max_lag=0)) == [4]
+    yield "claim for the same step"
+    assert buffer.learner.settle(2) == 1
+    yield "settle again"
+
+
+def test_no_request_of_the_past_changes_anything_when_it_arrives_once_more(
+    proxy: Proxy, redis_server: Server, redis_client: redis.Redis, run_id: str
+) -> None:
+    """A network that was cut for a while delivers what a client, long since answered, had sent before.
+
+    A claim whose answer is lost would be settled, and counted as trained, without having been seen; a reopen
+    would have groups trained twice. So after each verb everything that was ever sent is delivered again.
+    """
+    direct = make_buffer(redis_client, run_id)
+    recorder = Recorder()
+    proxy.judge = recorder
+    num_delivered = 0
+    with connect(proxy.url(redis_server.password)) as through:
+        for verb in life_of_a_run(make_buffer(through, run_id), run_id):
+            before = outcome(direct.learner.ledger())
+            for request in recorder.requests:
+                deliver_again(redis_client, request)
+                num_delivered += 1
+                now = outcome(direct.learner.ledger())
+                assert now == before, f"after {verb}: {request} changed {now.items() - before.items()}"
+            assert direct.audit() == [], verb
+    assert num_delivered > 200
+    assert direct.learner.ledger().opened == 6 and direct.learner.ledger().trained == 2
+
+
+def deliver_again(client: redis.Redis, request: list[bytes]) -> None:
+    """To the server; its answer is lost."""
+    with contextlib.suppress(redis.ResponseError):
+        client.execute_command(*request)

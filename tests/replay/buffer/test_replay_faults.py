@@ -1,0 +1,340 @@
+"""Processes killed and stopped, servers killed and stopped; each test sees that its fault did fire.
+
+The processes are the stand-ins of `make soak`, whose journals have the answers to their inserts.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from slipstream.common.process.connection import connect
+from slipstream.common.transfer.weights import Offer
+from slipstream.replay.buffer.actor_buffer import ORPHAN_TTL_S
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.records.keys import FencedOut, key
+from slipstream.replay.records.ticket import InsertResult, Lease
+from slipstream.replay.server.server import Server, start_server
+from slipstream.tools.lab.soak.cast import Cast
+from tests.learner.publisher.offers import empty_offer
+from tests.proxy import Fault, Nth, Proxy, Share
+from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
+from tests.stand_ins import (
+    DEADLINE_S,
+    await_lease,
+    books_of,
+    make_cast,
+    playing,
+    server,
+    views_of,
+    wait_for_answers,
+    wait_until,
+)
+
+__all__ = ["server"]  # the fixture
+
+NUM_REDIS_KILLS = int(os.environ.get("SLIPSTREAM_REDIS_KILLS", "3"))
+STOPPED_S = float(os.environ.get("SLIPSTREAM_STOPPED_S", "8"))
+RESUMED_S = 30.0  # 5 s on a machine that has nothing else to do; the measured time is printed
+
+
+def blobs(client: redis.Redis, run_id: str) -> list[bytes]:
+    return list(client.scan_iter(f"{key(run_id, 'train', 'blob')}:*"))
+
+
+# --- An actor is killed in mid-insert.
+
+
+class AtCommit:
+    """The fault strikes the script that names the first payload: the commit of an insert."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self._payload = b""  # its key
+        self._is_spent = False
+
+    def __call__(self, request: list[bytes]) -> Fault:
+        if request[0].upper() == b"SET":
+            self._payload = self._payload or request[1]
+        elif self._payload in request and not self._is_spent:
+            self._is_spent = True
+            return self._fault
+        return Fault.NONE
+
+
+@pytest.mark.parametrize(
+    ("judge", "witness", "num_blobs", "num_inserted"),
+    [
+        (Nth(Fault.SWALLOW, only=b"SET"), Fault.SWALLOW, 0, 0),
+        (AtCommit(Fault.SWALLOW), Fault.SWALLOW, 1, 0),
+        (AtCommit(Fault.WITHHOLD_REPLY), Fault.WITHHOLD_REPLY, 1, 1),
+    ],
+    ids=["before the payload", "between payload and commit", "after the commit, before the reply"],
+)
+def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
+    judge: Callable[[list[bytes]], Fault],
+    witness: Fault,
+    num_blobs: int,
+    num_inserted: int,
+    tmp_path: Path,
+    server: Server,
+    run_id: str,
+) -> None:
+    with connect(server.secret_url) as client, Proxy(("127.0.0.1", server.port)) as proxy:
+        cast = make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0", lease_ttl_s=4.0)
+        know_the_scripts(client)
+        buffer = views_of(cast, client)
+        buffer.learner.acquire_epoch()
+        buffer.learner.open([ticket(0, num_members=2)])
+        proxy.judge = judge
+        victim = cast.stand_in("actor-victim")
+        victim.start()
+        wait_until(lambda: proxy.done[witness] == 1, "the insert is held where it is")
+        victim.send(signal.SIGKILL)
+        victim.wait(DEADLINE_S)
+        assert victim.exit_code == -signal.SIGKILL
+        assert cast.answers() == []
+
+        # The server may read what reached it on the victim's connection after it was asked on this one.
+        wait_until(lambda: len(blobs(client, run_id)) == num_blobs, "the payload is stored")
+        assert buffer.learner.ledger().inserted == num_inserted and buffer.audit() == []
+        orphans = [blob for blob in blobs(client, run_id) if client.ttl(blob) >= 0]
+        assert len(orphans) == num_blobs - num_inserted
+        assert all(0 < client.ttl(orphan) <= ORPHAN_TTL_S for orphan in orphans)
+        assert buffer.learner.claim(1, 1, policy_version=0, max_lag=0) == []
+
+        heir = await_lease(buffer)
+        assert len(heir.missing) == 2 - num_inserted
+        for member in heir.missing:
+            assert buffer.actor.insert(heir, attempt_at(heir, member, run_id=run_id)) is InsertResult.STORED
+        (group,) = buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
+        assert [t.member for t in group.trajectories] == [0, 1]
+        assert buffer.learner.settle(1) == 1
+        for orphan in orphans:
+            assert client.pexpire(orphan, 1)
+        wait_until(lambda: not blobs(client, run_id), "no payload is left")
+        ledger = buffer.learner.ledger()
+        assert (ledger.trained, ledger.inserted, ledger.trained_trajectories) == (1, 2, 2)
+        assert ledger.balanced and buffer.audit() == []
+
+
+def know_the_scripts(client: redis.Redis) -> None:
+    """Insert once in a run of no interest, so that a commit is one request from then on."""
+    buffer = make_buffer(client, "no interest")
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0)])
+    lease = await_lease(buffer)
+    assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id="no interest")) is InsertResult.STORED
+
+
+# --- The server is killed, stopped, cut off, or loads.
+
+
+def test_no_acknowledged_insert_is_lost_however_often_the_server_is_killed_under_load(
+    tmp_path: Path, run_id: str
+) -> None:
+    directory = tmp_path / "redis"
+    server = start_server(directory)
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: server.stop())
+        client = stack.enter_context(connect(server.secret_url))
+        with connect(server.admin_url) as admin:
+            assert admin.config_get("appendfsync") == {"appendfsync": "always"}
+        cast = stack.enter_context(playing(make_cast(tmp_path, server, run_id)))
+        resumed_s = []
+        for _ in range(NUM_REDIS_KILLS):
+            wait_for_answers(cast, 100)
+            server.process.kill()
+            assert server.process.wait() == -signal.SIGKILL
+            server = start_server(directory)  # returns once it says PONG
+            resumed_s.append(wait_for_answers(cast, 1))
+        wait_for_answers(cast, 100)
+        accounts = books_of(cast, client)
+        print(f"{accounts.num_acknowledged} acknowledged, resumed after {resumed_s} s")
+        assert max(resumed_s) < RESUMED_S
+        assert client.info("stats")["total_commands_processed"] > 0 and len(resumed_s) == NUM_REDIS_KILLS
+
+
+def test_a_server_that_loads_its_file_is_waited_for(tmp_path: Path, run_id: str) -> None:
+    directory = tmp_path / "redis"
+    server = start_server(directory)
+    with connect(server.secret_url) as client:
+        buffer = make_buffer(client, run_id)
+        buffer.learner.acquire_epoch()
+        buffer.learner.open([ticket(group_id) for group_id in range(1500)])
+        for number in range(3000):
+            client.set(f"ballast:{number}", number)
+        server.stop()
+        with (directory / "redis.conf").open("a") as config:
+            config.write("key-load-delay 500\n")  # microseconds, so that it takes seconds
+
+        replies: list[str] = []
+        leases: list[Lease | None] = []
+        watcher = threading.Thread(target=record_replies, args=(server.secret_url, replies))
+        actor = threading.Thread(target=lambda: leases.append(buffer.actor.lease("a")))
+        for thread in (watcher, actor):
+            thread.start()
+        with start_server(directory):
+            watcher.join(DEADLINE_S)
+            actor.join(DEADLINE_S)
+            assert any(reply.startswith("Redis is loading") for reply in replies), set(replies)
+            assert leases[0] is not None and leases[0].ticket.group_id == 0
+            assert buffer.learner.ledger().queued == 1499 and buffer.audit() == []
+
+
+def record_replies(url: str, replies: list[str]) -> None:
+    """What the server says to each ping, until it says PONG."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        try:
+            with redis.Redis.from_url(url, retry=None, protocol=2) as client:
+                client.ping()
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            replies.append(str(error))
+        else:
+            return
+
+
+def test_a_server_that_stands_still_stops_nobody_for_good(tmp_path: Path, server: Server, run_id: str) -> None:
+    with connect(server.secret_url) as client, playing(make_cast(tmp_path, server, run_id)) as cast:
+        wait_for_answers(cast, 100)
+        num_before = len(cast.answers())
+        server.process.send_signal(signal.SIGSTOP)
+        num_at_stop = len(cast.answers())
+        threading.Event().wait(STOPPED_S)  # the fault itself, and no wait for anything
+        assert is_stopped(server.process.pid)
+        assert len(cast.answers()) - num_at_stop <= 2 * len(cast.actors)
+        server.process.send_signal(signal.SIGCONT)
+        print(f"stopped for {STOPPED_S} s, resumed after {wait_for_answers(cast, 1):.1f} s")
+        wait_for_answers(cast, 100)
+        assert len(cast.answers()) > num_before
+        books_of(cast, client)
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_cut_network_delivers_late_and_nothing_counts_twice(tmp_path: Path, server: Server, run_id: str) -> None:
+    """The link is cut for longer than a lease and than a client's patience with one request, and mended."""
+    with connect(server.secret_url) as client, Proxy(("127.0.0.1", server.port)) as proxy:
+        cast = make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0", lease_ttl_s=2.0)
+        with playing(cast):
+            wait_for_answers(cast, 100)
+            onlooker = views_of(cast, client)
+            wait_until(lambda: cuts_off_a_lease(proxy, onlooker, cast), "an actor that plays a group is cut off")
+            wait_until(lambda: sweeps_away_a_lease(onlooker), "a lease is missed by somebody who is not cut off")
+            proxy.mend()
+            wait_for_answers(cast, 100)
+            accounts = books_of(cast, client)
+            assert accounts.ledger.expired_leases > 0
+
+
+def cuts_off_a_lease(proxy: Proxy, onlooker: Views, cast: Cast) -> bool:
+    """Cut the link; mend it if no group was being played, as then no lease could be missed."""
+    proxy.cut_off()
+    num_held = proxy.num_held
+    wait_until(
+        lambda: proxy.num_held >= num_held + 2 * len(cast.everyone), "everyone gave up on a request and tried again"
+    )
+    if not (is_cut_off := onlooker.learner.ledger().leased > 0 or sweeps_away_a_lease(onlooker)):
+        proxy.mend()
+    return is_cut_off
+
+
+def sweeps_away_a_lease(onlooker: Views) -> bool:
+    onlooker.actor.heartbeat("onlooker", [])
+    return onlooker.learner.ledger().expired_leases > 0
+
+
+def test_everything_is_counted_once_when_a_tenth_of_all_requests_arrive_twice(
+    tmp_path: Path, server: Server, run_id: str
+) -> None:
+    """Half of them at once, half of them behind later requests; and the learner comes back from older checkpoints."""
+    with connect(server.secret_url) as client, Proxy(("127.0.0.1", server.port)) as proxy:
+        proxy.judge = Share(0.1, Fault.DUPLICATE, Fault.DUPLICATE_LATE, seed=1)
+        with playing(make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0")) as cast:
+            for _ in range(3):
+                wait_for_answers(cast, 250)
+                cast.learner.kill()
+                cast.learner.start()
+            wait_for_answers(cast, 250)
+            accounts = books_of(cast, client)
+        num_twice = proxy.done[Fault.DUPLICATE] + proxy.done[Fault.DUPLICATE_LATE]
+        print(f"{num_twice} of {proxy.done.total()} requests arrived twice; {accounts.ledger}")
+        assert proxy.done[Fault.DUPLICATE] > 100 and proxy.done[Fault.DUPLICATE_LATE] > 100
+        assert num_twice > 0.07 * proxy.done.total()
+        assert accounts.ledger.dedup_hits > 0
+
+
+def test_a_missing_payload_drops_its_group_and_is_logged(tmp_path: Path, server: Server, run_id: str) -> None:
+    """Slipstream removes no payload of a live group; if something else did, the learner continues without the group."""
+    with connect(server.secret_url) as client:
+        buffer = make_buffer(client, run_id)
+        buffer.learner.acquire_epoch()
+        buffer.learner.open([ticket(0), ticket(1)])
+        for _ in range(2):
+            lease = buffer.actor.lease("a")
+            assert lease is not None
+            for member in lease.missing:
+                buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id))
+        assert client.delete(next(client.scan_iter(f"{key(run_id, 'train', 'blob', 0)}:*"))) == 1
+        assert [group.ticket.group_id for group in buffer.learner.claim(1, 2, policy_version=0, max_lag=0)] == [1]
+        assert buffer.learner.ledger().dropped == {"lost_payload": 1} and buffer.audit() == []
+
+
+# --- Two learners.
+
+
+def test_a_second_learner_fences_the_first_out_and_nothing_is_trained_twice(
+    tmp_path: Path, server: Server, run_id: str
+) -> None:
+    with connect(server.secret_url) as client, playing(make_cast(tmp_path, server, run_id)) as cast:
+        wait_for_answers(cast, 100)
+        first = cast.learner
+        first.send(signal.SIGSTOP)
+        try:
+            cast.learner = cast.stand_in("learner-2")
+            cast.learner.start()
+            wait_for_answers(cast, 200)
+            first.send(signal.SIGCONT)
+            wait_until(lambda: first.exit_code is not None, "the first learner is fenced out")
+        finally:
+            first.kill()
+        assert first.exit_code == 1 and "FENCEDOUT by epoch" in first.last_log_lines()
+        wait_for_answers(cast, 100)
+        books_of(cast, client)
+
+
+def test_an_older_learner_can_neither_use_a_verb_nor_publish(redis_client: redis.Redis, run_id: str) -> None:
+    older, newer = make_buffer(redis_client, run_id), make_buffer(redis_client, run_id)
+    bulletin = Bulletin(redis_client, run_id)
+    epoch = older.learner.acquire_epoch()
+    older.learner.open([ticket(0)])
+    bulletin.announce(an_offer(learner_epoch=epoch, policy_version=1))
+    newer.learner.acquire_epoch()
+    verbs: list[Callable[[], object]] = [
+        lambda: older.learner.open([ticket(1)]),
+        lambda: older.learner.claim(1, 1, policy_version=0, max_lag=0),
+        lambda: older.learner.drop([0], "why"),
+        lambda: older.learner.settle(1),
+        lambda: older.learner.reopen(0),
+        lambda: bulletin.announce(an_offer(learner_epoch=epoch, policy_version=2)),
+    ]
+    for verb in verbs:
+        with pytest.raises(FencedOut):
+            verb()
+    assert newer.learner.ledger().opened == 1 and newer.learner.ledger().queued == 1 and newer.audit() == []
+    latest = bulletin.latest()
+    assert latest is not None and latest.manifest.policy_version == 1
+
+
+def an_offer(*, learner_epoch: int, policy_version: int) -> Offer:
+    root, endpoint = f"root of {policy_version}", "tcp://127.0.0.1:1"
+    return empty_offer(policy_version, learner_epoch=learner_epoch, root=root, pull_endpoint=endpoint)

@@ -1,0 +1,198 @@
+"""Who is alive, and how an actor joins a run."""
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from slipstream.actors.host.beat import LastKnown
+from slipstream.common.process.connection import connect
+from slipstream.common.process.wire import encode
+from slipstream.replay.fleet import fleet as fleet_module
+from slipstream.replay.fleet.fleet import MEMBER_TTL_S, Fleet, Member, MemberState, RunFacts, RunState, UnknownRun
+from slipstream.replay.records.keys import key
+from slipstream.replay.server.server import start_server
+
+FACTS = RunFacts(
+    config_yaml="run:\n  name: a-run\n",
+    model_path="/models/tiny",
+    model_files=[],
+    own_modules={},
+    vocab_size=123,
+    tokenizer_root="root",
+)
+
+
+def member(name: str, *, generated_tokens: int = 0) -> Member:
+    return Member(
+        name=name,
+        host="host",
+        role="actor",
+        zone="eu-1a",
+        instance_kind="spot",
+        price_per_hour=0.5,
+        engine="scripted",
+        transport="pull",
+        policy_version=3,
+        num_episodes=8,
+        max_episodes=16,
+        used_slots=8.0,
+        generated_tokens=generated_tokens,
+        kept_tokens=0,
+        tokens_per_s=12.5,
+        kv_use=0.25,
+        state=MemberState.SERVING,
+        started_at_s=1.7e9,
+        served_s=60.0,
+        last_pause_s=0.01,
+        num_refreshes=2,
+        refusal=None,
+    )
+
+
+def test_members_are_those_who_beat_by_name(redis_client: redis.Redis, run_id: str) -> None:
+    fleet = Fleet(redis_client, run_id)
+    assert fleet.members() == []
+    fleet.beat(member("b"))
+    fleet.beat(member("a"))
+    fleet.beat(member("b", generated_tokens=10))
+    assert fleet.members() == [member("a"), member("b", generated_tokens=10)]
+    assert Fleet(redis_client, run_id + "-other").members() == []
+
+
+def test_a_member_that_stops_beating_is_gone_after_its_time(
+    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(redis_client, run_id)
+    with monkeypatch.context() as briefly:
+        briefly.setattr(fleet_module, "MEMBER_TTL_S", 0.5)
+        fleet.beat(member("silent"))
+    fleet.beat(member("steady"))
+    assert len(fleet.everyone()) == 2
+    deadline = time.monotonic() + MEMBER_TTL_S - 5
+    while len(fleet.members()) == 2:
+        assert time.monotonic() < deadline, "the silent member is still listed"
+    assert fleet.members() == [member("steady")]
+
+
+def test_a_member_that_leaves_is_gone_at_once_and_its_record_stays(redis_client: redis.Redis, run_id: str) -> None:
+    fleet = Fleet(redis_client, run_id)
+    fleet.beat(member("a", generated_tokens=70))
+    fleet.leave("a")
+    fleet.leave("a")
+    assert fleet.members() == []
+    assert fleet.everyone() == [member("a", generated_tokens=70)]
+    fleet.beat(member("a", generated_tokens=80))
+    assert fleet.members() == [member("a", generated_tokens=80)]
+
+
+def test_an_actor_joins_a_run_by_its_name_alone(redis_client: redis.Redis, run_id: str) -> None:
+    learner = Fleet(redis_client, run_id)
+    learner.set_run_state(RunState.STARTING)
+    learner.describe_run(FACTS)
+    actor = Fleet(redis_client, run_id)
+    assert actor.run_facts() == FACTS
+    assert actor.run_state() is RunState.STARTING
+    learner.set_run_state(RunState.FINISHED)
+    assert actor.run_state() is RunState.FINISHED
+
+
+def test_a_run_that_does_not_exist_is_answered_with_those_that_do(tmp_path: Path) -> None:
+    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+        with pytest.raises(UnknownRun, match=r"`run.name` typo is not on this Redis server; it has no runs"):
+            Fleet(client, "typo").run_facts()
+        Fleet(client, "shop-2").describe_run(FACTS)
+        Fleet(client, "shop-1").describe_run(FACTS)
+        with pytest.raises(UnknownRun, match="it has the runs shop-1, shop-2; start the learner of this run"):
+            Fleet(client, "typo").run_facts()
+        with pytest.raises(UnknownRun):
+            Fleet(client, "typo").run_state()
+
+
+def test_a_full_server_still_takes_beats_and_states(tmp_path: Path) -> None:
+    with start_server(tmp_path) as server, connect(server.admin_url) as client:
+        fleet = Fleet(client, "full")
+        fleet.describe_run(FACTS)
+        client.config_set("maxmemory", 1)
+        with pytest.raises(redis.OutOfMemoryError):
+            client.set("anything", "else")
+        fleet.beat(member("a"))
+        fleet.set_run_state(RunState.FAILED)
+        assert fleet.members() == [member("a")]
+        assert fleet.run_state() is RunState.FAILED
+        changed = msgspec.structs.replace(FACTS, vocab_size=124)
+        fleet.describe_run(changed)
+        assert fleet.run_facts() == changed
+        assert client.exists(key("full", "fleet")) == 1
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xff\xfe",
+        encode(FACTS),
+        encode(member("somebody-else")),
+        encode(msgspec.structs.replace(member("evil"), price_per_hour=float("nan"))),
+        encode(msgspec.structs.replace(member("evil"), num_episodes=-1)),
+        encode(msgspec.structs.replace(member("evil"), generated_tokens=1 << 62)),
+    ],
+    ids=["empty", "no frame", "another record", "another's name", "nan", "below 0", "too many"],
+)
+def test_a_malformed_record_is_skipped_and_its_sender_is_logged(
+    frame: bytes, redis_client: redis.Redis, run_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(redis_client, run_id)
+    fleet.beat(member("a"))
+    fleet.beat(member("evil"))
+    redis_client.hset(key(run_id, "fleet"), "evil", frame)
+    for _ in range(2):
+        assert fleet.members() == fleet.everyone() == [member("a")]
+        assert fleet.num_unreadable == 1
+    assert caplog.text.count("fleet: evil is skipped") == 1
+
+
+def test_what_was_said_of_a_run_is_said_again_where_it_is_gone(redis_client: redis.Redis, run_id: str) -> None:
+    learner, actor = Fleet(redis_client, run_id), Fleet(redis_client, run_id)
+    learner.describe_run(FACTS)
+    learner.set_run_state(RunState.TRAINING)
+    redis_client.set(key(run_id, "facts"), "forged")
+    redis_client.delete(key(run_id, "state"))
+    for ask in (actor.run_facts, actor.run_state):
+        with pytest.raises(UnknownRun):
+            ask()
+    learner.renew()
+    assert (actor.run_facts(), actor.run_state()) == (FACTS, RunState.TRAINING)
+
+
+def test_no_host_keeps_up_an_absurd_number_of_actors(redis_client: redis.Redis, run_id: str) -> None:
+    fleet = Fleet(redis_client, run_id)
+    with pytest.raises(ValueError, match=r"the number of actors on a host must be in \[0, 4096\], got 5000"):
+        fleet.want_actors("host", 5000)
+    redis_client.sadd(key(run_id, "fleet", "wanted", "host"), "99999")
+    assert fleet.wanted_actors("host") is None
+
+
+def test_an_actor_keeps_the_state_that_it_knew_while_none_can_be_read(redis_client: redis.Redis, run_id: str) -> None:
+    fleet = Fleet(redis_client, run_id)
+    fleet.set_run_state(RunState.STARTING)
+    patient, impatient = (LastKnown(fleet, patience_s, play_root="") for patience_s in (60, 0))
+    assert patient.state() is impatient.state() is RunState.STARTING
+    redis_client.delete(key(run_id, "state"))
+    assert patient.state() is RunState.STARTING
+    with pytest.raises(UnknownRun):
+        impatient.state()
+    fleet.set_run_state(RunState.FINISHED)
+    assert patient.state() is RunState.FINISHED
+
+
+def test_a_fleet_of_thousands_is_read_whole(redis_client: redis.Redis, run_id: str) -> None:
+    """In several requests."""
+    fleet, names = Fleet(redis_client, run_id), [f"actor-{number:04d}" for number in range(2001)]
+    alive = fleet.beat(member(names[0]))
+    redis_client.hset(key(run_id, "fleet"), mapping={name: encode(member(name)) for name in names})
+    redis_client.zadd(key(run_id, "fleet", "deadlines"), dict.fromkeys(names, 1e15))
+    assert [each.name for each in fleet.members()] == names
+    assert (alive, fleet.beat(member(names[5]))) == (1, len(names))

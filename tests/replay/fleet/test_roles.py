@@ -1,0 +1,323 @@
+"""Users of a shared server: each can do its part of a run, and nothing else."""
+
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import redis
+from redis.exceptions import NoPermissionError
+
+from slipstream.common.process.connection import RedisUnreachable, connect, connect_or_explain
+from slipstream.common.process.patience import RedisAway
+from slipstream.replay.buffer import actor_buffer, learner_buffer, people_buffer
+from slipstream.replay.buffer.repertoire import FILES, Repertoire
+from slipstream.replay.buffer.verbs import ACTORS, LEARNERS, PEOPLES
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
+from slipstream.replay.fleet.roles import Role, acl_rules, user_of
+from slipstream.replay.records import scripts
+from slipstream.replay.records.keys import epoch_key, key
+from slipstream.replay.run.shards import audit_shards
+from slipstream.replay.server.redis_version import version_of
+from slipstream.replay.server.server import Server, find_executable, start_server
+from slipstream.tools.cli.cli import main
+from tests.common.process.test_patience import Call, wait_until
+from tests.replay.buffer.every_verb import FACTS, play, play_every_verb
+from tests.replay.records.attempts import make_buffer, ticket
+from tests.replay.server.redis_nodes import cluster
+
+RUN = "shop-1"
+OTHER = "shop-2"
+PASSWORD = "s3cret"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A server that knows the users of two runs, from its configuration file."""
+    directory = tmp_path / "redis"
+    start_server(directory).stop()
+    with (directory / "redis.conf").open("a") as settings:
+        if version_of(find_executable()) >= (
+            7,
+            0,
+            0,
+        ):  # else DEBUG is refused to everyone, and not for want of the right
+            settings.write("enable-debug-command local\n")
+        for run_id in (RUN, OTHER):
+            for role in Role:
+                settings.write(f"user {user_of(run_id, role)} {' '.join(acl_rules(run_id, role, password=PASSWORD))}\n")
+    with start_server(directory) as server:
+        yield server
+
+
+@pytest.fixture
+def enter(server: Server) -> Iterator[Callable[..., redis.Redis]]:
+    clients: list[redis.Redis] = []
+
+    def enter(role: Role, run_id: str = RUN, *, patience_s: float = 60) -> redis.Redis:
+        url = f"redis://{user_of(run_id, role)}:{PASSWORD}@127.0.0.1:{server.port}/0"
+        clients.append(connect(url, patience_s=patience_s))
+        return clients[-1]
+
+    yield enter
+    for client in clients:
+        client.close()
+
+
+def test_each_role_can_do_its_part_of_every_verb(enter: Callable[..., redis.Redis]) -> None:
+    learner = enter(Role.LEARNER)
+    repertoire = Repertoire.start(learner)
+    play_every_verb(RUN, learner=learner, actor=enter(Role.ACTOR), viewer=enter(Role.VIEWER))
+    repertoire.close()
+    books, played = make_buffer(learner, RUN, shard=1).learner, make_buffer(enter(Role.ACTOR), RUN, shard=1).actor
+    books.acquire_epoch()
+    books.open([ticket(1)])
+    play(played.lease("a"), played, RUN)
+    assert len(books.claim(1, 1, policy_version=0, max_lag=0)) == 1
+    assert audit_shards([enter(Role.VIEWER)] * 2, RUN) == []
+
+
+def test_each_role_can_do_its_part_on_a_cluster(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        clients: dict[str, redis.Redis] = {}
+        for role in Role:
+            for node in nodes:
+                node.call("ACL", "SETUSER", user_of(RUN, role), *acl_rules(RUN, role, password=PASSWORD))
+            url = f"redis+cluster://{user_of(RUN, role)}:{PASSWORD}@{nodes[0].address}"
+            clients[role.value] = connect(url, patience_s=10)
+        repertoire = Repertoire.start(clients["learner"])
+        play_every_verb(RUN, **clients)
+        repertoire.close()
+        for role in Role:  # as servers ask for where a slot is being moved
+            with redis.Redis(port=nodes[0].port, username=user_of(RUN, role), password=PASSWORD) as client:
+                assert client.execute_command("ASKING") in (True, b"OK")
+        for client in clients.values():
+            client.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "verbs"), [(learner_buffer, LEARNERS), (actor_buffer, ACTORS), (people_buffer, PEOPLES)]
+)
+def test_each_buffer_runs_the_scripts_of_its_role_and_no_others(module: ModuleType, verbs: Sequence[str]) -> None:
+    called = re.findall(r'\("(\w+)"|_verbs\.(quarantine|repair)\(', inspect.getsource(module))
+    assert {name or other for name, other in called} & {*LEARNERS, *ACTORS, *PEOPLES} == set(verbs)
+
+
+def test_every_script_is_in_the_repertoire() -> None:
+    files = {path.stem for path in (scripts._DIRECTORY).glob("*.lua")}
+    assert files == {name for names in FILES for name in names}
+
+
+def test_a_fleet_has_a_user_of_its_own_which_is_revoked_alone(
+    server: Server, enter: Callable[..., redis.Redis], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with connect(server.admin_url, patience_s=10) as administrator:
+
+        def send_what_is_printed(*options: str) -> str:
+            """Send it as `| redis-cli` does; return the password."""
+            assert main(["acl", f"run.name={RUN}", "--fleet=spot1", *options]) == 0
+            printed = capsys.readouterr()
+            assert len(printed.out.splitlines()) == 1
+            administrator.execute_command(*printed.out.split())
+            return printed.err.split()[-1] if printed.err else ""
+
+        password = send_what_is_printed()
+        repertoire = Repertoire.start(enter(Role.LEARNER))
+        user = user_of(RUN, Role.ACTOR, fleet="spot1")
+        mine = connect(f"redis://{user}:{password}@127.0.0.1:{server.port}/0", patience_s=1.0)
+        books = make_buffer(enter(Role.LEARNER), RUN).learner
+        books.acquire_epoch()
+        books.open([ticket(1), ticket(2)])
+        play(make_buffer(mine, RUN).actor.lease("a"), make_buffer(mine, RUN).actor, RUN)
+        with pytest.raises(NoPermissionError):
+            mine.execute_command("ACL", "LIST")
+
+        send_what_is_printed("--revoke")
+        with pytest.raises(redis.ConnectionError, match="invalid username-password pair or user is disabled"):
+            mine.get(key(RUN, "facts"))
+        assert make_buffer(enter(Role.ACTOR), RUN).actor.lease("b") is not None
+        repertoire.close()
+        mine.close()
+
+
+NOBODY_MAY = [
+    ["EVAL", "return 1", "0"],
+    ["CONFIG", "GET", "requirepass"],
+    ["CONFIG", "SET", "maxmemory", "1"],
+    ["FLUSHALL"],
+    ["FLUSHDB"],
+    ["KEYS", "*"],
+    ["SHUTDOWN"],
+    ["ACL", "LIST"],
+    ["DEBUG", "SLEEP", "0"],
+    ["SCRIPT", "FLUSH"],
+    ["MODULE", "LIST"],
+    ["MODULE", "LOAD", "/tmp/x.so"],
+    ["MIGRATE", "h", "1", "k", "0", "1"],
+    ["REPLICAOF", "NO", "ONE"],
+    ["CLIENT", "LIST"],
+    ["MONITOR"],
+    ["BGREWRITEAOF"],
+    ["PUBLISH", "x", "y"],
+    ["GET", key(OTHER, "epoch")],
+    ["SET", key(OTHER, "epoch"), "1"],
+    ["UNLINK", key(OTHER, "train", "blob", 0)],
+    ["SET", "something", "1"],
+    ["CLUSTER", "RESET"],
+    ["CLUSTER", "NODES"],
+]
+NO_ACTOR_MAY = [
+    ["SCRIPT", "LOAD", "return 1"],
+    ["SCAN", "0"],
+    ["RANDOMKEY"],
+    ["DBSIZE"],
+    ["SET", epoch_key(RUN), "7"],
+    ["GET", epoch_key(RUN)],
+    ["DEL", epoch_key(RUN)],
+    ["INCR", epoch_key(RUN)],
+    ["ZADD", key(RUN, "train", "claimed"), "1", "0"],
+    ["ZREM", key(RUN, "train", "quarantined"), "0"],
+    ["HSET", key(RUN, "weights", "version"), "policy_version", "9"],
+    ["SADD", key(RUN, "weights", "latest"), "forged"],
+    ["SADD", key(RUN, "state"), "finished"],
+    ["RENAME", key(RUN, "train", "blob", 0), key(RUN, "state")],
+    ["SUNIONSTORE", key(RUN, "state"), "slipstream:runs"],
+    ["RESTORE", key(RUN, "state"), "0", "x"],
+    ["COPY", key(RUN, "fleet"), key(RUN, "state")],
+]
+NO_VIEWER_MAY = [
+    ["SCRIPT", "LOAD", "return 1"],
+    ["SET", key(RUN, "train", "blob", 0), "x"],
+    ["UNLINK", key(RUN, "train", "blob", 0)],
+    ["HSET", key(RUN, "train", "counters"), "trained", "7"],
+    ["SADD", key(RUN, "state"), "finished"],
+    ["SET", epoch_key(RUN), "7"],
+    ["PERSIST", key(RUN, "facts")],
+    ["EXPIRE", key(RUN, "facts"), "1"],
+    ["XADD", key(RUN, "x"), "*", "a", "b"],
+    ["LPUSH", key(RUN, "train", "failures"), "x"],
+]
+
+
+@pytest.mark.parametrize(
+    ("role", "commands"),
+    [
+        (Role.LEARNER, NOBODY_MAY),
+        (Role.ACTOR, [*NOBODY_MAY, *NO_ACTOR_MAY]),
+        (Role.VIEWER, [*NOBODY_MAY, *NO_VIEWER_MAY]),
+    ],
+)
+def test_a_role_may_do_nothing_else(
+    role: Role, commands: list[list[str]], server: Server, enter: Callable[..., redis.Redis]
+) -> None:
+    client = enter(role)
+    for command in commands:
+        with pytest.raises(NoPermissionError):
+            client.execute_command(*command)
+            pytest.fail(f"{role} may {command}")
+    with connect(server.secret_url) as admin:
+        assert admin.dbsize() == 0
+
+
+def test_an_actor_cannot_act_as_a_learner_by_the_learners_scripts(
+    server: Server, enter: Callable[..., redis.Redis]
+) -> None:
+    learner, actor = enter(Role.LEARNER), enter(Role.ACTOR)
+    Repertoire.start(learner).close()
+    books, forger = make_buffer(learner, RUN).learner, make_buffer(actor, RUN)
+    epoch = books.acquire_epoch()
+    books.open([ticket(group_id) for group_id in range(3)])
+    forger.learner.adopt_epoch(epoch + 1)
+    before = everything(server)
+    attempts: list[Callable[[], object]] = [
+        forger.learner.acquire_epoch,
+        lambda: forger.learner.open([ticket(9)]),
+        lambda: forger.learner.claim(1, 1, policy_version=0, max_lag=0),
+        lambda: forger.learner.prioritise({0: 1.0}),
+        lambda: forger.learner.drop([0], "spite"),
+        lambda: forger.learner.settle(1),
+        lambda: forger.learner.reopen(0),
+        lambda: forger.people.quarantine(0, "spite"),
+        lambda: forger.people.requeue([0]),
+        lambda: Bulletin(actor, RUN).next_invitation(),
+    ]
+    for attempt in attempts:
+        with pytest.raises(redis.ResponseError, match=r"user executing the script can't|no permissions"):
+            attempt()
+    assert everything(server) == before
+    # Taking a notice down is spoiling; putting another up in its place is not to be had.
+    Fleet(learner, RUN).describe_run(FACTS)
+    Fleet(learner, RUN).set_run_state(RunState.TRAINING)
+    with pytest.raises(redis.ResponseError):
+        Fleet(actor, RUN).set_run_state(RunState.FINISHED)
+    actor.set(key(RUN, "facts"), "forged")
+    with pytest.raises(UnknownRun):
+        Fleet(actor, RUN).run_facts()
+
+
+def everything(server: Server) -> dict[bytes, object]:
+    with connect(server.secret_url) as admin:
+        return {name: admin.dump(name) for name in admin.keys("*")}
+
+
+def test_an_actor_waits_aloud_for_scripts_that_a_restart_took(
+    server: Server, enter: Callable[..., redis.Redis], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    learner, actor = enter(Role.LEARNER), enter(Role.ACTOR)
+    first = Repertoire.start(learner)
+    books, played = make_buffer(learner, RUN).learner, make_buffer(actor, RUN).actor
+    books.acquire_epoch()
+    books.open([ticket(0)])
+    first.close()  # the learner is away as well
+    start_without_scripts(server)
+    leasing = Call(lambda: played.lease("a"))
+    wait_until(lambda: "the run's scripts are not loaded, and this user may not load them" in caplog.text)
+    assert leasing.thread.is_alive()
+    second = Repertoire.start(learner)
+    lease = leasing.wait()
+    assert lease is not None
+
+    start_without_scripts(server)  # and now the learner is there, and loads them by itself
+    assert played.heartbeat("a", [lease]) == {0}  # type: ignore[list-item]
+    wait_until(lambda: "had lost the run's scripts: loaded again" in caplog.text)
+    second.close()
+
+
+def start_without_scripts(server: Server) -> None:
+    """Kill it and start it again from a rewritten file, which holds no scripts, as no file does from version 7 on."""
+    with connect(server.secret_url) as admin:
+        admin.bgrewriteaof()
+        wait_until(lambda: admin.info("persistence")["aof_rewrite_in_progress"] == 0)
+        server.process.kill()
+        server.process.wait()
+        server.keep_up()
+
+
+def test_a_stranger_is_refused(server: Server, enter: Callable[..., redis.Redis]) -> None:
+    with pytest.raises(RedisUnreachable, match="refused the password"):
+        connect_or_explain(f"redis://{user_of(RUN, Role.ACTOR)}:wr0ng@127.0.0.1:{server.port}")
+    with pytest.raises(RedisUnreachable, match="refused the password"):
+        connect_or_explain(f"redis://127.0.0.1:{server.port}")
+    with pytest.raises(RedisAway, match="scripts are not loaded"):
+        make_buffer(enter(Role.ACTOR, patience_s=0.2), RUN).actor.lease("a")
+
+
+def test_the_printed_users_can_be_made_and_their_passwords_are_not_among_them(
+    redis_server: Server, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["acl", f"run.name={run_id}"]) == 0
+    printed, told = capsys.readouterr()
+    with connect(redis_server.admin_url) as admin:
+        for line in printed.splitlines():
+            assert admin.execute_command(*line.split())
+        for role, line in zip(Role, told.splitlines(), strict=True):
+            who, password = line.removeprefix(f"{role.value}: user ").split(", password ")
+            assert who == user_of(run_id, role) and password not in printed
+            with connect_or_explain(f"redis://{who}:{password}@127.0.0.1:{redis_server.port}") as client:
+                assert client.ping()
+            admin.acl_deluser(who)

@@ -1,0 +1,78 @@
+"""A Redis server whose clock jumps: leases and members end after their time, and not an hour later."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from slipstream.common.process.connection import connect
+from slipstream.replay.fleet import fleet as fleet_module
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import Fleet
+from slipstream.replay.server.server import find_executable, start_server
+from slipstream.tools.lab.soak.clock import Clock
+from tests.envhub.env_hosts import wait_until
+from tests.replay.fleet.test_fleet import member
+from tests.replay.records.attempts import make_buffer, ticket
+
+HOUR_S = 3600
+LEASE_TTL_S = 1.0
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Clock:
+    return Clock(tmp_path / "clock", find_executable())
+
+
+@pytest.fixture
+def client(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
+    """Of a server with that clock."""
+    monkeypatch.setenv("PATH", f"{clock.directory}{os.pathsep}{os.environ['PATH']}")
+    with start_server(tmp_path / "redis") as server, connect(server.secret_url) as client:
+        yield client
+
+
+def jump(client: redis.Redis, clock: Clock, difference_s: int) -> None:
+    clock.set(difference_s)
+
+    def has_jumped() -> bool:
+        server_time: Any = client.time()
+        return abs(int(server_time[0]) - time.time() - difference_s) < HOUR_S / 2
+
+    wait_until(has_jumped, "the server's clock jumps")
+
+
+@pytest.mark.parametrize("difference_s", [HOUR_S, -HOUR_S], ids=["ahead", "back"])
+def test_the_group_of_an_actor_that_died_is_given_to_the_next(
+    difference_s: int, client: redis.Redis, clock: Clock, run_id: str
+) -> None:
+    buffer = make_buffer(client, run_id, lease_ttl_s=LEASE_TTL_S)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0)])
+    died = buffer.actor.lease("dead")
+    jump(client, clock, difference_s)
+    wait_until(lambda: buffer.actor.lease("heir") is not None, "the dead actor's lease ends")
+    assert died is not None and buffer.learner.ledger().expired_leases == 1
+    assert buffer.audit() == []
+
+
+@pytest.mark.parametrize("difference_s", [HOUR_S, -HOUR_S], ids=["ahead", "back"])
+def test_a_member_that_died_is_gone_after_its_time(
+    difference_s: int, client: redis.Redis, clock: Clock, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "MEMBER_TTL_S", LEASE_TTL_S)
+    fleet, bulletin = Fleet(client, run_id), Bulletin(client, run_id)
+    fleet.beat(member("dead"))
+    bulletin.join_broadcast("dead", ttl_s=LEASE_TTL_S)
+    jump(client, clock, difference_s)
+
+    def only_the_other_is_left() -> bool:
+        fleet.beat(member("alive"))
+        bulletin.join_broadcast("alive", ttl_s=LEASE_TTL_S)
+        return fleet.members() == [member("alive")] and bulletin.broadcast_members() == ["alive"]
+
+    wait_until(only_the_other_is_left, "the dead member is gone")

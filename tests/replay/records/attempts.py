@@ -1,0 +1,209 @@
+"""Small valid tickets and trajectories for the tests of replay."""
+
+import msgspec
+import redis
+
+from slipstream.common.config.replay_config import ReplayConfig
+from slipstream.common.process.wire import SCHEMA
+from slipstream.common.records.trajectory import (
+    OUTCOME_OF,
+    Provenance,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+    VersionSpan,
+    pack_logprobs,
+    pack_mask,
+    pack_tokens,
+)
+from slipstream.replay.buffer.actor_buffer import ActorBuffer
+from slipstream.replay.buffer.audit import audit
+from slipstream.replay.buffer.judge_buffer import JudgeBuffer, Judging
+from slipstream.replay.buffer.learner_buffer import LearnerBuffer
+from slipstream.replay.buffer.people_buffer import PeopleBuffer
+from slipstream.replay.records.failures import Quarantined, read_quarantined
+from slipstream.replay.records.keys import key, shard_name
+from slipstream.replay.records.ticket import Group, InsertResult, Lease, Ticket
+from slipstream.replay.records.verdict import Marks, Verdict
+
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=8)
+
+
+class Views:
+    """The buffer of one stream as its learner, an actor, a judge and people use it, for tests of all of them."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        run_id: str,
+        replay: ReplayConfig,
+        *,
+        vocab_size: int,
+        stream: str = "train",
+        shard: int = 0,
+    ) -> None:
+        self.client = client
+        self.base = key(shard_name(run_id, shard), stream)
+        self.learner = LearnerBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard)
+        self.actor = ActorBuffer(
+            client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard, counts_visits=True
+        )
+        self.judge = JudgeBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard)
+        self.people = PeopleBuffer(client, run_id, stream=stream, shard=shard)
+        self._stream = (shard_name(run_id, shard), stream)
+
+    def audit(self) -> list[str]:
+        name, stream = self._stream
+        return audit(self.client, name, stream=stream)
+
+    def quarantined(self) -> list[Quarantined]:
+        return read_quarantined(self.client, self.base)
+
+
+def make_buffer(
+    client: redis.Redis,
+    run_id: str,
+    *,
+    lease_ttl_s: float = 600.0,
+    max_attempts: int = 3,
+    max_bytes: int = 1 << 20,
+    compress: bool = False,
+    stream: str = "train",
+    shard: int = 0,
+) -> Views:
+    replay = ReplayConfig(max_attempts=max_attempts, max_trajectory_bytes=max_bytes, compress=compress)
+    replay.lease_ttl_s = lease_ttl_s  # afterwards, so that it may be shorter than a configuration allows
+    return Views(client, run_id, replay, vocab_size=100, stream=stream, shard=shard)
+
+
+def ticket(
+    group_id: int,
+    *,
+    num_members: int = 2,
+    min_policy_version: int = 0,
+    env: str = "shop",
+    is_judged: bool = False,
+    screen_size: int = 0,
+    num_trees: int = 0,
+    max_fork_turn: int = 0,
+) -> Ticket:
+    return Ticket(
+        group_id=group_id,
+        task=Task(env=env, split="train", index=group_id),
+        num_members=num_members,
+        min_policy_version=min_policy_version,
+        sampling=SAMPLING,
+        seed=7,
+        is_judged=is_judged,
+        screen_size=screen_size,
+        num_trees=num_trees,
+        max_fork_turn=max_fork_turn,
+    )
+
+
+def attempt_at(
+    lease: Lease,
+    member: int,
+    *,
+    run_id: str,
+    policy_version: int = 0,
+    actor: str = "a",
+    num_sampled: int = 2,
+    stop_reason: StopReason = StopReason.DONE,
+    reward: float = 1.0,
+) -> Trajectory:
+    """Two prompt tokens and `num_sampled` that the policy sampled, in one turn."""
+    num_tokens = 2 + num_sampled
+    turn = Turn(
+        start=2,
+        stop=num_tokens,
+        state_key="start",
+        rewards={"task": reward},
+        finish_reason="stop",
+        valid_action=True,
+        generate_s=0.1,
+        env_s=0.0,
+    )
+    return Trajectory(
+        schema=SCHEMA,
+        run_id=run_id,
+        task=lease.ticket.task,
+        group_id=lease.ticket.group_id,
+        member=member,
+        attempt=lease.missing[member],
+        fork=None,
+        actor=actor,
+        turns=[turn],
+        tokens=pack_tokens([5] * num_tokens),
+        behaviour_logprobs=pack_logprobs([0.0, 0.0] + [-0.5] * num_sampled),
+        loss_mask=pack_mask([False, False] + [True] * num_sampled),
+        kept=None,
+        branch_starts=[0],
+        version_spans=[VersionSpan(start=2, stop=num_tokens, policy_version=policy_version)],
+        stop_reason=stop_reason,
+        outcome=OUTCOME_OF[stop_reason],
+        score=1.0,
+        success=True,
+        part_values={},
+        shown="",
+        sampling=lease.ticket.sampling,
+        started_at_s=1.7e9,
+        duration_s=0.1,
+        scoring_s=0.0,
+        provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
+    )
+
+
+def earning(attempt: Trajectory, reward: float) -> Trajectory:
+    """The attempt with `reward` for its turn, and a success where that is 1."""
+    turn = msgspec.structs.replace(attempt.turns[0], rewards={"task": reward})
+    return msgspec.structs.replace(attempt, turns=[turn], success=reward == 1.0)
+
+
+def group_earning(*rewards: float) -> Group:
+    """A claimed group whose members earned `rewards`."""
+    asked = ticket(0, num_members=len(rewards))
+    lease = Lease(
+        ticket=asked, fence=1, missing=dict.fromkeys(range(len(rewards)), 0), partials={}, ttl_s=1.0, num_queued=0
+    )
+    members = [earning(attempt_at(lease, member, run_id="r"), reward) for member, reward in enumerate(rewards)]
+    return Group(ticket=asked, num_uses=1, trajectories=members)
+
+
+def partial_of(lease: Lease, member: int, *, run_id: str, num_sampled: int = 2) -> Trajectory:
+    """What a draining actor hands in: one whole turn, and the episode is not over."""
+    return attempt_at(lease, member, run_id=run_id, num_sampled=num_sampled, stop_reason=StopReason.PREEMPTED)
+
+
+def leased(buffer: Views, actor: str = "a") -> Lease:
+    lease = buffer.actor.lease(actor)
+    assert lease is not None
+    return lease
+
+
+def fill(buffer: Views, lease: Lease, run_id: str, *, policy_version: int = 0) -> None:
+    for member in lease.missing:
+        trajectory = attempt_at(lease, member, run_id=run_id, policy_version=policy_version)
+        assert buffer.actor.insert(lease, trajectory) is InsertResult.STORED
+
+
+def make_ready(buffer: Views, run_id: str, *group_ids: int, policy_version: int = 0) -> None:
+    buffer.learner.open([ticket(group_id) for group_id in group_ids])
+    for _ in group_ids:
+        fill(buffer, leased(buffer), run_id, policy_version=policy_version)
+
+
+def ids(groups: list[Group]) -> list[int]:
+    return [group.ticket.group_id for group in groups]
+
+
+def verdict_on(judging: Judging, *marks: float, judge: str = "j") -> Verdict:
+    """A verdict with a mark for each member, 0.5 without `marks`, which counts double."""
+    numbers = marks or [0.5] * len(judging.trajectories)
+    return Verdict(judge=judge, members=[Marks(values={"liked": x}, rewards={"liked": 2 * x}) for x in numbers])
+
+
+def stored_keys(client: redis.Redis, run_id: str, kind: str) -> list[bytes]:
+    return list(client.scan_iter(f"{key(run_id, 'train', kind)}:*"))

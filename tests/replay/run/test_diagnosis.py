@@ -1,0 +1,400 @@
+"""The diagnosis of a run: every fault is provoked in a real Redis, and a run in order is not called faulty."""
+
+import io
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+from rich.console import Console
+
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.records.trajectory import Outcome
+from slipstream.replay.buffer.actor_buffer import InsertResult
+from slipstream.replay.fleet.fleet import Fleet, Refusal, RunState
+from slipstream.replay.records.ledger import ledger_of
+from slipstream.replay.run.diagnosis import FAULT_S, FINDERS, Diagnosis, Facts, diagnose, diagnose_records
+from slipstream.replay.run.observer import WINDOW_S, Observer
+from slipstream.replay.run.outlook import Outlook, outlook
+from slipstream.tools.run.up import LineReporter
+from tests.common.process.test_headline import step
+from tests.replay.buffer.every_verb import FACTS, MEMBER
+from tests.replay.records.attempts import Views, attempt_at, earning, leased, make_buffer, ticket
+
+Steps = list[dict[str, Any]]
+
+
+class Scene:
+    """A run in order, which a fault then changes: its learner trains, and one actor is alive."""
+
+    def __init__(self, client: redis.Redis, run_id: str) -> None:
+        self.client = client
+        self.run_id = run_id
+        self.buffer: Views = make_buffer(client, run_id)
+        self.buffer.learner.acquire_epoch()
+        self.fleet = Fleet(client, run_id)
+        self.fleet.describe_run(FACTS)
+        self.fleet.set_run_state(RunState.TRAINING)
+        self.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=0))
+        self.now = 0.0
+        self.observer = Observer([client], run_id, max_lag=4, clock=lambda: self.now)
+        self.steps: Steps = [made_step(number) for number in range(1, 6)]
+        self.num_groups = 0
+
+    def play(self, count: int, *, rewards: Sequence[float]) -> None:
+        """Play `count` groups of two, whose members earn `rewards`."""
+        for _ in range(count):
+            self.buffer.learner.open([ticket(self.num_groups)])
+            lease = leased(self.buffer)
+            for member, reward in zip(lease.missing, rewards, strict=True):
+                attempt = earning(attempt_at(lease, member, run_id=self.run_id), reward)
+                assert self.buffer.actor.insert(lease, attempt) is InsertResult.STORED
+            self.num_groups += 1
+
+    def diagnosis(self) -> Diagnosis:
+        return diagnose(self.observer.facts(self.steps))
+
+
+def made_step(number: int, **changes: float) -> dict[str, Any]:
+    rest = {"time": time.time(), "perf/step_s": 0.5, "optim/grad_norm": 1.0, "optim/skipped": 0.0}
+    return step(number, episodes=64, success=0.5) | rest | changes
+
+
+@pytest.fixture
+def scene(redis_client: redis.Redis, run_id: str) -> Scene:
+    return Scene(redis_client, run_id)
+
+
+def finish(scene: Scene) -> None:
+    scene.fleet.set_run_state(RunState.FINISHED)
+
+
+def fail(scene: Scene) -> None:
+    scene.fleet.set_run_state(RunState.FAILED)
+
+
+def lose_the_actor(scene: Scene) -> None:
+    scene.play(20, rewards=(0.0, 0.0))  # whatever else is wrong
+    scene.fleet.leave(MEMBER.name)
+
+
+def break_the_environment(scene: Scene) -> None:
+    for group_id in range(4):
+        scene.buffer.learner.open([ticket(group_id)])
+        lease = leased(scene.buffer)
+        for attempt in (0, 1):
+            scene.buffer.actor.fail(lease, 0, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="it broke")
+
+
+def kill_two_engines(scene: Scene) -> None:
+    scene.buffer.learner.open([ticket(0)])
+    for _ in range(2):
+        scene.buffer.actor.release(leased(scene.buffer), death="the engine process ended with exit code -6")
+
+
+def keep_old_weights(scene: Scene) -> None:
+    scene.observer._bulletin.highest_version = lambda: 7  # type: ignore[method-assign]
+
+
+def refuse_the_weights(scene: Scene) -> None:
+    refusal = Refusal(policy_version=0, reason="version 0 is refused by its probe: of 9 nats", unfit=True)
+    scene.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=0, refusal=refusal))
+    scene.fleet.leave(MEMBER.name)  # it also explains why no actor is alive
+
+
+def earn_nothing(scene: Scene) -> None:
+    scene.play(40, rewards=(0.0, 0.0))
+
+
+def earn_the_same(scene: Scene) -> None:
+    scene.play(20, rewards=(0.5, 0.5))
+    groups = scene.buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
+    scene.buffer.learner.drop([group.ticket.group_id for group in groups], "zero_variance")
+
+
+def lose_the_gradient(scene: Scene) -> None:
+    scene.steps = [made_step(number, **{"optim/grad_norm": 0.0}) for number in range(1, 6)]
+
+
+def skip_every_step(scene: Scene) -> None:
+    scene.steps = [made_step(number, **{"optim/skipped": 1.0}) for number in range(1, 6)]
+
+
+def ignore_the_format(scene: Scene) -> None:
+    scene.steps = [made_step(number, **{"trained/valid_actions": 0.02}) for number in range(1, 6)]
+
+
+def stand_still(scene: Scene) -> None:
+    scene.steps[-1]["time"] -= 61.0
+
+
+FAULTS: dict[str, tuple[Callable[[Scene], None], str]] = {
+    "the learner ended with an error": (fail, "slipstream up --resume"),
+    "actors refuse the weights": (
+        refuse_the_weights,
+        "1 actors refuse version -1; a: version 0 is refused by its probe",
+    ),
+    "engines die": (
+        kill_two_engines,
+        "2 attempts were given up; the last death: the engine process ended with exit code -6; read the log",
+    ),
+    "no actor is alive": (lose_the_actor, "start `slipstream actors`"),
+    "every attempt fails": (break_the_environment, "8 failed and 0 finished; the last one: env_failure: it broke"),
+    "actors have old weights": (keep_old_weights, "1 of 1 are more than 6 versions behind; a has 0, the newest is 7"),
+    "no episode earns a reward": (earn_nothing, "the returns of the last 80 episodes are 0"),
+    "siblings earn the same": (earn_the_same, "20 of 20 groups had nothing to compare"),
+    "nothing is learned": (lose_the_gradient, "the norm of the gradient was 0 in the last 5 steps"),
+    "every step is skipped": (skip_every_step, "or the guard refused it, in the last 5 steps"),
+    "the policy does not follow the action format": (
+        ignore_the_format,
+        "2% of the actions of the last 5 steps were valid; look at some",
+    ),
+    "the learner makes no steps": (stand_still, "the last was 61 s ago"),
+}
+
+
+def test_of_an_actor_that_reads_a_disk_the_disk_is_named(scene: Scene) -> None:
+    keep_old_weights(scene)
+    scene.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=0, transport="disk"))
+    found = scene.diagnosis()
+    assert found.cause == "actors have old weights" and "`weights.disk` does not have them" in found.next_step
+
+
+@pytest.mark.parametrize("cause", FAULTS)
+def test_a_fault_is_named_with_its_evidence(scene: Scene, cause: str) -> None:
+    assert not scene.diagnosis().is_fault
+    provoke, evidence = FAULTS[cause]
+    provoke(scene)
+    found = scene.diagnosis()
+    assert (found.cause, found.is_fault) == (cause, True)
+    assert evidence in str(found)
+
+
+def test_a_learner_that_failed_is_quoted(scene: Scene, tmp_path: Path) -> None:
+    log = tmp_path / "learner.log"
+    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, log=log)
+    fail(scene)
+    assert scene.diagnosis().evidence == "it set the run's state to failed", "no log is here"
+    log.write_text("x" * 9000 + "\nslipstream learner: OSError: [Errno 28] No space left on device: 'metrics.jsonl'\n")
+    assert "No space left on device: 'metrics.jsonl'; mend that, or read its log, then continue" in str(
+        scene.diagnosis()
+    )
+
+
+def test_every_finder_is_provoked(scene: Scene) -> None:
+    found = set()
+    for provoke, _ in FAULTS.values():
+        fresh = Scene(scene.client, f"{scene.run_id}-{provoke.__name__}")
+        fresh.diagnosis()
+        provoke(fresh)
+        facts = fresh.observer.facts(fresh.steps)
+        found |= {find for find in FINDERS if find(facts)}
+    assert found == set(FINDERS)
+
+
+def solve_the_tasks(scene: Scene) -> None:
+    scene.play(20, rewards=(1.0, 1.0))
+    groups = scene.buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
+    scene.buffer.learner.drop([group.ticket.group_id for group in groups], "zero_variance")
+
+
+def learn_no_more_from_solved_tasks(scene: Scene) -> None:
+    scene.steps = solved_steps(**{"optim/grad_norm": 0.0})
+
+
+def solved_steps(**changes: float) -> Steps:
+    solved = {"trained/success": 1.0, "trained/reward": 1.0}
+    return [made_step(number, **solved, **changes) for number in range(1, 6)]
+
+
+def warm_up_the_critic(scene: Scene) -> None:
+    of_critic = {"optim/skipped": 1.0, "optim/guard_scale": 1.0}
+    scene.steps = [made_step(number, **of_critic, **{"optim/grad_norm": 0.0}) for number in range(1, 6)]
+
+
+def earn_costs_and_rewards(scene: Scene) -> None:
+    scene.play(40, rewards=(-1.0, 1.0))
+
+
+def solve_by_another_format(scene: Scene) -> None:
+    scene.steps = solved_steps(**{"trained/valid_actions": 0.02})
+
+
+def export_the_model(scene: Scene) -> None:
+    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, num_steps=5)
+    stand_still(scene)
+
+
+def fail_now_and_then(scene: Scene) -> None:
+    break_the_environment(scene)
+    scene.num_groups = 4
+    scene.play(20, rewards=(0.0, 1.0))
+
+
+def lose_an_engine_once(scene: Scene) -> None:
+    scene.buffer.learner.open([ticket(0)])
+    scene.buffer.actor.release(leased(scene.buffer), death="the engine process ended with exit code -6")
+
+
+def refuse_older_weights(scene: Scene) -> None:
+    refuse_the_weights(scene)
+    scene.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=1))
+    scene.observer._bulletin.highest_version = lambda: 1  # type: ignore[method-assign]
+
+
+def lose_one_of_two_actors(scene: Scene) -> None:
+    scene.fleet.beat(msgspec.structs.replace(MEMBER, name="b", policy_version=0))
+    scene.fleet.leave("b")
+
+
+def fetch_new_weights(scene: Scene) -> None:
+    scene.observer._bulletin.highest_version = lambda: 6  # type: ignore[method-assign]
+
+
+# For each finder, a scene in which the number that it reads is that of its fault, and another one explains it.
+WELL: dict[str, tuple[Callable[[Scene], None], str]] = {
+    "_refused_weights": (refuse_older_weights, "neither side waits much"),
+    "_engines_die": (lose_an_engine_once, "neither side waits much"),
+    "_no_actor": (lose_one_of_two_actors, "neither side waits much"),
+    "_attempts_fail": (fail_now_and_then, "neither side waits much"),
+    "_stale_actors": (fetch_new_weights, "neither side waits much"),
+    "_invalid_actions": (solve_by_another_format, "neither side waits much"),
+    "_no_reward": (earn_costs_and_rewards, "neither side waits much"),
+    "_no_gradient": (learn_no_more_from_solved_tasks, "the tasks are solved"),
+    "_no_gradient in a critic's warm-up": (warm_up_the_critic, "neither side waits much"),
+    "_equal_siblings": (solve_the_tasks, "the tasks are solved"),
+    "_no_step": (export_the_model, "the last step is made"),
+    "_not_training": (finish, "the run has finished"),
+}
+
+
+@pytest.mark.parametrize("finder", WELL)
+def test_a_number_that_another_one_explains_is_no_fault(scene: Scene, finder: str) -> None:
+    provoke, cause = WELL[finder]
+    provoke(scene)
+    found = scene.diagnosis()
+    assert (found.cause, found.is_fault) == (cause, False), found
+
+
+def test_every_finder_has_a_case_in_which_all_is_well() -> None:
+    assert {name.partition(" ")[0] for name in WELL} == {find.__name__ for find in FINDERS}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("success", "mean_return", "expected"),
+    [
+        (1.0, 1.0, Outlook.SOLVED),
+        (0.95, 0.2, Outlook.SOLVED),
+        (0.0, 0.0, Outlook.HOPELESS),
+        (0.0, -1.0, Outlook.HOPELESS),
+        (0.0, 0.5, Outlook.STUCK),
+        (0.5, 0.5, Outlook.STUCK),
+    ],
+)
+def test_solved_hopeless_and_stuck_are_told_apart(success: float, mean_return: float, expected: Outlook) -> None:
+    assert outlook(success=success, mean_return=mean_return) is expected
+
+
+def test_a_report_of_a_solved_run_names_the_side_that_waits() -> None:
+    facts = Facts(
+        run_id="r",
+        state=RunState.TRAINING,
+        members=(),
+        everyone=(),
+        ledger=ledger_of({}),
+        earlier=None,
+        failures=(),
+        steps=solved_steps(**{"optim/grad_norm": 0.0}),
+        newest_version=-1,
+        max_lag=4,
+        now_s=time.time(),
+    )
+    assert diagnose_records(facts).cause == "neither side waits much"
+
+
+def test_a_run_in_order_has_no_fault(scene: Scene) -> None:
+    scene.play(40, rewards=(0.0, 1.0))
+    assert str(scene.diagnosis()) == (
+        "neither side waits much: the learner was busy for 75% of the last 5 steps, with 1 actors; leave it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("busy", "cause", "advice"),
+    [
+        (0.95, "actors wait for the learner", "use more `learner.ranks`, or fewer actors (advised: 3)"),
+        (0.2, "the learner waits for actors", "add actors (advised: 3), or raise `actors.max_episodes`"),
+    ],
+)
+def test_without_a_fault_the_side_that_waits_is_named(scene: Scene, busy: float, cause: str, advice: str) -> None:
+    scene.steps = [step | {"perf/learner_busy": busy, "fleet/advised_actors": 3.0} for step in scene.steps]
+    found = scene.diagnosis()
+    assert (found.cause, found.next_step, found.is_fault) == (cause, advice, False)
+
+
+def test_a_run_that_begins_or_has_ended_has_no_fault(scene: Scene, redis_client: redis.Redis) -> None:
+    unknown = Observer([redis_client], f"{scene.run_id}-unknown", max_lag=4)
+    assert str(diagnose(unknown.facts([]))).startswith("the run has not started: no learner has described it")
+    scene.fleet.set_run_state(RunState.STARTING)
+    assert not scene.diagnosis().is_fault
+    fresh = Scene(redis_client, f"{scene.run_id}-fresh")
+    fresh.steps = []
+    assert fresh.diagnosis().cause == "the first step is being collected"
+    fresh.fleet.leave(MEMBER.name)
+    redis_client.delete(fresh.fleet._member_keys[0])
+    assert (fresh.diagnosis().cause, fresh.diagnosis().is_fault) == ("no actor has joined yet", False)
+    finish(scene)
+    found = scene.diagnosis()
+    assert found.cause == "the run has finished" and not found.is_fault
+    assert f"slipstream eval run.name={scene.run_id}" in found.next_step
+
+
+def test_a_fault_of_long_ago_is_forgotten(scene: Scene) -> None:
+    break_the_environment(scene)
+    assert scene.diagnosis().is_fault, "judged by the whole run at first"
+    scene.now = WINDOW_S / 2
+    assert not scene.diagnosis().is_fault, "nothing has failed since"
+
+
+def test_a_terminal_without_control_codes_reports_a_fault_once_and_its_end(scene: Scene, tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, scene.run_id)
+    run_dir.create()
+    run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in scene.steps))
+    out = io.StringIO()
+    console = Console(file=out, width=80, markup=False)
+    reporter = LineReporter(console, run_dir, scene.observer, clock=lambda: scene.now)
+
+    def report(seconds: int) -> list[str]:
+        out.truncate(out.seek(0))
+        for _ in range(seconds):
+            scene.now += 1.0
+            reporter.report()
+        return out.getvalue().splitlines()
+
+    assert len(report(9)) == len(scene.steps), "one line a step"
+    scene.fleet.leave(MEMBER.name)
+    assert report(int(FAULT_S)) == [], "it may end by itself"
+    (line,) = report(60)
+    assert line.startswith("FAULT: no actor is alive: none sends heartbeats")
+    scene.fleet.beat(MEMBER)
+    assert report(9) == ["no longer: no actor is alive"]
+
+
+def test_where_the_output_is_no_terminal_a_long_start_reports_how_far_it_is(scene: Scene, tmp_path: Path) -> None:
+    run_dir, out = RunDir(tmp_path, scene.run_id), io.StringIO()
+    run_dir.create()
+    log = run_dir.log("learner")
+    log.write_text("INFO warm start, steps: 40 of 200, about 80 s more; 0.311 nats per token\n")
+    observer = Observer([scene.client], scene.run_id, max_lag=4, log=log)
+    scene.fleet.set_run_state(RunState.STARTING)
+    console = Console(file=out, width=80, markup=False)
+    reporter = LineReporter(console, run_dir, observer, clock=lambda: scene.now)
+    for _ in range(70):
+        scene.now += 1.0
+        reporter.report()
+    line = "the learner starts: INFO warm start, steps: 40 of 200, about 80 s more; 0.311 nats per token"
+    assert out.getvalue().splitlines() == [line] * 2

@@ -1,0 +1,116 @@
+"""What each way of keeping Redis's data loses when its process is killed, and when its host loses power.
+
+Killed is killed: what was written is in the kernel's memory, and survives. Power loss is a model: the server is started
+from its file cut at what must have been on disk. That is, of a file written with `appendfsync`
+    always    what it held when the last insert was answered, since each answer waits for the disk,
+    everysec  what it held a second before the end, since a background thread syncs it once a second,
+    no        nothing: the kernel writes it out when it likes, by default after 30 s;
+and a snapshot is on disk before it gets its name.
+"""
+
+import bisect
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from slipstream.common.process.connection import connect
+from slipstream.replay.records.ticket import InsertResult
+from slipstream.replay.server.server import Server, start_server
+from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
+
+WRITING_S = 2.5
+NUM_AHEAD = 50
+
+
+@dataclass(kw_only=True, slots=True)
+class Written:
+    """When each insert was answered, and how long the file was then."""
+
+    at_s: list[float] = field(default_factory=list)
+    file_bytes: list[int] = field(default_factory=list)
+
+    def bytes_before(self, at_s: float) -> int:
+        """How long the file was at that time."""
+        index = bisect.bisect(self.at_s, at_s) - 1
+        return self.file_bytes[index] if index >= 0 else 0
+
+
+def start_with(directory: Path, settings: str) -> Server:
+    """A server that keeps its data in this way, also when it is started again."""
+    start_server(directory).stop()
+    (directory / "appendonly.aof").unlink()
+    config = directory / "redis.conf"
+    config.write_text(config.read_text() + settings)  # the last of two settings holds
+    return start_server(directory)
+
+
+def insert_for_a_while(buffer: Views, file: Path, run_id: str) -> Written:
+    buffer.learner.acquire_epoch()
+    written, until = Written(), time.monotonic() + WRITING_S
+    while time.monotonic() < until:
+        if len(written.at_s) % NUM_AHEAD == 0:
+            first = len(written.at_s)
+            buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(first, first + NUM_AHEAD)])
+        lease = buffer.actor.lease("a")
+        assert lease is not None
+        assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+        written.at_s.append(time.monotonic())
+        written.file_bytes.append(file.stat().st_size if file.exists() else 0)
+    return written
+
+
+def num_kept(directory: Path, run_id: str) -> int:
+    """How many inserts the server finds when it is started again; everything that it finds is whole."""
+    with start_server(directory) as server, connect(server.secret_url) as client:
+        buffer = make_buffer(client, run_id)
+        assert buffer.audit() == []
+        return buffer.learner.ledger().inserted
+
+
+@pytest.mark.parametrize(
+    ("settings", "synced_before_s"),
+    [
+        ("appendfsync always\n", 0.0),
+        ("appendfsync everysec\n", 1.0),
+        ("appendfsync no\n", float("inf")),
+        ("appendonly no\nsave 1 1\n", None),
+    ],
+    ids=["AOF always", "AOF everysec", "AOF no", "RDB every second"],
+)
+def test_what_is_lost_when_the_server_is_killed_and_when_the_power_fails(
+    settings: str, synced_before_s: float | None, tmp_path: Path, run_id: str
+) -> None:
+    directory = tmp_path / "redis"
+    file = directory / "appendonly.aof"
+    server = start_with(directory, settings)
+    with connect(server.secret_url) as client:
+        written = insert_for_a_while(make_buffer(client, run_id), file, run_id)
+        server.process.kill()
+        server.process.wait()
+    num_written = len(written.at_s)
+    per_s = num_written / WRITING_S
+    if synced_before_s is not None:
+        on_disk = file.read_bytes()[: written.bytes_before(written.at_s[-1] - synced_before_s)]
+    lost_when_killed = num_written - num_kept(directory, run_id)
+    if synced_before_s is None:
+        lost_without_power = lost_when_killed
+    else:
+        file.write_bytes(on_disk)
+        lost_without_power = num_written - num_kept(directory, run_id)
+    print(
+        f"{per_s:.0f} inserts/s, {num_written} answered; lost {lost_when_killed} when killed, "
+        f"{lost_without_power} without power: the last {lost_without_power / per_s:.2f} s"
+    )
+    assert num_written > 10
+    match synced_before_s:
+        case None:
+            assert 0 < lost_when_killed <= num_written
+        case 0.0:
+            assert (lost_when_killed, lost_without_power) == (0, 0)
+        case 1.0:
+            # What is written while a sync is under way waits in the server, for 2 s at most.
+            assert lost_when_killed < num_written and 0 < lost_without_power < num_written
+        case _:
+            assert lost_when_killed == 0 and lost_without_power == num_written

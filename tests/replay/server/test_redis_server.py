@@ -1,0 +1,290 @@
+"""The server that a run starts for itself."""
+
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from slipstream.common.process.connection import connect
+from slipstream.common.process.run_dir import RunDir
+from slipstream.replay.server import server as server_module
+from slipstream.replay.server.redis_version import FIXES, NoRedis, Version, lacks, version_of, warning_of
+from slipstream.replay.server.server import (
+    MIN_VERSION,
+    ServerError,
+    find_executable,
+    password_of,
+    start_private_server,
+    start_server,
+)
+from tests.full_disk import largest_file
+
+START_AND_DIE = """
+import os, signal, sys
+from pathlib import Path
+from slipstream.common.process.connection import connect
+from slipstream.replay.server.server import start_server
+
+server = start_server(Path(sys.argv[1]))
+connect(server.secret_url).set("kept", "yes")
+print(server.process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_server_is_new_enough() -> None:
+    assert version_of(find_executable()) >= MIN_VERSION
+
+
+def test_an_old_server_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=5.0.14 sha=00000000:0 malloc=jemalloc bits=64'")
+    assert version_of(str(old)) == (5, 0, 14)
+    assert find_executable() != str(old)
+
+
+def test_an_older_patch_of_the_bundled_branch_is_passed_over_and_a_newer_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=6.2.5 sha=00000000:0 malloc=libc bits=64'")
+    assert find_executable() != str(older)
+    newer = put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=7.2.4 sha=00000000:0 malloc=libc bits=64'")
+    assert find_executable() == str(newer)
+
+
+def test_versions_are_judged_by_their_patch_level() -> None:
+    names = [fix.name for fix in FIXES]
+    assert lacks(Version(6, 2, 14)) == names
+    assert lacks(Version(6, 2, 20)) == names[-1:] and lacks(Version(6, 2, 23)) == []
+    assert lacks(Version(7, 4, 5)) == names[-2:] and lacks(Version(7, 2, 15)) == []
+    assert lacks(Version(7, 0, 15)) == names[-1:]  # no more maintained
+    assert lacks(Version(8, 4, 4)) == names[-1:] and lacks(Version(8, 8, 1)) == lacks(Version(9, 0, 0)) == []
+
+
+def test_a_server_with_known_holes_is_named_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=6.2.14 sha=00000000:0 malloc=libc bits=64'")
+    warning = warning_of(str(old))
+    assert (
+        "is Redis 6.2.14, which may lack the fixes of CVE-2024-31449," in warning
+        and "put one of 6.2.23, 7.2.15," in warning
+    )
+    patched = put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=8.8.1 sha=00000000:0 malloc=libc bits=64'")
+    assert warning_of(str(patched)) == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["CONFIG", "GET", "dir"],
+        ["CONFIG", "SET", "dir", "/"],
+        ["DEBUG", "SLEEP", "0"],
+        ["MODULE", "LIST"],
+        ["MODULE", "LOAD", "x.so"],
+        ["ACL", "SETUSER", "x", "on"],
+        ["REPLICAOF", "h", "1"],
+        ["SHUTDOWN"],
+        ["MIGRATE", "h", "1", "k", "0", "1"],
+    ],
+)
+def test_who_has_the_runs_password_cannot_change_the_server(command: list[str], tmp_path: Path) -> None:
+    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.execute_command(*command)  # type: ignore[no-untyped-call]
+        with connect(server.admin_url) as admin:
+            assert admin.config_get("dir") == {"dir": str(tmp_path)}
+
+
+def test_what_the_server_writes_is_for_nobody_else(tmp_path: Path) -> None:
+    directory = tmp_path / "redis"
+    with start_server(directory) as server, connect(server.secret_url) as client:
+        client.set("kept", "secret")
+        client.bgrewriteaof()
+        deadline = time.monotonic() + 60
+        while client.info("persistence")["aof_rewrite_in_progress"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    open_to_others = [path for path in directory.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
+    assert open_to_others == []
+
+
+def test_a_private_server_can_be_reached_by_its_socket_alone_which_only_its_user_may_open(tmp_path: Path) -> None:
+    with start_private_server(tmp_path / "redis") as server, connect(server.secret_url) as client:
+        client.set("kept", "yes")
+        found = psutil.Process(server.process.pid).net_connections("inet")
+        assert [connection for connection in found if connection.status == "LISTEN"] == []
+        assert isinstance(server.address, Path) and stat.S_IMODE(server.address.stat().st_mode) == 0o700
+        assert stat.S_IMODE(server.address.parent.stat().st_mode) == 0o700
+        with connect(server.url) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+        assert password_of(tmp_path / "redis", server.url) == server.password
+        server.process.kill()
+        assert server.process.wait() == -signal.SIGKILL and server.keep_up() == -signal.SIGKILL
+        assert client.get("kept") == b"yes"
+    with start_server(tmp_path / "redis") as public, connect(public.secret_url) as client:
+        assert client.get("kept") == b"yes"
+
+
+@pytest.mark.parametrize("name", ["a space, ümlaut #1 %41", "long" * 40])
+def test_a_private_server_may_have_any_directory(name: str, tmp_path: Path) -> None:
+    with start_private_server(tmp_path / name) as server, connect(server.secret_url) as client:
+        client.set("kept", "yes")
+        assert isinstance(server.address, Path) and len(os.fsencode(server.address)) <= 107
+
+
+def test_a_client_without_a_password_that_takes_no_replies_is_cut_off(tmp_path: Path) -> None:
+    """It sends what is refused, as fast as it can, and reads nothing."""
+    refused = b"*2\r\n$3\r\nGET\r\n$1\r\nx\r\n" * 5000
+    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+        before = client.info("memory")["used_memory"]
+        flood = socket.create_connection(("127.0.0.1", server.port))
+        flood.settimeout(0.2)
+        deadline, is_cut = time.monotonic() + 60, False
+        while not is_cut and time.monotonic() < deadline:
+            try:
+                flood.sendall(refused)
+            except TimeoutError:
+                pass
+            except OSError:
+                is_cut = True
+        flood.close()
+        assert is_cut, "the server did not cut it off"
+        assert client.info("memory")["used_memory"] - before < 16 << 20
+        assert client.info("memory")["used_memory_peak"] < 640 << 20
+
+
+def put_on_path(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    program = directory / "redis-server"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return program
+
+
+def test_a_program_that_is_no_redis_server_is_named(tmp_path: Path) -> None:
+    other = tmp_path / "redis-server"
+    other.write_text("#!/bin/sh\necho hello\n")
+    other.chmod(0o755)
+    with pytest.raises(NoRedis, match=r"redis-server is not a redis-server: --version printed 'hello\\n'"):
+        version_of(str(other))
+
+
+def test_the_server_wants_its_password_and_keeps_it_out_of_the_command_line(tmp_path: Path) -> None:
+    with start_server(tmp_path) as server:
+        with connect(server.url) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+        assert server.password not in " ".join(psutil.Process(server.process.pid).cmdline())
+        assert server.password not in server.url and server.password in server.secret_url
+        assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
+        addresses = {c.laddr.ip for c in psutil.Process(server.process.pid).net_connections() if c.status == "LISTEN"}
+        assert addresses == {"127.0.0.1"}
+
+
+def test_the_server_keeps_what_it_holds_and_never_evicts(tmp_path: Path) -> None:
+    with start_server(tmp_path) as server, connect(server.admin_url) as client:
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        assert client.config_get("appendonly") == {"appendonly": "yes"}
+        assert client.config_get("appendfsync") == {"appendfsync": "always"}
+
+
+def test_a_server_started_again_has_its_data_port_and_password(tmp_path: Path) -> None:
+    with start_server(tmp_path) as first, connect(first.secret_url) as client:
+        client.set("kept", "yes")
+    assert first.process.returncode == 0
+    with start_server(tmp_path) as second, connect(first.secret_url) as client:
+        assert second.url == first.url
+        assert client.get("kept") == b"yes"
+    second.stop()  # a second time: nothing happens
+
+
+def test_the_server_ends_with_its_parent_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", START_AND_DIE, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    pid = int(child.stdout)
+    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+        assert client.get("kept") == b"yes"
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the server outlived its parent"
+        time.sleep(0.05)
+
+
+def test_two_servers_never_share_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "START_TIMEOUT_S", 0.3)
+    with start_server(tmp_path), pytest.raises(ServerError, match="another redis-server has been using"):
+        start_server(tmp_path)
+
+
+def test_a_directory_that_was_copied_is_served_where_it_is(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    with start_server(old) as server, connect(server.secret_url) as client:
+        client.set("written", "before")
+    shutil.copytree(old, new)
+    with start_server(new) as server, connect(server.secret_url) as client:
+        assert client.get("written") == b"before"
+        client.set("written", "in the copy")
+    with start_server(old) as server, connect(server.secret_url) as client:
+        assert client.get("written") == b"before"
+        with pytest.raises(ServerError, match="Address already in use"):  # not taken for the copy's own
+            start_server(new)
+    assert "Address already in use" not in (old / "redis.log").read_text()
+
+
+@pytest.mark.parametrize("name", ['a"quote', "a\\backslash", "a space, ümlaut #1"])
+def test_a_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
+    with start_server(tmp_path / name) as server, connect(server.secret_url) as client:
+        client.set("kept", "yes")
+    assert {"appendonly.aof", "redis.log"} <= {path.name for path in (tmp_path / name).iterdir()}
+
+
+def test_data_that_an_older_server_would_pass_over_are_not_served_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)
+    put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=6.2.14 sha=00000000:0 malloc=jemalloc bits=64'")
+    with pytest.raises(ServerError, match=r"of version 7 or newer, and .* is version 6\.2\.14, which cannot read it"):
+        start_server(tmp_path / "redis")
+
+
+def test_a_full_disk_leaves_nothing_that_a_later_start_stumbles_over(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, "run")
+    run_dir.create()
+    with largest_file(bytes_allowed=0):
+        with pytest.raises(OSError, match="File too large"):
+            run_dir.start_clock()
+        with pytest.raises(OSError, match="File too large"):
+            start_server(run_dir.redis)
+    assert run_dir.start_clock() == run_dir.start_clock()
+    start_server(run_dir.redis).stop()
+
+
+def test_a_port_in_use_is_named_with_the_servers_own_words(tmp_path: Path) -> None:
+    with start_server(tmp_path) as server:
+        port = server.port
+    with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        squatter.bind(("127.0.0.1", port))
+        squatter.listen()
+        with pytest.raises(
+            ServerError, match=rf"127.0.0.1:{port}/0 ended during its start(.|\n)*Address already in use"
+        ):
+            start_server(tmp_path)
+    with start_server(tmp_path) as server:
+        assert server.port == port
+
+
+def test_a_file_that_cannot_be_read_back_is_named_with_the_servers_own_words(tmp_path: Path) -> None:
+    start_server(tmp_path).stop()
+    (tmp_path / "appendonly.aof").write_bytes(b"*3\r\n$3\r\nSET\r\nthis is not an append-only file\r\n" * 3)
+    with pytest.raises(ServerError, match="Bad file format reading the append only file"):
+        start_server(tmp_path)

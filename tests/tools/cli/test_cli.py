@@ -1,0 +1,194 @@
+"""The command line: help, settings from files and overrides, and what every verb does with them."""
+
+import argparse
+import functools
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipstream.common.config.config import key_paths, load_config
+from slipstream.common.process.connection import PASSWORD_VARIABLE
+from slipstream.learner.fit.fit_options import FitOptions
+from slipstream.replay.server.server import start_server
+from slipstream.tools.cli.cli import _parsed, _parser, main
+from slipstream.tools.cli.verbs import VERBS, called
+from slipstream.tools.launch.launch_options import LaunchOptions
+from slipstream.tools.play.serve_options import ServeOptions
+from slipstream.tools.run.collect_options import CollectOptions
+from slipstream.tools.run.doctor import print_missing
+from slipstream.tools.terminal.options import as_arguments, options_of
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `main` changes in this process is undone after each test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
+
+
+def test_help_lists_every_key_with_its_default_and_its_comment(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    keys = [f"{path} = " for path in key_paths()]
+    assert len(keys) > 60 and [key for key in keys if key not in text] == []
+    assert "replay.max_lag = 8 optimizer steps; older tokens are left out of the loss" in text
+    assert "weights.host = '127.0.0.1' address that the publisher or a relay binds to" in text
+    starts = sorted(text.index(key) for key in keys)
+    for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
+        assert len(text[start:stop].split()) > 3, f"no comment: {text[start:stop]}"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_lists_exactly_the_settings_that_it_reads(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    listed = re.findall(r"^  ([a-z0-9_.]+) = ", capsys.readouterr().out, re.MULTILINE)
+    sections = VERBS[verb].settings
+    assert listed == [path for path in key_paths() if any(f"{path}.".startswith(f"{section}.") for section in sections)]
+    assert [section for section in sections if not any(f"{path}.".startswith(f"{section}.") for path in listed)] == []
+
+
+def test_every_setting_is_read_by_a_verb() -> None:
+    sections = {section for verb in VERBS.values() for section in verb.settings}
+    read = [path for path in key_paths() if any(f"{path}.".startswith(f"{section}.") for section in sections)]
+    assert read == key_paths()
+
+
+def test_every_option_of_every_verb_has_a_description() -> None:
+    verbs = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    parsers = {verb: parser for action in verbs for verb, parser in action.choices.items()}
+    for verb, parser in list(parsers.items()):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers |= {f"{verb} {question}": each for question, each in action.choices.items()}
+    bare = [
+        f"{verb} {action.option_strings or action.dest}"
+        for verb, parser in parsers.items()
+        for action in parser._actions
+        if not isinstance(action, argparse._SubParsersAction)
+        and not re.sub(r"\(default: .*\)$", "", action.help or "").strip()
+    ]
+    assert set(VERBS) <= set(parsers) and bare == []
+
+
+OPERANDS = {
+    "launch": ["ray"],
+    "replay": ["audit"],
+    "collect": ["rows.jsonl"],
+    "envs": ["serve"],
+    "data": ["rows.jsonl"],
+    "road": ["conf/roads/shop.yaml"],
+    "serve-rewards": ["folder"],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_options_of_a_verb_are_the_arguments_of_its_function(verb: str) -> None:
+    run = called(_parsed([verb, *OPERANDS.get(verb, [])]))
+    assert isinstance(run, functools.partial)
+    options = list(inspect.signature(run.func).parameters)[1:]
+    assert sorted(run.keywords) == sorted(options)
+
+
+@pytest.mark.parametrize(
+    ("verb", "given"),
+    [
+        ("launch", LaunchOptions(actor_hosts=3, on_demand=True, sbatch="--partition=gpu --qos=high", setup=". x y")),
+        ("sft", FitOptions(data="a b.jsonl", min_return=-1.5)),
+        ("collect", CollectOptions(search="mcts", exploration=0.3)),
+        ("envs", ServeOptions(names=("kg", "my.envs:Maze"), lease_s=5.0)),
+    ],
+)
+def test_the_own_options_of_a_verb_are_written_as_they_are_read(verb: str, given: object) -> None:
+    arguments = _parsed([verb, *OPERANDS.get(verb, []), *as_arguments(given), "run.name=x"])
+    assert options_of(type(given), arguments) == given
+    assert arguments.settings == ["run.name=x"]
+
+
+def test_the_own_options_of_a_verb_are_in_its_help_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in VERBS:
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        shown = "pairs of conversations, in one optimizer step (default: 32)" in said
+        assert shown is (verb in ("sft", "dpo", "reward", "prm"))
+
+
+def test_the_printed_configuration_can_be_fed_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quickstart = str(REPOSITORY / "conf" / "quickstart.yaml")
+    assert main(["up", quickstart, "--print-config", "learner.steps=7", "env.options.profile=full"]) == 0
+    printed = capsys.readouterr().out
+    assert "steps: 7" in printed and "profile: full" in printed and "groups_per_step: 8" in printed
+    (tmp_path / "again.yaml").write_text(printed)
+    assert main(["learner", str(tmp_path / "again.yaml"), "--print-config"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_the_printed_configuration_has_no_password(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["actors", "redis.url=redis://user:s%2Fcret@host:6379/1", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert "url: redis://user@host:6379/1" in printed and "cret" not in printed
+    assert os.environ[PASSWORD_VARIABLE] == "s/cret"
+
+
+def test_a_dry_run_says_what_would_be_started_and_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", "run.name=dry", "--dry-run", f"run.root={tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split(":")[0] for line in said.splitlines()] == ["redis", "GPUs", "learner", "actors", "tensorboard"]
+    assert "redis: a server of its own" in said
+    judge = "{part: judge, url: 'http://127.0.0.1:1/v1', model: m, compare: listwise, rubric: "
+    judge += "{text: x, scale: [0, 1], criteria: {a: b}}}"
+    assert main(["up", "run.name=dry", "--dry-run", f"run.root={tmp_path}", f"env.rewards.better={judge}"]) == 0
+    said = capsys.readouterr().out
+    started = [line.split(":")[0] for line in said.splitlines()]
+    assert started == ["redis", "GPUs", "learner", "actors", "judge", "tensorboard"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_verb_about_a_run_begins_with_the_configuration_and_the_password_in_its_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start_server(tmp_path / "mine" / "redis") as server:
+        (tmp_path / "mine" / "config.yaml").write_text(
+            f"run: {{name: mine, root: {tmp_path}}}\nredis: {{url: '{server.url}'}}\nlearner: {{steps: 77}}\n"
+        )
+        here = ["run.name=mine", f"run.root={tmp_path}"]
+        assert main(["top", *here, "--print-config"]) == 0
+        assert "steps: 77" in capsys.readouterr().out
+        # It reaches the server, which wants a password, and finds no run there yet.
+        assert main(["top", *here]) == 2
+        assert "`run.name` mine is not on this Redis server; it has no runs" in capsys.readouterr().err
+
+
+def test_doctor_finds_nothing_missing_here_and_says_so_when_redis_does_not_answer() -> None:
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "doctor"]
+    refused = subprocess.run(
+        [*command, "redis.url=redis://127.0.0.1:1"], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert refused.returncode == 1
+    assert "redis: MISSING: `redis.url` redis://127.0.0.1:1 does not answer" in refused.stdout
+    assert "packages: all installed" in refused.stdout
+    assert "Traceback" not in refused.stderr
+
+
+def test_after_a_death_at_the_start_only_what_is_missing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_missing(load_config(None, ["redis.url=redis://127.0.0.1:1"]))
+    title, *rows = capsys.readouterr().out.splitlines()
+    assert title == "Slipstream doctor"
+    assert "  redis: MISSING: `redis.url` redis://127.0.0.1:1 does not answer" in rows[0]
+    assert all("MISSING" in row for row in rows)

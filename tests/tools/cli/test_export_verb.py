@@ -1,0 +1,182 @@
+"""`slipstream export`: the card that it writes, and the upload, against a stand-in of the Hub on loopback."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.common.config.config import dump_config, load_config
+from slipstream.common.process.run_dir import RunDir
+from slipstream.tools.run.model_card import card_of
+
+STEP = {
+    "step": 7,
+    "trained/reward": 0.5,
+    "produced/episodes": 64,
+    "produced/success": 0.5,
+    "produced/reward": 0.5,
+    "lag/mean": 1.25,
+    "lag/max": 3,
+}
+EVALUATION = {"step": 7, "eval/success_sampled": 0.8, "eval/success_greedy": 0.9, "eval/num_tasks": 100}
+SETTINGS = ["env.name=dataset", "env.max_turns=1", "env.options={train: /home/me/secret/sums.jsonl}", "optim.lr=5e-5"]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path, "mine")
+    made.create()
+    judge = "env.rewards={good: {part: judge, url: 'http://10.0.0.7:8000/v1', model: m, rubric: /home/me/rubric.yaml}}"
+    config = load_config(
+        None, [*SETTINGS, judge, f"run.root={tmp_path}", "run.name=mine", "redis.url=redis://10.0.0.8"]
+    )
+    config.model.path = "/home/me/hub/models--Qwen--Qwen3-0.6B/snapshots/0123456789abcdef/"
+    made.config.write_text(dump_config(config))
+    made.metrics.write_text("".join(json.dumps(record) + "\n" for record in (STEP, EVALUATION)))
+    made.trained_model.mkdir()
+    (made.trained_model / "model.safetensors").write_bytes(b"\0" * 64)
+    (made.trained_model / "config.json").write_text("{}")
+    (made.trained_model / "notes.pkl").write_bytes(b"never uploaded")
+    return made
+
+
+def export(run_dir: RunDir, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "slipstream.tools.cli.cli",
+        "export",
+        f"run.root={run_dir.path.parent}",
+        "run.name=mine",
+        *options,
+    ]
+    clean = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")}
+    clean |= {"HF_HOME": str(run_dir.path.parent / "no-token")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean | variables)
+
+
+def test_the_card_has_the_runs_own_numbers_and_nothing_of_its_hosts(run_dir: RunDir) -> None:
+    done = export(run_dir)
+    assert (done.returncode, done.stdout.strip()) == (0, str(run_dir.trained_model)), done.stderr
+    card = (run_dir.trained_model / "README.md").read_text()
+    assert "base_model: Qwen/Qwen3-0.6B\n" in card
+    for row in (
+        "| base model | Qwen/Qwen3-0.6B at 0123456789ab |",
+        '| environments | dataset: {"train": "sums.jsonl"} |',
+        "| optimizer steps | 7 |",
+        "| held-out success | 0.800 (95 % interval 0.711 to 0.867) of 100 tasks, sampled, at step 7 |",
+        "| newest episodes | success 0.500 (0.38 to 0.62) reward 0.500, of 64 episodes |",
+        "| lag at the last step | 1.2 optimizer steps, 3 at most |",
+        "| tokens trained | not recorded |",
+    ):
+        assert row in card
+    assert "optim.lr: 5e-05" in card and '"url": "(an address)"' in card
+    assert [each for each in ("/home/me", "10.0.0", "redis", "secret") if each in card] == []
+
+
+def test_the_card_of_a_fit_has_its_losses_and_no_environment(run_dir: RunDir) -> None:
+    (run_dir.path / "fit.json").write_text(json.dumps({"goal": "dpo", "--data": "ab" * 32, "--epochs": 2}))
+    records = [{"step": 1, "fit/loss": 0.69}, {"step": 2, "fit/loss": 0.5, "fit/held_out_accuracy": 0.75}]
+    run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    card = card_of(run_dir)
+    assert "| optimizer steps | 2 |" in card and "| loss of the last step | 0.5000 |" in card
+    assert "| held-out accuracy | 0.7500 |" in card and "| held-out loss | not recorded |" in card
+    assert "goal dpo" in card and "env." not in card
+
+
+def test_a_run_without_a_model_and_an_upload_without_a_token_are_refused(run_dir: RunDir) -> None:
+    done = export(run_dir, "--to-hub", "maker/mine")
+    assert done.returncode == 2 and "`--to-hub` maker/mine needs a token that may write; set HF_TOKEN" in done.stderr
+    assert (run_dir.trained_model / "README.md").exists()
+    done = export(run_dir, "--to-hub", "mine")
+    assert done.returncode == 2 and "`--to-hub` must be like maker/name, got 'mine'" in done.stderr
+    (run_dir.trained_model / "model.safetensors").unlink()
+    done = export(run_dir)
+    assert done.returncode == 2 and "trained_model has no *.safetensors" in done.stderr
+
+
+class Hub:
+    """The requests of an upload of small files, as the Hub answers them. It keeps what was committed."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.tokens: set[str | None] = set()
+        self.created: dict[str, Any] = {}
+        self.files: dict[str, bytes] = {}
+        hub = self
+
+        class Endpoint(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._answer({"siblings": [], "sha": "0" * 40, "id": "maker/mine"})
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                hub.tokens.add(self.headers.get("Authorization"))
+                if self.path.endswith("/api/repos/create"):
+                    hub.created = json.loads(body)
+                    return self._answer({"url": f"{hub.url}/maker/mine"})
+                if self.path.endswith("/api/validate-yaml"):
+                    return self._answer({"errors": [], "warnings": []})
+                if "/preupload/" in self.path:
+                    names = [each["path"] for each in json.loads(body)["files"]]
+                    modes = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]
+                    return self._answer({"files": modes})
+                if "/commit/" in self.path:
+                    for line in map(json.loads, body.splitlines()):
+                        if line["key"] == "file":
+                            hub.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                    return self._answer(
+                        {"commitUrl": f"{hub.url}/maker/mine/commit/1", "commitOid": "1", "success": True}
+                    )
+                return self._answer({"error": f"unknown {self.path}"}, status=403)
+
+            def _answer(self, value: Any, status: int = 200) -> None:
+                hub.paths.append(self.path)
+                body = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    made = Hub()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_the_folder_is_uploaded_without_what_a_model_does_not_need(run_dir: RunDir, hub: Hub) -> None:
+    variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    done = export(run_dir, "--to-hub", "maker/mine", **variables)
+    assert done.returncode == 0, (done.stderr, hub.paths)
+    assert set(hub.files) == {"README.md", "config.json", "model.safetensors"}
+    assert hub.files["README.md"] == (run_dir.trained_model / "README.md").read_bytes()
+    assert hub.created["visibility"] == "private" and hub.tokens == {"Bearer hf_test"}
+    assert "hf_test" not in done.stdout + done.stderr
+
+    hub.server.shutdown()
+    hub.server.server_close()
+    done = export(run_dir, "--to-hub", "maker/mine", **variables)
+    assert done.returncode == 2 and "`--to-hub` maker/mine was not uploaded: " in done.stderr
+    assert "hf_test" not in done.stdout + done.stderr

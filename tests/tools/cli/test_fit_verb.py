@@ -1,0 +1,126 @@
+"""`slipstream sft`, `dpo` and `reward` as a user runs them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipstream.common.config.model_config import TinyModelConfig
+from slipstream.common.process.metrics import read_metrics
+from slipstream.tools.cli.cli import main
+from slipstream.tools.run.tiny_model import make_tiny_model
+
+DEADLINE_S = 300
+WORDS = ("one", "two", "three", "four", "five", "six")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and conversations in which the answer to a number is the number twice; wrong ones earn nothing."""
+    root = tmp_path_factory.mktemp("verbs")
+    tiny = TinyModelConfig(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1)
+    make_tiny_model(root / "model", texts=[" ".join(WORDS)], config=tiny, max_tokens=32, seed=0)
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": word},
+                {"role": "assistant", "content": f"{answer} {answer}"},
+            ],
+            "return": float(answer == word),
+            "group_id": number,
+        }
+        for number, word in enumerate(WORDS)
+        for answer in WORDS
+    ]
+    rows.append({"messages": [{"role": "user", "content": "one " * 40}, *rows[0]["messages"][1:]], "return": 1.0})  # type: ignore[misc]
+    rows.append({"messages": rows[0]["messages"][:1], "return": 1.0})  # type: ignore[index]
+    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def settings(folder: Path, name: str, *more: str) -> list[str]:
+    return [
+        f"model.path={folder}/model",
+        "model.max_tokens=32",
+        "sampling.max_turn_tokens=8",
+        f"--data={folder}/rows.jsonl",
+        "--held-out=0",
+        "--batch-rows=3",
+        "optim.lr=0.01",
+        f"run.root={folder}/runs",
+        f"run.name={name}",
+        *more,
+    ]
+
+
+def slipstream(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "slipstream.tools.cli.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(folder: Path) -> None:
+    arguments = settings(folder, "sft", "--min-return=1", "--epochs=20", "learner.ranks=2")
+    done = slipstream("sft", *arguments)
+    assert done.returncode == 0, done.stderr
+    trained = folder / "runs" / "sft" / "trained_model"
+    assert done.stdout.strip().splitlines()[-1] == str(trained)
+    assert (trained / "model.safetensors").is_file() and (trained / "tokenizer.json").is_file()
+    assert "30 rows are left out: return below --min-return" in done.stderr
+    assert "1 rows are left out: longer than model.max_tokens, 32" in done.stderr
+    assert "1 rows are left out: no message is the assistant's" in done.stderr
+    assert "training on 6 examples, 0 are held out" in done.stderr
+    losses = [record["fit/loss"] for record in read_metrics(folder / "runs" / "sft" / "metrics.jsonl")]
+    assert len(losses) == 40 and losses[-1] < 0.5 * losses[0]
+    again = slipstream("sft", *arguments)
+    assert again.returncode == 0 and "resumed from step_000040" in again.stderr
+    run = folder / "runs" / "sft"
+    before = {path: path.read_bytes() for path in (run / "config.yaml", run / "fit.json")}
+    other = slipstream("sft", *arguments, "--epochs=3", "optim.lr=0.5")
+    assert other.returncode == 2 and "was started with another --epochs; choose another `run.name`" in other.stderr
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+@pytest.mark.parametrize("goal", ["dpo", "reward"])
+def test_a_preference_is_learnt_from_what_was_earned(folder: Path, goal: str) -> None:
+    done = slipstream(goal, *settings(folder, goal, "--epochs=15"))
+    assert done.returncode == 0, done.stderr
+    assert "neither best nor worst of their group" in done.stderr
+    records = read_metrics(folder / "runs" / goal / "metrics.jsonl")
+    assert records[0]["fit/loss"] == pytest.approx(0.6931, abs=1e-3)
+    assert records[-1]["fit/loss"] < 0.5 and records[-1]["fit/accuracy"] == 1
+
+
+def test_what_is_missing_is_reported_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sft", *settings(folder, "none", "model.path=''")]) == 2
+    assert "`model.path` is empty" in capsys.readouterr().err
+    assert main(["dpo", *settings(folder, "none", "--data=nowhere.jsonl")]) == 2
+    assert "`--data` must name a file of conversations, got 'nowhere.jsonl'" in capsys.readouterr().err
+    assert main(["reward", *settings(folder, "none", "--beta=0")]) == 2
+    assert "`--beta` must be > 0" in capsys.readouterr().err
+    (folder / "long.jsonl").write_text((folder / "rows.jsonl").read_text().splitlines(keepends=True)[-2])
+    assert main(["sft", *settings(folder, "none", f"--data={folder}/long.jsonl")]) == 2
+    assert "has no row to train on: 1 longer than model.max_tokens, 32" in capsys.readouterr().err
+    assert not (folder / "runs" / "none").exists()
+
+
+@pytest.mark.parametrize("goal", ["sft", "dpo", "reward", "prm"])
+def test_a_run_of_another_kind_is_left_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str], goal: str) -> None:
+    asked, right = {"role": "user", "content": "one"}, {"role": "assistant", "content": "one"}
+    row = {"messages": [asked, right], "turn_labels": [1.0]}
+    pair = {"chosen": [asked, right], "rejected": [asked, {"role": "assistant", "content": "two"}]}
+    (folder / "few.jsonl").write_text(json.dumps(pair if goal in ("dpo", "reward") else row) + "\n")
+    run = folder / "runs" / f"of-up-{goal}"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("run: {name: of-up}\n")
+    assert main([goal, *settings(folder, run.name, f"--data={folder}/few.jsonl")]) == 2
+    assert "is a run of another kind" in (message := capsys.readouterr().err) and "choose another run.name" in message
+    assert [path.name for path in run.iterdir()] == ["config.yaml"]
+    assert (run / "config.yaml").read_text() == "run: {name: of-up}\n"

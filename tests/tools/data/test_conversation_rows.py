@@ -1,0 +1,192 @@
+"""Rows of conversations in the shapes of published data sets, and garbage in their place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.text.dialogue import Tokeniser
+from slipstream.learner.fit.fit_options import FitOptions
+from slipstream.tools.data import conversation_rows
+from slipstream.tools.data.conversation_rows import BadRow, Conversation, conversation_of, prompted, read_lines
+from slipstream.tools.data.fit_rows import read_samples
+from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
+
+TALK = [("user", "Look."), ("assistant", "Ok."), ("user", "A door."), ("assistant", "open door")]
+ROLE_CONTENT = [{"role": role, "content": text} for role, text in TALK]
+AGENT_INSTRUCT = [
+    {"from": "human", "loss": None, "value": "Look."},
+    {"from": "gpt", "loss": False, "value": "Ok."},
+    {"from": "human", "loss": None, "value": "A door."},
+    {"from": "gpt", "loss": True, "value": "open door"},
+]
+AGENT_FLAN = [{"role": role, "content": text, "loss": role == "assistant" and text != "Ok."} for role, text in TALK]
+
+
+def told(conversation: Conversation) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in conversation.messages]
+
+
+def learnt(conversation: Conversation) -> list[str]:
+    messages = conversation.messages
+    return [message.content for index, message in enumerate(messages) if conversation.is_learnt(index)]
+
+
+@pytest.mark.parametrize(
+    ("row", "taught"),
+    [
+        ({"messages": ROLE_CONTENT, "tools": None}, ["Ok.", "open door"]),
+        ({"messages": ROLE_CONTENT, "data_source": "x", "enable_thinking": False}, ["Ok.", "open door"]),
+        ({"id": "os_0", "conversations": AGENT_INSTRUCT}, ["open door"]),
+        ({"id": "0", "conversation": AGENT_FLAN}, ["open door"]),
+        ({"id": "0", "conversations": ROLE_CONTENT}, ["Ok.", "open door"]),
+        ({"prompt": ROLE_CONTENT[:3], "completion": ROLE_CONTENT[3:]}, ["open door"]),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look."}]}, *ROLE_CONTENT[1:]]},
+            ["Ok.", "open door"],
+        ),
+    ],
+)
+def test_every_published_shape_is_the_same_conversation(row: dict[str, Any], taught: list[str]) -> None:
+    conversation = conversation_of(row)
+    assert told(conversation) == TALK
+    assert learnt(conversation) == taught
+
+
+def test_a_file_of_several_shapes_has_nulls_for_the_other_shapes(tmp_path: Path) -> None:
+    pair = {"chosen": ROLE_CONTENT, "rejected": [*ROLE_CONTENT[:3], {"role": "assistant", "content": "wait"}]}
+    rows = [{"messages": ROLE_CONTENT}, {"conversations": AGENT_INSTRUCT}, pair, {"id": "unread"}]
+    columns = ("messages", "conversations", "prompt", "chosen", "rejected", "id")
+    pq.write_table(
+        pa.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows]), tmp_path / "a.parquet"
+    )
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({name: row.get(name) for name in columns}) + "\n" for row in rows)
+    )
+    for path in (tmp_path / "a.parquet", tmp_path / "a.jsonl"):
+        first, second, third, unread = (line.row for line in read_lines(path))
+        assert told(conversation_of(first)) == told(conversation_of(second)) == TALK
+        assert told(prompted(third, "chosen")) == TALK
+        assert unread["messages"] is None
+
+
+@pytest.mark.parametrize("column", ["task", "content", "return", "name of a column", "nested"])
+def test_a_row_with_half_a_character_anywhere_is_named_with_its_line(tmp_path: Path, column: str) -> None:
+    half: dict[str, Any] = {
+        "content": {"messages": [{"role": "user", "content": "\ud83d"}, *ROLE_CONTENT[1:]]},
+        "name of a column": {"\udc00": 1},
+        "nested": {"tools": [{"deep": ["\ud800x"]}]},
+    }.get(column, {column: "\ud800"})
+    path = tmp_path / "rows.jsonl"
+    whole = {"messages": ROLE_CONTENT, "task": "\U0001f600"}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (whole, {"messages": ROLE_CONTENT} | half)))
+    first, second = read_lines(path)
+    assert first.row == whole and "has half a character, \\ud" in second.fault
+    with pytest.raises(ConfigError, match=f"{path}, line 2 has half a character"):
+        read_samples(FitOptions(data=str(path)), goal="sft")
+    path.write_bytes(b'{"task": "\xed\xa0\x80"}\n')
+    assert "is not JSON: 'utf-8' codec can't decode" in next(read_lines(path)).fault
+
+
+def test_a_system_column_comes_first_and_moves_what_is_not_learnt_from() -> None:
+    conversation = conversation_of({"system": "Be brief.", "conversations": AGENT_INSTRUCT})
+    assert told(conversation) == [("system", "Be brief."), *TALK]
+    assert learnt(conversation) == ["open door"]
+
+
+def test_a_system_column_comes_once_where_a_row_has_two_columns() -> None:
+    prompt, reply = [{"role": "user", "content": "q"}], [{"role": "assistant", "content": "a"}]
+    expected = [("system", "Be brief."), ("user", "q"), ("assistant", "a")]
+    row = {"system": "Be brief.", "prompt": prompt, "completion": reply, "chosen": reply, "rejected": reply}
+    assert told(conversation_of(row)) == expected
+    assert [told(prompted(row, column)) for column in ("chosen", "rejected")] == [expected, expected]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_tools_and_their_calls_become_text(as_text: bool) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    called = {"name": "weather", "arguments": '{"city": "Köln"}' if as_text else {"city": "Köln"}}
+    row = {
+        "tools": json.dumps(tools) if as_text else tools,
+        "messages": [
+            {"role": "user", "content": "Köln?"},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": called}]},
+            {"role": "tool", "tool_call_id": "1", "content": "rain"},
+            {"role": "assistant", "content": "It rains.", "loss": False},
+        ],
+    }
+    conversation = conversation_of(row)
+    roles, texts = zip(*told(conversation), strict=True)
+    assert roles == ("system", "user", "assistant", "tool", "assistant")
+    assert json.dumps(tools[0]) in texts[0]
+    assert texts[2] == '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+    assert learnt(conversation) == [texts[2]]
+    row["messages"] = [{"role": "system", "content": "Be brief."}, *row["messages"]]
+    assert told(conversation_of(row))[0][1].startswith("Be brief.\n\nThese tools can be called:")
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"prompt": ROLE_CONTENT[:1], "reward_model": {"ground_truth": "4"}}, "rows with only a prompt are tasks"),
+        ({"conversations": []}, r"`conversations` must be a list of messages .*, got \[\]"),
+        ({"conversations": ["hello", "hi"]}, "must have a role .* or from and value, got 'hello'"),
+        ({"conversations": [{"from": "robot", "value": "x"}]}, "must have a role .*'robot'"),
+        ({"conversations": [{"from": ["gpt"], "value": "x"}]}, "must have a role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "must have a role .*image_url"),
+        ({"messages": [{"role": "assistant", "content": "", "tool_calls": "f()"}]}, "must have a role"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "a function with a name"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "the arguments of a call must be JSON, got '{'",
+        ),
+        ({"messages": ROLE_CONTENT, "tools": "{"}, "`tools` must be a list, or its JSON, got '{'"),
+        ({"messages": ROLE_CONTENT, "tools": {"a": 1}}, "`tools` must be a list"),
+        ({}, "neither `messages` nor `prompt` and `completion`, but nothing"),
+    ],
+)
+def test_a_row_in_no_known_shape_says_why(row: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(BadRow, match=complaint):
+        conversation_of(row)
+
+
+def test_a_message_without_loss_is_read_and_not_learnt_from(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"conversations": AGENT_INSTRUCT}) + "\n")
+    (sample,), _, _ = read_samples(FitOptions(data=str(path), held_out=0), goal="sft")
+    (side,) = sample.sides
+    tokenizer = byte_tokenizer(CHATML)
+    (branch,) = Tokeniser(tokenizer).branches(side.messages, learn_from=side.learn_from, unlearnt=side.unlearnt)
+    marked = [token for token, is_learnt in zip(branch.tokens, branch.loss_mask, strict=True) if is_learnt]
+    assert tokenizer.decode(marked).startswith("open door") and "Ok." not in tokenizer.decode(marked)
+
+
+def test_lines_that_cannot_be_read_are_numbered_and_the_others_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation_rows, "MAX_LINE_BYTES", 1000)
+    path = tmp_path / "rows.jsonl"
+    long = b'{"a": "' + b"x" * 5000 + b'"}'
+    path.write_bytes(b'{"a": 1}\n{"a"\n\xff\xfe\n[1]\n\n' + long + b"\n" + b"[" * 900 + b'\n{"a": 2}')
+    lines = list(read_lines(path))
+    assert [(line.number, line.row) for line in lines if not line.fault] == [(1, {"a": 1}), (8, {"a": 2})]
+    faults = {line.number: line.fault for line in lines if line.fault}
+    assert list(faults) == [2, 3, 4, 5, 6, 7]
+    assert faults[4] == "must be a JSON object, got a list" and faults[6] == "is longer than 1000 bytes"
+    assert all(faults[number].startswith("is not JSON") for number in (2, 3, 5, 7))
+
+
+def test_parquet_is_read_in_batches_and_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    table = pa.Table.from_pylist([{"id": str(index), "conversations": AGENT_INSTRUCT} for index in range(200)])
+    pq.write_table(table, path)
+    lines = list(read_lines(path))
+    assert [line.number for line in lines] == list(range(1, 201))
+    assert learnt(conversation_of(lines[199].row)) == ["open door"]
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"rows\.parquet is damaged after row 0"):
+        list(read_lines(path))

@@ -1,0 +1,207 @@
+"""`slipstream data`: what is kept, what is dropped and why, and what a failure leaves behind."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.common.records.message import Message
+from slipstream.learner.fit.fit_options import FitOptions
+from slipstream.tools.cli.cli import main
+from slipstream.tools.data.fit_rows import read_samples
+from slipstream.tools.data.near_duplicates import NearDuplicates
+from slipstream.tools.data.row_sieve import repetition
+from slipstream.tools.lab.bench.data import published_rows
+from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
+
+Row = dict[str, Any]
+
+
+def talk(*texts: str, **more: Any) -> Row:
+    return {
+        "messages": [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    } | more
+
+
+def written(path: Path, rows: Sequence[object]) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def sifted(folder: Path, *options: str) -> list[Row]:
+    """The rows that are kept of `rows.jsonl`."""
+    assert main(["data", f"{folder}/out.jsonl", f"--data={folder}/rows.jsonl", "--force", *options]) == 0
+    return read(folder / "out.jsonl")
+
+
+def read(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("option", "rows", "reason"),
+    [
+        ("--successes", [talk("a", "b", success=True), talk("a", "c", success=False)], "no success"),
+        ("--min-return=0.5", [talk("a", "b", **{"return": 1}), talk("a", "c", **{"return": 0.2})], "return below"),
+        ("--min-replies=2", [talk("a", "b", "c", "d"), talk("a", "c")], "too few or too many replies"),
+        ("--max-replies=1", [talk("a", "b"), talk("a", "b", "c", "d")], "too few or too many replies"),
+        ("--max-chars=6", [talk("abc", "def"), talk("abc", "defg")], "longer than --max-chars"),
+        (
+            "--action-format=action_tag",
+            [talk("a", "I go. <action>go</action>"), talk("a", "go")],
+            "a reply is not in the format action_tag",
+        ),
+        ("--max-repetition=0.4", [talk("a", "b c d e f g h"), talk("a", "look " * 9)], "repeats itself"),
+        ("--held-out=0", [talk("a", "b"), talk("a", "b", id="again")], "identical to another row"),
+        (
+            "--near-duplicates=0.7",
+            [
+                talk("find the red hat in the shop and buy it", "ok"),
+                talk("find the red hat in the shop and buy it", "no"),
+            ],
+            "nearly identical to another row",
+        ),
+        ("--held-out=0", [talk("a", "b"), talk("b")], "no assistant message to learn from"),
+        (
+            "--held-out=0",
+            [talk("a", "b"), {"messages": [{"role": "assistant", "content": "hi"}]}],
+            "the first message is the assistant's",
+        ),
+        ("--held-out=0", [talk("a", "b"), {"messages": None, "fidelity": "none"}], "without messages"),
+    ],
+)
+def test_the_first_row_is_kept_and_the_second_dropped_with_its_reason(
+    option: str, rows: list[Row], reason: str, tmp_path: Path
+) -> None:
+    written(tmp_path / "rows.jsonl", rows)
+    kept = sifted(tmp_path, option)
+    assert [row["source"] for row in kept] == ["rows.jsonl:1"]
+    assert kept[0]["messages"] == rows[0]["messages"]
+    dropped = [line for line in (tmp_path / "out.md").read_text().splitlines() if line.endswith(" | 1 |")]
+    assert any(reason.replace("_", "\\_") in line for line in dropped), dropped
+    assert not (tmp_path / "out.quarantine.jsonl").exists()
+
+
+def test_rows_that_cannot_be_read_are_quarantined_with_their_line(tmp_path: Path) -> None:
+    pair = {"chosen": talk("a", "b")["messages"], "rejected": talk("a", "c")["messages"]}
+    no_return = talk("a", "d")
+    rows = [talk("a", "b", **{"return": 1}), '{"messages": [', {"messages": [{"role": "robot"}]}, pair, no_return]
+    written(tmp_path / "rows.jsonl", rows)
+    assert len(sifted(tmp_path, "--min-return=0")) == 1
+    quarantined = read(tmp_path / "out.quarantine.jsonl")
+    assert [row["line"] for row in quarantined] == [2, 3, 4, 5]
+    assert quarantined[0]["row"].startswith('{"messages": [') and "is not JSON" in quarantined[0]["why"]
+    assert "robot" in quarantined[1]["why"] and "a pair" in quarantined[2]["why"]
+    assert "`return` must be a number" in quarantined[3]["why"]
+    card = (tmp_path / "out.md").read_text()
+    assert "5 rows were read: 1 are kept, 0 held out, 0 dropped, and 4 cannot be read." in card
+    assert "rows.jsonl, line 2: is not JSON" in card
+
+
+def test_a_number_that_json_lacks_is_quarantined_and_hides_no_later_row(tmp_path: Path) -> None:
+    rows = ['{"return": NaN, ' + json.dumps(talk("a", "b"))[1:], talk("a", "b", **{"return": 1}), talk("a", "c")]
+    written(tmp_path / "rows.jsonl", rows)
+    assert [row["source"] for row in sifted(tmp_path)] == ["rows.jsonl:2", "rows.jsonl:3"]
+    (bad,) = read(tmp_path / "out.quarantine.jsonl")
+    assert bad["why"] == "`return` must be a value of JSON, got nan"
+
+
+def test_a_task_that_is_null_is_that_of_the_prompt(tmp_path: Path) -> None:
+    written(tmp_path / "rows.jsonl", [talk("a", "b", task=None), talk("c", "d", task=None), talk("c", "e")])
+    first, *others = (row["task"] for row in sifted(tmp_path))
+    assert others[0] == others[1] != first and "None" not in (first, *others)
+
+
+def test_all_rows_of_a_prompt_are_held_out_or_none_and_sft_reads_what_was_written(tmp_path: Path) -> None:
+    rows = [talk(f"task {task}", f"{task} {member}") for task in range(60) for member in range(3)]
+    written(tmp_path / "rows.jsonl", rows)
+    kept, held_out = sifted(tmp_path, "--held-out=0.3"), read(tmp_path / "out.held-out.jsonl")
+    tasks, apart = {row["task"] for row in kept}, {row["task"] for row in held_out}
+    assert len(kept) + len(held_out) == 180 and len(tasks) + len(apart) == 60
+    assert 5 <= len(apart) <= 35 and not tasks & apart
+    taught, _, _ = read_samples(FitOptions(data=str(tmp_path / "out.jsonl"), held_out=0), goal="sft")
+    assert len(taught) == len(kept)
+
+
+def test_the_same_rows_give_the_same_files_and_their_digests_are_on_the_card(tmp_path: Path) -> None:
+    lines = [*published_rows(150, shape="instruct"), *published_rows(250, shape="flan")]
+    path = written(tmp_path / "rows.jsonl", lines)
+    kept = sifted(tmp_path, "--near-duplicates=0.8", "--held-out=0.1")
+    files = {name: (tmp_path / name).read_bytes() for name in ("out.jsonl", "out.held-out.jsonl", "out.md")}
+    card = files["out.md"].decode()
+    for name in ("out.jsonl", "out.held-out.jsonl"):
+        assert hashlib.sha256(files[name]).hexdigest() in card
+    assert any("loss" in message for row in kept for message in row["messages"])
+    again = sifted(tmp_path, "--near-duplicates=0.8", "--held-out=0.1")
+    assert again == kept and {name: (tmp_path / name).read_bytes() for name in files} == files
+    repeats = sum(line.startswith("{") for line in path.read_text().splitlines()) - len(kept)
+    assert repeats > len(read(tmp_path / "out.held-out.jsonl"))  # the repeats and near-duplicates among them
+
+
+def test_nothing_is_left_behind_where_nothing_is_kept_or_a_file_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = written(tmp_path / "rows.jsonl", [talk("a", "b", success=False), "{"])
+    (tmp_path / "bad.parquet").write_text("PAR1")
+    (tmp_path / "out.jsonl").write_text("precious")
+
+    def complaint(*options: str, force: str = "--force") -> str:
+        assert main(["data", str(tmp_path / "out.jsonl"), force, *options]) == 2
+        return capsys.readouterr().err
+
+    good = f"--data={rows}"
+    assert "1 no success, 1 cannot be read" in complaint(good, "--successes")
+    all_held_out = written(tmp_path / "few.jsonl", [talk("a", f"b{number}", task=number) for number in (1, 2)])
+    assert "2 held out by --held-out, 0 cannot be read" in complaint(f"--data={all_held_out}", "--held-out=0.999")
+    all_held_out.unlink()
+    for name in ("", "\udcff.jsonl"):
+        assert main(["data", name, good]) == 2
+        assert f"{name or '.'!r}".strip("'") in capsys.readouterr().err
+    assert "'\\udcff.jsonl' is not UTF-8" in complaint("--data=\udcff.jsonl")
+    assert "bad.parquet is damaged" in complaint(f"--data={rows},{tmp_path}/bad.parquet")
+    assert "exists; choose another file" in complaint(good, force="run.seed=0")
+    assert "nowhere.jsonl is not a file" in complaint("--data=nowhere.jsonl")
+    assert "`--data` must name one file of conversations or several" in complaint()
+    assert "`--near-duplicates` must be in [0, 1]" in complaint(good, "--near-duplicates=2")
+    assert "did you mean react?" in complaint(good, "--action-format=reakt")
+    assert "`--max-replies` must be 0, or >= --min-replies" in complaint(good, "--min-replies=3", "--max-replies=2")
+    assert main(["data", str(tmp_path / "out.parquet"), good]) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.parquet", "out.jsonl", "rows.jsonl"]
+    assert (tmp_path / "out.jsonl").read_text() == "precious"
+
+
+def test_repetition_is_the_share_of_runs_that_came_before() -> None:
+    assert repetition(["a b a b a b a b"]) == pytest.approx(0.5)
+    assert repetition(["one two three four five six"]) == repetition([""]) == repetition(["once"]) == 0
+    assert repetition(["look"] * 20) > 0.9
+
+
+def test_texts_are_near_duplicates_where_they_share_most_runs_of_words() -> None:
+    words = [f"w{index}" for index in range(400)]
+
+    def found(similarity: float, changed: int) -> bool:
+        """Whether a text with `changed` words at the end replaced is found."""
+        near = NearDuplicates(similarity=similarity)
+        others = [f"x{index}" for index in range(changed)]
+        assert near.add([Message("user", " ".join(words))]) is not None
+        other = [Message("system", "other rules"), Message("user", " ".join(words[: 400 - changed] + others))]
+        return near.add(other) is None
+
+    # A text with n of 400 words replaced shares (396 - n) of (396 + n) runs: 0.95 for 10, 0.6 for 100, 0.33 for 200.
+    assert found(0.8, 0) and found(0.8, 10)
+    assert not found(0.8, 100) and not found(0.8, 200) and not found(0.8, 400)
+    assert found(0.5, 100)
+
+
+def test_short_texts_are_compared_as_a_whole() -> None:
+    near = NearDuplicates(similarity=0.8)
+    assert [near.add([Message("user", text)]) is None for text in ("yes", "no", "", "yes", "")] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]

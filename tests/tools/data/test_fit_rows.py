@@ -1,0 +1,266 @@
+"""Rows of conversations: which are trained on, paired or held out, and the errors for bad rows."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.message import Message
+from slipstream.learner.batch.examples import Goal
+from slipstream.learner.fit.fit_options import FitOptions
+from slipstream.tools.data.fit_rows import Sample, read_samples
+
+Row = dict[str, Any]
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+
+
+def earned(group: int, value: float, *texts: str) -> Row:
+    """As `slipstream replay export` writes it, in what matters here."""
+    return {"messages": said("find", *texts), "return": value, "task": f"shop/train/{group}", "group_id": group}
+
+
+def written(path: Path, rows: Sequence[object]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def read(tmp_path: Path, rows: Sequence[object], *, goal: Goal, **settings: Any) -> tuple[list[Sample], dict[str, int]]:
+    options = FitOptions(data=written(tmp_path / "rows.jsonl", rows), **({"held_out": 0.0} | settings))
+    taught, held_out, left_out = read_samples(options, goal=goal)
+    assert bool(held_out) == bool(options.held_out)
+    return taught, {reason: number for reason, number in left_out.items() if number}
+
+
+def replies(sample: Sample) -> list[list[str]]:
+    """What is learnt from, of each side."""
+    return [
+        [message.content for message in side.messages[side.learn_from :] if message.role == "assistant"]
+        for side in sample.sides
+    ]
+
+
+def test_each_conversation_is_imitated_once(tmp_path: Path) -> None:
+    rows = [
+        {"messages": said("a", "b", "c", "d")},
+        {"messages": said("a", "b", "c", "d")},
+        {"messages": said("a", "e")},
+    ]
+    taught, left_out = read(tmp_path, rows, goal="sft")
+    assert [replies(sample) for sample in taught] == [[["b", "d"]], [["e"]]]
+    assert left_out == {"identical to another row": 1}
+
+
+def test_of_a_prompt_with_its_completion_only_that_is_learnt_from(tmp_path: Path) -> None:
+    taught, _ = read(tmp_path, [{"prompt": said("a", "b", "c"), "completion": said("", "d")[1:]}], goal="sft")
+    assert replies(taught[0]) == [["d"]]
+    assert [message.content for message in taught[0].sides[0].messages] == ["a", "b", "c", "d"]
+
+
+def test_rejection_sampling_keeps_rows_with_enough_return_and_the_best_of_each_group(tmp_path: Path) -> None:
+    rows = [
+        earned(1, 1.0, "a"),
+        earned(1, 0.5, "b"),
+        earned(1, 2.0, "c"),
+        earned(2, 0.4, "d"),
+        earned(2, 0.9, "e"),
+        earned(3, 0.1, "f"),
+        earned(1, 2.0, "g"),
+    ]
+    taught, left_out = read(tmp_path, rows, goal="sft", min_return=0.5, best_of_group=2)
+    assert [replies(sample)[0] for sample in taught] == [["c"], ["g"], ["e"]]
+    assert left_out == {"return below --min-return": 2, "not among the best of their group": 2}
+
+
+def test_a_null_is_no_task_and_no_group(tmp_path: Path) -> None:
+    """As in a parquet file of rows of which only some have these columns."""
+    rows = [earned(1, 1.0, "a"), earned(1, 0.0, "b")]
+    nulls = [row | {"task": None, "group_id": None, "return": at} for at, row in enumerate(rows)]
+    taught, left_out = read(tmp_path, [*rows, *nulls], goal="dpo")
+    assert [replies(sample) for sample in taught] == [[["a"], ["b"]]]
+    assert left_out == {"in a group of equal returns": 2}
+    taught, _ = read(tmp_path, [row | {"group_id": None} for row in rows], goal="dpo")
+    assert [sample.task for sample in taught] == ["shop/train/1"], "without a group, a task is one"
+
+
+def test_a_group_whose_best_row_repeats_that_of_another_group_gives_no_worse_row(tmp_path: Path) -> None:
+    """A task that is played again: its second group has the same success, and a failure that teaches nothing."""
+    rows = [earned(1, 1.0, "win"), earned(1, 0.0, "lose"), earned(2, 0.0, "give up"), earned(2, 1.0, "win")]
+    taught, left_out = read(tmp_path, rows, goal="sft", best_of_group=1)
+    assert [replies(sample) for sample in taught] == [[["win"]]]
+    assert left_out == {"not among the best of their group": 2, "identical to another row": 1}
+    again = [earned(1, 0.0, "try"), earned(1, 1.0, "try"), earned(1, 0.5, "half")]  # an environment with chance
+    taught, _ = read(tmp_path, again, goal="sft", best_of_group=1)
+    assert [(sample.earned, replies(sample)) for sample in taught] == [(1.0, [["try"]])]
+
+
+def test_of_each_group_the_best_is_paired_with_the_worst_and_learnt_from_behind_their_fork(tmp_path: Path) -> None:
+    rows = [
+        earned(1, 0.2, "search", "hats", "click"),
+        earned(1, 1.0, "search", "hats", "buy"),
+        earned(1, 0.5, "leave"),
+        earned(2, 0.0, "a"),
+        earned(2, 0.0, "b"),
+        earned(3, 1.0, "alone"),
+    ]
+    (pair,), left_out = read(tmp_path, rows, goal="reward")
+    assert replies(pair) == [["buy"], ["click"]]
+    assert [side.learn_from for side in pair.sides] == [3, 3]
+    assert left_out == {
+        "neither best nor worst of their group": 1,
+        "in a group of equal returns": 3,
+    }
+
+
+@pytest.mark.parametrize("has_prompt", [True, False])
+def test_pairs_of_others_are_taken_as_they_are(tmp_path: Path, has_prompt: bool) -> None:
+    prompt, chosen, rejected = said("a", "b", "c"), said("", "good")[1:], said("", "bad")[1:]
+    row = {"chosen": prompt + chosen, "rejected": prompt + rejected}
+    if has_prompt:
+        row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    (pair,), _ = read(tmp_path, [row], goal="reward")
+    assert replies(pair) == [["good"], ["bad"]]
+    assert pair.sides[0].messages[:3] == pair.sides[1].messages[:3] == tuple(Message(**message) for message in prompt)
+
+
+@pytest.mark.parametrize("has_prompt", [True, False])
+def test_pairs_have_the_prompt_of_single_conversations(tmp_path: Path, has_prompt: bool) -> None:
+    """Also what `tools` and `system` add to it; and a message with `loss: false` is not learnt from."""
+    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
+    prompt = [{"role": "user", "content": "q"}]
+    replies = [
+        [{"role": "assistant", "content": text, "loss": False}, *prompt, {"role": "assistant", "content": "end"}]
+        for text in ("a", "b")
+    ]
+    extra = {"tools": tools, "system": "Be brief."}
+    row = {"prompt": prompt, "chosen": replies[0], "rejected": replies[1]}
+    if not has_prompt:
+        row = {"chosen": prompt + replies[0], "rejected": prompt + replies[1]}
+    (pair,), _ = read(tmp_path, [row | extra], goal="dpo")
+    (single,), _ = read(tmp_path, [{"prompt": prompt, "completion": replies[0]} | extra], goal="sft")
+    assert pair.sides[0] == single.sides[0]
+    assert [(side.learn_from, side.unlearnt) for side in pair.sides] == [(2, {2}), (2, {2})]
+
+
+def test_returns_that_differ_by_rounding_are_equal(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="in a group of equal returns"):
+        read(tmp_path, [earned(1, 0.1 + 0.2, "a"), earned(1, 0.3, "b")], goal="dpo")
+
+
+def test_what_is_held_out_is_whole_groups_and_the_same_whatever_else_is_there(tmp_path: Path) -> None:
+    rows = [earned(group, member, f"{group} {member}") for group in range(200) for member in range(3)]
+    path = written(tmp_path / "rows.jsonl", rows)
+    taught, held_out, _ = read_samples(FitOptions(data=path, held_out=0.2), goal="sft")
+    apart = {sample.task for sample in held_out}
+    assert 20 <= len(apart) <= 60 and len(held_out) == 3 * len(apart)
+    assert not apart & {sample.task for sample in taught}
+    some = written(tmp_path / "some.jsonl", rows[300:])
+    _, fewer, _ = read_samples(FitOptions(data=some, held_out=0.2), goal="sft")
+    assert {sample.task for sample in fewer} < apart
+
+
+def test_a_task_that_comes_again_is_on_one_side_only(tmp_path: Path) -> None:
+    rows = [
+        earned(task, member, f"{task} {again} {member}") | {"group_id": 100 * again + task}
+        for task in range(40)
+        for again in range(3)
+        for member in range(2)
+    ]
+    for goal in ("sft", "reward"):
+        taught, held_out, _ = read_samples(
+            FitOptions(data=written(tmp_path / "rows.jsonl", rows), held_out=0.3), goal=goal
+        )
+        assert len({sample.group for sample in taught + held_out}) == 120
+        assert held_out and not {sample.task for sample in held_out} & {sample.task for sample in taught}
+
+
+def test_turns_with_labels_are_read_soft_or_hard_and_those_without_are_passed_over(tmp_path: Path) -> None:
+    rows = [
+        {"messages": said("a", "b", "c", "d", "e", "f"), "turn_labels": [0.25, None, True]},
+        {"prompt": said("a", "b", "c"), "completion": said("a", "d")[1:], "turn_labels": [0]},  # the prompt has none
+    ]
+    taught, _ = read(tmp_path, rows, goal="prm")
+    assert [sample.sides[0].labels for sample in taught] == [((1, 0.25), (5, 1.0)), ((3, 0.0),)]
+    taught, _ = read(tmp_path, rows, goal="prm", hard=True)
+    assert [sample.sides[0].labels for sample in taught] == [((1, 1.0), (5, 1.0)), ((3, 0.0),)]
+
+
+def test_a_repeat_is_not_among_the_best(tmp_path: Path) -> None:
+    rows = [earned(1, 1.0, "a"), earned(1, 1.0, "a"), earned(1, 0.9, "b"), earned(1, 0.1, "c")]
+    taught, _ = read(tmp_path, rows, goal="sft", best_of_group=2)
+    assert [replies(sample)[0] for sample in taught] == [["a"], ["b"]]
+
+
+def test_parquet_is_read_alike(tmp_path: Path) -> None:
+    rows = [earned(1, 1.0, "a"), earned(1, 0.0, "b")]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    from_parquet, *_ = read_samples(FitOptions(data=str(tmp_path / "rows.parquet"), held_out=0.0), goal="reward")
+    assert from_parquet == read(tmp_path, rows, goal="reward")[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "goal", "complaint"),
+    [
+        ({"text": "words"}, "sft", "row 2: neither `messages` nor `prompt` and `completion`, but text"),
+        ({"prompt": "p", "completion": "c"}, "sft", "row 2: `prompt` must be a list of messages with role and content"),
+        (
+            {"messages": [{"role": "robot", "content": "x"}]},
+            "sft",
+            "row 2: a message in `messages` must have a role .*'robot'",
+        ),
+        ({"messages": [{"role": "assistant", "content": None}]}, "sft", "row 2: a message in `messages` must have"),
+        ({"messages": []}, "sft", r"row 2: `messages` must be a list of messages with role and content, got \[\]"),
+        ({"chosen": said("a", "b")}, "reward", "row 2: `rejected` must be a list"),
+        ({"messages": said("a", "b")}, "reward", "row 2: `return` must be a number, got None"),
+        (earned(1, math.nan, "a"), "reward", "row 2: `return` must be a number, got nan"),
+        ({"text": "words"}, "reward", "row 2: neither `chosen` and `rejected` nor `messages`, but text"),
+        (
+            {"messages": said("a", "b")},
+            "prm",
+            "row 2: `turn_labels` must be a list .* each of the 1 messages .* got None",
+        ),
+        ({"messages": said("a", "b"), "turn_labels": [1, 0]}, "prm", r"each of the 1 messages .* got \[1, 0\]"),
+        ({"messages": said("a", "b"), "turn_labels": [1.5]}, "prm", "a label .* must be a number in .* got 1.5"),
+        ({"messages": said("a", "b"), "turn_labels": [math.nan]}, "prm", "a label .* must be a number in .* got nan"),
+        ({"messages": said("a", "b"), "turn_labels": ["good"]}, "prm", "a label .* must be a number in .* got 'good'"),
+        ([], "sft", "line 2 must be a JSON object, got a list"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, row: object, goal: Goal, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        read(tmp_path, [earned(1, 1.0, "a") | {"turn_labels": [1]}, row], goal=goal)
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"messages": []\n')
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 1 is not JSON"):
+        read_samples(FitOptions(data=str(path)), goal="sft")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"), [("", "must name a file"), ("x.jsonl", "must name a file"), (".", "a file")]
+)
+def test_a_missing_file_is_named(tmp_path: Path, name: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        read_samples(FitOptions(data=name and str(tmp_path / name)), goal="sft")
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must end in .jsonl or .parquet"):
+        read_samples(FitOptions(data=written(tmp_path / "rows.csv", [])), goal="sft")
+
+
+def test_nothing_to_learn_from_is_said_with_the_reasons(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no row to train on: 2 return below --min-return, 0 held out"):
+        read(tmp_path, [earned(1, 0.0, "a"), earned(1, 0.2, "b")], goal="sft", min_return=0.5)
+    with pytest.raises(ConfigError, match="the file is empty"):
+        read(tmp_path, [], goal="sft")

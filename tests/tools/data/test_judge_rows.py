@@ -1,0 +1,208 @@
+"""`slipstream data --judge`: the marks of rows, what they filter, what is asked again, and what a failure costs."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slipstream.tools.cli.cli import main
+from slipstream.tools.data.judge_rows import agreement
+from tests.actors.scripted_judge import Reply, ScriptedJudge, completion, impatient
+from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
+from tests.tools.data.test_data import read, talk, written
+
+__all__ = ["impatient"]  # fixtures
+
+RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
+
+
+def marks_of(request: dict[str, Any], number: int) -> Reply:
+    """The number that the last reply says; of compared rows, each its own; of a pair, the higher one is better."""
+    shown = json.loads(request["messages"][-1]["content"])
+    if "conversation" in shown:
+        return completion(last_of(shown["conversation"]))
+    said = {key: last_of(messages) for key, messages in shown["episodes"].items()}
+    if '{"better"' in request["messages"][0]["content"]:
+        first, second = float(said["1"]), float(said["2"])
+        return completion(json.dumps({"better": "tie" if first == second else "1" if first > second else "2"}))
+    return completion(json.dumps({key: {"clear": float(mark)} for key, mark in said.items()}))
+
+
+def last_of(messages: list[dict[str, str]]) -> str:
+    return messages[-1]["content"]
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedJudge]:
+    judge = ScriptedJudge(marks_of)
+    yield judge
+    judge.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path, server: ScriptedJudge, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Judges `rows.jsonl`; returns what was written to stderr, "" after success."""
+
+    def judge(*options: str, **settings: Any) -> str:
+        one = {"part": "judge", "url": server.url, "model": "m", "rubric": RUBRIC} | settings
+        given = {key: value for key, value in one.items() if value is not None}
+        (tmp_path / "judge.yaml").write_text(yaml.safe_dump({"clear": given}))
+        arguments = [f"--data={tmp_path}/rows.jsonl", f"--judge={tmp_path}/judge.yaml", "--force", *options]
+        code = main(["data", f"{tmp_path}/out.jsonl", *arguments])
+        return capsys.readouterr().err if code else ""
+
+    return judge
+
+
+def test_rows_are_marked_filtered_and_the_card_tells_how_marks_and_success_agree(
+    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
+) -> None:
+    rows = [talk(f"q{mark}", str(mark), success=mark > 4) for mark in (9, 2, 7, 4)]
+    written(tmp_path / "rows.jsonl", rows)
+    assert run("--min-mark=0.4") == ""
+    assert [row["marks"] for row in read(tmp_path / "out.jsonl")] == [{"clear": 0.9}, {"clear": 0.7}, {"clear": 0.4}]
+    card = (tmp_path / "out.md").read_text()
+    assert "4 rows have a mark `clear`: mean 0.550" in card
+    assert "a success has a higher mark than a failure with probability 1.000" in card
+    assert "| mark below --min\\-mark" in card or "mark below --min-mark | 1" in card
+    assert len(server.requests) == 4
+    assert not list(tmp_path.glob("*.waiting*"))
+
+
+def test_nothing_is_asked_twice_and_a_failed_judge_leaves_what_it_has_said(
+    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
+) -> None:
+    written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(6)])
+    server.answer_by(lambda request, number: marks_of(request, number) if number < 3 else (400, {}, b"no more"))
+    failed = run(max_concurrent=1)
+    assert "failed: " in failed and "status 400" in failed and "the same command continues" in failed
+    assert not (tmp_path / "out.jsonl").exists()
+    assert len(read(tmp_path / "out.marks.jsonl")) == 3
+    server.answer_by(marks_of)
+    asked = len(server.requests)
+    assert run(max_concurrent=1) == ""
+    assert len(server.requests) - asked == 3
+    assert [row["marks"]["clear"] for row in read(tmp_path / "out.jsonl")] == [0, 0.1, 0.2, 0.3, 0.4, 0.5]
+    asked = len(server.requests)
+    assert run("--min-mark=0.3", timeout_s=9) == ""
+    assert len(server.requests) == asked, "another filter and another limit need no new marks"
+    assert run(rubric={**RUBRIC, "text": "Be strict."}) == ""
+    assert len(server.requests) == asked + 6, "another rubric does"
+
+
+def test_a_judge_with_another_name_asks_again(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
+    written(tmp_path / "rows.jsonl", [talk("q", "5")])
+    assert run() == ""
+    renamed = yaml.safe_load((tmp_path / "judge.yaml").read_text())
+    (tmp_path / "judge.yaml").write_text(yaml.safe_dump({"plain": renamed["clear"]}))
+    arguments = [f"--data={tmp_path}/rows.jsonl", f"--judge={tmp_path}/judge.yaml", "--force"]
+    assert main(["data", f"{tmp_path}/out.jsonl", *arguments]) == 0
+    assert [row["marks"] for row in read(tmp_path / "out.jsonl")] == [{"plain": 0.5}]
+    assert run() == "" and len(server.requests) == 2, "both are in the journal"
+
+
+def test_rows_with_different_columns_are_not_compared(
+    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
+) -> None:
+    """The judge would see the reference of the first row for all of them."""
+    rows = [talk("which?", mark, task="one", ref=ref) for mark, ref in (("9", "x"), ("2", "y"))]
+    written(tmp_path / "rows.jsonl", rows)
+    assert "the rows of task one differ in ref" in run(compare="listwise", columns=["ref"])
+    assert not server.requests
+    (tmp_path / "out.progress.json").unlink()
+    written(tmp_path / "rows.jsonl", [row | {"ref": "x"} for row in rows])
+    assert run(compare="listwise", columns=["ref"]) == ""
+
+
+def test_a_budget_counts_over_several_calls(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
+    written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(6)])
+    assert "max_total_tokens is 21" in run(max_concurrent=1, max_total_tokens=21)  # three answers of 7 tokens
+    asked = len(server.requests)
+    assert asked == 3
+    assert "max_total_tokens is 21" in run(max_concurrent=1, max_total_tokens=21)
+    assert len(server.requests) == asked, "a new process has no new budget"
+    assert run(max_concurrent=1, max_total_tokens=42) == ""
+    assert len(server.requests) == 6
+
+
+def test_a_journal_that_was_cut_off_is_used_up_to_there(
+    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
+) -> None:
+    written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(3)])
+    assert run(max_concurrent=1) == ""
+    journal = tmp_path / "out.marks.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-5])
+    assert run(max_concurrent=1) == ""
+    assert len(server.requests) == 4
+    assert len(read(journal)) == 3
+    journal.write_text("garbage\n" + journal.read_text())
+    assert "line 1 is damaged" in run()
+
+
+@pytest.mark.parametrize(
+    ("compare", "expected"), [("listwise", [0.9, 0.2, 0.7, 0.5]), ("pairwise", [1.0, 0.0, 0.5, 0.5])]
+)
+def test_the_rows_of_a_task_are_compared_with_each_other(
+    tmp_path: Path, run: Callable[..., str], compare: str, expected: list[float]
+) -> None:
+    rows = [talk("which?", mark, task="one") for mark in ("9", "2", "7")] + [talk("alone?", "5", task="two")]
+    written(tmp_path / "rows.jsonl", [rows[0], rows[3], *rows[1:3]])
+    assert run(compare=compare) == ""
+    by_reply = {row["messages"][-1]["content"]: row["marks"]["clear"] for row in read(tmp_path / "out.jsonl")}
+    assert [by_reply[reply] for reply in ("9", "2", "7", "5")] == expected
+
+
+def test_a_panel_s_agreement_is_on_the_card(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
+    written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in (1, 5, 9)])
+    one = {"url": server.url, "model": "m", "rubric": RUBRIC}
+    other = {**one, "model": "n"}
+    assert run(part="panel", judges={"a": one, "b": other}, url=None, model=None, rubric=None) == ""
+    assert read(tmp_path / "out.jsonl")[0]["marks"] == {
+        "clear": 0.1,
+        "clear_a": 0.1,
+        "clear_agreement": 1.0,
+        "clear_b": 0.1,
+    }
+    assert "`clear_a` and `clear_b`: mean difference 0.000, correlation 1.000" in (tmp_path / "out.md").read_text()
+
+
+def test_columns_are_shown_and_a_row_without_them_is_quarantined(
+    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
+) -> None:
+    written(tmp_path / "rows.jsonl", [talk("a", "5", truth="six"), talk("b", "6")])
+    assert run(columns=["truth"]) == ""
+    (row,) = read(tmp_path / "out.jsonl")
+    assert "columns" not in row and row["marks"] == {"clear": 0.5}
+    assert json.loads(server.requests[0]["messages"][-1]["content"])["reference"] == {"truth": "six"}
+    assert read(tmp_path / "out.quarantine.jsonl")[0]["why"] == "no column truth to show to the judge"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"weight": 2}, "has weight, which are for rewards"),
+        ({"part": "format", "url": None, "model": None, "rubric": None}, "must be judge or panel"),
+        ({"url": "actors", "model": None}, "must be a server's"),
+        ({"rubric": {}}, "a rubric is"),
+    ],
+)
+def test_a_judge_that_cannot_mark_rows_is_refused(
+    tmp_path: Path, run: Callable[..., str], settings: dict[str, Any], why: str
+) -> None:
+    written(tmp_path / "rows.jsonl", [talk("a", "5")])
+    assert why in run(**settings)
+
+
+def test_min_mark_without_a_judge_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path / "rows.jsonl", [talk("a", "5")])
+    assert main(["data", f"{tmp_path}/out.jsonl", f"--data={tmp_path}/rows.jsonl", "--min-mark=0.5"]) != 0
+    assert "`--min-mark` has no effect without `--judge`" in capsys.readouterr().err
+
+
+def test_the_agreement_with_success_counts_ties_as_half() -> None:
+    marks = [{"m": value} for value in (0.1, 0.2, 0.1, 0.5)]
+    lines = agreement(marks, [True, True, False, None], name="m")  # 0.1 ties with 0.1, and 0.2 is above it
+    assert "probability 0.750" in lines[-1] and "2 successes and 1 failures" in lines[-1]

@@ -1,0 +1,181 @@
+"""`slipstream drill`: its link, its faults on a real run, and that its report tells what was lost."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import redis
+
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import connect
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.records.trajectory import Task
+from slipstream.replay.records.keys import key
+from slipstream.replay.records.ticket import Group
+from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
+from slipstream.replay.server.server import Server
+from slipstream.tools.drill.basic_faults import SIX
+from slipstream.tools.drill.books import what_is_lost
+from slipstream.tools.drill.catalogue import CATALOGUE
+from slipstream.tools.drill.drill import drill, prepare
+from slipstream.tools.drill.env import DEADLY, TAKEN, TROUBLES, TroubledEnv
+from slipstream.tools.drill.random import Played, Usage, grown, play_schedules
+from slipstream.tools.drill.schedule import Strike
+from slipstream.tools.run.link import Link
+from tests.processes import GUESS
+from tests.replay.buffer.every_verb import play
+from tests.replay.records.attempts import Views, make_buffer, ticket
+
+
+@pytest.fixture
+def config(run_id: str, tmp_path: Path) -> Config:
+    """Of a run that made two steps of one group each, whose archive `archive_steps` writes."""
+    return load_config(None, [f"run.name={run_id}", f"run.root={tmp_path}"])
+
+
+@pytest.fixture
+def buffer(redis_client: redis.Redis, run_id: str) -> Views:
+    """Four groups are stored; two are trained, of the others one is ready and one was dropped by the learner's wish."""
+    buffer = make_buffer(redis_client, run_id)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(group_id) for group_id in range(4)])
+    for _ in range(4):
+        play(buffer.actor.lease("a"), buffer.actor, run_id)
+    return buffer
+
+
+def train(buffer: Views, step: int) -> Group:
+    (group,) = buffer.learner.claim(step, 1, policy_version=0, max_lag=0)
+    return group
+
+
+def archive_steps(config: Config, *groups: Group) -> None:
+    folder = RunDir(config.run.root, config.run.name).trajectories
+    writer = ArchiveWriter(folder, config.run.name, epoch=1)
+    for step, group in enumerate(groups, start=1):
+        writer.append(ArchivedStep(step=step, policy_version=0, conditions={}, groups=[group]))
+    writer.sync()
+
+
+def test_of_a_run_in_order_nothing_is_lost(buffer: Views, config: Config, redis_client: redis.Redis) -> None:
+    archive_steps(config, train(buffer, 1), train(buffer, 2))
+    buffer.learner.drop([train(buffer, 3).ticket.group_id], "zero_variance")
+    buffer.learner.settle(2)
+    assert what_is_lost(redis_client, config, last_step=2) == []
+
+
+def test_what_was_lost_given_up_or_trained_twice_is_said(
+    buffer: Views, config: Config, redis_client: redis.Redis, run_id: str
+) -> None:
+    first = train(buffer, 1)
+    archive_steps(config, first, first)
+    buffer.learner.drop([train(buffer, 2).ticket.group_id], "lease_expired")
+    payload = next(redis_client.scan_iter(match=f"{key(run_id, 'train')}:blob:*", count=1000))
+    redis_client.delete(payload)
+    *contradictions, given_up, missing, twice = what_is_lost(redis_client, config, last_step=3)
+    assert contradictions
+    assert given_up == "1 groups were given up: lease_expired"
+    assert missing == "step 3 is not in the archive"
+    assert twice == f"group {first.ticket.group_id} was trained 2 times"
+
+
+def test_a_link_passes_everything_on_and_nothing_while_it_is_cut(redis_server: Server) -> None:
+    with Link(redis_server.port) as link:
+        url = f"redis://:{redis_server.password}@127.0.0.1:{link.port}/0"
+        with connect(url, patience_s=60) as through, connect(redis_server.secret_url) as direct:
+            name = f"link-{link.port}"
+            through.set(name, b"x" * 1_000_000)
+            assert through.strlen(name) == direct.strlen(name) == 1_000_000
+            link.is_cut = True
+            patient = connect(url, patience_s=0)
+            patient.get_connection_kwargs()["socket_timeout"] = 0.2
+            with patient, pytest.raises(redis.ConnectionError):
+                patient.set(name, "never")
+            assert link.num_held > 0 and direct.strlen(name) == 1_000_000
+            link.is_cut = False
+            assert through.delete(name) == 1
+
+
+def test_a_drill_wants_a_run_and_a_redis_of_its_own(config: Config) -> None:
+    config.redis.url = "redis://127.0.0.1:6379"
+    with pytest.raises(ConfigError, match=r"`redis.url` must be empty"):
+        prepare(config)
+    RunDir(config.run.root, config.run.name).create()
+    with pytest.raises(ConfigError, match="exists"):
+        prepare(config)
+
+
+@pytest.mark.timeout(900)
+def test_a_drill_on_a_real_run_loses_nothing(
+    config: Config, run_id: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two vLLM actors and a learner, and nothing to earn.
+
+    `kill`, `partition` and `redis` are left to tests/whole/test_faults.py and tests/whole/test_elastic.py.
+    """
+    settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.3, worth: 0}"]
+    config = load_config(None, settings)
+    prepare(config)
+    code = drill(config, faults=["stop", "preempt"])
+    said = capfd.readouterr().out
+    assert code == 0, said
+    assert said.splitlines()[-1] == "lost: nothing"
+    for words in ("leases expired, and others got them", "the host left with code 75"):
+        assert words in said
+
+
+@pytest.mark.timeout(900)
+def test_a_real_run_outlives_random_faults_and_makes_its_last_steps(
+    config: Config, run_id: str, tmp_path: Path
+) -> None:
+    """Of each kind one that costs no start of an engine."""
+    faults = [
+        "publisher killed at an offer",
+        "an environment says garbage",
+        "garbage at the publisher's port",
+        "a shard damaged",
+    ]
+    settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.3}"]
+    config = load_config(None, settings)
+    prepare(config)
+    strikes = [Strike(fault=name, gap_s=0.5, seed=number) for number, name in enumerate(faults)]
+    played = Played()
+    play_schedules(config, {1: strikes}, played)
+    (outcome,) = played.outcomes
+    assert outcome.failures == []
+    assert list(outcome.fired) == faults == list(outcome.recovered_s)
+    assert outcome.fired["a shard damaged"].endswith("was damaged, and passed over")
+    assert {name for name, _ in played.usage} >= {"learner", "publisher", "server", "near engine", "far actor"}
+    assert Path(tmp_path, run_id, "trained_model").is_dir(), "the run was finished"
+
+
+def test_a_process_that_holds_more_and_more_is_named() -> None:
+    steady = [Usage(descriptors=40, resident_mib=300.0 + number) for number in range(9)]
+    leaking = [Usage(descriptors=40 + 5 * number, resident_mib=300.0 + 40 * number) for number in range(9)]
+    assert grown("learner", steady) == grown("learner", leaking[:2]) == []
+    assert grown("learner", leaking) == [
+        "the learner had 40 descriptors, and has 80",
+        "the learner had 300 MiB, and has 620",
+    ]
+
+
+def test_an_order_for_trouble_is_carried_out_once(tmp_path: Path) -> None:
+    async def play_both() -> None:
+        first, second = (TroubledEnv("tests.guess:GuessEnv", {}, str(tmp_path)) for _ in range(2))
+        for env in (first, second):
+            await env.reset(Task(env="guess", split="train", index=1))
+        assert (await first.step("red")).rewards.keys() == {"said"}
+        order.touch()
+        with pytest.raises(RuntimeError, match="the database is gone"):
+            await first.step("red")
+        assert (await second.step("red")).rewards.keys() == {"said"}
+
+    order = tmp_path / "raises"
+    asyncio.run(play_both())
+    assert [path.name for path in tmp_path.iterdir()] == ["raises" + TAKEN]
+
+
+def test_the_catalogue_holds_every_trouble_and_fault_that_is_played_by_default() -> None:
+    assert {f"an environment {kind}" for kind in TROUBLES} | SIX.keys() <= CATALOGUE.keys()
+    assert set(DEADLY) <= TROUBLES.keys()

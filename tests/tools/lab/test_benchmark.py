@@ -1,0 +1,139 @@
+"""A benchmark's rows say what was measured, and the tables in docs are those of the recorded runs."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slipstream.common.config.config import load_config
+from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
+from slipstream.tools.lab.bench import benchmark
+from slipstream.tools.lab.bench.actors import CONFIG, turns_in_order
+from slipstream.tools.lab.bench.benchmark import Benchmark, Machine, Row
+from slipstream.tools.lab.bench.load import episode_loop as bench_episode_loop
+from slipstream.tools.lab.bench.load.episode_loop import episode_loop
+from slipstream.tools.run.prepare import load_tokenizer, model_folder, prepare
+from tests.tools.run.tiny_model import a_trajectory
+
+ROWS = [
+    Row.of("loop", [2.0, 9.0, 3.0], unit="s", against=[1.0, 3.0, 2.0], goal="ratio <= 2"),
+    Row.of("pause", [5.0], unit="ms", against=[2.0]),
+]
+MACHINE = Machine(
+    cpu="a CPU", num_cores=2, memory_gib=23.5, gpu="", versions={"python": "3.11"}, load_before=0.5, load_after=1.5
+)
+BENCHMARK = Benchmark(
+    name="actors", date="2026-01-01", command="make bench-actors", machine=MACHINE, wall_s=3.0, rows=ROWS
+)
+
+
+def test_a_row_holds_the_medians_of_its_pairs_and_the_range_of_their_ratio() -> None:
+    row = ROWS[0]
+    assert (row.value, row.against, row.ratio, row.ratio_range) == (3.0, 2.0, 2.0, (1.5, 3.0))
+    assert row.num_repeats == 3
+
+
+def test_a_goal_is_of_the_ratio_or_of_the_value() -> None:
+    def holds(goal: str) -> bool | None:
+        return Row.of("a", [6.0], unit="ms", against=[2.0], goal=goal).holds
+
+    assert [holds("ratio <= 3"), holds("ratio >= 3.5"), holds("value <= 6"), holds("value >= 6.1")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert holds("") is None
+    with pytest.raises(ValueError, match="a goal must look like"):
+        holds("ratio < 3")
+
+
+def test_a_run_is_written_as_json_and_into_its_place_on_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text("before\n<!-- actors -->\nyesterday's\n<!-- end of actors -->\nafter\n")
+    benchmark.write(BENCHMARK, tmp_path)
+    assert benchmark.read("actors", tmp_path) == BENCHMARK
+    text = page.read_text()
+    assert text.startswith("before\n<!-- actors -->\n| what |") and text.endswith("<!-- end of actors -->\nafter\n")
+    assert "| loop | 3 | 2 | s | 2 (1.5 to 3; 3) | ratio <= 2 | yes |\n" in text
+    assert "| pause |" not in text and "[All rows](benchmarks/actors.json)" in text
+    assert "yesterday" not in text
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="<!-- actors -->"):
+        benchmark.write(BENCHMARK, tmp_path)
+
+
+def test_a_benchmark_without_goals_has_all_of_its_rows_on_the_page() -> None:
+    assert "| pause |" in benchmark.markdown(msgspec.structs.replace(BENCHMARK, rows=ROWS[1:]))
+
+
+GOALS = {
+    "actors": ["ratio <= 1.02", "value <= 0.3", "value <= 0.3", "ratio >= 0.9", "ratio >= 0.97"],
+    "weights": [
+        "ratio <= 1.2",
+        *["ratio <= 1.1"] * 4,
+        "ratio >= 0.7",
+        "ratio <= 1.01",
+        "ratio >= 60",
+        "ratio >= 1",
+        "ratio <= 2",
+    ],
+    "see": ["value <= 300", "value <= 0.01", "value <= 0.01", "value <= 0.05", "value <= 3"],
+}
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_the_table_in_docs_is_that_of_the_recorded_run(name: str) -> None:
+    page = (benchmark.DOCS / "benchmarks.md").read_text()
+    recorded = benchmark.read(name)
+    assert benchmark.with_table(page, recorded) == page
+    assert [row.goal for row in recorded.rows if row.goal] == GOALS[name]
+
+
+def test_the_episode_loop_plays_the_script_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so itself where it does not; here with few lanes and no time to wait."""
+    monkeypatch.setattr(bench_episode_loop, "NUM_LANES", 4)
+    monkeypatch.setattr(bench_episode_loop, "REPEATS", 2)
+    monkeypatch.setattr(bench_episode_loop, "SCHEDULE", bench_episode_loop.Schedule(prefill_s=0.0, token_time_s=0.001))
+    overrides = [f"run.root={tmp_path}", "warm_start.episodes=0", "model.tiny.num_tasks=5", "replay.group_size=2"]
+    config = load_config(str(CONFIG), overrides)
+    wall, cpu, busy_cpu = episode_loop(config, load_tokenizer(model_folder(config, prepare(config)), config.model))
+    assert wall.value > 0 and wall.num_repeats == 2
+    assert 0 < cpu.value < 100 and 0 < busy_cpu.value < 100
+
+
+def test_offline_turns_have_the_prompt_of_their_branch_and_come_in_the_order_of_asking() -> None:
+    first = played(started_at_s=10.0, generate_s=5.0)
+    second = played(started_at_s=11.0, generate_s=1.0)
+    turns = turns_in_order([first, second], temperature=0.7)
+    assert [(turn.asked_at_s, turn.prompt, turn.num_tokens) for turn in turns] == [
+        (10.0, [0, 1], 2),
+        (11.0, [0, 1], 2),
+        (12.5, [5, 6], 1),
+        (15.5, [5, 6], 1),
+    ]
+    assert {turn.temperature for turn in turns} == {0.7}
+
+
+def played(*, started_at_s: float, generate_s: float) -> Trajectory:
+    """Two turns, the second in a branch of its own; the environment took half a second for each."""
+    turns = [
+        Turn(
+            start=start,
+            stop=stop,
+            state_key="",
+            rewards={"task": 0.0},
+            finish_reason="stop",
+            valid_action=True,
+            generate_s=generate_s,
+            env_s=0.5,
+        )
+        for start, stop in ((2, 4), (7, 8))
+    ]
+    trajectory = a_trajectory(
+        tokens=pack_tokens(list(range(8))),
+        behaviour_logprobs=pack_logprobs([0.0] * 8),
+        loss_mask=pack_mask([False, False, True, True, False, False, False, True]),
+        branch_starts=[0, 5],
+    )
+    return msgspec.structs.replace(trajectory, turns=turns, started_at_s=started_at_s)

@@ -1,0 +1,125 @@
+"""The scripted engine keeps its schedule, its versions and its word."""
+
+import asyncio
+import time
+
+import pytest
+
+from slipstream.actors.engine.engine import EngineError
+from slipstream.common.records.kept_sets import kept_sets
+from slipstream.common.records.trajectory import Sampling, VersionSpan
+from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from tests.learner.publisher.offers import empty_offer
+
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=20)
+
+
+def countdown(tokens: list[int], seed: int | None) -> list[int]:
+    """As many tokens as the last one of the prompt says, moved by the seed."""
+    return [left + (seed or 0) for left in range(tokens[-1], 0, -1)]
+
+
+def engine_of(*, token_time_s: float = 0.0, prefill_s: float = 0.0) -> ScriptedEngine:
+    schedule = Schedule(token_time_s=token_time_s, prefill_s=prefill_s)
+    return ScriptedEngine(countdown, policy_version=4, schedule=schedule, max_tokens=64)
+
+
+def test_it_returns_what_the_script_writes() -> None:
+    completion = asyncio.run(engine_of().generate([9, 3], SAMPLING, seed=10))
+    assert completion.tokens == [13, 12, 11]
+    assert completion.logprobs == [0.0, 0.0, 0.0]
+    assert completion.version_spans == [VersionSpan(start=0, stop=3, policy_version=4)]
+    assert completion.finish_reason == "stop"
+
+
+def test_where_sampling_cuts_off_each_token_is_the_only_one_kept() -> None:
+    cut = Sampling(temperature=1.0, top_p=0.9, top_k=5, max_turn_tokens=20)
+    assert asyncio.run(engine_of().generate([9, 3], cut)).kept == kept_sets([[3], [2], [1]])
+    assert asyncio.run(engine_of().generate([9, 3], SAMPLING)).kept is None
+    greedy = Sampling(temperature=0.0, top_p=0.9, top_k=5, max_turn_tokens=20)
+    assert asyncio.run(engine_of().generate([9, 3], greedy)).kept is None
+
+
+def test_a_turn_is_cut_at_its_limit_and_at_the_end_of_the_context() -> None:
+    turn_limit = asyncio.run(engine_of().generate([50], SAMPLING))
+    assert (len(turn_limit.tokens), turn_limit.finish_reason) == (20, "length")
+    context_limit = asyncio.run(engine_of().generate([50] * 60, SAMPLING))
+    assert (len(context_limit.tokens), context_limit.finish_reason) == (4, "length")
+    with pytest.raises(ValueError, match=r"with `model\.max_tokens` = 64"):
+        asyncio.run(engine_of().generate([50] * 64, SAMPLING))
+
+
+def test_requests_are_ready_when_due_and_do_not_wait_for_each_other() -> None:
+    async def durations_s() -> list[float]:
+        engine = engine_of(token_time_s=0.02, prefill_s=0.1)
+
+        async def one(length: int) -> float:
+            started_s = time.perf_counter()
+            await engine.generate([length], SAMPLING)
+            return time.perf_counter() - started_s
+
+        return await asyncio.gather(one(2), one(5), *(one(10) for _ in range(50)))
+
+    short_s, middle_s, *long_s = asyncio.run(durations_s())
+    assert short_s >= 0.14 and middle_s >= 0.2 and min(long_s) >= 0.3
+    assert max(long_s) < 51 * 0.3 / 10  # 51 requests one after another would take 15 s
+
+
+def test_a_commit_shows_in_the_spans_of_what_is_running() -> None:
+    """Ten tokens, due every 0.1 s; version 5 comes after 0.35 s, or when the machine gets round to it."""
+
+    async def spans_and_boundaries() -> tuple[list[VersionSpan], range]:
+        engine = engine_of(token_time_s=0.1)
+        loop = asyncio.get_running_loop()
+        before_start_s = loop.time()
+        running = asyncio.create_task(engine.generate([10], SAMPLING))
+        await asyncio.sleep(0)
+        after_start_s = loop.time()
+        await asyncio.sleep(0.35)
+        await engine.stage(empty_offer(5))
+        assert engine.policy_version == 4
+        before_commit_s = loop.time()
+        await engine.commit(5)
+        after_commit_s = loop.time()
+        assert engine.policy_version == 5
+        earliest, latest = (before_commit_s - after_start_s) / 0.1, (after_commit_s - before_start_s) / 0.1
+        return (await running).version_spans, range(int(earliest), int(latest) + 1)
+
+    (before, after), boundaries = asyncio.run(spans_and_boundaries())
+    assert before.stop in boundaries
+    assert before == VersionSpan(start=0, stop=before.stop, policy_version=4)
+    assert after == VersionSpan(start=before.stop, stop=10, policy_version=5)
+
+
+def test_only_what_was_staged_can_be_committed() -> None:
+    engine = engine_of()
+    with pytest.raises(ValueError, match="commit of version 5, but staged is None"):
+        asyncio.run(engine.commit(5))
+
+
+def test_a_cancelled_generate_is_no_longer_running() -> None:
+    async def num_running() -> list[int]:
+        engine = engine_of(token_time_s=10.0)
+        running = asyncio.create_task(engine.generate([5], SAMPLING))
+        await asyncio.sleep(0)
+        before = engine.load().num_running
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        return [before, engine.load().num_running]
+
+    assert asyncio.run(num_running()) == [1, 0]
+
+
+def test_close_ends_what_is_running() -> None:
+    async def closed() -> None:
+        engine = engine_of(token_time_s=10.0)
+        running = asyncio.create_task(engine.generate([5], SAMPLING))
+        await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await running
+        with pytest.raises(EngineError, match="closed"):
+            await engine.generate([5], SAMPLING)
+
+    asyncio.run(closed())

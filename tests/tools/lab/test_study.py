@@ -1,0 +1,342 @@
+"""The in-process sampler says what it sampled, and a study's lag is the one that it names."""
+
+import asyncio
+import dataclasses
+import json
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.actors.engine.engine import Completion, Sampler
+from slipstream.common.config.config import load_config
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.records.trajectory import Sampling
+from slipstream.learner.batch.pack import TokenSequence, pack
+from slipstream.learner.model.packed_model import load_model
+from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.ranks.ranks import Ranks
+from slipstream.replay.records.token_record import read_tokens
+from slipstream.tools.lab.fleets.slots import choose
+from slipstream.tools.lab.study import formats as study_formats
+from slipstream.tools.lab.study import imitation as study_imitation
+from slipstream.tools.lab.study import lag as study_lag
+from slipstream.tools.lab.study import tree_noise
+from slipstream.tools.lab.study import trees as study_trees
+from slipstream.tools.lab.study.plot import Line, Point, svg
+from slipstream.tools.lab.study.run import StudyStep, practice, warm_start
+from slipstream.tools.lab.study.sampler import LockstepSampler
+from slipstream.tools.run.prepare import prepare
+from tests.processes import GUESS
+from tests.tools.run.tiny_model import FLOAT32, VOCAB_SIZE, save_tiny_model
+
+REPOSITORY = Path(__file__).parents[3]
+SAMPLING = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_turn_tokens=6)
+Episode = list[tuple[list[int], Completion]]  # what each turn's prompt was, and what was sampled
+
+
+def test_a_chance_falls_into_the_part_of_its_token() -> None:
+    logits = torch.tensor([[0.0, math.log(3)]] * 4)
+    chosen = choose(logits, torch.tensor([0.0, 0.2, 0.3, 0.999999], dtype=torch.float64))
+    assert chosen.tokens.tolist() == [0, 0, 1, 1]
+    assert chosen.logprobs.exp().tolist() == pytest.approx([0.25, 0.25, 0.75, 0.75])
+
+
+def test_recorded_logprobs_are_the_learners_for_episodes_of_many_turns(ranks: Ranks, tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path, num_attention_heads=4, num_key_value_heads=2)
+    sampler = LockstepSampler(folder, num_slots=3, max_tokens=64, end_token=7)
+    episodes = asyncio.run(three_episodes(sampler))
+    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, temperature=SAMPLING.temperature))
+    for episode in episodes:
+        prompt, completion = episode[-1]
+        tokens = np.array(prompt + completion.tokens, dtype=np.int32)
+        recorded, sampled = np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.bool_)
+        for begun, turn in episode:
+            recorded[len(begun) : len(begun) + len(turn.tokens)] = turn.logprobs
+            sampled[len(begun) : len(begun) + len(turn.tokens)] = True
+        packed = pack(
+            [
+                TokenSequence(
+                    tokens=tokens,
+                    loss_mask=sampled,
+                    behaviour_logprobs=recorded,
+                    kept=None,
+                    advantages=np.zeros(len(tokens), np.float32),
+                )
+            ]
+        )
+        with torch.no_grad():
+            again = model(packed).logprobs
+        assert float((again - packed.behaviour_logprobs[packed.loss_mask]).abs().max()) < 1e-4
+
+
+async def three_episodes(sampler: LockstepSampler) -> list[Episode]:
+    """Episodes of 3, 2 and 1 turns: two continue after one has ended, and prompts have different lengths."""
+
+    async def play(number: int) -> Episode:
+        episode: Episode = []
+        prompt = [11 + number] * (2 + 5 * number)
+        with sampler.seat() as seat:
+            for turn in range(3 - number):
+                completion = await seat.generate(prompt, SAMPLING, seed=10 * number + turn)
+                episode.append((prompt, completion))
+                prompt = [*prompt, *completion.tokens, 21, 22 + number, *[23] * turn]
+        return episode
+
+    return list(await asyncio.gather(*(play(number) for number in range(3))))
+
+
+def test_a_seed_samples_the_same_whoever_sits_beside_it(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path)
+
+    async def alone(sampler: LockstepSampler) -> Completion:
+        with sampler.seat() as seat:
+            return await seat.generate([11, 11], SAMPLING, seed=0)
+
+    together = asyncio.run(three_episodes(LockstepSampler(folder, num_slots=3, max_tokens=64, end_token=7)))
+    found = asyncio.run(alone(LockstepSampler(folder, num_slots=1, max_tokens=64, end_token=7)))
+    assert found.tokens == together[0][0][1].tokens
+
+
+def test_a_turn_ends_at_its_end_token_at_its_limit_and_at_the_context(tmp_path: Path) -> None:
+    sampler = LockstepSampler(save_tiny_model(tmp_path), num_slots=1, max_tokens=12, end_token=7)
+
+    async def turn(seat: Sampler, num_prompt: int, seed: int) -> Completion:
+        return await seat.generate([11] * num_prompt, SAMPLING, seed=seed)
+
+    async def turns() -> None:
+        with sampler.seat() as seat:
+            assert [len((await turn(seat, num, 1)).tokens) for num in (6, 7, 11)] == [6, 5, 1]
+            with pytest.raises(ValueError, match="leaves no room"):
+                await turn(seat, 12, 0)
+            completions = [await turn(seat, 4, seed) for seed in range(60)]
+            stopped = [each for each in completions if each.finish_reason == "stop"]
+            assert stopped and all(each.tokens.index(7) == len(each.tokens) - 1 for each in stopped)
+            assert all(7 not in each.tokens for each in completions if each.finish_reason == "length")
+
+    asyncio.run(turns())
+
+
+def test_new_weights_are_refused_in_mid_episode(tmp_path: Path) -> None:
+    sampler = LockstepSampler(save_tiny_model(tmp_path), num_slots=1, max_tokens=12, end_token=7)
+    with pytest.raises(ValueError, match="load between episodes"):
+
+        async def load() -> None:
+            with sampler.seat():
+                sampler.load({}, 1)
+
+        asyncio.run(load())
+
+
+@pytest.fixture(scope="module")
+def guess_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config file of a run whose tiny model is made: even at random it earns something."""
+    root = tmp_path_factory.mktemp("guess")
+    config = load_config(None, [*GUESS, f"run.root={root}", "run.name=guess", "learner.steps=4"])
+    config.model.path = str(prepare(config).model)
+    file = root / "guess.yaml"
+    lines = [
+        "env: {name: 'tests.guess:GuessEnv'}",
+        f"model: {{path: {config.model.path}, max_tokens: 64}}",
+        "sampling: {max_turn_tokens: 4}",
+        "learner: {micro_batch_tokens: 256, steps: 3}",
+        "replay: {groups_per_step: 4, group_size: 4}",
+        "optim: {lr: 1e-3}",
+        f"run: {{root: {root}}}",
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def sampled_by(step: StudyStep) -> set[int]:
+    return {trajectory.oldest_policy_version for group in step.batch.groups for trajectory in group.trajectories}
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_step_learns_from_what_the_learner_was_lag_steps_before(lag: int, guess_run: Path, ranks: Ranks) -> None:
+    config = load_config(str(guess_run), [f"run.name=lag{lag}"])
+    with asyncio.Runner() as runner:
+        practised = practice(config, lag=lag, ranks=ranks, runner=runner)
+        steps = [practised.step() for _ in range(4)]
+    far = [step.metrics.mismatch_kl > 1e-6 for step in steps]
+    assert far == [lag > 0 and step > 0 for step in range(4)]
+    assert list(map(sampled_by, steps)) == [{max(0, step - lag)} for step in range(4)]
+
+
+def test_weights_that_are_published_after_several_steps_sample_for_several(guess_run: Path, ranks: Ranks) -> None:
+    config = load_config(str(guess_run), ["run.name=every2", "learner.publish_every=2"])
+    with asyncio.Runner() as runner:
+        practised = practice(config, lag=1, ranks=ranks, runner=runner)
+        steps = [practised.step() for _ in range(6)]
+    assert list(map(sampled_by, steps)) == [{0}, {0}, {0}, {2}, {2}, {4}]
+
+
+@pytest.mark.parametrize("preset", sorted((REPOSITORY / "conf/objective").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_preset_trains(preset: Path, guess_run: Path, ranks: Ranks) -> None:
+    config = load_config(str(guess_run), [f"run.name={preset.stem}"], presets=[str(preset)])
+    with asyncio.Runner() as runner:
+        practised = practice(config, lag=1, ranks=ranks, runner=runner)
+        learner = practised.learner
+        before = {name: tensor.clone() for name, tensor in full_tensors(learner.model)}
+        steps = [practised.step() for _ in range(3)]
+    for step in steps:
+        trained = [trajectory for group in step.batch.groups for trajectory in group.trajectories]
+        assert len(trained) == 16
+        assert step.metrics.num_loss_tokens == sum(
+            int(each.loss_mask_array()[each.own_start :].sum()) for each in trained
+        )
+        assert math.isfinite(step.metrics.loss) and math.isfinite(step.metrics.grad_norm)
+        assert not step.metrics.skipped
+    assert learner.progress.step == learner.progress.policy_version == 3
+    assert learner.progress.next_group_id == steps[-1].batch.next_group_id
+    assert learner.progress.tokens_trained == sum(
+        each.num_own_tokens for step in steps for group in step.batch.groups for each in group.trajectories
+    )
+    assert any(not torch.equal(before[name], tensor) for name, tensor in full_tensors(learner.model))
+
+
+def test_trees_train_with_a_divergence_in_the_reward_and_the_record_names_the_tokens_that_were_trained(
+    guess_run: Path, ranks: Ranks
+) -> None:
+    settings = ["run.name=trees", "objective.kl_coefficient=0.01", "objective.kl_place=reward"]
+    config = load_config(str(guess_run), settings, presets=[str(REPOSITORY / "conf/objective/tree.yaml")])
+    with asyncio.Runner() as runner:
+        step = practice(config, lag=0, ranks=ranks, runner=runner).step()
+    assert math.isfinite(step.metrics.reference_kl)
+    recorded = read_tokens(RunDir(config.run.root, "trees").tokens, step=1, policy_version=0)
+    members = [member for group in step.batch.groups for member in group.trajectories]
+    assert any(member.fork for member in members)
+    for member in members:
+        (part,) = recorded[member.group_id, member.member]
+        sampled = member.loss_mask_array()
+        assert part.first == int(sampled[: member.own_start].sum())
+        assert len(part.fates) == int(sampled[member.own_start :].sum())
+
+
+@pytest.mark.timeout(900)
+def test_a_short_study_of_lag_writes_its_page_and_runs_nothing_twice(guess_run: Path, tmp_path: Path) -> None:
+    arguments = [
+        "--task",
+        str(guess_run),
+        "--arms",
+        "default",
+        "clip_alone",
+        "--lags",
+        "0",
+        "2",
+        "--seeds",
+        "0",
+        "--workers",
+        "1",
+        "--folder",
+        str(tmp_path),
+        "--docs",
+        str(tmp_path / "docs"),
+        "learner.steps=2",
+        "eval.num_tasks=4",
+        "warm_start.episodes=4",
+        "warm_start.batch_tokens=64",
+    ]
+    study_lag.main(arguments)
+    study = json.loads((tmp_path / "docs/lag.json").read_text())
+    found = [(result["arm"], result["lag"], len(result["success"])) for result in study["results"]]
+    assert found == [("default", 0, 2), ("clip_alone", 0, 2), ("default", 2, 2), ("clip_alone", 2, 2)]
+    assert "| clip_alone |" in (tmp_path / "docs/lag.md").read_text()
+    kept = tmp_path / "default-lag0-seed0.json"
+    kept.write_text(kept.read_text().replace('"seed":0', '"seed":99'))
+    study_lag.main(arguments)
+    assert json.loads((tmp_path / "docs/lag.json").read_text())["results"][0]["seed"] == 99
+
+
+def test_a_short_study_of_formats_writes_its_table_and_runs_nothing_twice(tmp_path: Path) -> None:
+    task = tmp_path / "task.yaml"
+    task.write_text(
+        "env: {name: 'tests.guess:GuessEnv', max_turns: 3}\nreplay: {groups_per_step: 2, group_size: 4}\n"
+        "model: {tiny: {hidden_size: 32, intermediate_size: 32, num_layers: 1, num_heads: 1, num_kv_heads: 1}}\n"
+    )
+    arguments = [
+        *("--task", str(task), "--arms", "action_tag", "outcome, scored", "--seeds", "0", "--workers", "1"),
+        *("--folder", str(tmp_path), "--docs", str(tmp_path / "docs")),
+        "learner.steps=1",
+        "eval.num_tasks=4",
+        "warm_start.episodes=8",
+        "model.max_tokens=192",
+        "sampling.max_turn_tokens=12",
+    ]
+    study_formats.main(arguments)
+    results = json.loads((tmp_path / "docs/formats.json").read_text())["results"]
+    assert [result["arm"] for result in results] == ["action_tag", "outcome, scored"]
+    assert all(result["tokens_written"] > 0 and 0 <= result["valid_actions"] <= 1 for result in results)
+    assert "| outcome, scored | 1 |" in (tmp_path / "docs/formats.md").read_text()
+    kept = tmp_path / "action_tag-seed0.json"
+    kept.write_text(kept.read_text().replace('"seed":0', '"seed":99'))
+    study_formats.main(arguments)
+    assert json.loads((tmp_path / "docs/formats.json").read_text())["results"][0]["seed"] == 99
+
+
+def test_a_short_study_of_imitation_counts_the_tokens_of_the_expert(ranks: Ranks, tmp_path: Path) -> None:
+    settings = (
+        *("warm_start.episodes=4", "eval.num_tasks=4", "replay.group_size=2", "replay.groups_per_step=1"),
+        *(
+            "model.tiny.hidden_size=32",
+            "model.tiny.num_layers=1",
+            "model.tiny.num_heads=1",
+            "model.tiny.num_kv_heads=1",
+        ),
+    )
+    cells = [
+        study_imitation.Cell(episodes=episodes, rate="1e-3", seed=0, folder=tmp_path, settings=settings)
+        for episodes in (1, 2)
+    ]
+    warm_start(cells[0].warm_config(), ranks=ranks)
+    one, two = (study_imitation.run_cell(cell, ranks=ranks) for cell in cells)
+    assert 0 < one.tokens < two.tokens < 2 * 192
+    assert study_imitation.table([one, two]).count("\n") == 4
+
+
+def test_a_short_study_of_trees_samples_as_many_tokens_with_trees_as_without(ranks: Ranks, tmp_path: Path) -> None:
+    settings = (
+        *("env.name=tests.guess:GuessEnv", "warm_start.episodes=8", "eval.num_tasks=4"),
+        *(
+            "model.tiny.hidden_size=32",
+            "model.tiny.num_layers=1",
+            "model.tiny.num_heads=1",
+            "model.tiny.num_kv_heads=1",
+        ),
+        *("replay.group_size=4", "replay.groups_per_step=2", "sampling.max_turn_tokens=4"),
+    )
+    results = []
+    for arm in ("chains", "2 trees"):
+        cell = study_trees.Cell(task="shop", arm=arm, seed=0, folder=tmp_path, tokens=900, settings=settings)
+        warm_start(cell.warm_config(), ranks=ranks)
+        results.append(study_trees.run_cell(cell, ranks=ranks))
+    assert results[0].forks == 0 < results[1].forks
+    for result in results:
+        assert len(result.points) == 1 + len(study_trees.MARKS)
+        assert 900 <= result.points[-1].tokens < 1400
+    assert "| shop | 2 trees |" in study_trees.table(results)
+
+
+@pytest.mark.parametrize("arm", tree_noise.ARMS.values(), ids=tree_noise.ARMS.keys())
+def test_the_noise_of_trees_is_around_the_gradient(arm: tree_noise.Arm) -> None:
+    total = tree_noise.RETURNS["the first two turns decide"]
+    true, draw = tree_noise.policy_gradient(total), random.Random(1)
+    assert np.allclose(true, [1 / 8, 1 / 8, 0, 0, 0, 0, 0, 0])
+    found = [tree_noise.estimate(arm, total, group_id=group_id, draw=draw) for group_id in range(400)]
+    gradients = np.array([each.gradient for each in found])
+    error = gradients.std(axis=0) / len(found) ** 0.5
+    assert (abs(gradients.mean(axis=0) - true) < 4 * error + 1e-12).all()
+
+
+def test_a_plot_has_a_line_for_each_arm_and_a_whisker_for_each_point() -> None:
+    points = [Point(column=0, value=0.5, deviation=0.1), Point(column=1, value=0.25, deviation=0.0)]
+    drawn = svg([Line(name="a <b>", points=points)], columns=["0", "16"], across="lag", upwards="success")
+    # 340 pixels for a fraction of 1, from 30 down; two columns of 255 from 60 on.
+    assert 'points="187.5,200.0 442.5,285.0"' in drawn
+    assert "M187.5 234.0V166.0" in drawn and "a &lt;b&gt;" in drawn
+
+
+assert VOCAB_SIZE > 23  # the tokens of these tests' prompts

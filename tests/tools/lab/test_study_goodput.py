@@ -1,0 +1,59 @@
+"""The study of goodput reads a run's metrics: when a success was reached, and what the run had used by then."""
+
+from typing import Any
+
+import pytest
+
+from slipstream.tools.lab.study.goodput import Point, Result, point_at, table
+from slipstream.tools.lab.study.rising import mean_curve, pooled, rising
+from slipstream.tools.lab.study.rising import table as table_of_both
+
+
+def point(step: int, success: float) -> Point:
+    return Point(step=step, success=success, seconds=step, episodes=100 * step, tokens=1000 * step)
+
+
+def result(*successes: float, seed: int = 0) -> Result:
+    points = [point(20 * index, success) for index, success in enumerate(successes)]
+    return Result(arm="default", seed=seed, points=points, trained_tokens=25_000, cpu_seconds=100.0)
+
+
+def test_a_point_counts_what_had_finished_up_to_its_step_from_the_start_of_reinforcement_learning() -> None:
+    def record(step: int, time: float, episodes: int) -> dict[str, Any]:
+        return {
+            "step": step,
+            "time": time,
+            "perf/step_s": 2.0,
+            "produced/episodes": episodes,
+            "replay/produced_tokens": 50,
+        }
+
+    records = [record(1, 102.0, 30), record(2, 105.0, 10), record(3, 109.0, 60)]
+    assert point_at(0, 0.4, records) == Point(step=0, success=0.4, seconds=0, episodes=0, tokens=0)
+    assert point_at(2, 0.5, records) == Point(step=2, success=0.5, seconds=5, episodes=40, tokens=2000)
+
+
+def test_a_goal_is_reached_where_the_line_through_the_points_first_crosses_it() -> None:
+    found = result(0.4, 0.7, 0.9, 0.6, 0.9).reached(0.8)
+    assert found is not None
+    assert (found.step, found.seconds, found.episodes) == (30, pytest.approx(30), pytest.approx(3000))
+    assert result(0.4, 0.7).reached(0.8) is None
+
+
+def test_the_table_names_the_seeds_that_never_reached_a_goal() -> None:
+    text = table([result(0.4, 0.84), result(0.4, 0.6, seed=1)], ["default", "shrunk"])
+    assert "| default | **18 s** (18 s, never) | **1,818** (1,818, never) | (never, never) |" in text
+    assert "**72%** (84%, 60%)" in text and "**1.25**" in text and "**50 ms**" in text and "shrunk" not in text
+
+
+def test_pooled_evaluations_never_fall_and_a_lucky_one_reaches_nothing() -> None:
+    assert rising([5, 7, 6, 9]) == [5, 6.5, 6.5, 9]
+    assert rising([4, 3, 2, 8]) == [3, 3, 3, 8]
+    lucky = result(0.4, 0.9, 0.5, 0.7, 0.9)
+    first, later = lucky.reached(0.8), pooled(lucky).reached(0.8)
+    assert first is not None and first.step == 16
+    assert later is not None and later.step == 70
+    found = table_of_both([lucky], 0.8)
+    assert "| default | **16,000** (16,000) | **70,000** (70,000) |" in found
+    both = [result(0.4, 0.6, 0.8, 0.8), result(0.4, 0.8, 1.0)]  # 0.5 and 0.6 after 10,000 tokens
+    assert [point.success for point in mean_curve(both).points] == pytest.approx([0.4, 0.55, 0.7, 0.8])

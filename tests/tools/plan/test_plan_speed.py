@@ -1,0 +1,132 @@
+"""The speed and the cost of a planned run, computed by hand."""
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.tools.plan.measured_step import MeasuredStep
+from slipstream.tools.plan.plan_options import PlanOptions
+from slipstream.tools.plan.speed import Speed, advice_of, speed_of
+from tests.tools.plan.test_plan import STEP
+
+BILLION = msgspec.structs.replace(
+    STEP,
+    num_base_parameters=10**9,
+    kv_token_bytes=100_000,
+    num_attending=2,
+    num_layers=2,
+    flops_per_token=6e9,
+    flops_per_pair=0.0,
+    published_bytes=2 * 10**9,
+)
+OPTIONS = PlanOptions(
+    gpu_tflops=100.0,
+    gpu_gbyte_per_s=1000.0,
+    learner_efficiency=0.4,
+    engine_efficiency=0.5,
+    host_gbyte_per_s=10.0,
+    link_gbit_per_s=8.0,
+    episode_tokens=1000,
+    sampled_share=0.5,
+    env_seconds=2.3,
+    gpu_price=2.0,
+)
+
+
+def settings(*overrides: str) -> Config:
+    own = ["actors.count=2", "actors.max_episodes=10", "replay.group_size=4", "replay.groups_per_step=5"]
+    more = ["model.max_tokens=2000", "learner.activation_checkpointing=false", *overrides]
+    return load_config(None, [*own, *more], presets=["conf/objective/rloo.yaml"])
+
+
+def speed(*overrides: str, step: MeasuredStep = BILLION, **changes: float) -> Speed:
+    return speed_of(settings(*overrides), step, dataclasses.replace(OPTIONS, **changes))  # type: ignore[arg-type]
+
+
+def test_every_stage_by_hand() -> None:
+    """A model of 1e9 weights in bfloat16, 2 engines of 10 requests, and 20 episodes of 1,000 tokens a step.
+
+    token      2e9 bytes of weights and 10 * 500 * 1e5 of keys and values, at 0.5e12 bytes/s         = 5 ms
+    prefill    500 tokens of 2e9 operations at 0.5e14 a second                                       = 0.02 s
+    episode    500 * 0.005 + 10 * 0.02 + 2.3                                                         = 5 s
+    collect    20 / (2 * 10 / 5)                                                                     = 5 s
+    train      20 * 1000 * 6e9 operations at 0.4e14 a second                                         = 3 s
+    publish    2e9 bytes at 1e10 bytes/s, and the same to the engines of this host                   = 0.2, 0.4 s
+    """
+    found = speed()
+    assert (found.num_engines, found.requests, found.requests_by) == (2, 10, "slots")
+    assert found.token_s == pytest.approx(0.005) and found.prefill_s == pytest.approx(0.02)
+    assert found.episode_s == pytest.approx(5.0) and found.collect_s == pytest.approx(5.0)
+    assert found.sampled_per_s == pytest.approx(4 * 500)
+    assert found.train_s == pytest.approx(3.0) and found.trained_per_s == pytest.approx(20_000 / 3)
+    assert found.publish_s == pytest.approx(0.2) and found.refresh_s == pytest.approx(0.4)
+    assert found.step_s == pytest.approx(5.0) and found.lag == pytest.approx(1.0 + 0.08)
+    assert found.dollars_per_hour == pytest.approx(6.0)
+
+
+def test_what_changes_each_stage() -> None:
+    assert speed("learner.ranks=2").train_s == pytest.approx(1.5)
+    assert speed("learner.activation_checkpointing=true").train_s == pytest.approx(4.0)
+    assert speed("objective.kl_coefficient=0.1").train_s == pytest.approx(4.0)
+    assert speed(useful_share=0.5).collect_s == pytest.approx(10.0)
+    assert speed("replay.target_lag=0", "replay.max_lag=0").step_s == pytest.approx(5.0 + 3.0 + 0.4)
+    assert speed("replay.target_lag=0", "replay.max_lag=0").lag == 0
+    pairs = msgspec.structs.replace(BILLION, flops_per_pair=1e6)
+    assert speed(step=pairs).train_s == pytest.approx(3.0 + 20 * 500_500 * 1e6 / 4e13)
+    split = speed("actors.tensor_parallel=2", step=msgspec.structs.replace(BILLION, num_kv_heads=8))
+    assert split.token_s == pytest.approx(0.0025) and split.dollars_per_hour == pytest.approx(2 + 2 * 4)
+    assert speed("actors.price_per_hour=0.3").dollars_per_hour == pytest.approx(2.6)
+    assert speed(gpu_tflops=1.0).token_s == pytest.approx(10 * 2e9 / 5e11)  # then operations take longer than bytes
+
+
+def test_versions_go_to_every_engine_of_other_hosts_or_once_to_each_host_with_relays() -> None:
+    """2e9 bytes over a link of 1e9 bytes/s, to 3 hosts of 2 engines."""
+    assert speed(actor_gpus=2, actor_hosts=3).refresh_s == pytest.approx(0.2 + 12)
+    assert speed("actors.relay=true", actor_gpus=2, actor_hosts=3).refresh_s == pytest.approx(0.2 + 6)
+
+
+def test_requests_are_bounded_by_slots_memory_or_admission() -> None:
+    assert speed("actors.max_episodes=64").requests_by == "admission"
+    assert speed("actors.max_episodes=64").requests == 30  # 20 episodes * (2 + 1) / 2 engines
+    small = speed("actors.kv_cache_bytes=450000000")
+    assert (small.requests, small.requests_by) == (4, "memory")  # 4,500 tokens are kept
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes", "advice"),
+    [
+        ([], {}, "the actors: 5.0 s for a step's episodes, the learner needs 3.0 s: use 4 actors instead of 2"),
+        ([], {"env_seconds": 30.0}, "raise actors.max_episodes, as episodes mostly wait for the environment"),
+        (["actors.max_episodes=64"], {"env_seconds": 30.0}, "raise replay.target_lag or replay.groups_per_step"),
+        (["actors.kv_cache_bytes=450000000"], {}, "raise actors.tensor_parallel or the memory of the engines"),
+        (["actors.count=6"], {}, "the learner: 3.0 s a step, actors need 1.7 s: raise learner.ranks, or use 4"),
+        (["replay.target_lag=0", "replay.max_lag=0"], {}, "waiting: learner and actors take turns"),
+        ([], {"actor_gpus": 2, "actor_hosts": 1, "link_gbit_per_s": 1.0}, "the weights: 32.2 s to all engines, 5.0 s"),
+    ],
+)
+def test_the_bottleneck_is_named_with_what_to_change(
+    overrides: list[str], changes: dict[str, float], advice: str
+) -> None:
+    options = dataclasses.replace(OPTIONS, **changes)  # type: ignore[arg-type]
+    config = settings(*overrides)
+    assert advice in advice_of(config, speed_of(config, BILLION, options), options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu_tflops": 0.0}, "--gpu-tflops"),
+        ({"gpu_tflops": float("nan")}, "--gpu-tflops"),
+        ({"link_gbit_per_s": float("inf")}, "--link-gbit-per-s"),
+        ({"learner_efficiency": 1.5}, "--learner-efficiency"),
+        ({"useful_share": 0.0}, "--useful-share"),
+        ({"env_seconds": -1.0}, "--env-seconds"),
+        ({"actor_hosts": 2}, "--actor-hosts"),
+    ],
+)
+def test_assumptions_without_a_meaning_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PlanOptions(**options)  # type: ignore[arg-type]

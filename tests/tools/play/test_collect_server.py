@@ -1,0 +1,221 @@
+"""`slipstream collect --server`: a chat server plays, its reasoning is kept, and nothing is played twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.common.config.config import load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.tools.play.collect import collect
+from slipstream.tools.run.collect_options import CollectOptions
+from tests.actors.scripted_judge import Reply, ScriptedJudge
+from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
+from tests.tools.run.tiny_model import save_tiny_model
+
+ENV = ("env.name=grid", "env.options={game: maze, profile: small, size: 5}", "env.max_turns=3")
+
+
+def message(content: str | None, **more: object) -> Reply:
+    body = {"choices": [{"message": {"content": content, **more}, "finish_reason": "stop"}], "usage": {}}
+    return 200, {}, json.dumps(body).encode()
+
+
+def walk(request: dict[str, Any], number: int) -> Reply:
+    return message("go north", reasoning_content=f"request {number}: north is free")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = byte_tokenizer(CHATML)
+    tokenizer.save_pretrained(folder)
+    return save_tiny_model(folder, vocab_size=len(tokenizer), max_position_embeddings=4096)
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedJudge]:
+    judge = ScriptedJudge(walk)
+    yield judge
+    judge.close()
+
+
+def settings(model: Path) -> list[str]:
+    sizes = ["model.max_tokens=2048", "sampling.max_turn_tokens=400", "replay.group_size=2"]
+    return [*ENV, *sizes, f"model.path={model}", "run.name=served"]
+
+
+def file_of(folder: Path, url: str, **more: object) -> str:
+    path = folder / "server.yaml"
+    path.write_text(json.dumps({"url": url, "model": "thinker", "deadline_s": 20, **more}))
+    return str(path)
+
+
+def collected(
+    folder: Path, server: ScriptedJudge, learner: Path, *overrides: str, **more: object
+) -> list[dict[str, Any]]:
+    config = load_config(None, [*settings(learner), *overrides])
+    options = CollectOptions(num_tasks=3, server=file_of(folder, server.url, **more))
+    assert collect(config, path=folder / "rows.jsonl", force=False, options=options) == 0
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+
+
+def test_each_answer_is_in_the_row_with_its_thought_and_the_server_gets_none_back(
+    tmp_path: Path, server: ScriptedJudge, model: Path
+) -> None:
+    def together(request: dict[str, Any], number: int) -> Reply:
+        deadline = time.monotonic() + 60
+        while server.most_open < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return walk(request, number)
+
+    server.answer_by(together)
+    rows = collected(tmp_path, server, model, "env.action_format=plain", max_concurrent=4)
+    assert [(row["group_id"], row["member"]) for row in rows] == [
+        (task, member) for task in range(3) for member in (0, 1)
+    ]
+    assert server.most_open > 1
+    for row in rows:
+        said = [each["content"] for each in row["messages"] if each["role"] == "assistant"]
+        assert len(said) == row["num_turns"] >= 1
+        assert all(each.startswith("<think>\nrequest ") and each.endswith("</think>\n\ngo north") for each in said)
+    later = max(server.requests, key=lambda request: len(request["messages"]))
+    assert later["model"] == "thinker" and later["temperature"] == 1.0
+    roles = [each["role"] for each in later["messages"]]
+    assert roles == ["user", "assistant", "user", "assistant", "user"]
+    assert [each["content"] for each in later["messages"] if each["role"] == "assistant"] == ["go north", "go north"]
+    assert later["messages"][0]["content"] == next(
+        row["messages"][0]["content"] for row in rows if row["messages"][0] == later["messages"][0]
+    )
+    assert not (tmp_path / "rows.jsonl.journal").exists()
+
+
+@pytest.mark.parametrize(
+    ("reply", "complaint"),
+    [
+        (message(None), "the reply has no content"),
+        (message("x" * 500), "an answer of 501 tokens, with 400 left; raise sampling.max_turn_tokens"),
+        (message("go north<|im_end|>and on"), "the answer has the text of a mark that ends a turn"),
+        ((400, {}, b"no such model"), "refused with status 400"),
+        (
+            (200, {}, json.dumps({"choices": [{"message": {"content": "go"}, "finish_reason": "length"}]}).encode()),
+            "cut off at `max_tokens` of `request`",
+        ),
+        ((200, {}, b'{"choices": [{"message": {"content": 5}}]}'), "the reply is not a chat completion"),
+    ],
+)
+def test_an_answer_that_cannot_be_learned_from_is_no_row_and_can_be_tried_again(
+    tmp_path: Path, server: ScriptedJudge, model: Path, reply: Reply, complaint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answer_by(lambda request, number: reply)
+    with pytest.raises(ConfigError, match="every episode failed"):
+        collected(tmp_path, server, model)
+    assert complaint in caplog.text
+    server.answer_by(walk)
+    assert len(collected(tmp_path, server, model)) == 6
+
+
+def test_a_journal_of_another_server_or_of_other_settings_is_refused(
+    tmp_path: Path, server: ScriptedJudge, model: Path
+) -> None:
+    server.answer_by(lambda request, number: (400, {}, b"no"))
+    with pytest.raises(ConfigError, match="every episode failed"):
+        collected(tmp_path, server, model)
+    for changes in ({"model": "another"}, {"request": {"temperature": 0}}):
+        with pytest.raises(ConfigError, match="begun with another server or other settings; repeat that command"):
+            collected(tmp_path, server, model, **changes)
+    with pytest.raises(ConfigError, match="begun with another server or other settings"):
+        collected(tmp_path, server, model, "env.max_turns=4")
+
+
+def test_a_journal_of_more_episodes_than_asked_for_is_refused_and_one_of_fewer_continues(
+    tmp_path: Path, server: ScriptedJudge, model: Path
+) -> None:
+    server.answer_by(lambda request, number: (400, {}, b"no") if number == 0 else walk(request, number))
+    assert len(collected(tmp_path, server, model, "replay.group_size=3")) == 8
+    (tmp_path / "rows.jsonl").unlink()
+    with pytest.raises(ConfigError, match="has episodes of other tasks, or more of each; repeat that command"):
+        collected(tmp_path, server, model, "replay.group_size=2")
+    assert len(collected(tmp_path, server, model, "replay.group_size=4")) == 12
+
+
+def test_a_file_that_is_not_a_journal_is_left_as_it_is(tmp_path: Path, server: ScriptedJudge, model: Path) -> None:
+    other = tmp_path / "rows.jsonl.journal"
+    other.write_text("notes of a person, longer than the head of a journal\n")
+    with pytest.raises(ConfigError, match="is not a journal of `slipstream collect`; name another FILE"):
+        collected(tmp_path, server, model)
+    assert other.read_text().startswith("notes of a person") and not server.requests
+
+
+def test_after_kill_9_the_same_command_plays_only_what_had_not_ended(
+    tmp_path: Path, server: ScriptedJudge, model: Path
+) -> None:
+    def slow(request: dict[str, Any], number: int) -> Reply:
+        time.sleep(0.05)
+        return walk(request, number)
+
+    server.answer_by(slow)
+    rows, journal = tmp_path / "rows.jsonl", tmp_path / "rows.jsonl.journal"
+    options = [f"--server={file_of(tmp_path, server.url, max_concurrent=2)}", "--num-tasks=8"]
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "collect", str(rows), *settings(model), *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 300
+    while len(server.requests) < 20 and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert journal.stat().st_size > 1000 and not rows.exists()
+    with journal.open("r+b") as file:  # as if it had been killed while it wrote
+        file.truncate(journal.stat().st_size - 3)
+    asked = len(server.requests)
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ends within an episode, which is played again" in done.stderr
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert len({(row["group_id"], row["member"]) for row in found}) == len(found) == 16
+    assert len(server.requests) - asked < sum(row["num_turns"] for row in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("url: [", "cannot be read"),
+        ("model: m", "must have url and model"),
+        ("{url: 'http://127.0.0.1:1/v1'}", "a name"),
+        ("{url: actors, model: m}", "must be a server's"),
+        ("{url: 'http://127.0.0.1:1/v1', model: m, colour: red}", "unexpected keyword argument 'colour'"),
+        ("{url: 'http://127.0.0.1:1/v1', model: m, request: {messages: []}}", "without model and messages"),
+        ("{url: 'http://127.0.0.1:1/v1', model: m, key_env: NO_SUCH_KEY}", "NO_SUCH_KEY, which is not set"),
+    ],
+)
+def test_a_file_that_names_no_server_is_refused(tmp_path: Path, model: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(text)
+    config = load_config(None, settings(model))
+    with pytest.raises(ConfigError, match=complaint):
+        collect(config, path=tmp_path / "rows.jsonl", force=False, options=CollectOptions(server=str(path)))
+
+
+@pytest.mark.parametrize("options", [{"search": "mcts"}, {"expert": True}, {"completions": 2}])
+def test_a_server_plays_whole_episodes_alone(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="`--server` must be empty with --search, --expert"):
+        CollectOptions(server="server.yaml", **options)
+
+
+@pytest.mark.parametrize(
+    "overrides", [["model.context=window"], ["env.action_format=tools", "model.tool_parser=hermes"]]
+)
+def test_what_a_server_cannot_be_asked_is_refused(tmp_path: Path, model: Path, overrides: list[str]) -> None:
+    config = load_config(None, [*settings(model), "warm_start.episodes=0", *overrides])
+    with pytest.raises(
+        ConfigError, match=r"`--server` needs another env\.action_format than tools, and model\.context=stop"
+    ):
+        collect(config, path=tmp_path / "rows.jsonl", force=False, options=CollectOptions(server="server.yaml"))

@@ -1,0 +1,274 @@
+"""`slipstream eval`: its numbers by another way to the same, and formats side by side on the same tasks."""
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slipstream.actors.episode.hint import INTRODUCTION
+from slipstream.actors.host.act import make_setup
+from slipstream.common.config.config import load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.headline import wilson
+from slipstream.common.text.tokenizer import load_tokenizer
+from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from slipstream.tools.play.eval_attempt import WAYS, Played, certainty, chosen
+from slipstream.tools.play.eval_options import EvalOptions
+from slipstream.tools.play.eval_report import compared, pass_at, report, spread
+from slipstream.tools.play.evaluate import check_revisable, evaluate, evaluate_on
+from tests.actors.episode.episodes import ids
+from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer
+
+
+def played(
+    index: int,
+    *,
+    success: bool,
+    tokens: int = 10,
+    invalid: int = 0,
+    kind: str = "",
+    end: str = "",
+    mean_logprob: float = -1.0,
+    value: float | None = None,
+) -> Played:
+    return Played(
+        end=end,
+        mean_logprob=mean_logprob,
+        value=value,
+        index=index,
+        kind=kind,
+        success=success,
+        score=float(success),
+        num_turns=4,
+        num_invalid=invalid,
+        num_tokens=100,
+        num_written=tokens,
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_attempts", "num_solved", "size"), [(4, 2, 2), (5, 0, 3), (5, 5, 1), (6, 4, 3), (3, 1, 3)]
+)
+def test_pass_at_k_is_the_share_of_all_choices_of_k_attempts_with_a_success(
+    num_attempts: int, num_solved: int, size: int
+) -> None:
+    attempts = [place < num_solved for place in range(num_attempts)]
+    choices = list(itertools.combinations(attempts, size))
+    share = sum(any(choice) for choice in choices) / len(choices)
+    assert math.isclose(pass_at(size, num_attempts=num_attempts, num_solved=num_solved), share)
+
+
+def test_attempts_at_one_task_count_as_one_in_the_interval_of_success() -> None:
+    episodes = [played(index, success=index < 3 and member < 2) for index in range(4) for member in range(4)]
+    numbers = report(episodes)
+    assert (numbers["num_tasks"], numbers["num_episodes"], numbers["success"]) == (4, 16, 0.375)
+    assert (numbers["success_low"], numbers["success_high"]) == wilson(0.375, 4)
+    assert [numbers["pass_at"][size]["rate"] for size in ("1", "2", "4")] == [0.375, 0.75 * (1 - 1 / 6), 0.75]
+
+
+def test_success_is_reported_by_tokens_written_and_by_type_of_task() -> None:
+    episodes = [
+        played(0, success=True, tokens=16, kind="pick"),
+        played(1, success=True, tokens=17, kind="heat"),
+        played(2, success=True, tokens=60, kind="heat", invalid=2),
+        played(3, success=False, tokens=5, kind="heat"),
+    ]
+    numbers = report(episodes)
+    assert numbers["success_within_tokens"] == {"16": 0.25, "32": 0.5, "64": 0.75}
+    assert {kind: (each["num_tasks"], each["success"]) for kind, each in numbers["by_type"].items()} == {
+        "heat": (3, 2 / 3),
+        "pick": (1, 1.0),
+    }
+    assert (numbers["invalid_actions"], numbers["tokens_written"]) == (0.125, 24.5)
+    assert report([played(0, success=False)])["success_within_tokens"] == {}
+    assert not {"pass_at", "by_type"} & report([played(0, success=True)]).keys()
+
+
+def test_the_difference_of_two_formats_is_over_the_tasks_that_both_played() -> None:
+    first = [played(index, success=index == 0) for index in range(4)]
+    second = [played(index, success=True) for index in (0, 1, 2)]
+    head, rows = compared({"plain": first, "own": second})
+    assert head[0] == "format" and head[-1] == "success less that of plain"
+    assert [row[0] for row in rows] == ["plain", "own"] and rows[0][-1] == ""
+    assert rows[1][-1] == spread([0.0, 1.0, 1.0], digits=3, sign="+")
+    assert spread([0.0, 1.0, 1.0], digits=3, sign="+") == "+0.667 (+0.01 to +1.32)"
+    assert compared({"a": [played(0, success=True)], "b": [played(1, success=True)]})[1][1][-1] == "no common task"
+
+
+def test_the_interval_of_a_mean_holds_it_as_often_as_it_says() -> None:
+    dice, held = random.Random(3), 0
+    for _ in range(400):
+        text = spread([dice.random() for _ in range(60)], digits=6)
+        low, high = (float(part) for part in text.partition("(")[2].rstrip(")").split(" to "))
+        held += low <= 0.5 <= high
+    assert 0.92 <= held / 400 <= 0.98
+
+
+def test_each_way_chooses_by_its_own_number_and_a_tie_by_likelihood_or_place() -> None:
+    attempts = [
+        played(0, success=True, end="a", mean_logprob=-0.5, value=0.2),
+        played(0, success=False, end="b", mean_logprob=-0.4, value=0.9),
+        played(0, success=True, end="a", mean_logprob=-0.7, value=0.9),
+    ]
+    assert {way: attempts.index(choose(attempts)) for way, choose in WAYS.items()} == {
+        "likelihood": 1,
+        "majority": 0,
+        "reward_model": 1,
+    }
+    assert WAYS["majority"](attempts[:2]) is attempts[1]  # one of each: the likelier
+
+
+def test_a_choice_is_the_mean_over_whole_parts_of_the_attempts() -> None:
+    attempts = [played(0, success=place in (0, 3), tokens=place, mean_logprob=-place) for place in range(5)]
+    assert chosen(attempts, way="likelihood", size=2) == (0.5, 3.0)  # 0 of (0, 1), 2 of (2, 3); 4 is left over
+    assert chosen(attempts, way="likelihood", size=8) == (1.0, 10.0)
+    episodes = [*attempts, played(1, success=True), played(1, success=True)]
+    best = report(episodes)["best_of"]
+    assert list(best) == ["likelihood", "majority"] and list(best["majority"]) == ["1", "2", "5"]
+    assert best["likelihood"]["2"]["rate"] == 0.75 and best["likelihood"]["2"]["tokens_written"] == 11.5
+    assert list(report(episodes, EvalOptions(attempts=5, certainty=0.9))["best_of"]["majority"]) == ["5"]
+    assert "pass_at" not in report(episodes, EvalOptions(attempts=5, certainty=0.9))
+
+
+@pytest.mark.parametrize("ends", ["", "a", "aa", "aaaa", "aabb", "aaab", "abc", "aaabbc"])
+def test_the_certainty_of_a_majority_is_the_share_of_the_posterior_above_one_half(ends: str) -> None:
+    first, second = [*sorted((ends.count(end) for end in set(ends)), reverse=True), 0, 0][:2]
+    chances = [(place + 0.5) / 20_000 for place in range(20_000)]
+    density = [chance**first * (1 - chance) ** second for chance in chances]
+    share = sum(density[10_000:]) / sum(density)
+    assert certainty([played(0, success=True, end=end) for end in ends]) == pytest.approx(share, abs=1e-6)
+
+
+OWN = {"call": {"write": "CALL {action} END"}}
+SETTINGS = [
+    "env.name=tests.guess:GuessEnv",
+    "env.max_turns=5",
+    "model.max_tokens=2048",
+    "sampling.max_turn_tokens=64",
+    "eval.num_tasks=6",
+]
+
+
+def test_a_rank_needs_a_list_of_actions_and_a_known_name() -> None:
+    with pytest.raises(ConfigError, match="`--rank` must be total or mean, got 'best'"):
+        EvalOptions(rank="best")
+    with pytest.raises(ConfigError, match=r"`--rank` must be empty without env\.enforce_admissible=true, got 'mean'"):
+        evaluate(load_config(None, []), options=EvalOptions(rank="mean"))
+
+
+def evaluated(
+    options: EvalOptions,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    write: Callable[[str, int], str] | None = None,
+) -> tuple[list[dict], str]:
+    """Evaluate a policy that always writes as the format `call` wants it; return the lines of JSON, and the rest.
+
+    `write` gives its text for a prompt and a seed instead.
+    """
+    tokenizer = byte_tokenizer(CHATML)
+    tokenizer.save_pretrained(folder)
+    config = load_config(None, SETTINGS)
+    config.env.formats = OWN
+    answer = ids(tokenizer, "CALL red END" + tokenizer.eos_token)
+
+    def script(tokens: list[int], seed: int | None) -> list[int]:
+        return ids(tokenizer, write(tokenizer.decode(tokens), seed or 0) + tokenizer.eos_token) if write else answer
+
+    engine = ScriptedEngine(script, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=2048)
+    setup = make_setup(engine, name="eval", run=config, actors=config.actors, tokenizer=load_tokenizer(folder))
+    assert evaluate_on(setup, config, options) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")], "\n".join(
+        line for line in lines if not line.startswith("{")
+    )
+
+
+def test_formats_play_the_same_tasks_and_a_table_shows_them_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = EvalOptions(compare=("call", "action_tag", "plain"), attempts=2)
+    results, table = evaluated(options, tmp_path, capsys)
+    by_sampling = {(line["sampling"], line["format"]): line for line in results}
+    assert len(by_sampling) == len(results) == 6
+    for name, invalid in (("call", 0.0), ("action_tag", 1.0), ("plain", 1.0)):
+        sampled, greedy = by_sampling["sampled", name], by_sampling["greedy", name]
+        assert (sampled["num_tasks"], sampled["num_episodes"], greedy["num_episodes"]) == (6, 12, 6)
+        assert sampled["invalid_actions"] == greedy["invalid_actions"] == invalid
+        assert set(sampled["pass_at"]) == {"1", "2"} and "pass_at" not in greedy
+    assert table.count("format") == 2 and table.count("action_tag") == 2
+    assert "success less that of call" in table
+
+
+def test_an_evaluation_of_one_format_prints_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, table = evaluated(EvalOptions(), tmp_path, capsys)
+    assert [line["sampling"] for line in results] == ["sampled", "greedy"] and table == ""
+    assert all("format" not in line for line in results)
+
+
+def test_attempts_end_where_the_majority_is_certain_and_go_on_where_they_disagree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = EvalOptions(attempts=8, certainty=0.95)
+    sampled, greedy = evaluated(options, tmp_path, capsys, write=lambda prompt, seed: "red")[0]
+    assert (sampled["num_episodes"], greedy["num_episodes"]) == (6 * 4, 6)
+    spent = sampled["best_of"]["majority"]["4"]["tokens_written"]
+    assert spent == 4 * sampled["tokens_written"]
+    (sampled, _), _ = evaluated(options, tmp_path, capsys, write=lambda prompt, seed: str(seed))
+    assert sampled["num_episodes"] == 6 * 8
+
+
+def test_a_revision_is_shown_the_attempt_before_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The policy writes the wanted word only where it reads an attempt that failed."""
+    prompts = set[str]()
+
+    def write(prompt: str, seed: int) -> str:
+        opening = prompt.split(END)[0]
+        prompts.add(opening)
+        return opening.split("say ")[1].split()[0] if "> nothing" in opening else "nothing"
+
+    results, _ = evaluated(EvalOptions(attempts=3, revise=True), tmp_path, capsys, write=write)
+    sampled, greedy = results
+    assert {place: each["rate"] for place, each in sampled["by_attempt"].items()} == {"1": 0.0, "2": 1.0, "3": 0.0}
+    assert "pass_at" not in sampled and "by_attempt" not in greedy
+    shown = [opening.partition(INTRODUCTION)[2] for opening in prompts if INTRODUCTION in opening]
+    assert all(text.count("Attempt 1:") == 1 and "Attempt 2:" not in text for text in shown)
+    assert any(text.count("> nothing\nagain") == 3 for text in shown) and "failed" not in "".join(shown)
+
+
+def test_a_revision_of_an_environment_that_writes_its_prompts_itself_is_refused() -> None:
+    config = load_config(None, ["env.name=verifiers"])
+    check_revisable(config, EvalOptions(attempts=2))
+    with pytest.raises(
+        ConfigError, match=r"`--revise` is not possible for `env.name` verifiers: this environment writes"
+    ):
+        check_revisable(config, EvalOptions(attempts=2, revise=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"revise": True}, "revise"),
+        ({"certainty": 0.9}, "certainty"),
+        ({"attempts": 4, "certainty": 0.5}, "certainty"),
+        ({"attempts": 4, "certainty": 1.0}, "certainty"),
+        ({"attempts": 4, "certainty": math.nan}, "certainty"),
+        ({"attempts": 4, "certainty": 0.9, "revise": True}, "certainty"),
+    ],
+)
+def test_options_of_attempts_without_effect_are_refused(given: dict, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"`--{name}` must be"):
+        EvalOptions(**given)
+
+
+@pytest.mark.parametrize(
+    "given", [{"attempts": 0}, {"attempts": 1001}, {"compare": ("plain",)}, {"compare": ("a", "a")}]
+)
+def test_options_that_compare_nothing_are_refused(given: dict) -> None:
+    with pytest.raises(ConfigError, match=r"`--(attempts|compare)` must be"):
+        EvalOptions(**given)

@@ -1,0 +1,187 @@
+"""`slipstream replay groups`: every group that Redis holds, with what a person asks about it."""
+
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from slipstream.common.config.config import load_config
+from slipstream.common.process.connection import connect
+from slipstream.replay.buffer.listing import find_group, list_groups
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.server.server import start_server
+from slipstream.tools.cli.cli import main
+from tests.learner.publisher.offers import empty_offer
+from tests.replay.records.attempts import make_buffer, ticket
+from tests.tools.replay.inspected import Inspected
+
+
+def test_groups_are_listed_with_their_state_holder_members_and_step(inspected: Inspected) -> None:
+    inspected.open(1, 2, 3, 4, 5)
+    inspected.fill(policy_version=2)
+    inspected.fill(actor="actor-1")
+    assert [group.ticket.group_id for group in inspected.buffer.learner.claim(7, 1, policy_version=4, max_lag=9)] == [1]
+    inspected.fill(members=(1,), actor="actor-2", policy_version=3)
+    inspected.buffer.people.quarantine(5, "looks odd")
+    groups = {row["group_id"]: row for row in inspected.json("groups")}
+    assert {group_id: row["state"] for group_id, row in groups.items()} == {
+        1: "claimed",
+        2: "ready",
+        3: "leased",
+        4: "queued",
+        5: "quarantined",
+    }
+    assert groups[1]["uses"] == [7] and groups[2]["uses"] == []
+    assert groups[3]["holder"] == "actor-2" and 500 < groups[3]["lease_left_s"] <= 600
+    assert (groups[3]["num_stored"], groups[3]["num_members"], groups[3]["newest_policy_version"]) == (1, 2, 3)
+    assert groups[4]["holder"] == "" and groups[4]["lease_left_s"] is None
+    assert groups[2]["task"] == "shop/train/2" and groups[2]["attempts"] == 1
+    assert all(0 <= row["changed_s"] <= row["opened_s"] < 600 for row in groups.values())
+
+
+def test_times_are_the_servers_and_begin_anew_with_each_state(inspected: Inspected) -> None:
+    inspected.open(1)
+    deadline = time.monotonic() + 30
+    while found(inspected)["opened_s"] < 0.2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    opened_s = found(inspected)["opened_s"]
+    inspected.fill(members=())
+    group = found(inspected)
+    assert group["changed_s"] < group["opened_s"] and group["opened_s"] > opened_s
+    inspected.buffer.people.requeue([1])
+    assert found(inspected)["opened_s"] > opened_s
+
+
+def found(inspected: Inspected) -> dict[str, float]:
+    [group] = inspected.json("groups")
+    return group
+
+
+def test_the_list_is_narrowed_by_state_task_actor_age_and_version(inspected: Inspected) -> None:
+    inspected.open(1, 2, 12)
+    inspected.fill(policy_version=2)
+    inspected.fill(members=(0,), actor="actor-1", policy_version=3)
+
+    def listed(*options: str) -> list[int]:
+        return [row["group_id"] for row in inspected.json("groups", *options)]
+
+    assert listed("--state", "ready") == [1]
+    assert listed("--task", "shop/train/1") == [1]  # and not 12
+    assert sorted(listed("--task", "shop/train")) == sorted(listed("--task", "shop")) == [1, 2, 12]
+    assert listed("--task", "bash") == []
+    assert listed("--actor", "actor-0") == [1]
+    assert listed("--actor", "actor-1") == [2]
+    assert listed("--version", "2") == [1]
+    assert sorted(listed("--older-than", "0")) == [1, 2, 12]
+    assert listed("--older-than", "3600") == []
+    assert len(listed("--limit", "2")) == 2
+
+
+def test_people_get_a_table_and_hear_that_there_is_more(inspected: Inspected) -> None:
+    inspected.open(*range(1, 9))
+    said = inspected("groups", "--limit", "3")
+    lines = said.splitlines()
+    assert lines[0].split()[:3] == ["group", "state", "s"] and len(lines) == 5
+    assert [lines[1].split()[place] for place in (0, 1, 3)] == ["1", "queued", "shop/train/1"]
+    assert lines[-1] == "these are the first 3 groups; give --limit for more"
+
+
+def test_lag_counts_from_the_newest_published_version(inspected: Inspected) -> None:
+    inspected.open(1)
+    inspected.fill(policy_version=2)
+    assert inspected.json("groups")[0]["lag"] is None  # nothing is published yet
+    Bulletin(inspected.client, inspected.run_id).announce(empty_offer(5))
+    assert inspected.json("groups")[0]["lag"] == 3
+
+
+def test_thousands_of_groups_are_listed_while_others_work(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = make_buffer(redis_client, run_id)
+    buffer.learner.acquire_epoch()
+    for first in range(0, 5000, 1000):
+        buffer.learner.open([ticket(group_id) for group_id in range(first, first + 1000)])
+    groups = list_groups(redis_client, run_id)
+    assert next(groups).group_id == 0
+    buffer.learner.drop([1, 2, 3, 4999], "test")  # 1 to 3 are on the page that was read, 4999 is not
+    rest = [group.group_id for group in groups]
+    assert rest == list(range(1, 4999))
+    assert find_group(redis_client, run_id, 3) is None
+
+
+def test_a_hostile_actors_name_cannot_reach_the_terminal(inspected: Inspected) -> None:
+    inspected.open(1)
+    inspected.fill(members=(), actor="\x1b[2Jevil\n[red]x\u202e")
+    said = inspected("groups")
+    assert r"\x1b[2Jevil\n[red]x\u202e" in said and len(said.splitlines()) == 2
+    assert inspected.json("groups")[0]["holder"] == "\x1b[2Jevil\n[red]x\u202e"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["groups", "--state", "lost"], "invalid choice: 'lost'"),
+        (["show"], "replay show takes GROUP [MEMBER], got nothing"),
+        (["show", "1", "2", "3"], "replay show takes GROUP [MEMBER], got 1 2 3"),
+        (["show", "first"], "replay show: GROUP [MEMBER] must be numbers, got 'first'"),
+        (["requeue"], "replay requeue takes GROUP ..., got nothing"),
+        (["quarantine", "3"], "the following arguments are required: --reason"),
+        (["export", "a.jsonl", "--steps", "5"], "must be FIRST:LAST, as in 1:20, got '5'"),
+        (["groups", "--limit", "-1"], "--limit"),
+        (["dance"], "invalid choice: 'dance'"),
+    ],
+)
+def test_bad_arguments_are_answered_with_what_is_right(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", *arguments])
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["audit", "groups", "show", "diff", "quarantine", "requeue", "failures", "quarantined", "export"],
+)
+def test_every_question_has_help(question: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", question, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: slipstream replay {question}" in capsys.readouterr().out
+
+
+def test_a_run_that_is_not_there_is_named(inspected: Inspected) -> None:
+    assert "`run.name` missing is not on this Redis server" in inspected("groups", "run.name=missing", code=2)
+
+
+def test_who_may_only_read_can_ask_everything_that_changes_nothing(
+    tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str], inspected: Inspected
+) -> None:
+    with start_server(tmp_path / "redis") as server, connect(server.admin_url) as client:
+        client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@read", "+ping", "+select", "+time")
+        url = f"redis://reader:secret@127.0.0.1:{server.port}"
+        run = Inspected(client, url, run_id, inspected.root, capsys)
+        run.open(1, 2)
+        run.fill()
+        assert len(run.buffer.learner.claim(1, 1, policy_version=4, max_lag=9)) == 1
+        assert [group["group_id"] for group in run.json("groups")] == [2, 1]
+        assert "turn 1" in run("show", "1", "1") and "trained_reward: 0.500" in run("diff", "1")
+        assert run.json("failures") == run.json("quarantined") == []
+        assert "2 trajectories" in run("export", str(tmp_path / "rows.jsonl"))
+        assert "no permissions to run the 'evalsha' command" in run("requeue", "2", code=2)
+        assert run.buffer.learner.ledger().queued == 1
+
+
+def test_groups_of_every_shard_are_found(inspected: Inspected, redis_url: str) -> None:
+    second = make_buffer(inspected.client, inspected.run_id, shard=1)
+    second.learner.acquire_epoch()
+    inspected.open(2, 4)
+    second.learner.open([ticket(3), ticket(5)])
+    # The run says where they are; they are reached with the password of redis.url.
+    inspected.describe(load_config(None, [f"redis.shards=[redis://{redis_url.rpartition('@')[2]}]"]))
+    assert sorted(row["group_id"] for row in inspected.json("groups")) == [2, 3, 4, 5]
+    assert inspected("quarantine", "3", "--reason", "odd") == "group 3: quarantined; it was queued\n"
+    assert second.learner.ledger().quarantined == 1
+    assert [row["group_id"] for row in inspected.json("quarantined")] == [3]
+    assert inspected("requeue", "3") == "group 3: queued; it was quarantined\n"

@@ -1,0 +1,176 @@
+"""How supervised processes start, fail, start again and end, and that none of them outlives its supervisor."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slipstream.common.process.shutdown import EXIT_PREEMPTED
+from slipstream.tools.run import child as child_module
+from slipstream.tools.run.child import Child
+
+DEADLINE_S = 60.0
+
+SUPERVISOR = """
+import sys, time
+from pathlib import Path
+from slipstream.tools.run.child import Child
+
+child = Child("sleeper", ["sleep", "1000"], log=Path(sys.argv[1]), environment={})
+child.start()
+print(child._process.pid, flush=True)
+time.sleep(1000)
+"""
+
+STARTING = """
+import time
+from slipstream.common.process.shutdown import Shutdown
+
+with Shutdown().nothing_to_lose():
+    print("ready", flush=True)
+    time.sleep(1000)
+"""
+
+WORKING = """
+import sys, time
+from slipstream.common.process.shutdown import Shutdown
+
+shutdown = Shutdown(at_once=lambda: print("insisted", flush=True))
+print("ready", flush=True)
+shutdown.requested.wait()
+print("asked", flush=True)
+time.sleep(1000)
+"""
+
+HANGING = """
+import time
+from slipstream.common.process.shutdown import Shutdown
+
+shutdown = Shutdown()
+shutdown.end_within(0.5)
+time.sleep(1.0)
+print("ready", flush=True)
+while True:
+    time.sleep(1000)
+"""
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def a_child(tmp_path: Path, script: str) -> Child:
+    return Child("child", ["sh", "-c", script], log=tmp_path / "logs" / "child.log", environment={"GREETING": "hello"})
+
+
+def test_what_a_child_says_is_in_its_log_and_its_environment_is_its_own(tmp_path: Path) -> None:
+    child = a_child(tmp_path, "echo $GREETING; echo trouble >&2")
+    child.start()
+    child.wait(DEADLINE_S)
+    assert child.exit_code == 0 and child.keep_up()
+    assert child.last_log_lines() == "hello\ntrouble"
+
+
+def test_a_child_that_crashes_is_started_again_until_it_has_crashed_too_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module, "MAX_RESTARTS", 2)
+    monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0, 0.0))
+    child = a_child(tmp_path, "echo once more; exit 1")
+    child.start()
+    wait_until(lambda: not child.keep_up())
+    assert child.exit_code == 1
+    assert child.last_log_lines() == "once more\nonce more\nonce more"
+
+
+def test_a_child_that_was_given_bad_input_is_not_started_again_and_says_why_on_one_line(tmp_path: Path) -> None:
+    child = a_child(tmp_path, "echo starting; echo the reason; exit 2")
+    child.start()
+    child.wait(DEADLINE_S)
+    assert not child.keep_up()
+    assert child.last_log_lines() == "the reason"
+
+
+def test_the_reason_of_a_rank_is_shown_and_not_what_torchrun_logs_after_it(tmp_path: Path) -> None:
+    logged = "E1124 20:35:39.853 1 lib/torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 2)"
+    child = a_child(tmp_path, f"echo starting; echo the reason; echo '{logged}'; exit 2")
+    child.start()
+    child.wait(DEADLINE_S)
+    assert child.last_log_lines() == "the reason"
+
+
+def test_a_child_that_does_not_end_when_asked_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    child = a_child(tmp_path, "trap '' TERM; setsid sleep 1000 & echo $!; wait; wait")
+    child.start()
+    wait_until(lambda: child.last_log_lines() != "")
+    grandchild = psutil.Process(int(child.last_log_lines()))
+    child.ask_to_end()
+    child.wait(0.2)
+    assert child.exit_code == -signal.SIGKILL
+    wait_until(lambda: is_gone(grandchild))
+
+
+def test_a_child_of_any_program_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    )
+    assert supervisor.stdout is not None
+    with supervisor.stdout:
+        sleeper = psutil.Process(int(supervisor.stdout.readline()))
+    assert not is_gone(sleeper)
+    supervisor.kill()
+    supervisor.wait()
+    wait_until(lambda: is_gone(sleeper))
+
+
+def test_a_process_whose_parent_is_gone_already_ends_and_one_whose_parent_is_there_goes_on() -> None:
+    """It is the launcher's pid that decides: a launcher in a container is process 1, as an orphan's new parent is."""
+    command = "from slipstream.common.process.shutdown import die_with_parent; die_with_parent({}); print('continues')"
+    orphan = subprocess.run([sys.executable, "-c", command.format(2**22 + 1)], capture_output=True, text=True)
+    assert (orphan.returncode, orphan.stdout) == (EXIT_PREEMPTED, "")
+    child = subprocess.run([sys.executable, "-c", command.format(os.getpid())], capture_output=True, text=True)
+    assert (child.returncode, child.stdout) == (0, "continues\n")
+
+
+def test_the_first_signal_ends_a_process_that_has_nothing_to_lose() -> None:
+    for number, exit_code in ((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
+        with subprocess.Popen([sys.executable, "-c", STARTING], stdout=subprocess.PIPE, text=True) as starting:
+            assert starting.stdout is not None and starting.stdout.readline() == "ready\n"
+            starting.send_signal(number)
+            assert starting.wait(DEADLINE_S) == exit_code
+
+
+def test_a_signal_asks_a_working_process_however_often_it_comes_and_ctrl_c_after_it_ends_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", WORKING], stdout=subprocess.PIPE, text=True) as working:
+        assert working.stdout is not None and working.stdout.readline() == "ready\n"
+        working.send_signal(signal.SIGUSR1)
+        assert working.stdout.readline() == "asked\n"
+        working.send_signal(signal.SIGTERM)
+        working.send_signal(signal.SIGUSR1)
+        with pytest.raises(subprocess.TimeoutExpired):
+            working.wait(0.2)
+        working.send_signal(signal.SIGINT)
+        assert working.stdout.readline() == "insisted\n"
+        assert working.wait(DEADLINE_S) == 130
+
+
+def test_a_process_that_hangs_when_it_is_told_to_leave_ends_at_its_deadline_and_not_before_it_is_told() -> None:
+    with subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, text=True) as hanging:
+        assert hanging.stdout is not None and hanging.stdout.readline() == "ready\n"
+        told = time.monotonic()
+        hanging.send_signal(signal.SIGTERM)
+        assert hanging.wait(DEADLINE_S) == EXIT_PREEMPTED
+        assert time.monotonic() - told >= 0.5
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,96 @@
+"""Expert episodes for the warm start: made by the actors' own rollout, the same from the same seed."""
+
+from pathlib import Path
+
+import msgspec
+
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.records import archive
+from slipstream.common.records.trajectory import StopReason, Trajectory, check
+from slipstream.learner.batch.pack import sequences_of
+from slipstream.tools.run.prepare import demonstrate, prepare
+from tests.common.text.small_tokenizer import shop_tokenizer
+
+
+def config(*overrides: str) -> Config:
+    return load_config(None, ["env.max_turns=8", "model.max_tokens=256", "warm_start.episodes=20", *overrides])
+
+
+def demonstrations(*overrides: str) -> list[Trajectory]:
+    return list(demonstrate(config(*overrides), shop_tokenizer()))
+
+
+def actions(trajectory: Trajectory) -> list[str]:
+    tokens = trajectory.token_array()
+    return [shop_tokenizer().decode(tokens[turn.start : turn.stop]) for turn in trajectory.turns]
+
+
+def without_times(trajectory: Trajectory) -> Trajectory:
+    turns = [msgspec.structs.replace(turn, generate_s=0.0, env_s=0.0) for turn in trajectory.turns]
+    return msgspec.structs.replace(trajectory, turns=turns, started_at_s=0.0, duration_s=0.0)
+
+
+def test_an_expert_without_noise_always_succeeds_and_its_actions_are_what_is_imitated() -> None:
+    tokenizer = shop_tokenizer()
+    for trajectory in demonstrations():
+        check(trajectory, vocab_size=len(tokenizer))
+        assert trajectory.success
+        assert [turn.rewards for turn in trajectory.turns] == [{"purchase": 0.0}] * 4 + [{"purchase": 1.0}]
+        (sequence,) = sequences_of(trajectory, advantage=0.0)
+        imitated = tokenizer.decode(sequence.tokens[sequence.loss_mask])
+        assert imitated == " ".join(actions(trajectory))
+        assert imitated.count("<|end|>") == 5
+    assert actions(demonstrations()[0]) == [
+        "search [ plain dress ] <|end|>",
+        "click [ plain dress 10 ] <|end|>",
+        "click [ red ] <|end|>",
+        "click [ small ] <|end|>",
+        "click [ buy now ] <|end|>",
+    ]
+
+
+def test_noise_makes_some_episodes_fail_and_is_imitated_like_the_rest() -> None:
+    noisy = demonstrations("warm_start.noise=0.3")
+    assert 0 < sum(trajectory.success for trajectory in noisy) < 20
+    assert {trajectory.stop_reason for trajectory in noisy} <= {StopReason.DONE, StopReason.MAX_TURNS}
+    assert all(turn.valid_action for trajectory in noisy for turn in trajectory.turns)
+
+
+def test_where_there_are_fewer_tasks_than_episodes_they_come_again_with_other_noise() -> None:
+    few = demonstrations("env.num_train_tasks=3", "warm_start.noise=0.5")
+    assert [trajectory.task.index for trajectory in few] == [number % 3 for number in range(20)]
+    assert len({tuple(actions(trajectory)) for trajectory in few if trajectory.task.index == 0}) > 1
+
+
+def test_the_same_seed_gives_the_same_episodes_and_another_seed_others() -> None:
+    first = [without_times(trajectory) for trajectory in demonstrations("warm_start.noise=0.3")]
+    assert [without_times(trajectory) for trajectory in demonstrations("warm_start.noise=0.3")] == first
+    other = demonstrations("warm_start.noise=0.3", "run.seed=1")
+    assert [actions(trajectory) for trajectory in other] != [actions(trajectory) for trajectory in first]
+
+
+def test_every_episode_is_a_train_task_of_its_own() -> None:
+    tasks = [trajectory.task for trajectory in demonstrations()]
+    assert [(task.split, task.index) for task in tasks] == [("train", index) for index in range(20)]
+
+
+def test_prepare_makes_a_run_directory_whole_and_leaves_what_is_there(tmp_path: Path) -> None:
+    settings = config(f"run.root={tmp_path}", "run.name=made", "model.tiny.num_tasks=60", "model.tiny.num_layers=1")
+    run_dir = prepare(settings)
+    read = list(archive.read(run_dir.demonstrations, vocab_size=len(shop_tokenizer())))
+    assert [trajectory.group_id for trajectory in read] == list(range(20))
+    assert load_config(str(run_dir.config), []) == settings
+    written = {path: path.stat().st_mtime_ns for path in (run_dir.demonstrations, run_dir.model / "config.json")}
+    prepare(settings)
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert not list(run_dir.path.glob("*.tmp"))
+
+
+def test_an_expert_keeps_to_the_format_that_the_parser_demands() -> None:
+    tokenizer = shop_tokenizer("action_tag")
+    for trajectory in demonstrate(config("env.action_format=action_tag"), tokenizer):
+        assert trajectory.success
+        assert all(turn.valid_action for turn in trajectory.turns)
+        assert (
+            tokenizer.decode(trajectory.token_array()).count("< action >") == 1 + 5
+        )  # the instructions, and each turn

@@ -1,0 +1,83 @@
+"""The split of a host's GPUs between learner and actors, from a list of GPUs."""
+
+import pytest
+
+from slipstream.common.config.config import load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.tools.run.devices import Split, split_devices
+
+EIGHT = [str(number) for number in range(8)]
+SHARE = ["actors.count=1", "actors.transport=pull"]
+
+
+def split(settings: list[str], visible: list[str]) -> Split:
+    return split_devices(load_config(None, settings), visible)
+
+
+def test_a_cpu_has_nothing_to_split() -> None:
+    assert split([], []) == Split(learner=[], actors=[])
+    assert str(split([], [])) == "none"
+
+
+def test_the_learner_gets_the_first_gpus_and_the_actors_the_others() -> None:
+    assert split(["learner.ranks=4"], EIGHT) == Split(learner=EIGHT[:4], actors=EIGHT[4:])
+    assert split(["actors.count=1"], ["0", "1"]) == Split(learner=["0"], actors=["1"])
+    assert str(split(["actors.count=1"], ["0", "GPU-5d3f"])) == "learner 0; actors GPU-5d3f"
+
+
+def test_what_one_side_names_is_kept_and_the_other_side_gets_the_rest() -> None:
+    assert split(["actors.devices=[0,1]", "learner.ranks=2"], EIGHT) == Split(learner=["2", "3"], actors=["0", "1"])
+    assert split(["learner.devices=[5]", "actors.count=7"], EIGHT).actors == ["0", "1", "2", "3", "4", "6", "7"]
+    both = split(["learner.devices=[7]", "actors.devices=[6]", "actors.count=1"], EIGHT)
+    assert both == Split(learner=["7"], actors=["6"])
+    # What is named counts, also where no GPU was found.
+    assert split(["learner.devices=[7]", "actors.devices=[6]", "actors.count=1"], []) == both
+
+
+@pytest.mark.parametrize("limit", ["actors.kv_cache_bytes=4294967296", "actors.gpu_memory_utilization=0.4"])
+def test_learner_and_one_actor_share_a_gpu_if_the_actors_memory_is_limited(limit: str) -> None:
+    assert split([*SHARE, limit], ["0"]) == Split(learner=["0"], actors=["0"])
+    assert split([*SHARE, limit, "learner.devices=[3]", "actors.devices=[3]"], EIGHT).shared == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "visible", "message"),
+    [
+        (SHARE, ["0"], "share GPU 0, and nothing limits the actors' memory; set `actors.kv_cache_bytes`"),
+        (["learner.devices=[1]", "actors.devices=[1]", *SHARE], EIGHT, "share GPU 1, and nothing limits"),
+        (
+            ["learner.ranks=8", "actors.count=2", "actors.transport=pull"],
+            EIGHT,
+            "share GPU 0, 1, 2, 3, 4, 5, 6, 7, and",
+        ),
+        (
+            ["actors.count=1", "actors.kv_cache_bytes=4294967296"],
+            ["0"],
+            "`actors.transport` must be pull or disk where learner and actors share GPU 0, got broadcast",
+        ),
+        (["learner.ranks=9"], EIGHT, "`learner.ranks` must be <= 8, the GPUs for the learner"),
+        (
+            ["learner.ranks=7", "actors.count=2"],
+            EIGHT,
+            r"`actors.count` must be <= 1 for the GPUs of the actors \(7\), got 2",
+        ),
+        (
+            ["actors.tensor_parallel=4", "actors.count=2"],
+            EIGHT,
+            "`actors.count` must be <= 1 .* got 2, each with actors.tensor_parallel=4",
+        ),
+    ],
+)
+def test_gpus_that_are_too_few_or_used_twice_are_refused_with_what_to_do(
+    settings: list[str], visible: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        split(settings, visible)
+
+
+def test_settings_without_gpus_for_every_rank_or_with_an_impossible_share_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"`learner.ranks` must be <= 1, the number of learner.devices"):
+        load_config(None, ["learner.devices=[0]", "learner.ranks=2"])
+    for share in (0, -0.5, 1.5):
+        with pytest.raises(ConfigError, match=r"`actors.gpu_memory_utilization` must be in \(0, 1\]"):
+            load_config(None, [f"actors.gpu_memory_utilization={share}"])

@@ -1,0 +1,121 @@
+"""What judges refuse is refused where the configuration is loaded, and by each verb before it waits for anything."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.actors.host.host_parts import check_environments
+from slipstream.actors.host.rehearse import check_template
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import PASSWORD_VARIABLE
+from slipstream.envhub.rewards.part import actors_judge, reward_parts
+from slipstream.tools.cli.cli import main
+from slipstream.tools.run.doctor import print_missing
+from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+from tests.replay.buffer.every_verb import FACTS
+
+RUBRIC = "{text: x, scale: [0, 1], criteria: {a: b}}"
+BY_URL = f"{{part: judge, url: 'http://127.0.0.1:1/v1', model: m, compare: listwise, rubric: {RUBRIC}}}"
+BY_ACTORS = f"{{part: judge, url: actors, compare: pairwise, rubric: {RUBRIC}}}"
+MALFORMED = f"{{part: judge, url: here, model: m, rubric: {RUBRIC}}}"
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `main` changes in this process is undone after each test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
+
+
+@pytest.mark.parametrize("verb", ["up", "learner", "actors", "doctor", "plan", "launch", "judge"])
+def test_a_screen_and_a_judge_of_groups_are_refused_by_every_verb_at_once(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [verb, *(["kubernetes"] if verb == "launch" else []), f"run.root={tmp_path}", "replay.screen_size=4"]
+    assert main([*command, f"env.rewards.better={BY_URL}"]) == 2
+    said = capsys.readouterr().err
+    assert "`replay.screen_size` must be 0 with a judge of whole groups, as in env.rewards.better, got 4" in said
+
+
+@pytest.mark.parametrize("verb", ["up", "actors", "plan"])
+def test_a_malformed_judge_is_refused_before_a_verb_waits_for_a_run(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [f"run.root={tmp_path}", "redis.url=redis://127.0.0.1:1", f"env.rewards.clear={MALFORMED}"]
+    assert main([verb, *settings]) == 2
+    assert "`env.rewards.clear.url` must be like http://host:8000/v1, got 'here'" in capsys.readouterr().err
+
+
+def test_doctor_has_a_line_about_rewards(capsys: pytest.CaptureFixture[str]) -> None:
+    print_missing(load_config(None, [f"env.rewards.clear={MALFORMED}"]))
+    assert "rewards: FAULT: `env.rewards.clear.url` must be like http://host:8000/v1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("compare", "group_size", "is_refused"), [
+    ("pairwise", 1, True),
+    ("pairwise", 2, False),
+    ("pairwise", 100, False),
+    ("pairwise", 101, True),
+    ("listwise", 1, False),
+    ("listwise", 101, False),
+])  # fmt: skip
+def test_pairs_need_two_members_and_at_most_a_hundred(compare: str, group_size: int, is_refused: bool) -> None:
+    settings = [f"replay.group_size={group_size}", "objective.advantage=reinforce_pp"]
+    judge = BY_URL.replace("listwise", compare)
+    for name in ("env.rewards.better", "env.mixture.shop.rewards.better"):
+        if not is_refused:
+            load_config(None, [*settings, f"{name}={judge}"])
+            continue
+        with pytest.raises(ConfigError) as error:
+            load_config(None, [*settings, f"{name}={judge}"])
+        assert f"`{name}.compare` must be listwise with replay.group_size = {group_size}" in str(error.value)
+
+
+def run_with(**rewards: str) -> Config:
+    return load_config(None, [f"env.rewards.{name}={judge}" for name, judge in rewards.items()])
+
+
+def test_actors_judge_all_groups_of_a_run_if_one_judge_is_its_own_policy() -> None:
+    def judging(config: Config) -> bool:
+        return actors_judge(reward_parts(config.env.entries()).values())
+
+    assert judging(run_with(better=BY_ACTORS)) and judging(run_with(other=BY_URL, better=BY_ACTORS))
+    assert not judging(run_with(other=BY_URL))
+    assert not judging(run_with(clear=BY_ACTORS.replace("compare: pairwise, ", "")))
+    one_of_two = f"{{part: panel, compare: listwise, judges: {{a: {of_panel(BY_URL)}, b: {of_panel(BY_ACTORS)}}}}}"
+    assert judging(run_with(liked=one_of_two))
+
+
+def of_panel(judge: str) -> str:
+    return judge.replace("part: judge, ", "").replace("compare: pairwise, ", "").replace("compare: listwise, ", "")
+
+
+def test_up_starts_no_judge_process_where_the_actors_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "run.name=dry", "--dry-run", f"run.root={tmp_path}", f"env.rewards.better={BY_ACTORS}"]) == 0
+    started = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert started == ["redis", "GPUs", "learner", "actors", "tensorboard"]
+
+
+def test_an_actor_that_judges_groups_needs_the_key_of_every_judge_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with_key = BY_URL.replace("model: m", "model: m, key_env: JUDGE_KEY")
+    check_environments(run_with(other=with_key), FACTS)  # its process is `slipstream judge`
+    with pytest.raises(ConfigError, match=r"`env.rewards.other`: key_env names the environment variable JUDGE_KEY"):
+        check_environments(run_with(other=with_key, better=BY_ACTORS), FACTS)
+
+
+@pytest.mark.parametrize("compare", ["", "compare: pairwise, "])
+def test_a_rubric_that_fills_the_context_of_the_policy_is_refused_before_an_engine_starts(compare: str) -> None:
+    tokenizer: Any = merging_tokenizer(CHATML)
+    judge = BY_ACTORS.replace("compare: pairwise, ", compare)
+    short, long = run_with(better=judge), run_with(better=judge.replace("text: x", f"text: {'x ' * 5000}"))
+    for config in (short, long):
+        config.model.max_tokens = 2000
+    check_template(short, tokenizer)
+    with pytest.raises(
+        ConfigError, match=r"`env.rewards.better.rubric` must be shorter than `model.max_tokens` = 2000"
+    ):
+        check_template(long, tokenizer)

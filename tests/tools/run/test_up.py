@@ -1,0 +1,297 @@
+"""`slipstream up` as a person uses it: started, watched, stopped, killed, and resumed."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from slipstream.actors.host.join import wait_for_run
+from slipstream.common.process.connection import PASSWORD_VARIABLE, connect
+from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import die_with_parent
+from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
+from slipstream.replay.records.keys import key
+from slipstream.replay.records.ledger import read_ledger
+from slipstream.replay.server.server import Server, _socket_of, password_of
+from slipstream.tools.run.child import kill
+from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
+from tests.replay.buffer.every_verb import FACTS
+
+NAME = "run"
+ENDLESS = 100_000  # steps: a sitting ends when the test ends it
+AT_ONCE_S = 180.0  # what needs no drain and no checkpoint ends within seconds; DRAIN_S would show
+DRAIN_S = 600.0
+SMALL = [*GUESS, "actors.count=1", "replay.groups_per_step=2", "learner.checkpoint_every=2", "env.step_timeout_s=600"]
+
+
+class Up:
+    """`slipstream up` in a process of its own, with its output in files."""
+
+    def __init__(self, root: Path, mark: str, *arguments: str, columns: int) -> None:
+        self.dir = RunDir(root, NAME)
+        self._stdout, self._stderr = root / "stdout", root / "stderr"
+        environment = {**os.environ, MARK: mark, "COLUMNS": str(columns), "OMP_NUM_THREADS": "1"}
+        environment.pop(PASSWORD_VARIABLE, None)
+        with self._stdout.open("w") as stdout, self._stderr.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "slipstream.tools.cli.cli", "up", f"run.root={root}", *arguments],
+                cwd=REPOSITORY,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+
+    def said(self) -> str:
+        return self._stdout.read_text()
+
+    def log(self, process: str) -> str:
+        path = self.dir.log(process)
+        return path.read_text() if path.exists() else ""
+
+    def last_step(self) -> int:
+        return max((int(record["step"]) for record in read_metrics(self.dir.metrics)), default=0)
+
+    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not holds():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"{what}: never, exit code {self.process.poll()}\n{self._everything()}")
+            time.sleep(0.05)
+
+    def wait(self, timeout_s: float = DEADLINE_S) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"`slipstream up` did not end within {timeout_s:.0f} s\n{self._everything()}")
+
+    def _everything(self) -> str:
+        logs = [f"--- {path.name}\n{path.read_text()[-2000:]}" for path in self.dir.path.glob("logs/*.log")]
+        return "\n".join([self.said(), self._stderr.read_text(), *logs])
+
+
+class Sittings:
+    """Starts `slipstream up` once or more on one folder, and ends whatever of it is left."""
+
+    def __init__(self, root: Path, mark: str) -> None:
+        self._root, self._mark = root, mark
+        self._ups: list[Up] = []
+
+    def __call__(self, *arguments: str, columns: int = 80) -> Up:
+        self._ups.append(Up(self._root, self._mark, *arguments, columns=columns))
+        return self._ups[-1]
+
+    def left(self) -> list[list[str]]:
+        """The command lines of what still runs."""
+        lines = []
+        for process in marked(self._mark):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended between the two looks
+                lines.append(process.cmdline())
+        return lines
+
+    def end(self) -> None:
+        kill(marked(self._mark))
+        for up in self._ups:
+            up.process.wait()
+
+
+@pytest.fixture
+def start(tmp_path: Path, run_id: str) -> Iterator[Sittings]:
+    sittings = Sittings(tmp_path, run_id)
+    yield sittings
+    sittings.end()
+
+
+def slipstream(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Another verb, from a terminal that knows no password."""
+    environment = {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE}
+    return subprocess.run(
+        [sys.executable, "-m", "slipstream.tools.cli.cli", *arguments],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+def test_a_run_that_is_stopped_and_then_killed_is_gone_on_with_to_its_end(tmp_path: Path, start: Sittings) -> None:
+    """One run in three sittings: Ctrl-C ends the first, kill -9 the second."""
+    settings = [
+        f"run.name={NAME}",
+        *SMALL,
+        f"learner.steps={ENDLESS}",
+        "eval.num_tasks=2",
+        "env.options={step_s: 0.1}",
+    ]
+    first = start(*settings, columns=40)
+    first.wait_until(lambda: first.last_step() >= 3, "the third step")
+    it_can_be_watched_and_audited_without_a_password(tmp_path)
+    it_starts_its_redis_again(first)
+    first.process.send_signal(signal.SIGINT)
+    assert first.wait() == 130
+    assert start.left() == []
+    reached = first.last_step()
+    assert reached >= 3
+    no_progress_line_is_cut(first.said())
+    it_says_how_to_look_evaluate_export_and_continue(first, reached)
+
+    second = start("--resume", NAME)
+    second.wait_until(lambda: second.last_step() >= reached + 2, "two more steps")
+    second.process.kill()
+    everything_ends_soon(start)
+
+    last = second.last_step() + 4
+    third = start("--resume", NAME, f"learner.steps={last}")
+    assert third.wait() == 0
+    assert start.left() == []
+    steps = [record["step"] for record in read_metrics(third.dir.metrics) if "trained/reward" in record]
+    assert steps == list(range(1, last + 1))
+    summary = json.loads(third.dir.summary.read_text())
+    assert summary["ledger"]["balanced"] and summary["ledger"]["trained"] == 2 * last
+    assert set(summary["eval"]) == {"initial", "final"}
+    assert "Summary" in third.said() and "ledger: balanced" in third.said()
+    assert f"report: {third.dir.path}/report/report.html" in third.said()
+    assert f"exported model: {third.dir.trained_model}\n" in third.said()
+    assert f"{last} of {last} steps, finished" in (third.dir.path / "report" / "report.html").read_text()
+    its_password_is_in_no_file_but_its_own(third.dir)
+    the_trained_model_can_be_evaluated(tmp_path)
+
+
+def it_can_be_watched_and_audited_without_a_password(root: Path) -> None:
+    here = [f"run.root={root}", f"run.name={NAME}"]
+    top = slipstream("top", *here)
+    assert top.returncode == 0, top.stderr
+    assert re.search(rf"step .* of {ENDLESS}", top.stdout) and "SERVING" in top.stdout.upper()
+    audit = slipstream("replay", "audit", *here)
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+    assert f"{NAME}: train" in audit.stdout and "balanced: True" in audit.stdout
+
+
+def it_starts_its_redis_again(up: Up) -> None:
+    before = up.last_step()
+    server = next(child for child in psutil.Process(up.process.pid).children() if child.name() == "redis-server")
+    server.kill()
+    up.wait_until(lambda: "redis-server ended with code -9; restarted it" in up.said(), "Redis is restarted")
+    up.wait_until(lambda: up.last_step() >= before + 2, "two more steps on the new server")
+
+
+def no_progress_line_is_cut(said: str) -> None:
+    lines = [line for line in said.splitlines() if line.startswith("step ") and "reward" in line]
+    assert lines and all(line.endswith("%") for line in lines)
+    assert re.search(r"TensorBoard: http://127\.0\.0\.1:\d+\n", said)
+
+
+def it_says_how_to_look_evaluate_export_and_continue(up: Up, reached: int) -> None:
+    root = f"run.root={up.dir.path.parent}"
+    for row in (
+        f"look at episodes: slipstream view {NAME} {root}",
+        f"export episodes: slipstream replay export {NAME}.jsonl run.name={NAME} {root}",
+        f"evaluate, export the model: slipstream up --resume {NAME} {root} learner.steps={reached}",
+        f"continue: slipstream up --resume {NAME} {root}\n",
+    ):
+        assert row in up.said()
+
+
+def its_password_is_in_no_file_but_its_own(run_dir: RunDir) -> None:
+    settings = dict(line.split(" ", 1) for line in (run_dir.redis / "redis.conf").read_text().splitlines())
+    password = settings["requirepass"].encode()
+    leaks = [path for path in run_dir.path.rglob("*") if path.is_file() and password in path.read_bytes()]
+    assert leaks == [run_dir.redis / "redis.conf"]
+    assert password_of(run_dir.redis, "redis://127.0.0.1:1/0") is None
+
+
+def the_trained_model_can_be_evaluated(root: Path) -> None:
+    evaluated = slipstream("eval", f"run.root={root}", f"run.name={NAME}")
+    assert evaluated.returncode == 0, evaluated.stderr
+    results = [json.loads(line) for line in evaluated.stdout.splitlines() if line.startswith("{")]
+    assert [result["sampling"] for result in results] == ["sampled", "greedy"]
+    served = json.loads((RunDir(str(root), NAME).trained_model / "generation_config.json").read_text())
+    assert (served["temperature"], served["top_k"]) == (1.0, 0), "those of sampling, though the run names none"
+    assert all(result["num_tasks"] == 2 and 0 <= result["success"] <= 1 for result in results)
+
+
+def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path, start: Sittings) -> None:
+    gate = Gate(tmp_path / "gate")
+    up = start(f"run.name={NAME}", *SMALL, f"env.options={{gate: {gate}}}", f"actors.drain_s={DRAIN_S}")
+    up.wait_until((up.dir.model / "config.json").exists, "the model is made, by playing the environment")
+    gate.close()  # no episode ends, so that a drain would last for DRAIN_S
+    up.wait_until(lambda: is_leased(up), "episodes are being played")
+    up.process.send_signal(signal.SIGINT)
+    up.wait_until(lambda: "Ctrl-C again" in up.said(), "it says that it stops")
+    up.wait_until(lambda: "draining" in up.log("actor-0"), "the actor drains")
+    up.process.send_signal(signal.SIGINT)
+    assert up.wait(AT_ONCE_S) == 130
+    everything_ends_soon(start)
+
+
+def everything_ends_soon(start: Sittings) -> None:
+    deadline = time.monotonic() + AT_ONCE_S
+    while left := start.left():
+        assert time.monotonic() < deadline, f"these outlived `up`: {left}"
+        time.sleep(0.05)
+
+
+def is_leased(up: Up) -> bool:
+    """Whether an actor holds a lease, as the run's own Redis says."""
+    settings = dict(line.split(" ", 1) for line in (up.dir.redis / "redis.conf").read_text().splitlines())
+    with connect(f"unix://:{settings['requirepass']}@{_socket_of(up.dir.redis.resolve())}") as client:
+        return read_ledger(client, NAME).leased > 0
+
+
+def test_ctrl_c_in_mid_warm_start_and_while_engines_start_ends_without_a_drain(
+    redis_server: Server, tmp_path: Path, start: Sittings
+) -> None:
+    """On a Redis of the user's, whose password is in the URL: it stays out of every file, and the server stays up."""
+    up = start(
+        f"run.name={NAME}",
+        *SMALL,
+        f"redis.url={redis_server.secret_url}",
+        f"actors.drain_s={DRAIN_S}",
+        "warm_start.episodes=50",
+        "warm_start.epochs=100000",
+    )
+    up.wait_until(lambda: "warm start " in up.log("learner") or is_described(redis_server), "the warm start")
+    up.process.send_signal(signal.SIGINT)
+    assert up.wait(AT_ONCE_S) == 130
+    assert start.left() == []
+    assert redis_server.process.poll() is None
+    leaks = [
+        path for path in tmp_path.rglob("*") if path.is_file() and redis_server.password.encode() in path.read_bytes()
+    ]
+    assert leaks == []
+    with connect(redis_server.secret_url) as client:
+        described = Fleet(client, NAME).run_facts().config_yaml
+    assert redis_server.url in described and redis_server.password not in described
+
+
+def is_described(server: Server) -> bool:
+    """Whether the learner has joined the run; imitation comes next, and actors start their engines."""
+    with connect(server.secret_url) as client:
+        return bool(client.exists(key(NAME, "facts")))
+
+
+def test_actors_that_come_before_the_learner_wait_for_what_it_describes(redis_client: redis.Redis, run_id: str) -> None:
+    fleet = Fleet(redis_client, run_id)
+    fleet.describe_run(FACTS)
+    fleet.set_run_state(RunState.FINISHED)
+    fleet.forget_run()
+    with pytest.raises(UnknownRun):
+        wait_for_run(fleet, timeout_s=0.0)
+    fleet.describe_run(FACTS)
+    fleet.set_run_state(RunState.STARTING)
+    assert wait_for_run(fleet, timeout_s=0.0) == FACTS

@@ -1,0 +1,99 @@
+"""A small Qwen3 and what learner tests feed it."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from slipstream.common.process.wire import SCHEMA
+from slipstream.common.records.trajectory import Outcome, Provenance, Sampling, StopReason, Task, Trajectory
+from slipstream.learner.batch.pack import TokenSequence
+from slipstream.learner.model.packed_model import ModelSettings
+
+VOCAB_SIZE = 200
+SCALING_VOCAB_SIZE = 64
+FLOAT32 = ModelSettings(dtype="float32", temperature=1.0, chunk_tokens=4)  # fewer than a sequence has
+
+
+def save_tiny_model(folder: Path, *, tie: bool = True, seed: int = 0, **changes: object) -> Path:
+    """Write a Qwen3 of 2 layers with random weights, large enough that every token has its own log-probability."""
+    torch.manual_seed(seed)
+    settings = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": tie,
+        "initializer_range": 0.2,
+    }
+    Qwen3ForCausalLM(Qwen3Config(**(settings | changes))).save_pretrained(folder)
+    return folder
+
+
+def save_scaling_model(folder: Path) -> Path:
+    """Write a model that scales its logits, which the learner's forward pass leaves out."""
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=SCALING_VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+        final_logit_softcapping=1.0,
+        attn_logit_softcapping=None,
+        initializer_range=0.5,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def random_sequence(length: int, *, seed: int, prompt: int = 3) -> TokenSequence:
+    """`length` random tokens of which the first `prompt` are not trained; behaviour log-probs and advantages too."""
+    rng = np.random.default_rng(seed)
+    loss_mask = np.arange(length) >= prompt
+    return TokenSequence(
+        tokens=rng.integers(0, VOCAB_SIZE, length, dtype=np.int32),
+        loss_mask=loss_mask,
+        behaviour_logprobs=np.where(loss_mask, rng.normal(-5, 1, length), 0).astype(np.float32),
+        advantages=np.full(length, rng.normal(), dtype=np.float32),
+        kept=None,
+    )
+
+
+def a_trajectory(*, tokens: bytes, behaviour_logprobs: bytes, loss_mask: bytes, branch_starts: list[int]) -> Trajectory:
+    """A trajectory of which only the token arrays matter."""
+    return Trajectory(
+        schema=SCHEMA,
+        run_id="run",
+        task=Task(env="shop", split="train", index=0),
+        group_id=0,
+        member=0,
+        attempt=0,
+        fork=None,
+        actor="actor",
+        turns=[],
+        tokens=tokens,
+        behaviour_logprobs=behaviour_logprobs,
+        loss_mask=loss_mask,
+        kept=None,
+        branch_starts=branch_starts,
+        version_spans=[],
+        stop_reason=StopReason.DONE,
+        outcome=Outcome.POLICY,
+        score=0.0,
+        success=False,
+        part_values={},
+        shown="",
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=8),
+        started_at_s=0.0,
+        duration_s=0.0,
+        scoring_s=0.0,
+        provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
+    )

@@ -1,0 +1,258 @@
+"""`slipstream report`: what a run's directory holds, as a page; whatever is damaged is named and hides nothing else."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from slipstream.common.process.connection import PASSWORD_VARIABLE
+from slipstream.common.process.run_dir import RunDir
+from slipstream.replay.records.ledger import ledger_of
+from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
+from slipstream.tools.cli.cli import main
+from slipstream.tools.see.chart import Layer, Line, layer_chart, line_chart, plain, share_bars
+from tests.common.process.test_headline import step
+from tests.replay.run.test_replay_archive import group
+from tests.tools.see.test_runs import SUMMARY, make_run, with_own_server
+
+LEDGER = ledger_of(
+    {
+        b"opened": b"40",
+        b"trained": b"30",
+        b"dropped:zero_variance": b"10",
+        b"trajectories:inserted": b"80",
+        b"trajectories:trained": b"60",
+        b"trajectories:dropped:zero_variance": b"20",
+        b"expired_leases": b"3",
+        b"failed:env_failure": b"2",
+        b"redone_members": b"2",
+    }
+)
+DEEP = "[" * 100_000
+
+
+def make_whole_run(root: Path, name: str, *settings: str) -> RunDir:
+    """A finished run of forty steps whose success rises from 0.2 to 0.8, with an archived step and a log."""
+    config = make_run(root, name, age_s=60, **SUMMARY | {"ledger": LEDGER.to_dict()})
+    run_dir = RunDir(root, name)
+    records = [
+        step(number, episodes=100, success=0.2 if number <= 20 else 0.8, reward=number / 40)
+        | {"time": 1.7e9, "lag/max": 3.0, "lag/newest_mean": 0.5, "time/wait_s": 0.25, "time/forward_s": 0.5}
+        | {"perf/goodput": 0.75, "mismatch/effective_sample_size": 0.99}
+        for number in range(1, 41)
+    ]
+    for number, success in ((0, 0.0), (0, 0.1), (40, 0.9)):
+        records.append({"step": number, "eval/success_sampled": success, "eval/num_tasks": 50.0})
+    run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    changes = "".join(f"{section}: {{{value}}}\n" for section, value in (text.split("=", 1) for text in settings))
+    run_dir.config.write_text(f"run: {{name: {name}, root: '{root}'}}\nlearner: {{steps: 40}}\n{changes}")
+    archived = ArchivedStep(step=1, policy_version=1, conditions={}, groups=[group(1, run_id=config.run.name)])
+    ArchiveWriter(run_dir.trajectories, name, epoch=1).append(archived)
+    run_dir.log("learner").write_text("2026-01-01 00:00:00,000 WARNING slow\n2026-01-01 00:00:00,000 INFO WARNING x\n")
+    return run_dir
+
+
+def reported(run_dir: RunDir) -> str:
+    """The report of the run as Markdown."""
+    assert main(["report", str(run_dir.path)]) == 0
+    return (run_dir.path / "report" / "report.md").read_text()
+
+
+def row(text: str, name: str) -> list[str]:
+    """The cells of the table's row `name`."""
+    (line,) = re.findall(rf"^\| {re.escape(name)} \|(.*)\|$", text, re.MULTILINE)
+    return [cell.strip().replace("\\", "") for cell in line.split(" | ")]
+
+
+def test_the_first_table_answers_the_five_questions(tmp_path: Path) -> None:
+    text = reported(make_whole_run(tmp_path, "one"))
+    assert row(text, "state")[0].startswith("40 of 40 steps, finished in 2 s, the last at 2023-11-14")
+    assert row(text, "is it learning?") == [
+        "yes: success 0.200 (0.16 to 0.24) of the first 400 episodes, 0.800 (0.76 to 0.84) of the last 400"
+    ]
+    assert row(text, "held-out tasks") == [
+        "0.100 (0.04 to 0.21) at step 0, then 0.900 (0.79 to 0.96) at step 40, of 50 tasks"
+    ]
+    assert row(text, "how stale is the data?") == [
+        "lag 1.0 steps, 3.0 at most (target 2, limit 8); effective sample size 0.99"
+    ]
+    assert row(text, "which side waits?")[0].startswith("neither side waits much: the learner was busy for 75%")
+    assert row(text, "what does it cost?") == ["$1.25"]
+    assert row(text, "is anything failing?") == ["1 learner: warning in the log; 2 attempts failed: env_failure"]
+
+
+def test_accounts_faults_settings_and_commands_are_listed(tmp_path: Path) -> None:
+    run_dir = make_whole_run(tmp_path, "one", "optim=lr: 0.25")
+    text = reported(run_dir)
+    assert row(text, "groups trained") == ["30"] and row(text, "trajectories dropped: zero\\_variance") == ["20"]
+    assert row(text, "leases that expired") == ["3"] and row(text, "attempts that failed and were redone") == [
+        "2 env_failure"
+    ]
+    assert row(text, "optim.lr")[1] == "0.25" and row(text, "learner.steps")[1] == "40"
+    assert f"slipstream up --resume one run.root={tmp_path} learner.steps=MORE" in text
+    charts = {path.stem for path in (run_dir.path / "report").glob("*.svg")}
+    assert charts == set(re.findall(r"\]\((\w+)\.svg\)", text))
+    assert charts >= {"success", "reward", "lag", "step_time_one", "episode_time", "accounts", "goodput", "speed"}
+    assert "What is missing" not in text
+
+
+def test_the_page_needs_no_other_file_and_runs_no_script(tmp_path: Path) -> None:
+    run_dir = make_whole_run(tmp_path, "one")
+    reported(run_dir)
+    page = (run_dir.path / "report" / "report.html").read_text()
+    assert "default-src 'none'; style-src 'sha256-" in page and page.count("<svg") >= 8
+    assert not re.search(r"<script|\son\w+=|\ssrc=|<link|url\(|style=", page)
+
+
+def test_the_command_that_repeats_a_run_starts_another_one_with_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
+    config = with_own_server(make_run(tmp_path, "one", age_s=60))
+    assert config.redis.url
+    (line,) = [line for line in reported(RunDir(tmp_path, "one")).splitlines() if line.startswith("slipstream up /")]
+    capsys.readouterr()
+    assert main([*shlex.split(line, comments=True)[1:], "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("redis: a server of its own\n")
+
+
+def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
+    make_whole_run(tmp_path, "one", "optim=lr: 0.25")
+    make_whole_run(tmp_path, "two", "optim=lr: 0.5")
+    assert main(["report", "one", "two", f"run.root={tmp_path}"]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    between = text[text.index("Between the runs:") : text.index("Different from the defaults:")]
+    assert row(between, "optim.lr")[1:] == ["0.25", "0.5"] and "learner" not in between
+    success = ElementTree.parse(tmp_path / "report" / "success.svg")
+    names = [element.text for element in success.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"one: all episodes", "two: all episodes", "two: held-out, sampled"} <= set(names)
+
+
+def append(path: Path, text: str) -> None:
+    path.write_text(path.read_text() + text)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+DAMAGE: dict[str, tuple[Callable[[RunDir], object], str]] = {
+    "no summary": (lambda run: run.summary.unlink(), "summary.json does not exist: the run has not finished"),
+    "half a summary": (lambda run: cut(run.summary), "summary.json is damaged"),
+    "a deep summary": (lambda run: run.summary.write_text(DEEP), "summary.json is damaged"),
+    "a summary of another kind": (lambda run: run.summary.write_text('{"eval": 1}'), "summary.json is damaged"),
+    "no config": (lambda run: run.config.unlink(), "config.yaml does not exist"),
+    "a broken config": (lambda run: run.config.write_text("run: ["), "config.yaml"),
+    "a cut tally, and no summary": (
+        lambda run: (run.summary.unlink(), run.tally.write_text('{"schema": 1')),
+        "tally.json",
+    ),
+    "a log that is a folder": (lambda run: run.log("actors").mkdir(), "actors.log"),
+    "no metrics": (lambda run: run.metrics.unlink(), "metrics.jsonl has no optimizer step"),
+    "empty metrics": (lambda run: run.metrics.write_text(""), "metrics.jsonl has no optimizer step"),
+    "a folder in the place of metrics": (
+        lambda run: (run.metrics.unlink(), run.metrics.mkdir()),
+        "metrics.jsonl",
+    ),
+    "bytes in the place of metrics": (lambda run: run.metrics.write_bytes(bytes(range(256)) * 9), "no optimizer step"),
+    "a cut archive": (lambda run: [cut(path) for path in run.trajectories.glob("*.bin")], "cannot be trained on"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_named_and_the_rest_is_reported(tmp_path: Path, damage: str) -> None:
+    run_dir = make_whole_run(tmp_path, "one")
+    spoil, named = DAMAGE[damage]
+    spoil(run_dir)
+    text = reported(run_dir)
+    assert named in text[text.index("What is missing") :].replace("\\", "")
+    for kept in ("expired" if "summary" not in damage else "goodput", "slipstream view"):
+        assert kept in text
+
+
+ODD = [
+    '{"step": 41, "trained/reward": null, "lag/mean": "x", "perf/learner_busy": true}\n',
+    f'{{"step": 41, "trained/reward": {"9" * 400}, "produced/success": 1e400, "produced/episodes": -5}}\n',
+    '{"step": 41, "trained/reward": 0.5, "produced/success": -7.0, "produced/episodes": 1e200}\n',
+    '{"step": -9, "trained/reward": 0.5}\n{"step": 3, "trained/reward": 0.5, "time": 1e299}\n',
+    '{"step": 41, "trained/reward": 0.5, "time": 1e299}\n{"step": 1' + "0" * 250 + ', "trained/reward": 0.5}\n',
+    '{"step": 41, "eval/success_sampled": 9.0, "eval/num_tasks": 0.0}\n',
+    '{"step": 50, "eval/success_sampled": -9.0, "eval/num_tasks": 3}\n',
+    '{"step": 41, "trained/reward": 0.5, "time": 1.7e9, "lag/mean": 1e300, "lag/max": -1e300}\n{"step": 42, "tr',
+]
+
+
+@pytest.mark.parametrize("line", ODD)
+def test_odd_numbers_in_the_metrics_end_no_report(tmp_path: Path, line: str) -> None:
+    run_dir = make_whole_run(tmp_path, "one")
+    append(run_dir.metrics, line)
+    text = reported(run_dir)
+    assert "nan" not in text and "leases that expired" in text
+    for chart in (run_dir.path / "report").glob("*.svg"):
+        ElementTree.parse(chart)
+        assert "nan" not in chart.read_text() and "inf" not in chart.read_text()
+
+
+def test_a_run_with_nothing_but_its_settings_gives_a_report_of_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.yaml").touch()
+    text = reported(RunDir(tmp_path, "empty"))
+    assert row(text, "state") == ["no step was made"] and text.count("| empty |") >= 3
+
+
+def test_a_run_that_does_not_exist_is_named_with_those_that_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_whole_run(tmp_path, "one")
+    assert main(["report", "none", f"run.root={tmp_path}"]) == 2
+    assert f"no run 'none': {tmp_path}/none is not a directory; runs under {tmp_path}/: one" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = make_whole_run(tmp_path, "one")
+    (tmp_path / "file").write_text("")
+    assert main(["report", str(run_dir.path), "--to", str(tmp_path / "file" / "x")]) == 2
+    assert "file/x cannot be written: Not a directory; give another folder by --to" in capsys.readouterr().err
+
+
+HOSTILE = "<script>alert(1)</script>|`x`\n# y \x1b[2J\u202e[a](javascript:b) <img src=x onerror=c>"
+
+
+def test_text_of_a_run_stays_text(tmp_path: Path) -> None:
+    run_dir = make_whole_run(tmp_path, "one", "env=options: {text: " + json.dumps(HOSTILE) + "}")
+    summary = json.loads(run_dir.summary.read_text())
+    summary["ledger"]["dropped"] = {HOSTILE: 10}
+    summary["ledger"]["failed"] = {HOSTILE: 2}
+    run_dir.summary.write_text(json.dumps(summary))
+    text = reported(run_dir)
+    page = (run_dir.path / "report" / "report.html").read_text()
+    drawn = (run_dir.path / "report" / "accounts.svg").read_text()
+    assert "&lt;script&gt;alert(1)" in page and "\\<script\\>alert" in text and "dropped: &lt;script&gt;" in drawn
+    for shown in (page, text, drawn):
+        assert not re.search(r"(?<!\\)<(script|img)|\x1b|\u202e|\n# y", shown)
+    ElementTree.fromstring(drawn)
+
+
+@pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-1e12, 1e12], [1e-9, 2e-9], [0.0, 1e300]])
+def test_a_chart_of_any_finite_numbers_is_drawn_within_its_frame(values: list[float]) -> None:
+    points = plain(enumerate(values))
+    drawn = line_chart([Line(name="a", points=points)], across="x", upwards="y")
+    layers = layer_chart([Layer(name="a", values=[abs(v) for v in values])], range(len(values)), across="", upwards="")
+    for svg in (drawn, layers):
+        tree = ElementTree.fromstring(svg)
+        for shape in tree.iter():
+            for pair in shape.get("points", "").split():
+                x, y = map(float, pair.split(","))
+                assert 0 <= x <= 720 and 0 <= y <= 300
+
+
+def test_bars_are_as_wide_as_their_shares() -> None:
+    tree = ElementTree.fromstring(share_bars([("run", [("trained", 3.0), ("dropped", 1.0), ("none", 0.0)])]))
+    background, trained, dropped = [
+        float(rect.get("width", "")) for rect in tree.iter("{http://www.w3.org/2000/svg}rect")
+    ]
+    assert background == 720 and trained == pytest.approx(3 * dropped, abs=0.5)

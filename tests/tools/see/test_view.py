@@ -1,0 +1,208 @@
+"""What `slipstream top` and a terminal under `slipstream up` show of a run."""
+
+import io
+import json
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+import redis
+from rich.console import Console
+
+from slipstream.common.config.config import Config, RedisConfig, RunConfig
+from slipstream.common.process.flag import Flag
+from slipstream.common.process.run_dir import RunDir
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.fleet import Fleet, MemberState
+from slipstream.replay.run.observer import Observer
+from slipstream.tools.run.up import LineReporter
+from slipstream.tools.see.fleet_tables import actors_table
+from slipstream.tools.see.top import view_once_described
+from slipstream.tools.see.view import View, show
+from tests.common.process.test_headline import step
+from tests.replay.buffer.every_verb import FACTS, MEMBER, RELAY
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+REST = {
+    "lag/max": 2.0,
+    "mismatch/kl": 0.001,
+    "mismatch/effective_sample_size": 0.98,
+    "fleet/num_actors": 2.0,
+    "fleet/advised_actors": 3.0,
+    "perf/step_s": 30.0,
+}
+
+
+def shown(client: redis.Redis, run_dir: RunDir, *records: dict[str, float]) -> dict[str, str]:
+    """The rows of the view of a run with such records, by name, in a terminal of 100 columns."""
+    run_dir.create()
+    run_dir.metrics.write_text("".join(json.dumps(record | REST) + "\n" for record in records))
+    console = Console(file=io.StringIO(), width=100)
+    console.print(View([client], run_dir, "demo", num_steps=12, max_lag=4).render())
+    assert isinstance(console.file, io.StringIO)
+    rows = [line.strip(" │").split("│") for line in console.file.getvalue().splitlines()]
+    return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
+
+
+def test_reward_and_success_are_of_the_newest_finished_episodes_and_what_is_trained_is_named_so(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    rows = shown(
+        redis_client,
+        RunDir(tmp_path, run_id),
+        step(1, episodes=100, success=0.5),
+        step(2, episodes=0, success=0.0),
+        step(3, episodes=300, success=0.9, reward=0.75),
+    )
+    assert rows["success"] == "0.800  ▁█" and rows["reward"] == "0.562  ▁█"
+    assert rows["of"] == "the last 400 episodes; their success is 0.758 to 0.836 (95 %)"
+    assert rows["trained on"] == "success 0.500, reward 0.500"
+
+
+def test_a_run_of_which_no_episode_is_finished_shows_the_rest(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    rows = shown(redis_client, RunDir(tmp_path, run_id), step(1, episodes=0, success=0.0))
+    assert "success" not in rows and rows["step"] == "1 of 12"
+
+
+def test_a_fleet_of_300_actors_is_one_line_for_each_kind_in_80_columns(redis_client: redis.Redis, run_id: str) -> None:
+    fleet = [
+        msgspec.structs.replace(
+            MEMBER,
+            name=f"a{number}",
+            policy_version=40 + number % 5,
+            zone="eu-1a" if number < 200 else "us-1b",
+            state=MemberState.DRAINING if number == 299 else MemberState.SERVING,
+        )
+        for number in range(300)
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(actors_table(fleet))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines() if line.strip()]
+    rows = [words for words in lines if words[0].isdigit()]
+    assert [words[:6] for words in rows] == [
+        ["200", "serving", "40-44", "1600", "of", "3200"],
+        ["99", "serving", "40-44", "792", "of", "1584"],
+        ["1", "draining", "44-44", "8", "of", "16"],
+    ]
+    assert rows[0][6:9] == ["2500", "25%", "10"]
+
+
+def test_actors_with_long_names_that_run_on_the_same_are_a_line_each_in_80_columns() -> None:
+    fleet = [
+        msgspec.structs.replace(MEMBER, name=f"vm-27898-7141ba78-{number}", price_per_hour=0.5, zone="eu-west-1a")
+        for number in range(3)
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(actors_table(fleet))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.strip() for line in console.file.getvalue().splitlines() if line.strip()]
+    assert [line.split()[0] for line in lines[2:5]] == [member.name for member in fleet]
+    assert len(lines) == 6 and lines[5].startswith("runs on: ") and "eu-west-1a 0.5 $/h" in lines[5]
+
+
+def test_cost_and_time_left_follow_from_the_newest_steps(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    spent = {"fleet/cost_dollars": 1.5, "fleet/dollars_per_hour": 4.0, "fleet/dollars_per_million_tokens": 12.25}
+    rows = shown(
+        redis_client,
+        RunDir(tmp_path, run_id),
+        step(1, episodes=100, success=0.5),
+        step(3, episodes=100, success=0.5) | spent,
+    )
+    assert rows["cost"] == "$1.50, $4.00 an hour now, $12.25 per million trained tokens"
+    assert rows["time left"] == "about 0:04:30"  # nine more steps of 30 s
+
+
+def test_the_json_of_top_has_the_diagnosis_the_buffer_and_the_fleet(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    Fleet(redis_client, run_id).beat(MEMBER)
+    run_dir = RunDir(tmp_path, run_id)
+    run_dir.create()
+    run_dir.metrics.write_text(json.dumps(step(2, episodes=100, success=0.5) | REST) + "\n")
+    view = View([redis_client], run_dir, run_id, num_steps=12, max_lag=4)
+    found = json.loads(json.dumps(view.as_json()))
+    assert found["diagnosis"]["cause"] == "the run has not started" and found["state"] is None
+    assert found["ledger"]["opened"] == 0 and found["ledger"]["balanced"] is True
+    assert found["members"][0]["name"] == "a" and found["members"][0]["state"] == "serving"
+    assert found["step"]["step"] == 2 and found["headline"]["success"] == 0.5 and found["evaluation"] is None
+
+
+def test_top_waits_for_a_run_that_no_learner_has_described_yet(
+    redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config(run=RunConfig(name=run_id, root=str(tmp_path)), redis=RedisConfig(url=redis_url))
+
+    class Described(Flag):
+        """Stands for Ctrl-C, which does not come: the learner describes the run while `top` waits for it."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            Fleet(redis_client, run_id).describe_run(FACTS)
+            return False
+
+    found = view_once_described(config, RunDir(tmp_path, run_id), Described())
+    assert found is not None and found.as_json()["run"] == run_id
+    said = capsys.readouterr().out
+    assert said.count("waiting for the learner") == 1
+    interrupted = Flag()
+    interrupted.set()
+    config.run.name = f"{run_id}-other"
+    assert view_once_described(config, RunDir(tmp_path, config.run.name), interrupted) is None
+
+
+HOSTILE = ["[/x]", "[red]x[/]", "[link=file:///etc]", "\x1b[2J\x1b]0;title\x07", "\x9b31m", "\r\n", "\u202e"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_members_say_of_themselves_is_shown_as_text(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path, text: str
+) -> None:
+    """Every text of every record that a view reads."""
+
+    def hostile(record: Record) -> Record:
+        fields = msgspec.structs.asdict(record)
+        words = {name: text for name, value in fields.items() if type(value) is str and name != "role"}
+        return msgspec.structs.replace(record, **words)
+
+    Fleet(redis_client, run_id).beat(hostile(MEMBER))
+    Bulletin(redis_client, run_id).announce_relay(hostile(RELAY), ttl_s=60)
+    run_dir = RunDir(tmp_path, run_id)
+    run_dir.create()
+    out = io.StringIO()
+    console = Console(file=out, width=400, force_terminal=True, color_system=None)
+    console.print(View([redis_client], run_dir, run_id, num_steps=12, max_lag=4).render())
+    shown = text.encode("unicode_escape").decode() if not text.isprintable() else text
+    assert out.getvalue().count(shown) >= 3  # the actor's name and zone, the relay's name
+    assert not any(character in out.getvalue() for character in "\x1b\x9b\r\u202e\x07")
+
+
+@pytest.mark.parametrize("fault", [KeyError("trained/success"), ValueError("[/x] \x1b[2J"), redis.ConnectionError()])
+def test_a_view_that_cannot_be_drawn_ends_nothing(fault: Exception) -> None:
+    def update() -> None:
+        raise fault
+
+    out = io.StringIO()
+    show(Console(file=out, width=200), update)
+    assert "\x1b" not in out.getvalue()
+    assert isinstance(fault, redis.RedisError) or "the run itself continues" in out.getvalue()
+
+
+def test_a_record_without_its_numbers_is_told_and_the_next_is_shown(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path, run_id)
+    run_dir.create()
+    good = step(2, episodes=100, success=0.5)
+    run_dir.metrics.write_text(json.dumps({"step": 1, "trained/reward": 0.5}) + "\n" + json.dumps(good | REST) + "\n")
+    out = io.StringIO()
+    console = Console(file=out, width=300, markup=False)
+    reporter = LineReporter(console, run_dir, Observer([redis_client], run_id, max_lag=4))
+    show(console, reporter.report)
+    show(console, reporter.report)
+    told, shown, *_ = out.getvalue().splitlines()
+    assert told.startswith("cannot show the run: KeyError") and shown.startswith("step    2  ")

@@ -1,0 +1,302 @@
+"""`slipstream view`: what an archive holds, page by page, on loopback or in one file; hostile text stays text."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from slipstream.common.config.config import load_config
+from slipstream.common.process.run_dir import RunDir
+from slipstream.replay.buffer.listing import NotRecorded
+from slipstream.replay.records.token_record import CLIPPED, LEFT_OUT, TRAINED, write_tokens
+from slipstream.replay.run.archive import ArchiveWriter
+from slipstream.tools.cli.cli import main
+from slipstream.tools.viewer.pages import Pages
+from slipstream.tools.viewer.server import FOLDER, HEADERS, make_app
+from tests.common.text.small_tokenizer import END
+from tests.tools.viewer.viewed import HOSTILE, archived, group_of, make_viewed_run, tokens_of
+
+
+def pages_of(run_dir: RunDir) -> Pages:
+    return Pages(load_config(str(run_dir.config), []), run_dir)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return make_viewed_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def pages(run_dir: RunDir) -> Pages:
+    return pages_of(run_dir)
+
+
+def test_the_run_lists_its_archived_steps_with_their_numbers(pages: Pages) -> None:
+    run = pages.page("run")
+    assert (run["name"], run["env"], run["max_lag"], run["steps"]) == ("seen", "shop", 2, [6, 7])
+    assert run["metrics"]["trained/success"] == [0.5, 0.5]
+    assert run["metrics"]["trained/reward"] == [0.25, None]
+    assert run["metrics"]["produced/success"] == [None, None]
+
+
+def test_a_step_shows_what_it_was_trained_on(pages: Pages) -> None:
+    step = pages.page("steps/6")
+    assert step["facts"]["num_trajectories"] == 4 and step["facts"]["trained_reward"] == 0.5
+    first, second = step["groups"]
+    assert (first["group_id"], second["group_id"], first["returns"], first["advantages"]) == (1, 2, [0.0, 1.0], "-+")
+    # Version 3 is two optimizer steps before 8, as 4 and 7 are the same weights.
+    assert first["lag"] == 2
+    solved = first["members"][1]
+    assert (solved["success"], solved["rewards"], solved["num_turns"], solved["lag"]) == (True, {"task": 1.0}, 2, 2)
+
+
+def test_siblings_are_shown_turn_by_turn(pages: Pages) -> None:
+    group = pages.page("steps/6/groups/1")
+    actions = [[turn["action"] for turn in member["turns"]] for member in group["members"]]
+    assert actions == [[f"click[0] ü{END}", f"buy{END}"], [f"click[1] ü{END}", f"buy{END}"]]
+
+
+def test_every_sampled_token_has_its_text_version_lag_and_log_probability(pages: Pages) -> None:
+    episode = pages.page("steps/6/groups/1/members/1")
+    assert episode["lags"] == {"3": 2, "7": 1}
+    first, last = (turn["tokens"] for turn in episode["turns"])
+    assert "".join(first["texts"]) == f"click[1] ü{END}" and "".join(last["texts"]) == f"buy{END}"
+    assert first["texts"].count("") == 1  # the first of the two bytes of ü
+    assert set(first["versions"]) == {3} and last["versions"] == [3] * (len(last["versions"]) - 2) + [7, 7]
+    assert set(first["logprobs"]) == {-0.5} and len(first["logprobs"]) == len(first["texts"])
+
+
+def test_every_sampled_token_has_its_advantage_ratio_and_fate_where_they_are_recorded(pages: Pages) -> None:
+    episode = pages.page("steps/6/groups/1/members/1")
+    tokens = [turn["tokens"] for turn in episode["turns"]]
+    ratios, fates, advantages = (
+        [value for each in tokens for value in each[name]] for name in ("ratios", "fates", "advantages")
+    )
+    assert ratios[0] == 2.0 and set(ratios[1:-1]) == {1.25} and ratios[-1] == 0.5
+    assert (fates[0], set(fates[1:-1]), fates[-1]) == (CLIPPED, {TRAINED}, LEFT_OUT)
+    assert set(advantages) == {0.5} and episode["has_loss"]
+    other = pages.page("steps/6/groups/1/members/0")
+    assert not other["has_loss"] and "ratios" not in other["turns"][0]["tokens"]
+    assert other["loss_note"] == "what the loss made of this episode's tokens is not recorded"
+
+
+def test_tokens_of_another_attempt_at_a_step_are_not_shown(tmp_path: Path) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    tokens = tokens_of(group_of(1, "seen", heard="red small").trajectories[1])
+    write_tokens(run_dir.tokens, msgspec.structs.replace(tokens, policy_version=5), step=6, rank=0)
+    assert not pages_of(run_dir).page("steps/6/groups/1/members/1")["has_loss"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"SL", b"\x00" * 100])
+def test_a_damaged_record_of_tokens_is_named_and_the_episode_is_shown(tmp_path: Path, damage: bytes) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    (run_dir.tokens / "step_000006.rank_0.bin").write_bytes(damage)
+    episode = pages_of(run_dir).page("steps/6/groups/1/members/1")
+    assert "step_000006.rank_0.bin is damaged" in episode["loss_note"] and episode["turns"]
+
+
+def test_parts_that_do_not_fit_an_episode_are_not_shown(tmp_path: Path) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    tokens = tokens_of(group_of(1, "seen", heard="red small").trajectories[1])
+    (sequence,) = tokens.sequences
+    for wrong in ({"first": 1}, {"fates": b"\x00"}):
+        parts = [msgspec.structs.replace(sequence, **wrong)]
+        write_tokens(run_dir.tokens, msgspec.structs.replace(tokens, sequences=parts), step=6, rank=0)
+        assert not pages_of(run_dir).page("steps/6/groups/1/members/1")["has_loss"]
+
+
+def test_a_search_finds_text_in_all_steps_newest_first_and_goes_on_where_it_stopped(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = pages.search("CLICK[1]", before=8)
+    assert [(hit["step"], hit["group_id"], hit["member"], hit["turn"], hit["where"]) for hit in found["hits"]] == [
+        (7, 3, 1, 0, "action"),
+        (6, 1, 1, 0, "action"),
+        (6, 2, 1, 0, "action"),
+    ]
+    assert found["next"] is None and f"click[1] ü{END}" in found["hits"][0]["excerpt"]
+    assert pages.search("plain dress", before=7)["hits"][0]["where"] == "prompt"
+    assert pages.search("nothing of this", before=8) == {"hits": [], "unreadable": [], "next": None}
+    monkeypatch.setattr("slipstream.tools.viewer.pages.MAX_HITS", 1)
+    assert pages.search("click", before=8)["next"] == 7
+    assert {hit["step"] for hit in pages.search("click", before=7)["hits"]} == {6}
+
+
+def test_a_running_run_shows_the_steps_that_it_makes_meanwhile(tmp_path: Path) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    pages = pages_of(run_dir)
+    last = run_dir.trajectories / "step_000007.epoch_1.bin"
+    hidden = last.rename(last.with_suffix(".hidden"))
+    assert pages.page("run")["steps"] == [6]
+    hidden.rename(last)
+    assert pages.page("run")["steps"] == [6, 7]
+
+
+@pytest.mark.parametrize(
+    "path", ["", "steps", "steps/x", "steps/8", "steps/6/groups/9", "steps/6/groups/1/members/2", "../config.yaml"]
+)
+def test_a_page_that_is_not_there_is_named(pages: Pages, path: str) -> None:
+    with pytest.raises(NotRecorded, match=r"no page|has no step 8|not trained on group 9|no member 2"):
+        pages.page(path)
+
+
+async def asked(pages: Pages, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
+    async with TestClient(TestServer(make_app(pages))) as client:
+        response = await client.get(path, headers=headers)
+        return response.status, await response.text(), dict(response.headers)
+
+
+def ask(pages: Pages, path: str, **headers: str) -> tuple[int, Any]:
+    status, text, _ = asyncio.run(asked(pages, path, **headers))
+    return status, json.loads(text)
+
+
+def test_the_server_answers_pages_searches_and_errors_as_json(pages: Pages, run_dir: RunDir) -> None:
+    assert ask(pages, "/api/steps/6/groups/1") == (200, pages.page("steps/6/groups/1"))
+    assert ask(pages, "/api/search?text=buy&before=7")[1]["hits"][0]["step"] == 6
+    assert ask(pages, "/api/steps/8")[0] == 404 and "has no step 8" in ask(pages, "/api/steps/8")[1]["error"]
+    for query in ("", "text=x", "text=&before=3", "text=x&before=-1", "text=x&before=²", f"before=3&text={'x' * 1001}"):
+        assert ask(pages, f"/api/search?{query}")[0] == 400
+    assert ask(pages, f"/api/search?text=buy&before={'9' * 40}")[0] == 200
+
+
+def test_the_page_may_run_its_own_script_alone_and_is_refused_under_another_name(pages: Pages) -> None:
+    status, text, headers = asyncio.run(asked(pages, "/"))
+    assert status == 200 and HEADERS.items() <= headers.items()
+    assert "default-src 'none'; script-src 'self'" in headers["Content-Security-Policy"]
+    assert re.findall(r"<script.*?>|\son\w+=", text) == ['<script src="viewer.js">']
+    assert asyncio.run(asked(pages, "/viewer.js"))[0] == 200
+    for name in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil:1"):
+        assert asyncio.run(asked(pages, "/api/run", Host=name))[0] == 403
+    for name in ("localhost", "localhost:9", "127.0.0.1:80"):
+        assert asyncio.run(asked(pages, "/api/run", Host=name))[0] == 200
+
+
+def test_no_text_is_ever_parsed_as_html() -> None:
+    script = (FOLDER / "viewer.js").read_text()
+    code = re.sub(r"//.*", "", script)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|eval\(|Function\(", code
+    )
+
+
+@pytest.fixture(scope="module")
+def hostile_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("hostile")
+    run_dir = make_viewed_run(folder, heard=HOSTILE)
+    target = folder / "view.html"
+    assert main(["view", str(run_dir.path), "--file", str(target), "--steps", "6:7"]) == 0
+    yield target.read_text()
+
+
+def test_one_file_holds_every_page_of_its_steps(hostile_file: str) -> None:
+    (data,) = re.findall(r'<script type="application/json" id="pages">(.*?)</script>', hostile_file, re.DOTALL)
+    found = json.loads(data)
+    assert found["run"]["steps"] == [6, 7]
+    assert {"steps/6", "steps/7/groups/3", "steps/6/groups/2/members/0"} <= found.keys() and len(found) == 12
+    assert HOSTILE in found["steps/6/groups/1"]["members"][0]["turns"][1]["prompt"]
+
+
+def test_hostile_text_in_one_file_opens_no_tag_and_only_our_script_may_run(hostile_file: str) -> None:
+    assert len(re.findall(r"<script", hostile_file)) == 2 and hostile_file.count("</script>") == 2
+    assert "<img" not in hostile_file and "<!--" not in hostile_file
+    script = hostile_file[hostile_file.rindex("<script>") + 8 : hostile_file.rindex("</script>")]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; script-src 'sha256-{digest}'" in hostile_file
+    rest = re.sub(r"<script.*</script>", "", hostile_file, flags=re.DOTALL)
+    assert not re.search(r"https?://|\ssrc=|\shref=|\son\w+=", rest)
+
+
+def damaged(run_dir: RunDir) -> None:
+    path = run_dir.trajectories / "step_000006.epoch_1.bin"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def test_a_damaged_step_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    damaged(run_dir)
+    pages = pages_of(run_dir)
+    assert pages.page("steps/7")["facts"]["num_groups"] == 1
+    status, answer = ask(pages, "/api/steps/6")
+    assert status == 404 and "step_000006.epoch_1.bin cannot be trained on" in answer["error"]
+
+
+def test_a_search_leaves_a_damaged_step_out_and_says_so(tmp_path: Path) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    damaged(run_dir)
+    found = pages_of(run_dir).search("click", before=8)
+    assert {hit["step"] for hit in found["hits"]} == {7} and found["unreadable"] == [6]
+
+
+def test_a_number_that_json_does_not_have_is_left_out(tmp_path: Path) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    played = group_of(3, "seen", heard="x")
+    odd = [msgspec.structs.replace(each, duration_s=math.nan, started_at_s=math.inf) for each in played.trajectories]
+    writer = ArchiveWriter(run_dir.trajectories, "seen", epoch=1)
+    writer.append(archived(8, msgspec.structs.replace(played, trajectories=odd)))
+    status, episode = ask(pages_of(run_dir), "/api/steps/8/groups/3/members/1")
+    assert (status, episode["duration_s"], episode["started_at_s"], episode["return"]) == (200, None, None, 1.0)
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "no such run": (["none"], "no run 'none'"),
+    "two runs": (["seen", "seen"], "shows one run"),
+    "a port that is none": (["seen", "--port", "70000"], "--port"),
+    "steps that are not archived": (["seen", "--file", "x.html", "--steps", "1:5"], "has no archived step"),
+    "steps that are none": (["seen", "--file", "x.html", "--steps", "all"], "FIRST:LAST"),
+    "a file in place of a folder": (["seen", "--file", f"{__file__}/x.html"], f"{__file__} is not a directory"),
+    "steps without a file": (["seen", "--steps", "6:7"], "together with --file"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_mistake_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str) -> None:
+    make_viewed_run(tmp_path)
+    arguments, named = WRONG[mistake]
+    assert main(["view", *arguments, f"run.root={tmp_path}"]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_one_file_replaces_no_other_unless_it_is_forced_and_never_one_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    mine, pipe = tmp_path / "mine.html", tmp_path / "pipe"
+    mine.write_text("mine")
+    os.mkfifo(pipe)
+    of_run = run_dir.path / "view.html"
+    refused = {
+        mine: "exists; choose another file, or overwrite it with --force",
+        pipe: "it exists and is not a regular file",
+        run_dir.config: "is in the directory of the run",
+        of_run: "is in the directory of the run",
+    }
+    before = run_dir.config.read_bytes()
+    for target, why in refused.items():
+        assert main(["view", str(run_dir.path), "--file", str(target)]) == 2
+        assert str(target) in (message := capsys.readouterr().err) and why in message
+        assert (main(["view", str(run_dir.path), "--file", str(target), "--force"]) == 0) is (target == mine)
+    assert mine.read_text().startswith("<!doctype html>") and pipe.is_fifo()
+    assert run_dir.config.read_bytes() == before and not of_run.exists()
+
+
+def test_a_run_without_an_archive_or_a_tokenizer_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    moved = run_dir.model.rename(tmp_path / "elsewhere")
+    assert main(["view", str(run_dir.path)]) == 2
+    assert f"{run_dir.model} is not on this host; give a copy as model.path=FOLDER" in capsys.readouterr().err
+    target = tmp_path / "view.html"
+    assert main(["view", str(run_dir.path), f"model.path={moved}", "--file", str(target)]) == 0
+    ArchiveWriter(run_dir.trajectories, "seen", epoch=1).cut_after(0)
+    assert main(["view", str(run_dir.path)]) == 2
+    assert "has no step: the run has made no step yet" in capsys.readouterr().err

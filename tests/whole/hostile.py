@@ -1,0 +1,273 @@
+"""Bytes that mean harm, and a process that swallows them and says what that cost.
+
+    python -m tests.whole.hostile fuzz SEED COUNT    mutated frames of every record that travels
+    python -m tests.whole.hostile bomb FILE          one frame, as a trajectory
+    python -m tests.whole.hostile claim URL RUN COUNT    that many groups, out of a buffer
+
+It prints one JSON object, with `grown_kib`: the most that it ever held, above what it held before the first byte.
+"""
+
+import io
+import itertools
+import json
+import random
+import re
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import zstandard
+
+from slipstream.common.process.connection import connect
+from slipstream.common.process.wire import SCHEMA, WireError, decode, encode
+from slipstream.common.records.trajectory import InvalidTrajectory, Trajectory, check
+from slipstream.common.transfer.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus
+from slipstream.common.transfer.probe import Probe
+from slipstream.common.transfer.weights import Adapted, Anchor, Delta, Invitation, Manifest, Offer, TensorEntry
+from slipstream.replay.fleet.bulletin import RelayNotice
+from slipstream.replay.fleet.fleet import Member, MemberState, Refusal, RunFacts
+from slipstream.replay.records.failures import Failure, Quarantined
+from tests.common.records.test_trajectory import VOCAB_SIZE, WHOLE
+from tests.replay.records.attempts import make_buffer, ticket
+
+MAX_BYTES = 8 << 20  # `replay.max_trajectory_bytes`
+ROOM = MAX_BYTES - 4096  # what a bomb fills of a frame
+PLAIN, ZSTD = 0, 1
+
+TENSOR = TensorEntry(name="a", dtype="float32", shape=[2, 3], offset=0, num_bytes=24, xxh3=1 << 63)
+RECORDS: list[msgspec.Struct] = [
+    WHOLE,
+    ticket(3),
+    Failure(group_id=1, member=0, attempt=2, outcome="env_failure", reason="why"),
+    Quarantined(group_id=1, member=0, actor="a", reason="why"),
+    Offer(
+        manifest=Manifest(
+            policy_version=7,
+            learner_epoch=1,
+            tensors=[TENSOR, TENSOR],
+            num_bytes=128,
+            root="root",
+            adapted=Adapted(root="folder", scaling=2.0),
+            probe=Probe(tokens=[1, 2], logprobs=[-0.5], tolerance=0.1),
+            anchor=Anchor(root="anchor", xxh3=[1, 2]),
+            deltas=[Delta(base="anchor", blob=Blob(root="delta", num_bytes=9))],
+        ),
+        pull_endpoint="tcp://127.0.0.1:1",
+        invitation=Invitation(number=1, actors=["a", "b"]),
+    ),
+    ChunkRequest(root="root", offset=0, num_bytes=1 << 20),
+    ChunkReply(root="root", offset=0, answer=ChunkStatus.HERE, xxh3=1 << 63),
+    RelayNotice(
+        name="r",
+        host="h",
+        endpoint="tcp://127.0.0.1:3",
+        roots=["root"],
+        policy_version=1,
+        num_children=0,
+        fan_out=8,
+        fetched_bytes=0,
+        served_bytes=0,
+        num_corrupt=0,
+    ),
+    RunFacts(
+        config_yaml="run:\n  name: a\n",
+        model_path="model",
+        model_files=[],
+        own_modules={},
+        vocab_size=100,
+        tokenizer_root="root",
+    ),
+    Member(
+        name="a",
+        host="h",
+        role="actor",
+        zone="eu-1a",
+        instance_kind="spot",
+        price_per_hour=0.5,
+        engine="scripted",
+        transport="pull",
+        policy_version=3,
+        num_episodes=2,
+        max_episodes=4,
+        used_slots=2.0,
+        generated_tokens=100,
+        kept_tokens=50,
+        tokens_per_s=10.0,
+        kv_use=0.5,
+        state=MemberState.SERVING,
+        started_at_s=1.7e9,
+        served_s=60.0,
+        last_pause_s=0.1,
+        num_refreshes=2,
+        refusal=Refusal(policy_version=4, reason="why", unfit=True),
+    ),
+]
+
+# What a decoder may stumble over: containers and strings that claim 4e9 elements, timestamps, NaN, no type at all.
+MARKERS = [
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\xdc\xff\xff",
+    b"\xde\xff\xff",
+    b"\x9f",
+    b"\x8f",
+    b"\xc1",
+    b"\xc0",
+    b"\xd7\xff" + bytes(8),
+    b"\xcb\x7f\xf8" + bytes(6),
+    b"\xcf" + b"\xff" * 8,
+    b"\xd3\x80" + bytes(7),
+    b"\xc9\xff\xff\xff\xff\x01",
+]
+
+
+def frame(body: bytes, *, codec: int = PLAIN, declared: int | None = None) -> bytes:
+    return struct.pack("<2sBBI", b"SL", SCHEMA, codec, len(body) if declared is None else declared) + body
+
+
+def with_field(name: str, value: bytes) -> bytes:
+    """A trajectory in which one field is the MessagePack `value`."""
+    fields = {field: getattr(WHOLE, field) for field in WHOLE.__struct_fields__}
+    return frame(msgspec.msgpack.encode(fields | {name: msgspec.Raw(value)}))
+
+
+def array_of(element: bytes) -> bytes:
+    """As many elements as there is room for."""
+    num_elements = ROOM // len(element)
+    return b"\xdd" + struct.pack(">I", num_elements) + element * num_elements
+
+
+def turn_with_rewards(rewards: bytes) -> bytes:
+    turn = {name: getattr(WHOLE.turns[0], name) for name in WHOLE.turns[0].__struct_fields__}
+    return b"\x91" + msgspec.msgpack.encode(turn | {"rewards": msgspec.Raw(rewards)})
+
+
+def map_of_rewards() -> bytes:
+    """A name of four letters for each of more than a million rewards: 180 MiB of Python in 8 MiB."""
+    num_rewards = ROOM // 6
+    names = (bytes(letters) for letters in itertools.product(range(33, 123), repeat=4))
+    pairs = b"".join(b"\xa4" + name + b"\x00" for name in itertools.islice(names, num_rewards))
+    return b"\xdf" + struct.pack(">I", num_rewards) + pairs
+
+
+def zstd_of_nothing(num_bytes: int, *, declared: int) -> bytes:
+    bomb = io.BytesIO()
+    with zstandard.ZstdCompressor(level=1).stream_writer(bomb, closefd=False) as writer:
+        for _ in range(num_bytes >> 20):
+            writer.write(bytes(1 << 20))
+    return frame(bomb.getvalue(), codec=ZSTD, declared=declared)
+
+
+BOMBS: dict[str, Callable[[], bytes]] = {
+    "empty arrays in an array": lambda: with_field("turns", array_of(b"\x90")),
+    "small integers in a list": lambda: with_field("branch_starts", array_of(b"\x00")),
+    "integers in a list": lambda: with_field("branch_starts", array_of(b"\xcd\x12\x34")),
+    "version spans": lambda: with_field(
+        "version_spans", array_of(msgspec.msgpack.encode({"start": 0, "stop": 1, "policy_version": 0}))
+    ),
+    "rewards in a map": lambda: with_field("turns", turn_with_rewards(map_of_rewards())),
+    "an array that claims four billion": lambda: with_field("turns", b"\xdd\xff\xff\xff\xff"),
+    "a map that claims four billion": lambda: with_field("turns", turn_with_rewards(b"\xdf\xff\xff\xff\xff")),
+    "bytes that claim four billion": lambda: with_field("tokens", b"\xc6\xff\xff\xff\xff"),
+    "a hundred thousand arrays deep": lambda: with_field("turns", b"\x91" * 100_000 + b"\xc0"),
+    "a hundred thousand maps deep": lambda: with_field("turns", turn_with_rewards(b"\x81\xa1a" * 100_000 + b"\x00")),
+    "an unknown field that is large": lambda: frame(b"\x81\xa7unknown" + array_of(b"\x90")),
+    "a gibibyte in zstd, a little declared": lambda: zstd_of_nothing(1 << 30, declared=1000),
+    "a gibibyte in zstd, all that is allowed declared": lambda: zstd_of_nothing(1 << 30, declared=MAX_BYTES),
+    "a gibibyte in zstd, declared": lambda: zstd_of_nothing(1 << 30, declared=1 << 30),
+    "larger than is allowed": lambda: frame(bytes(MAX_BYTES + 1)),
+}
+
+
+def mutations(seed: int, count: int) -> Iterator[tuple[type[msgspec.Struct], bytes]]:
+    """Frames of every record, each damaged once or a few times."""
+    chance = random.Random(seed)
+    whole = [(type(record), encode(record, compress=compress)) for record in RECORDS for compress in (False, True)]
+    for _ in range(count):
+        kind, data = chance.choice(whole)
+        for _ in range(chance.choice((1, 1, 1, 2, 4))):
+            data = damaged(data, chance, other=chance.choice(whole)[1])
+        if chance.random() < 0.7 and len(data) >= 8:  # past the header's own check
+            data = data[:4] + struct.pack("<I", len(data) - 8) + data[8:]
+        yield kind, data
+
+
+def damaged(data: bytes, chance: random.Random, *, other: bytes) -> bytes:
+    place = chance.randrange(len(data) + 1)
+    until = min(len(data), place + chance.choice((1, 1, 2, 4, 16, 64)))
+    start = chance.randrange(len(other))
+    match chance.randrange(6):
+        case 0:
+            return data[:place] + bytes([chance.randrange(256)]) + data[place + 1 :]
+        case 1:
+            return data[:place] + data[until:]
+        case 2:
+            return data[:until] + data[place:until] * chance.choice((1, 2, 50)) + data[until:]
+        case 3:
+            return data[:place] + chance.choice(MARKERS) + data[until:]
+        case 4:
+            return data[:place] + other[start : start + 64] + data[until:]
+        case _:
+            return data[:place] + chance.randbytes(chance.randrange(1, 64)) + data[until:]
+
+
+def refusal_of(kind: type[msgspec.Struct], data: bytes) -> str | None:
+    """Why a frame is refused; None for one that is a sound record. Anything else that is raised is a hole."""
+    try:
+        record = decode(kind, data, max_bytes=MAX_BYTES)
+        if isinstance(record, Trajectory):
+            check(record, vocab_size=VOCAB_SIZE)
+    except (WireError, InvalidTrajectory) as error:
+        return str(error)
+    return None
+
+
+def fuzz(seed: int, count: int) -> dict[str, object]:
+    num_refused, slowest_s, longest_chars = 0, 0.0, 0
+    for kind, data in mutations(seed, count):
+        started = time.perf_counter()
+        refusal = refusal_of(kind, data)
+        slowest_s = max(slowest_s, time.perf_counter() - started)
+        num_refused += refusal is not None
+        longest_chars = max(longest_chars, len(refusal or ""))
+    return {"num_refused": num_refused, "slowest_s": slowest_s, "longest_chars": longest_chars}
+
+
+def bomb(file: str) -> dict[str, object]:
+    data = Path(file).read_bytes()
+    started = time.perf_counter()
+    refusal = refusal_of(Trajectory, data)
+    return {"refusal": refusal, "slowest_s": time.perf_counter() - started}
+
+
+def claim(url: str, run_id: str, count: int) -> dict[str, object]:
+    with connect(url) as client:
+        buffer = make_buffer(client, run_id, max_bytes=MAX_BYTES)
+        buffer.learner.acquire_epoch()
+        started = time.perf_counter()
+        groups = buffer.learner.claim(1, count, policy_version=0, max_lag=100)
+        return {"num_claimed": len(groups), "slowest_s": time.perf_counter() - started}
+
+
+def held_kib(line: str) -> int:
+    """VmRSS is what this process holds, VmHWM the most that it ever held."""
+    found = re.search(rf"{line}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1])
+
+
+if __name__ == "__main__":
+    verb, *arguments = sys.argv[1:]
+    before_kib = held_kib("VmRSS")
+    if verb == "fuzz":
+        result = fuzz(int(arguments[0]), int(arguments[1]))
+    elif verb == "bomb":
+        result = bomb(arguments[0])
+    else:
+        result = claim(arguments[0], arguments[1], int(arguments[2]))
+    print(json.dumps(result | {"grown_kib": held_kib("VmHWM") - before_kib}))

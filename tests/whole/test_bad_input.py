@@ -1,0 +1,388 @@
+"""Bad input: one line that says what is wrong and what to do, exit code 2, and nothing is started or lost."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slipstream.common.config.config import load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import PASSWORD_VARIABLE, connect
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import EXIT_PREEMPTED
+from slipstream.envhub.rewards.rubric import read_rubric
+from slipstream.replay.fleet.fleet import Fleet, RunFacts
+from slipstream.replay.server.server import Server
+from slipstream.tools.cli.cli import main
+from slipstream.tools.data.judge_rows import read_judge
+from slipstream.tools.data.paraphrase import read_paraphraser
+from slipstream.tools.road.road_file import read_road
+from slipstream.tools.run.check_input import check_model_folder
+from slipstream.tools.run.prepare import prepare
+from slipstream.tools.run.up import free_port
+from tests.full_disk import largest_file
+from tests.processes import GUESS, REPOSITORY, Run, nothing_runs
+
+REASON = "the last one: env_failure: RuntimeError: the database is gone"
+CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "max_position_embeddings": 128}
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What `main` changes in this process is undone after each test; runs go to a folder of the test's own."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> "Refused":
+    return Refused(capsys, tmp_path)
+
+
+def num_children() -> int:
+    """The processes that this one has started, without the images from which tests fork."""
+    return sum("tests.preload" not in child.cmdline() for child in psutil.Process().children())
+
+
+class Refused:
+    """Runs a verb in this process and returns the one line of complaint; nothing may have been made or started."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        self._capsys = capsys
+        self._root = tmp_path / "runs"
+
+    def __call__(self, verb: str, *settings: str) -> str:
+        before = num_children()
+        assert main([verb, *settings, f"run.root={self._root}"]) == 2
+        out, err = self._capsys.readouterr()
+        assert out == "" and err.startswith(f"slipstream {verb}: ") and err.count("\n") == 1
+        assert not self._root.exists()
+        assert num_children() == before
+        return err
+
+
+def test_an_unknown_key_is_answered_with_the_nearest_one(refused: Refused) -> None:
+    assert "unknown config key `learner.step`; did you mean `learner.steps`?" in refused("up", "learner.step=3")
+    assert "did you mean `replay.max_lag`?" in refused("learner", "objective.max_lag=3")
+    assert "`slipstream --help` lists every key" in refused("actors", "zzz=1")
+    assert "`run.` has no key after its dot; name one, such as `run.name`" in refused("up", "run.=1")
+    assert "`env.options." in (message := refused("up", "env.options={1:2}")) and "correct it" in message
+
+
+def test_a_value_that_cannot_be_is_named_with_its_contract(refused: Refused) -> None:
+    assert "`learner.steps` must be >= 1, got -1" in refused("up", "learner.steps=-1")
+    assert "`learner.steps`: Value 'many' of type 'str'" in refused("up", "learner.steps=many")
+    assert "`model.tiny.head_dim` must be 32, 64 or 128, got 48" in refused("up", "model.tiny.head_dim=48")
+    assert "`model.tiny.num_kv_heads` must be >= 1, got 0" in refused("up", "model.tiny.num_kv_heads=0")
+    assert "`model.tiny.num_kv_heads` must be a divisor of num_heads" in refused("up", "model.tiny.num_kv_heads=2")
+    assert "`actors.kv_cache_bytes` must be >= 0, got -5" in refused("up", "actors.kv_cache_bytes=-5")
+    assert "`weights.chunk_bytes` must be in [1, 67108864], got 99999999" in refused(
+        "up", "weights.chunk_bytes=99999999"
+    )
+    assert "`eval.num_tasks` must be >= 0, got -2" in refused("up", "eval.num_tasks=-2")
+    assert "`run.name` must be 1 to 64 letters" in refused("up", "run.name=../elsewhere")
+
+
+def test_sections_that_contradict_each_other_are_named(refused: Refused) -> None:
+    assert "`replay.max_lag` must be >= replay.target_lag + learner.publish_every + replay.max_uses - 2 = 9" in refused(
+        "up", "replay.target_lag=9"
+    )
+    assert "`sampling.max_turn_tokens` must be < model.max_tokens = 64" in refused(
+        "up", "model.max_tokens=64", "sampling.max_turn_tokens=64"
+    )
+    assert "`learner.micro_batch_tokens` must be >= model.max_tokens = 512" in refused(
+        "up", "learner.micro_batch_tokens=100"
+    )
+
+
+def test_a_file_that_is_no_configuration_is_named(refused: Refused, tmp_path: Path) -> None:
+    assert "no config file at nowhere.yaml" in refused("up", "nowhere.yaml")
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("run: [1")
+    assert f"cannot read {wrong}: while parsing a flow sequence" in refused("up", str(wrong))
+    wrong.write_text("- 1\n")
+    assert f"cannot read {wrong}: " in refused("up", str(wrong))
+    assert "cannot read learner.steps=[1 " in refused("up", "learner.steps=[1")
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "a configuration": lambda path: load_config(path, []),
+    "a road": lambda path: read_road(path, []),
+    "a rubric": lambda path: read_rubric("env.rewards.judge.rubric", path),
+    "a judge": lambda path: read_judge(Path(path)),
+    "a paraphraser": lambda path: read_paraphraser(Path(path), format_name="", seed=0),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_yaml_file_that_cannot_be_read_is_named_by_every_reader(tmp_path: Path, reader: str) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    for content, why in (
+        (b"run: " + 3000 * b"[" + 3000 * b"]", "nested too deeply"),
+        (b"a: \xff", "can't decode"),
+        (b"- [", "parsing"),
+    ):
+        wrong.write_bytes(content)
+        with pytest.raises(ConfigError, match=f"{wrong}.* {why}"):
+            READERS[reader](str(wrong))
+
+
+@pytest.mark.parametrize("seed", ["-1", str(10**26), str(2**63)])
+def test_a_seed_that_no_generator_takes_is_refused(refused: Refused, seed: str) -> None:
+    assert "`run.seed` must be >= 0 and < 2**63, got " in refused("up", f"run.seed={seed}")
+
+
+def test_a_root_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["up", f"run.root={tmp_path}/file"]) == 2
+    assert f"`run.root` {tmp_path}/file: " in (message := capsys.readouterr().err)
+    assert "cannot be created: Not a directory; name a folder that can be written" in message
+    with pytest.raises(ConfigError, match="cannot be created: File name too long"):
+        RunDir(tmp_path / (300 * "a"), "run").create()
+
+
+LONG = 300 * "a"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["up", LONG],
+        ["runs", f"run.root={LONG}"],
+        ["data", f"{LONG}.jsonl", "--data=rows.jsonl"],
+        ["sft", f"--data={LONG}"],
+        ["up", f"model.path={LONG}"],
+        ["road", LONG],
+    ],
+)
+def test_a_name_that_is_too_long_is_named(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert main(command) == 2
+    message = capsys.readouterr().err
+    assert LONG in message and "File name too long" in message and message.count("\n") == 1
+
+
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    program = "import sys; from slipstream.tools.cli.cli import main; sys.exit(main(['up', '--print-config']))"
+    with (tmp_path / "out").open("w") as out, largest_file(bytes_allowed=100):
+        buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # without a buffer, Python takes a short write for a whole one
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=buffered)
+    assert done.returncode == 1
+    assert done.stderr == "slipstream up: standard output or a file: File too large; free space\n"
+
+
+def test_an_error_of_no_file_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr("slipstream.tools.see.runs.Path.glob", fail)
+    with pytest.raises(TimeoutError):
+        main(["runs"])
+
+
+def test_ctrl_c_while_modules_are_imported_shows_no_traceback() -> None:
+    program = (
+        "import sys; from slipstream.tools.cli.start import main\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'slipstream.tools.drill': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting()); sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_redis_url_that_leads_nowhere_is_named_without_its_password(redis_server: Server, refused: Refused) -> None:
+    assert "`redis.url` redis://127.0.0.1:1 does not answer: " in refused("up", "redis.url=redis://127.0.0.1:1")
+    assert "host:port, with / and @ in a password as %2F and %40, got 'nonsense'" in refused("up", "redis.url=nonsense")
+    assert "`redis.url` is empty" in refused("actors") and "`redis.url` is empty" in refused("learner")
+    address = redis_server.url.removeprefix("redis://")
+    complaint = refused("top", f"redis.url=redis://:wr0ng@{address}")
+    assert f"`redis.url` redis://{address} refused the password" in complaint and "wr0ng" not in complaint
+    unquoted = refused("up", f"redis.url=redis://:wr0ng/pass@{address}")
+    assert "redis://***@" in unquoted and "wr0ng" not in unquoted
+
+
+def test_an_environment_that_cannot_be_had_is_named_before_anything_starts(refused: Refused) -> None:
+    assert "or module:Class for your own environment, got 'shpo'; did you mean shop?" in refused("up", "env.name=shpo")
+    assert "cannot import tests.nowhere" in refused("up", "env.name=tests.nowhere:Env")
+    assert "UnmadeEnv' with `env.options` {} failed to start: OSError: no such database" in refused(
+        "up", "env.name=tests.envhub.failing:UnmadeEnv"
+    )
+    assert "`env.options` {'size': 3} are not valid for shop" in refused("up", "env.options.size=3")
+    assert "`env.options.profile` must be small or full" in refused("up", "env.options.profile=big")
+    assert "did you mean action_tag?" in refused("up", "env.action_format=acton_tag")
+
+
+def test_a_run_that_needs_a_missing_expert_is_answered_with_what_to_do_without(
+    refused: Refused, tmp_path: Path
+) -> None:
+    env, cure = "env.name=tests.envhub.failing:ExpertlessEnv", "set model.path=FOLDER and warm_start.episodes=0"
+    assert f"has no expert; without one, begin with a model that can already play: {cure}" in refused("up", env)
+    assert "has no expert" in refused("up", env, f"model.path={tmp_path}", "warm_start.episodes=2")
+    assert "`model.path` /no/model is not a directory" in refused("up", env, "model.path=/no/model")
+    with pytest.raises(ConfigError, match=f"failed to play: NotImplementedError: .*{cure}"):
+        prepare(load_config(None, [env, f"run.root={tmp_path}"]))
+
+
+def test_an_address_that_cannot_be_bound_is_named_before_anything_starts(refused: Refused) -> None:
+    assert "`weights.host` must be an IPv4 address of this machine" in refused("up", "weights.host=203.0.113.7")
+    assert "'localhost'" in refused("up", "weights.host=localhost")
+    for verb in ("up", "relay"):
+        assert "is not an address that actors can connect to" in refused(verb, "weights.host=0.0.0.0")
+        assert "'*' cannot be bound" in refused(verb, "weights.host='*'")
+
+
+def test_a_disk_that_is_the_runs_own_folder_is_refused(refused: Refused, tmp_path: Path) -> None:
+    complaint = "would put weights among the other files of the run"
+    assert complaint in refused("up", f"weights.disk={tmp_path}/runs", "run.name=demo")
+    assert complaint in refused("up", f"weights.disk=file://{tmp_path}/runs", "run.name=demo")
+    assert complaint in refused("up", f"weights.disk={tmp_path}", "run.name=runs")  # which holds every run
+
+
+def test_a_disk_without_room_is_named_before_anything_starts(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: whole._replace(free=3 << 20))
+    complaint = refused("up")
+    assert f"`run.root` {tmp_path}/runs has 3 MiB of free disk" in complaint and "on another disk" in complaint
+
+
+def test_a_port_in_use_is_passed_over_for_another() -> None:
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", 0))
+        squatter.listen()
+        taken = squatter.getsockname()[1]
+        assert free_port(taken) != taken
+    assert free_port(taken) == taken
+
+
+def test_a_model_folder_that_lacks_something_is_named_with_what_it_lacks(refused: Refused, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    here = f"model.path={folder}"
+    assert "is not a directory; name one, or a model of the Hub" in refused("up", here)
+    folder.mkdir()
+    assert "it has no config.json" in refused("up", here)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    assert "has no *.safetensors" in refused("up", here)
+    (folder / "model.safetensors").touch()
+    assert "has no tokenizer" in refused("up", here)
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert "its tokenizer has no chat template" in refused("up", here)
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert "`model.max_tokens` must be <= 128" in refused("up", here)
+    (folder / "config.json").write_text("{")
+    assert f"{folder / 'config.json'} is not JSON" in refused("up", here)
+    (folder / "config.json").write_text(f'{{"a": {100_000 * "["}{100_000 * "]"}}}')
+    for verb in ("up", "plan"):
+        assert f"{folder / 'config.json'} is not JSON: it is nested too deeply" in refused(verb, here)
+    (folder / "config.json").write_bytes(b"\xff" * 9)
+    assert f"{folder / 'config.json'} is not JSON: 'utf-8' codec can't decode" in refused("plan", here)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    check_model_folder(folder, max_tokens=128)
+
+
+@pytest.mark.parametrize("option", [["up", "--resume"], ["learner", "--replay-archive"]])
+def test_the_empty_name_of_a_run_is_refused(capsys: pytest.CaptureFixture[str], option: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*option, ""])
+    assert "got an empty name; give that of a run" in capsys.readouterr().err
+
+
+def test_up_refuses_an_existing_run_without_resume_and_resume_refuses_a_missing_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(f"run: {{name: {name}, root: {tmp_path}}}\n")
+    here = f"run.root={tmp_path}"
+    assert main(["up", "run.name=one", here]) == 2
+    refused = capsys.readouterr().err
+    assert f"run 'one' exists in {tmp_path / 'one'}; continue it by `--resume one [key=value ...]`" in refused
+    assert main(["up", "--resume", "one", "run.rerun_of=two", here]) == 2
+    assert "continue it by `slipstream learner --resume one`" in capsys.readouterr().err
+    assert main(["learner", "--replay-archive", "three", here]) == 2
+    assert f"no run 'three' under {tmp_path}/; existing runs: one, two" in capsys.readouterr().err
+    assert main(["learner", "--replay-archive", "two", "--resume", "one", here]) == 2
+    assert "both --resume, which continues a run, and --replay-archive, which begins one" in capsys.readouterr().err
+    assert main(["up", "--resume", "three", here]) == 2
+    assert f"no run 'three' under {tmp_path}/; existing runs: one, two" in capsys.readouterr().err
+    assert main(["up", "conf/quickstart.yaml", "--resume", "one", here]) == 2
+    assert "the config file conf/quickstart.yaml with --resume or --replay-archive" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["config.yaml", "config.yaml"]
+
+
+def test_an_actor_pointed_at_a_run_that_is_not_there_waits_and_then_names_those_that_are(
+    redis_server: Server, run_id: str, tmp_path: Path
+) -> None:
+    facts = RunFacts(config_yaml="", model_path="", model_files=[], own_modules={}, vocab_size=1, tokenizer_root="root")
+    with connect(redis_server.secret_url) as client:
+        Fleet(client, run_id).describe_run(facts)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "slipstream.tools.cli.cli",
+            "actors",
+            "run.name=nowhere",
+            f"run.root={tmp_path}",
+            "actors.count=1",
+            f"redis.url={redis_server.secret_url}",
+            "actors.join_timeout_s=1",
+        ],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 2
+    complaint = "slipstream actors: `run.name` nowhere is not on this Redis server; it has the runs "
+    assert any(line.startswith(complaint) for line in done.stderr.splitlines()), done.stderr
+    # On a slow machine it also says that the actor is gone.
+    assert run_id in done.stderr and "Traceback" not in done.stderr
+    log = (tmp_path / "nowhere" / "logs" / "actor-0.log").read_text()
+    assert "waiting up to 1 s for the learner" in log and "Traceback" not in log
+    assert redis_server.password not in log + done.stdout + done.stderr
+
+
+def test_an_environment_that_raises_is_never_trained_on_and_the_learner_says_why_it_waits(
+    redis_server: Server, run_id: str, tmp_path: Path
+) -> None:
+    """It breaks after the model was made from its texts, as a database that goes away in the night."""
+    broken = tmp_path / "broken"
+    settings = [
+        *GUESS,
+        "env.name=tests.envhub.failing:FailingEnv",
+        f"env.options={{broken: {broken}}}",
+        "replay.max_attempts=2",
+    ]
+    with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
+        learner = run.start_learner()
+        run.wait_until(run.is_described, "the learner describes the run")
+        broken.touch()
+        actor = run.start_actor("actor")
+        run.wait_until(lambda: run.ledger().dropped.get("env_failure", 0) > 4, "groups are dropped")
+        run.wait_until(lambda: REASON in learner.last_words(), "the learner says why it waits")
+        actor.send(signal.SIGTERM)
+        assert actor.wait() == EXIT_PREEMPTED
+        learner.send(signal.SIGTERM)
+        assert learner.wait() == EXIT_PREEMPTED
+        ledger = run.ledger()
+        assert set(ledger.dropped) == {"env_failure"} and run.last_step() == 0
+        assert ledger.inserted == ledger.trained == 0 and ledger.balanced and run.audit() == []
+    with Run(run_id, root=tmp_path, server=redis_server, settings=[*settings, "learner.claim_timeout_s=1"]) as run:
+        learner = run.start_learner()
+        assert learner.wait() == 2
+        last = learner.last_words().splitlines()[-1]
+        assert last.startswith("slipstream learner: step 1: no complete batch within 1 s (learner.claim_timeout_s)")
+        assert REASON in last
+        run.wait_until(lambda: nothing_runs(run_id), "every process is gone", deadline_s=30)

@@ -1,0 +1,93 @@
+"""Messages that mean harm are refused: in bounded memory, in bounded time, and with their sender named."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from slipstream.common.records.trajectory import MAX_REWARDS, MAX_SPANS, MAX_TURNS, InvalidTrajectory, check
+from slipstream.replay.records.keys import key
+from slipstream.replay.records.ticket import InsertResult
+from tests.common.records.test_trajectory import VOCAB_SIZE, WHOLE, a_span, a_turn
+from tests.replay.records.attempts import attempt_at, make_buffer, ticket
+from tests.whole.hostile import BOMBS, MAX_BYTES
+
+NUM_MUTATIONS = int(os.environ.get("SLIPSTREAM_MUTATIONS", "5000"))
+MAX_GROWN_KIB = 64 * 1024
+MAX_SECONDS = 2.0  # 50 ms where nothing else wants the cores; others may
+MAX_REFUSAL_CHARS = 1000
+
+
+def swallowed(*arguments: str) -> dict[str, Any]:
+    """What the process that swallowed it says."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.whole.hostile", *arguments], capture_output=True, text=True, timeout=600
+    )
+    assert ended.returncode == 0, ended.stderr
+    answer: dict[str, Any] = json.loads(ended.stdout)
+    return answer
+
+
+def test_damaged_records_are_refused_or_still_sound_and_cost_nothing() -> None:
+    """Any other exception than the two that callers know ends the process, and so this test."""
+    answer = swallowed("fuzz", "20261121", str(NUM_MUTATIONS))
+    print(answer)
+    assert 0.9 * NUM_MUTATIONS < answer["num_refused"] < NUM_MUTATIONS
+    assert answer["grown_kib"] < MAX_GROWN_KIB
+    assert answer["slowest_s"] < MAX_SECONDS
+    assert answer["longest_chars"] < MAX_REFUSAL_CHARS
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_in_the_memory_of_its_own_bytes(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "bomb"
+    file.write_bytes(BOMBS[name]())
+    answer = swallowed("bomb", str(file))
+    print(answer)
+    assert answer["refusal"] is not None and len(answer["refusal"]) < MAX_REFUSAL_CHARS
+    assert answer["grown_kib"] < MAX_GROWN_KIB
+    assert answer["slowest_s"] < MAX_SECONDS
+
+
+def test_bombs_in_the_buffer_are_set_aside_with_their_senders(
+    redis_client: redis.Redis, redis_url: str, run_id: str
+) -> None:
+    """Each sender commits a sound trajectory, and puts its bomb in the place of the payload."""
+    buffer = make_buffer(redis_client, run_id, max_bytes=MAX_BYTES)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(len(BOMBS) + 1)])
+    for bomb in [*BOMBS.values(), None]:
+        lease = buffer.actor.lease("any")
+        assert lease is not None
+        actor = f"sender-{lease.ticket.group_id}"
+        assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id, actor=actor)) is InsertResult.STORED
+        if bomb is not None:
+            (name,) = redis_client.scan_iter(f"{key(run_id, 'train', 'blob', lease.ticket.group_id)}:*", count=1000)
+            redis_client.set(name, bomb())
+    answer = swallowed("claim", redis_url, run_id, str(len(BOMBS) + 1))
+    print(answer)
+    assert answer["num_claimed"] == 1  # the sound one
+    assert answer["grown_kib"] < MAX_GROWN_KIB
+    set_aside = {found.group_id: found for found in buffer.quarantined()}
+    assert set(set_aside) == set(range(len(BOMBS)))
+    assert {found.actor for found in set_aside.values()} == {f"sender-{number}" for number in range(len(BOMBS))}
+    assert all(0 < len(found.reason) < MAX_REFUSAL_CHARS for found in set_aside.values())
+    ledger = buffer.learner.ledger()
+    assert (ledger.quarantined, ledger.claimed, ledger.dropped) == (len(BOMBS), 1, {})
+    assert ledger.balanced and buffer.audit() == []
+
+
+def test_what_no_reader_takes_is_refused_where_it_is_made() -> None:
+    many = {f"reward-{number}": 0.0 for number in range(MAX_REWARDS + 1)}
+    for change, why in [
+        ({"turns": [a_turn(2, 5, rewards=many), a_turn(7, 10)]}, f"has {MAX_REWARDS + 1} rewards"),
+        ({"version_spans": [a_span(2, 3, 0)] * (MAX_SPANS + 1)}, f"the limits are {MAX_TURNS} and {MAX_SPANS}"),
+    ]:
+        with pytest.raises(InvalidTrajectory, match=why):
+            check(msgspec.structs.replace(WHOLE, **change), vocab_size=VOCAB_SIZE)

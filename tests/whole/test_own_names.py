@@ -1,0 +1,74 @@
+"""Files of the user's may have any name, those of our rooms included, in the folder in which `slipstream` is called."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import DEADLINE_S, GUESS
+
+NOT_OURS = "raise RuntimeError('this is not what was meant')\n"
+FILES = {
+    "tools.py": "def search(text):\n    return text.upper()\n",
+    "common/__init__.py": "GREETING = 'hello'\n",
+    "learner.py": NOT_OURS,
+    "actors.py": NOT_OURS,
+    "replay.py": NOT_OURS,
+    "envhub/__init__.py": NOT_OURS,
+    "conf/mine.yaml": "env: {name: 'my_env:MyEnv'}\n",
+    "my_env.py": """
+from common import GREETING
+from slipstream import Message, Observation
+from tools import search
+
+
+class MyEnv:
+    replay_only = True
+
+    async def reset(self, task):
+        return Observation(messages=(Message("user", search(GREETING)),), rewards={})
+
+    async def step(self, action):
+        odd = len(action) % 2
+        return Observation(
+            messages=(), rewards={"odd": float(odd)}, terminated=True, valid_action=True, score=odd, success=odd == 1
+        )
+
+    async def close(self): ...
+    def snapshot(self): raise NotImplementedError
+    def restore(self, state): raise NotImplementedError
+    def admissible(self): return None
+    def state_key(self): return ""
+    def expert(self): return "odd"
+""",
+}
+ONE_STEP = [
+    *(setting for setting in GUESS if not setting.startswith("env.name")),
+    "run.name=mine",
+    "replay.groups_per_step=2",
+    "replay.group_size=2",
+    "replay.drop_zero_variance=false",
+    "learner.steps=1",
+    "actors.count=1",
+    "warm_start.episodes=4",
+]
+
+
+@pytest.mark.parametrize("python_path", ["", "."])
+def test_a_run_in_a_folder_with_names_of_ours_plays_with_the_users_files(tmp_path: Path, python_path: str) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", "up", "conf/mine.yaml", *ONE_STEP],
+        cwd=tmp_path,
+        env=environment | ({"PYTHONPATH": python_path} if python_path else {}),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "runs" / "mine" / "trained_model" / "config.json").exists()

@@ -1,0 +1,34 @@
+"""A run whose tasks are solved is finished: it ends with code 0 and a model, long before `learner.steps`."""
+
+from pathlib import Path
+
+import pytest
+
+from slipstream.replay.fleet.fleet import RunState
+from slipstream.replay.server.server import Server
+from tests.processes import GUESS, Run
+
+SOLVED = [*GUESS, "env.name=tests.whole.solved:SolvedEnv", "learner.steps=100000", "learner.checkpoint_every=1000"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("settings", "num_steps"),
+    [
+        (["replay.drop_zero_variance=false", "learner.publish_every=3"], 100),  # a hundred steps without a gradient
+        (["replay.drop_zero_variance=true", "learner.claim_timeout_s=15"], 0),  # no group teaches anything
+    ],
+    ids=["steps that change nothing", "no batch"],
+)
+def test_a_solved_run_ends_with_a_model(
+    redis_server: Server, run_id: str, tmp_path: Path, settings: list[str], num_steps: int
+) -> None:
+    with Run(run_id, root=tmp_path, server=redis_server, settings=[*SOLVED, *settings]) as run:
+        learner = run.start_learner()
+        actor = run.start_actor("actor")
+        assert learner.wait() == 0, learner.last_words()
+        assert "the tasks are solved: stop here, or use harder tasks; the run ends as finished" in learner.last_words()
+        assert actor.wait() == 0
+        assert run.fleet.run_state() is RunState.FINISHED
+        assert run.last_step() == num_steps and (run.dir.trained_model / "model.safetensors").is_file()
+        assert run.dir.summary.is_file() and run.audit() == []

@@ -1,0 +1,1 @@
+"""Which verbs there are, and what they take."""

@@ -1,0 +1,11 @@
+"""The command `slipstream`. Ctrl-C ends it without a traceback, also while modules are still imported."""
+
+
+def main() -> int:
+    """Run the command line and return its exit code."""
+    try:
+        from slipstream.tools.cli.cli import main as run  # here, as it takes a second in which Ctrl-C may come
+
+        return run()
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,1 @@
+"""How files of conversations are read, cleaned and described; and a model in a file."""

@@ -1,0 +1,322 @@
+"""`slipstream data`: filter, mark, copy in other words and split recorded conversations, and report what was dropped.
+
+    FILE.jsonl              the rows that are kept, in one shape
+    FILE.held-out.jsonl     those of the tasks that are held out, with --held-out
+    FILE.quarantine.jsonl   rows that cannot be read, with file, line and reason, if there are any
+    FILE.md                 the data card
+    FILE.marks.jsonl        the answers of a judge, with --judge; it stays, so that nothing is asked twice
+    FILE.paraphrases.jsonl  the same for --paraphrase
+
+All others appear at the end, or none. One row is in memory at a time; with a judge, also a mark of each. A call that
+was killed, or failed, is continued by the same command: see `data_files`.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.tools.data.conversation_rows import BadRow, Conversation, Line, Row, conversation_of, read_lines
+from slipstream.tools.data.data_card import Counts, Source, card, count
+from slipstream.tools.data.data_files import DataFiles, SourceState, progress_file
+from slipstream.tools.data.data_options import DataOptions
+from slipstream.tools.data.fit_rows import UNREAD, held_out_place
+from slipstream.tools.data.judge_rows import RowJudge, agreement, judged, read_judge
+from slipstream.tools.data.paraphrase import Paraphraser, Paraphrases, read_paraphraser
+from slipstream.tools.data.row_files import check_free
+from slipstream.tools.data.row_noise import noisy
+from slipstream.tools.data.row_sieve import Sieve
+from slipstream.tools.data.wording import Refused
+from slipstream.tools.terminal.options import as_arguments
+from slipstream.tools.terminal.printable import json_line
+
+PROGRESS_S = 5.0
+SAVE_S = 2.0
+NUM_FAULTS = 10  # shown on the card
+MAX_SHOWN = 2000  # characters of a row in quarantine
+KEPT_COLUMNS = ("return", "score", "success", "group_id", "member", "run_id", "id")  # beside those of `_row`
+KEPT_TYPES = (str, int, float)
+
+
+def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> int:
+    """Write the rows that are kept, and the data card; return 0. Raises ConfigError."""
+    if path.suffix != ".jsonl":
+        raise ConfigError(f"the name of the file to write must end in .jsonl, got '{path}'; choose another")
+    sources = [Path(name) for name in options.data]
+    for named in (path, *sources):
+        if not _is_text(named):
+            raise ConfigError(f"the name {str(named)!r} is not UTF-8, which the data card needs; rename the file")
+    check_free(path, force=force or progress_file(path).exists())
+    if not sources:
+        raise ConfigError("`--data` must name one file of conversations or several; see docs/data.md")
+    for source in sources:
+        if not source.is_file():
+            raise ConfigError(f"`--data` {source} is not a file; name .jsonl or .parquet files of conversations")
+    seed = config.run.seed
+    judge = read_judge(Path(options.judge)) if options.judge else None
+    paraphraser = (
+        read_paraphraser(Path(options.paraphrase), format_name=options.action_format, seed=seed)
+        if options.paraphrase
+        else None
+    )
+    started = time.monotonic()
+    try:
+        with DataFiles(path) as files:
+            check_free(path, force=force or files.is_whole)
+            saved = files.continued(
+                *_settings(options, judge, paraphraser, seed), [SourceState.of(source) for source in sources]
+            )
+            num_before = saved.counts.num_rows
+            if num_before:
+                print(f"{files.state}: continuing after {num_before} rows", file=sys.stderr, flush=True)
+            call = _Call(
+                options=options,
+                files=files,
+                counts=saved.counts,
+                judge=judge,
+                paraphraser=paraphraser,
+                seed=seed,
+            )
+            if not saved.card:
+                call.write(sources)
+            files.finish()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the files or write {path}: {error}; free space, or choose another; the same command continues"
+        ) from error
+    except KeyboardInterrupt:
+        print(f"{path} is unfinished; the same command continues", file=sys.stderr)
+        raise
+    _report(path, files, saved.counts, rate=(saved.counts.num_rows - num_before) / (time.monotonic() - started))
+    return 0
+
+
+def _report(path: Path, files: DataFiles, counts: Counts, *, rate: float) -> None:
+    held_out = f", {counts.num_held_out} in {files.held_out.name}" if counts.num_held_out else ""
+    copies = f", and {sum(counts.copies.values())} copies in other words" if counts.copies else ""
+    print(
+        f"{path}: {counts.num_trained} of {counts.num_rows} rows are kept{held_out}{copies}, {counts.num_dropped} "
+        f"dropped, {counts.num_malformed} cannot be read; {rate:.0f} rows/s; see {files.card}"
+    )
+
+
+def _settings(
+    options: DataOptions, judge: RowJudge | None, paraphraser: Paraphraser | None, seed: int
+) -> tuple[list[str], list[str]]:
+    """The settings by which rows are read, and those by which rows that wait for a model are kept."""
+    early = as_arguments(dataclasses.replace(options, data=(), judge="", min_mark=0.0, paraphrase=""))
+    late = []
+    if options.noise:
+        early.append(f"run.seed={seed}")
+    if judge:
+        early.append(f"a judge shown {', '.join(judge.columns) or 'no columns'}")
+        late += [f"judge {_short(judge.settings)}", f"--min-mark={options.min_mark}"]
+    if paraphraser:
+        early.append("--paraphrase")
+        late.append(f"paraphrase {_short(paraphraser.settings)}")
+    return early, late
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Call:
+    """One call of `slipstream data`, or what continues one."""
+
+    options: DataOptions
+    files: DataFiles
+    counts: Counts
+    judge: RowJudge | None
+    paraphraser: Paraphraser | None
+    seed: int
+
+    def write(self, sources: Sequence[Path]) -> None:
+        """Read all rows, let models answer, and save the result as a whole. Raises ConfigError."""
+        try:
+            self._sift(sources)
+        except ConfigError:  # a file that cannot be read will be another when it can
+            self.files.discard()
+            raise
+        if self.files.is_waiting:
+            self._keep_waiting()
+        counts = self.counts
+        if not counts.num_trained:
+            self.files.discard()
+            missing = [f"{number} {reason}" for reason, number in counts.dropped.items()]
+            missing += [f"{counts.num_held_out} held out by --held-out"] if counts.num_held_out else []
+            why = ", ".join(missing) or "no rows"
+            raise ConfigError(f"nothing is written to {self.files.kept}: {why}, {counts.num_malformed} cannot be read")
+        _, late = _settings(self.options, self.judge, self.paraphraser, self.seed)
+        text = card(self.files.kept.name, counts, self.options, digests=self.files.digests())
+        self.files.save(late=late, card=text)
+
+    def _sift(self, sources: Sequence[Path]) -> None:
+        """Read the rows that were not read before, write each to where it belongs, and save that now and then."""
+        sieve, counts = Sieve(self.options, self.files), self.counts
+        shown_at = saved_at = time.monotonic()
+        for place, path in enumerate(sources):
+            if place < len(counts.sources) - 1:
+                continue
+            if place == len(counts.sources):
+                counts.sources.append(Source(path=str(path)))
+            source = counts.sources[place]
+            for line in read_lines(path, skip=source.num_rows):
+                source.num_rows += 1
+                try:
+                    reason = self._place(line, source, sieve)
+                except BadRow as error:
+                    _quarantine(line, path, str(error), self.files, counts)
+                else:
+                    if reason:
+                        count(counts.dropped, reason)
+                if time.monotonic() - saved_at > SAVE_S:
+                    self.files.save()
+                    saved_at = time.monotonic()
+                if time.monotonic() - shown_at > PROGRESS_S:
+                    shown_at = time.monotonic()
+                    print(
+                        f"{path}: {source.num_rows} rows are read, {source.num_kept} kept", file=sys.stderr, flush=True
+                    )
+        self.files.save()
+
+    def _place(self, line: Line, source: Source, sieve: Sieve) -> str | None:
+        """Write a row if it is kept, or lay it aside for a model; else return the reason. Raises BadRow."""
+        if line.fault:
+            raise BadRow(line.fault)
+        if line.row.get("messages", ()) is None:
+            return UNREAD
+        if "chosen" in line.row:
+            raise BadRow("a pair (`chosen`), which `slipstream dpo` and `reward` read as it is")
+        conversation = conversation_of(line.row)
+        row = _row(conversation, line.row, source=f"{Path(source.path).name}:{line.number}")
+        columns = self.judge.columns if self.judge else []
+        if missing := [name for name in columns if name not in line.row]:
+            raise BadRow(f"no column {', '.join(missing)} to show to the judge")
+        shown = {name: line.row[name] for name in columns}
+        _check_json({name: row[name] for name in KEPT_COLUMNS if name in row} | shown)
+        if reason := sieve.reason_to_drop(conversation, line.row):
+            return reason
+        if self.judge is None and self.paraphraser is None:
+            self._keep(row, source, paraphrases=None)
+            return None
+        self.files.write(self.files.waiting, {**row, "columns": shown, "from": len(self.counts.sources) - 1})
+        return None
+
+    def _keep_waiting(self) -> None:
+        """Let the models answer for the rows that wait, and keep those with a mark that is high enough."""
+        waiting, counts = self.files.waiting_rows(), self.counts
+        marks = judged(waiting, self.judge, self.files.marks) if self.judge else None
+        paraphrases = Paraphrases(self.paraphraser, self.files.paraphrases) if self.paraphraser else None
+        name, successes = self.judge.part.name if self.judge else "", list[bool | None]()
+        with contextlib.closing(paraphrases) if paraphrases else contextlib.nullcontext(), waiting.open() as rows:
+            if paraphrases:
+                paraphrases.ask_for(self._trained(waiting, marks))
+            for number, text in enumerate(rows):
+                row = json.loads(text)
+                source = counts.sources[row.pop("from")]
+                del row["columns"]
+                success = row.get("success")
+                successes.append(success if isinstance(success, bool) else None)
+                if marks and marks[number][name] < self.options.min_mark:
+                    count(counts.dropped, "mark below --min-mark")
+                else:
+                    self._keep(row | ({"marks": marks[number]} if marks else {}), source, paraphrases=paraphrases)
+        if marks:
+            counts.marks = agreement(marks, successes, name=name)
+
+    def _trained(self, waiting: Path, marks: Sequence[Mapping[str, float]] | None) -> Iterator[list[dict[str, Any]]]:
+        """Yield the messages of the rows that will be kept and not held out."""
+        with waiting.open() as rows:
+            for number, text in enumerate(rows):
+                row = json.loads(text)
+                is_kept = not marks or not self.judge or marks[number][self.judge.part.name] >= self.options.min_mark
+                if is_kept and held_out_place(row["task"]) >= self.options.held_out:
+                    yield row["messages"]
+
+    def _keep(self, row: Row, source: Source, *, paraphrases: Paraphrases | None) -> None:
+        counts, messages = self.counts, row["messages"]
+        is_held_out = held_out_place(row["task"]) < self.options.held_out
+        self.files.write(self.files.held_out if is_held_out else self.files.kept, row)
+        source.num_kept += 1
+        counts.num_held_out += is_held_out
+        counts.num_trained += not is_held_out
+        count(counts.replies, sum(message["role"] == "assistant" for message in messages).bit_length())
+        count(counts.chars, sum(len(message["content"]) for message in messages).bit_length())
+        if is_held_out:
+            return
+        if self.options.noise:
+            dice = random.Random(f"{self.seed}/{row['source']}")
+            self._copy(row, "noise", noisy(messages, share=self.options.noise, dice=dice))
+        if paraphrases:
+            try:
+                self._copy(row, "paraphrase", paraphrases.of(messages))
+            except Refused as error:
+                count(counts.uncopied, f"paraphrase: {error}")
+
+    def _copy(self, row: Row, kind: str, messages: list[dict[str, Any]] | None) -> None:
+        """Write a copy of a row that is kept, with other messages; None: there was nothing to change."""
+        if messages is None:
+            count(self.counts.uncopied, f"{kind}: nothing to change")
+        else:
+            count(self.counts.copies, kind)
+            self.files.write(self.files.kept, {**row, "messages": messages, "perturbed": kind})
+
+
+def _quarantine(line: Line, path: Path, why: str, files: DataFiles, counts: Counts) -> None:
+    why = why.encode(errors="replace").decode()  # a row may name half a surrogate pair, which no file can hold
+    count(counts.malformed, why.partition(", got")[0])
+    shown = line.text or repr(line.row)[:MAX_SHOWN]
+    files.write(files.quarantine, {"file": str(path), "line": line.number, "why": why, "row": shown})
+    if len(counts.faults) < NUM_FAULTS:
+        counts.faults.append(f"{path}, line {line.number}: {why}")
+
+
+def _check_json(columns: Row) -> None:
+    """Raise BadRow for a value that JSON lacks, such as NaN or a date of a parquet file."""
+    for name, value in columns.items():
+        try:
+            json_line({name: value})
+        except (TypeError, ValueError):
+            raise BadRow(f"`{name}` must be a value of JSON, got {value!r:.80}") from None
+
+
+def _row(conversation: Conversation, row: Row, *, source: str) -> Row:
+    """The row in one shape. Rows without a task get one from their prompt: the same prompt is the same task."""
+    messages: list[dict[str, Any]] = []
+    for index, message in enumerate(conversation.messages):
+        spared = message.role == "assistant" and not conversation.is_learnt(index)
+        messages.append({"role": message.role, "content": message.content, **({"loss": False} if spared else {})})
+    kept = {name: row[name] for name in KEPT_COLUMNS if isinstance(row.get(name), KEPT_TYPES)}
+    task = _prompt_task(conversation) if row.get("task") is None else str(row["task"])
+    return {"messages": messages, "task": task, **kept, "source": source}
+
+
+def _prompt_task(conversation: Conversation) -> str:
+    """A name for the messages before the first reply."""
+    prompt = xxhash.xxh3_64()
+    for message in conversation.messages:
+        if message.role == "assistant":
+            break
+        prompt.update(f"{message.role}\0{message.content}\0".encode(errors="replace"))
+    return f"prompt/{prompt.hexdigest()}"

@@ -1,0 +1,240 @@
+"""The files of `slipstream data` while they are written, and how far that is: a call that was killed is continued.
+
+    NAME.tmp                  each file of the result, until it gets its name
+    FILE.waiting.jsonl.tmp    rows that wait for a judge, or for other words
+    FILE.seen.tmp             hashes of the rows so far, by which repeats are found
+    FILE.minima.tmp           the same for near-duplicates
+    FILE.progress.json        the counts of the rows so far, and the bytes of each of these files that belong to them
+
+`save` makes the files durable first. What they have beyond that is cut off, and written again.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import xxhash
+
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.run_dir import write_whole
+from slipstream.common.process.wire import MALFORMED
+from slipstream.tools.data.data_card import Counts
+from slipstream.tools.terminal.printable import json_line
+
+CHUNK_BYTES = 1 << 20
+
+
+class SourceState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of rows as it was when the call began."""
+
+    path: str
+    num_bytes: int
+    xxh3: str
+
+    @classmethod
+    def of(cls, path: Path) -> "SourceState":
+        """Read the file once. Its hash takes a fraction of the time of its rows."""
+        digest, num_bytes = xxhash.xxh3_128(), 0
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                num_bytes += len(chunk)
+        return cls(path=str(path), num_bytes=num_bytes, xxh3=digest.hexdigest())
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far a call is, and what its result depends on."""
+
+    settings: list[str]  # by which rows are read
+    sources: list[SourceState]
+    counts: Counts
+    lengths: dict[str, int]  # bytes of each file, by its name
+    late: list[str] = []  # the settings by which rows that waited were kept, once the result is whole
+    card: str = ""  # the data card, once the result is whole
+
+
+class Written:
+    """A file that is appended to, and the SHA-256 of its bytes."""
+
+    def __init__(self, path: Path, *, length: int) -> None:
+        """Continue after the first `length` bytes. Raises ConfigError if the file has fewer."""
+        self.path, self.length, self.digest = path, length, hashlib.sha256()
+        num_bytes = path.stat().st_size if path.exists() else 0
+        if num_bytes < length:
+            raise ConfigError(
+                f"{path} is damaged: it has {num_bytes} of {length} bytes; remove the progress file beside it to begin "
+                "again"
+            )
+        for chunk in self.chunks(CHUNK_BYTES):
+            self.digest.update(chunk)
+        self._file = path.open("ab")
+        self._file.truncate(length)
+
+    def chunks(self, size: int) -> Iterator[bytes]:
+        """Yield the bytes that the file had when it was opened, `size` at a time."""
+        if self.length:
+            with self.path.open("rb") as file:
+                for start in range(0, self.length, size):
+                    yield file.read(min(size, self.length - start))
+
+    def write(self, data: bytes) -> None:
+        """Append `data`."""
+        self._file.write(data)
+        self.digest.update(data)
+        self.length += len(data)
+
+    def flush(self) -> None:
+        """Let other readers see what was written."""
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class DataFiles:
+    """The files of one result. Without `finish` they stay as they were saved; those never saved are removed."""
+
+    def __init__(self, path: Path) -> None:
+        self.kept = path
+        self.held_out = path.with_suffix(".held-out.jsonl")
+        self.quarantine = path.with_suffix(".quarantine.jsonl")
+        self.card = path.with_suffix(".md")
+        self.marks = path.with_suffix(".marks.jsonl")
+        self.paraphrases = path.with_suffix(".paraphrases.jsonl")
+        self.waiting = path.with_suffix(".waiting.jsonl")  # this and the next two never get these names
+        self.seen = path.with_suffix(".seen")
+        self.minima = path.with_suffix(".minima")
+        self.state = progress_file(path)
+        self.saved: Progress | None = None
+        self._written: dict[Path, Written] = {}
+        self._lock = -1
+
+    def __enter__(self) -> "DataFiles":
+        """Raises ConfigError if another process writes these files, or the progress file is damaged."""
+        self._lock = os.open(_half(self.seen), os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise ConfigError(f"another process is writing {self.kept}; wait for it, or end it") from None
+        if self.state.exists():
+            try:
+                self.saved = msgspec.json.decode(self.state.read_bytes(), type=Progress)
+            except MALFORMED as error:
+                os.close(self._lock)
+                raise ConfigError(f"{self.state} is damaged: {error}; remove it to begin again") from None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        for written in self._written.values():
+            with contextlib.suppress(OSError):  # a full disk refuses the rest of a buffer
+                written.close()
+        if not self.state.exists():
+            self._remove(self.held_out, self.quarantine, self.kept, self.waiting, self.seen, self.minima)
+        os.close(self._lock)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a call before has only left to give the files their names."""
+        return self.saved is not None and self.saved.card != ""
+
+    def continued(self, settings: list[str], late: list[str], sources: list[SourceState]) -> Progress:
+        """What was saved, or the beginning. Raises ConfigError if that is of another call."""
+        saved = self.saved
+        if saved is None:
+            self.saved = Progress(settings=settings, sources=sources, counts=Counts(), lengths={})
+            return self.saved
+        cure = f"give the same to continue, or remove {self.state} to begin again"
+        of_before, of_now = saved.settings + saved.late, settings + (late if self.is_whole else [])
+        if of_before != of_now:
+            before = " ".join(sorted(set(of_before) - set(of_now))) or "the default"
+            now = " ".join(sorted(set(of_now) - set(of_before))) or "the default"
+            raise ConfigError(f"{self.state} is of an unfinished call with {before}, and this one has {now}; {cure}")
+        if saved.sources != sources:
+            raise ConfigError(
+                f"{self.state} is of an unfinished call with {_named(saved.sources)}, and this one has "
+                f"{_named(sources)}; {cure}"
+            )
+        for name in () if self.is_whole else saved.lengths:
+            self.opened(self.kept.with_name(name))
+        return saved
+
+    def opened(self, path: Path) -> Written:
+        """The file that gets the name `path`."""
+        if path not in self._written:
+            length = self.saved.lengths.get(path.name, 0) if self.saved else 0
+            self._written[path] = Written(_half(path), length=length)
+        return self._written[path]
+
+    def write(self, path: Path, record: dict[str, Any]) -> None:
+        """Append a row."""
+        self.opened(path).write(json_line(record).encode() + b"\n")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether rows wait for a model."""
+        return self.waiting in self._written
+
+    def waiting_rows(self) -> Path:
+        """The file with the rows that wait for a model, all written."""
+        self.opened(self.waiting).flush()
+        return _half(self.waiting)
+
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of each file of the result, by its name."""
+        result = [path for path in (self.kept, self.held_out, self.quarantine) if path in self._written]
+        return {path.name: self._written[path].digest.hexdigest() for path in result}
+
+    def save(self, *, late: list[str] | None = None, card: str = "") -> None:
+        """Make all that was written durable, and record it, so that another call continues here."""
+        assert self.saved is not None
+        for written in self._written.values():
+            written.sync()
+        lengths = {path.name: written.length for path, written in self._written.items()}
+        self.saved = msgspec.structs.replace(self.saved, lengths=lengths, late=late or [], card=card)
+        write_whole(self.state, msgspec.json.encode(self.saved).decode())
+
+    def finish(self) -> None:
+        """Give the saved files their names, and remove all others: also those that an earlier result had."""
+        assert self.saved is not None
+        for path in (self.held_out, self.quarantine, self.kept):
+            if path.name not in self.saved.lengths:
+                path.unlink(missing_ok=True)
+            elif _half(path).exists():  # else the call before has done it
+                _half(path).replace(path)
+        write_whole(self.card, self.saved.card)
+        self._remove(self.waiting, self.seen, self.minima)
+        self.state.unlink()
+
+    def discard(self) -> None:
+        """Forget what was saved: it cannot be continued."""
+        self.state.unlink(missing_ok=True)
+
+    def _remove(self, *paths: Path) -> None:
+        for path in paths:
+            _half(path).unlink(missing_ok=True)
+
+
+def progress_file(path: Path) -> Path:
+    """Where a call that writes `path` says how far it is."""
+    return path.with_suffix(".progress.json")
+
+
+def _half(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
+
+
+def _named(sources: list[SourceState]) -> str:
+    return ", ".join(f"{each.path} ({each.num_bytes} bytes, xxh3 {each.xxh3[:8]})" for each in sources)

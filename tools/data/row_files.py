@@ -1,0 +1,59 @@
+"""Writes rows to a .jsonl or .parquet file, completely or not at all."""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from slipstream.common.process.config_error import ConfigError
+from slipstream.tools.terminal.printable import json_line
+
+Row = dict[str, Any]
+
+
+def check_free(path: Path, *, force: bool) -> None:
+    """Raise ConfigError unless rows can be written to `path`; `force` allows it to exist."""
+    _writer(path)
+    check_writable(path, force=force)
+
+
+def check_writable(path: Path, *, force: bool) -> None:
+    """Raise ConfigError unless `path` can become a file, or be replaced as one; `force` allows it to exist."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"cannot write {path}: it exists and is not a regular file; choose another")
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists; choose another file, or overwrite it with --force")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent} is not a directory; create it, or choose another")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: its directory is not writable; choose another")
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write `rows` to `path`, completely or not at all. Raises ConfigError if it cannot be written."""
+    write = _writer(path)
+    half = path.with_name(path.name + ".tmp")
+    try:
+        write(half, rows)
+        half.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error}; choose another file") from error
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def _writer(path: Path) -> Callable[[Path, Iterable[Row]], None]:
+    match path.suffix:
+        case ".jsonl":
+            return _write_jsonl
+        case ".parquet":
+            from slipstream.tools.data.parquet_rows import write_parquet  # only .parquet files need pyarrow
+
+            return write_parquet
+        case _:
+            raise ConfigError(f"the file name must end in .jsonl or .parquet, got {path}")
+
+
+def _write_jsonl(path: Path, rows: Iterable[Row]) -> None:
+    with path.open("w") as file:
+        file.writelines(json_line(row) + "\n" for row in rows)

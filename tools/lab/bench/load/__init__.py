@@ -1,0 +1,1 @@
+"""What plays and trains while a benchmark measures."""

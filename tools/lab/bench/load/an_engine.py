@@ -1,0 +1,56 @@
+"""Starts an actor's engine for a benchmark: vLLM in its own process, with a Redis server and a learner's links."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slipstream.actors.engine.orders import EngineSettings, engine_settings
+from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
+from slipstream.actors.weights.receive import ReceiverInfo
+from slipstream.common.config.config import Config
+from slipstream.common.process.connection import connect
+from slipstream.common.text.tokenizer import tokenizer_root
+from slipstream.learner.lead.links import Links, join_run
+from slipstream.replay.server.server import start_server
+from slipstream.tools.run.prepare import load_tokenizer
+
+TIMEOUT_S = 300.0
+
+
+@contextmanager
+def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Links, VllmEngine, EngineSettings]]:
+    """Yield the learner's links, the engine of the model in `folder`, and its settings; `root` is for the server."""
+    with start_server(root / "redis") as server:
+        tokenizer = load_tokenizer(folder, config.model)
+        links = join_run(
+            connect(server.secret_url),
+            config,
+            model_folder=folder,
+            model_files=[],
+            vocab_size=len(tokenizer),
+            tokenizer_root=tokenizer_root(tokenizer),
+            own_modules={},
+        )
+        receiver = ReceiverInfo(
+            redis_url=server.secret_url,
+            run_id=config.run.name,
+            actor="actor",
+            transport="pull",
+            chunk_bytes=config.weights.chunk_bytes,
+            timeout_s=TIMEOUT_S,
+            disk="",
+        )
+        settings = engine_settings(
+            config,
+            config.actors,
+            model_path=str(folder),
+            policy_version=0,
+            seed=config.run.seed,
+            receiver=receiver,
+        )
+        engine = VllmEngine(EngineProcess(), settings)
+        try:
+            yield links, engine, settings
+        finally:
+            asyncio.run(engine.close())

@@ -1,0 +1,107 @@
+"""Measures the pause of a commit against the time of a token, on a real engine that keeps generating."""
+
+import asyncio
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from slipstream.actors.engine.vllm_engine import VllmEngine
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.records.trajectory import Sampling
+from slipstream.common.transfer.weights import Offer, layout
+from slipstream.learner.lead.links import Links
+from slipstream.learner.publisher.messages import PublisherSettings
+from slipstream.learner.publisher.publish import Publisher
+from slipstream.tools.lab.bench.benchmark import Row
+from slipstream.tools.lab.bench.load.an_engine import TIMEOUT_S, an_engine
+from slipstream.tools.run.prepare import model_folder, prepare
+
+CONFIG = Path(__file__).parents[3] / "conf" / "quickstart.yaml"
+NUM_RUNNING = 16  # concurrent generations during a refresh
+NUM_REFRESHES = 15
+POLL_S = 0.1
+
+
+def refresh() -> Row:
+    """The pause of a commit during NUM_RUNNING generations, against the time between two of their tokens."""
+    with tempfile.TemporaryDirectory(prefix="bench-refresh-") as root:
+        config = load_config(str(CONFIG), [f"run.root={root}", "run.name=bench-refresh", "warm_start.episodes=0"])
+        folder = model_folder(config, prepare(config))
+        with an_engine(config, folder, Path(root)) as (links, engine, settings):
+            publisher = _publisher(config, folder, links, settings.receiver.redis_url)
+            try:
+                pauses_s, token_times_s = asyncio.run(_refreshed(config, folder, links, engine, publisher))
+            finally:
+                publisher.close()
+    return Row.of(
+        "refresh: how long a commit pauses generation, in token times",
+        [1e3 * pause_s for pause_s in pauses_s],
+        unit="ms",
+        against=[1e3 * token_time_s for token_time_s in token_times_s],
+        goal="ratio <= 2",
+    )
+
+
+def _publisher(config: Config, folder: Path, links: Links, redis_url: str) -> Publisher:
+    weights = load_file(folder / "model.safetensors")
+    settings = PublisherSettings(
+        entries=layout((name, "float32", tuple(tensor.shape)) for name, tensor in weights.items()),
+        redis_url=redis_url,
+        run_id=config.run.name,
+        learner_epoch=links.epoch,
+        host=config.weights.host,
+        chunk_bytes=config.weights.chunk_bytes,
+        anchor_every=config.weights.anchor_every,
+        broadcast_timeout_s=config.weights.broadcast_timeout_s,
+    )
+    return Publisher(settings, log_path=Path(config.run.root) / "publisher.log")
+
+
+async def _refreshed(
+    config: Config, folder: Path, links: Links, engine: VllmEngine, publisher: Publisher
+) -> tuple[list[float], list[float]]:
+    """The pause of each commit, and the time of a token before it, both in seconds."""
+    weights = list(load_file(folder / "model.safetensors").items())
+    fresh_times_s: list[float] = []  # of generations since the last refresh that no refresh interrupted
+    pauses_s, token_times_s, seeds = [], [], itertools.count()
+    lanes = [
+        asyncio.create_task(_generate_on(engine, config.model.max_tokens, fresh_times_s, seeds))
+        for _ in range(NUM_RUNNING)
+    ]
+    async with asyncio.timeout(TIMEOUT_S):
+        for version in range(1, NUM_REFRESHES + 1):
+            fresh_times_s.clear()
+            while len(fresh_times_s) < NUM_RUNNING:  # noqa: ASYNC110 - the lanes fill it
+                await asyncio.sleep(POLL_S)
+            token_times_s.append(statistics.median(fresh_times_s))
+            publisher.publish(weights, policy_version=version)
+            await engine.stage(await _offered(links, version))
+            pauses_s.append(await engine.commit(version))
+    for lane in lanes:
+        lane.cancel()
+    await asyncio.gather(*lanes, return_exceptions=True)
+    return pauses_s, token_times_s
+
+
+async def _offered(links: Links, policy_version: int) -> Offer:
+    while True:
+        offer = await asyncio.to_thread(links.bulletin.latest)
+        if offer is not None and offer.manifest.policy_version == policy_version:
+            return offer
+        await asyncio.sleep(POLL_S)
+
+
+async def _generate_on(engine: VllmEngine, max_tokens: int, token_times_s: list[float], seeds: Iterator[int]) -> None:
+    """Generate again and again, each time as long as the context allows; append the time of a token."""
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=max_tokens)
+    while True:
+        seed = next(seeds)
+        started = time.perf_counter()
+        completion = await engine.generate([5 + seed % 50] * 32, sampling, seed=seed)
+        if len(completion.version_spans) == 1:
+            token_times_s.append((time.perf_counter() - started) / len(completion.tokens))

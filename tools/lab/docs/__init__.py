@@ -1,0 +1,1 @@
+"""What makes and checks the docs."""

@@ -1,0 +1,1 @@
+"""Which families of models train exactly."""

@@ -1,0 +1,1 @@
+"""What fleets of actors do, in simulated and in real time."""

@@ -1,0 +1,1 @@
+"""Whether the learner computes on a GPU what it computes on a CPU."""

@@ -1,0 +1,1 @@
+"""What TRL and a loop by hand do with the same task."""

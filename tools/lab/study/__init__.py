@@ -1,0 +1,1 @@
+"""What a choice of objective, pace or data does to learning."""

@@ -1,0 +1,201 @@
+"""Rolls out groups and held-out episodes for studies in this process, with the same rollout as the actors use."""
+
+import asyncio
+import math
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from slipstream.actors.engine.engine import Sampler
+from slipstream.actors.episode.resume import forked_tape
+from slipstream.actors.episode.rollout import Allowance, fresh_env, rollout
+from slipstream.actors.episode.tape import Attempt, Tape
+from slipstream.actors.group.reward import Scoring, rewarded
+from slipstream.actors.group.siblings import parent_among
+from slipstream.common.config.config import Config
+from slipstream.common.records.trajectory import Provenance, Sampling, Task, Trajectory
+from slipstream.common.text.action_format import format_of
+from slipstream.envhub.driving import DrivingEnv
+from slipstream.envhub.env import Env
+from slipstream.envhub.rewards.part import reward_parts
+from slipstream.learner.batch.batch import Batch
+from slipstream.learner.objective.advantage import returns_differ
+from slipstream.learner.supply.curriculum import Curriculum
+from slipstream.learner.supply.supply import spread, ticket_of
+from slipstream.replay.records.forks import planned_forks
+from slipstream.replay.records.ticket import Group, Ticket
+from slipstream.tools.lab.study.sampler import LockstepSampler
+
+MAX_WAVES = 10  # each has one episode per slot
+UNHURRIED_S = 1e6  # no timeout: a study may be suspended and continued
+
+
+Watch = Callable[[Sampler, Env, Task], Sampler]
+"""Puts a sampler before that of an episode, which also sees the environment."""
+
+
+def _unwatched(sampler: Sampler, _env: Env, _task: Task) -> Sampler:
+    return sampler
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudySetup:
+    """What all episodes of a study share."""
+
+    config: Config
+    sampler: LockstepSampler
+    tokenizer: PreTrainedTokenizerBase
+    runner: asyncio.Runner
+
+
+class NothingToLearn(RuntimeError):
+    """In every group all siblings had the same return: the policy has collapsed, or solves every task."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Harvest:
+    """The episodes that were rolled out for one optimizer step."""
+
+    batch: Batch
+    success: float  # over all episodes, including those of groups that are not in the batch
+    num_sampled: int  # tokens of all episodes; those that attempts share count once
+
+
+def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> Harvest:
+    """Roll out groups until `replay.groups_per_step` are useful; the first useful ones, by id, are the batch.
+
+    If the objective compares siblings, a group is useful only if its returns differ. `replay.keep_fraction` may require
+    more candidates; then the groups with the largest spread of returns are taken. After MAX_WAVES waves of episodes,
+    the batch has the useful groups so far. The sampler's weights must be `policy_version`. Raises NothingToLearn.
+    """
+    config = setup.config
+    wanted = math.ceil(config.replay.groups_per_step / config.replay.keep_fraction)
+    room = setup.sampler.num_slots // config.replay.group_size
+    curriculum = Curriculum(config.env, seed=config.run.seed)
+    played: list[Group] = []
+    useful: list[Group] = []
+    for _ in range(MAX_WAVES):
+        ids = range(first_group_id + len(played), first_group_id + len(played) + room)
+        tickets = [
+            ticket_of(group_id, curriculum.choose(group_id).task, config, step=1, min_policy_version=policy_version)
+            for group_id in ids
+        ]
+        groups = _rolled_out(tickets, setup)
+        played += groups
+        useful += [group for group in groups if _is_useful(group, config)]
+        if len(useful) >= wanted:
+            break
+    if not useful:
+        raise NothingToLearn(f"in none of {len(played)} groups did the returns of siblings differ")
+    chosen = sorted(useful[:wanted], key=lambda group: -spread(group))[: config.replay.groups_per_step]
+    episodes = [trajectory for group in played for trajectory in group.trajectories]
+    batch = Batch(
+        groups=sorted(chosen, key=lambda group: group.ticket.group_id),
+        num_dropped={"zero_variance": len(played) - len(useful), "surplus": len(useful) - len(chosen)},
+        next_group_id=first_group_id + len(played),
+    )
+    return Harvest(
+        batch=batch,
+        success=sum(each.success for each in episodes) / len(episodes),
+        num_sampled=sum(int(each.loss_mask_array()[each.own_start :].sum()) for each in episodes),
+    )
+
+
+def _is_useful(group: Group, config: Config) -> bool:
+    returns = [trajectory.total_reward for trajectory in group.trajectories]
+    takes_all = not (config.objective.compares_siblings and config.replay.drop_zero_variance)
+    return takes_all or returns_differ(returns)
+
+
+def train_episodes(setup: StudySetup, tasks: Sequence[int], *, watch: Watch) -> list[Trajectory]:
+    """One sampled episode of each of the train tasks with these indices; `watch` sees each turn."""
+    return _singles(setup, [Task(env=setup.config.env.name, split="train", index=index) for index in tasks], watch)
+
+
+def held_out(setup: StudySetup, *, num_tasks: int) -> list[Trajectory]:
+    """One sampled episode of each of the first `num_tasks` held-out tasks."""
+    tasks = [Task(env=setup.config.env.name, split="held_out", index=index) for index in range(num_tasks)]
+    return _singles(setup, tasks, _unwatched)
+
+
+def _singles(setup: StudySetup, tasks: Sequence[Task], watch: Watch) -> list[Trajectory]:
+    config, room = setup.config, setup.sampler.num_slots
+    sampling = ticket_of(0, tasks[0], config, step=1, min_policy_version=0).sampling
+    tapes = [Tape(attempt=_attempt(task, config, sampling, group_id=task.index, member=0)) for task in tasks]
+    return [
+        trajectory
+        for start in range(0, len(tapes), room)
+        for trajectory in setup.runner.run(_play_all(tapes[start : start + room], setup, watch))
+    ]
+
+
+def _rolled_out(tickets: Sequence[Ticket], setup: StudySetup) -> list[Group]:
+    """Play all members of the groups; those that fork from others after these."""
+    played: list[dict[int, Trajectory]] = [{} for _ in tickets]
+    while tapes := [
+        tape for ticket, stored in zip(tickets, played, strict=True) for tape in _ready(ticket, stored, setup)
+    ]:
+        for tape, trajectory in zip(tapes, setup.runner.run(_play_all(tapes, setup)), strict=True):
+            played[tape.attempt.group_id - tickets[0].group_id][tape.attempt.member] = trajectory
+    return [
+        Group(ticket=ticket, num_uses=1, trajectories=[stored[member] for member in range(ticket.num_members)])
+        for ticket, stored in zip(tickets, played, strict=True)
+    ]
+
+
+def _ready(ticket: Ticket, stored: Mapping[int, Trajectory], setup: StudySetup) -> list[Tape]:
+    """The tapes of the members that can be played now: those without a parent, and those whose parent is `stored`."""
+    forks, tapes = planned_forks(ticket), []
+    for member in range(ticket.num_members):
+        if member in stored or (member in forks and forks[member].parent not in stored):
+            continue
+        attempt = _attempt(ticket.task, setup.config, ticket.sampling, group_id=ticket.group_id, member=member)
+        forked = parent_among(stored, member, forks=forks)
+        tapes.append(forked_tape(attempt, *forked) if forked else Tape(attempt=attempt))
+    return tapes
+
+
+def _attempt(task: Task, config: Config, sampling: Sampling, *, group_id: int, member: int) -> Attempt:
+    return Attempt(
+        run_id=config.run.name,
+        task=task,
+        group_id=group_id,
+        member=member,
+        attempt=0,
+        actor="study",
+        sampling=sampling,
+        seed=config.run.seed,
+        provenance=Provenance(host=socket.gethostname(), instance_kind="reserved", price_per_hour=0.0),
+    )
+
+
+async def _play_all(tapes: Sequence[Tape], setup: StudySetup, watch: Watch = _unwatched) -> list[Trajectory]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_play(tape, setup, watch)) for tape in tapes]
+    return [task.result() for task in tasks]
+
+
+async def _play(tape: Tape, setup: StudySetup, watch: Watch) -> Trajectory:
+    """Play one episode. Raises EpisodeFailed if the environment fails, as a study does not redo episodes."""
+    env_config, attempt = setup.config.env, tape.attempt
+    scoring = Scoring(
+        parts=reward_parts(env_config.entries()),
+        tokenizer=setup.tokenizer,
+        max_turns=env_config.max_turns,
+        step_timeout_s=UNHURRIED_S,
+    )
+    with setup.sampler.seat() as seat:
+        async with fresh_env(env_config.entries(), attempt.task, timeout_s=env_config.step_timeout_s) as env:
+            trajectory = await rollout(
+                tape,
+                env=env,
+                sampler=seat if isinstance(env, DrivingEnv) else watch(seat, env, attempt.task),
+                tokenizer=setup.tokenizer,
+                action_format=format_of(env_config),
+                allowance=replace(
+                    Allowance.of(setup.config), step_timeout_s=UNHURRIED_S, episode_timeout_s=UNHURRIED_S
+                ),
+            )
+    return await rewarded(trajectory, tape, scoring=scoring)

@@ -1,0 +1,164 @@
+"""`make study-lag`: study the cost of lag, and the effect of each correction, on the task of the quickstart.
+
+A cell is one run with an arm (a correction), an exact lag, and a seed. The runs of one seed begin with the same warm
+start and visit the same tasks. Every result is a file; a cell with a result is not run again.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.process.run_dir import write_whole
+from slipstream.envhub.catalogue import num_held_out
+from slipstream.tools.lab.bench.benchmark import today
+from slipstream.tools.lab.study.cells import ranks, run_cells
+from slipstream.tools.lab.study.page import Result, Study, write
+from slipstream.tools.lab.study.run import run, warm_start
+from slipstream.tools.lab.study.task import TASK
+
+STEPS, HELD_OUT_TASKS = 60, 300
+DEFAULT = "objective.advantage=group_standardised"  # the quickstart's own advantage is another
+NOTHING_ELSE = ("objective.max_negative_kl=0", "objective.guard_min_ess=0", "objective.guard_max_ratio=0")
+DUAL_CLIP = "objective.dual_clip=3"
+DECOUPLED = ("objective.correction=decoupled", "objective.max_behaviour_weight=5", DUAL_CLIP, *NOTHING_ELSE)
+# Four optimizer steps per batch, each on a quarter of its groups; then the weights are published.
+MINIBATCHES = 4
+IN_MINIBATCHES = (
+    "replay.groups_per_step=2",
+    f"learner.publish_every={MINIBATCHES}",
+    f"learner.steps={MINIBATCHES * STEPS}",
+)
+# The changes of each arm to the default objective. Every preset of conf/objective is an arm as well.
+ARMS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "clip_alone": ("objective.correction=none", DUAL_CLIP, *NOTHING_ELSE),
+    "decoupled": DECOUPLED,
+    "decoupled_half": DECOUPLED,  # with a proximal policy that lags by half of the lag
+    "wide_mask": ("objective.mask_low=0.1", "objective.mask_high=10", DUAL_CLIP),
+    "minibatches": IN_MINIBATCHES,
+    "minibatches_decoupled": (*IN_MINIBATCHES, *DECOUPLED),
+}
+PRESETS = {path.stem: str(path) for path in sorted(Path("conf/objective").glob("*.yaml"))}
+LAGS = (8, 16, 0, 32, 4, 2, 1)  # the most informative ones first, for a study that is stopped early
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One run, and the place of its files."""
+
+    arm: str
+    lag: int  # optimizer steps
+    seed: int
+    folder: Path
+    task: str  # a config file
+    settings: tuple[str, ...]  # `a.b=c` that all cells share
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-lag{self.lag}-seed{self.seed}"
+
+    @property
+    def result(self) -> Path:
+        return self.folder / f"{self.name}.json"
+
+    def config(self) -> Config:
+        """What `slipstream learner` would get at this lag. Raises ConfigError for settings that it refuses."""
+        wait = MINIBATCHES - 1 if self.arm.startswith("minibatches") else 0
+        lag = (f"replay.target_lag={self.lag}", f"replay.max_lag={self.lag + wait}")
+        settings = (*lag, *changes(self.arm), *self._decay(), f"model.path={self.warm_model}")
+        return self._loaded(self.name, *settings, presets=[PRESETS[self.arm]] if self.arm in PRESETS else [])
+
+    def warm_config(self) -> Config:
+        """The configuration of the run that makes the initial model of all cells of this seed."""
+        return self._loaded(self.warm_name)
+
+    @property
+    def warm_model(self) -> Path:
+        return self.folder / self.warm_name / "trained_model"
+
+    def _decay(self) -> tuple[str, ...]:
+        """The setting for an average that lags by half of the lag; one with decay d lags by d / (1 - d) steps."""
+        behind = max(self.lag / 2, 1)
+        return (f"objective.proximal_decay={behind / (behind + 1):.4f}",) if self.arm == "decoupled_half" else ()
+
+    @property
+    def warm_name(self) -> str:
+        return f"warm-seed{self.seed}"
+
+    def _loaded(self, name: str, *settings: str, presets: Sequence[str] = ()) -> Config:
+        shared = (f"learner.steps={STEPS}", f"eval.num_tasks={HELD_OUT_TASKS}", "eval.every=0", *self.settings)
+        if not presets:
+            shared = (DEFAULT, *shared)
+        return load_config(
+            self.task,
+            [*shared, *settings, f"run.name={name}", f"run.root={self.folder}", f"run.seed={self.seed}"],
+            presets=presets,
+        )
+
+
+def changes(arm: str) -> tuple[str, ...]:
+    """The changes of `arm` to the default objective, besides those of its preset."""
+    return ARMS.get(arm, ())
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the cells that have no result, seed after seed, and write the page from all results."""
+    options = _parsed(arguments)
+    cells = [
+        Cell(arm=arm, lag=lag, seed=seed, folder=options.folder, task=options.task, settings=tuple(options.settings))
+        for seed in options.seeds
+        for lag in options.lags
+        for arm in options.arms
+    ]
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if not options.page_only:
+        missing = [cell for cell in cells if not cell.result.exists()]
+        run_cells(missing, warm=_warm, warm_name=lambda cell: cell.warm_name, run=_run, workers=options.workers)
+    results = [msgspec.json.decode(cell.result.read_bytes(), type=Result) for cell in cells if cell.result.exists()]
+    config = cells[0].config()
+    study = Study(
+        command=" ".join(
+            ["python -m slipstream.tools.lab.study.lag", *(word for word in arguments if word != "--page-only")]
+        ),
+        date=today(),
+        steps=config.learner.steps,
+        held_out_tasks=num_held_out(config),
+        arms={arm: list(changes(arm)) for arm in options.arms},
+        results=results,
+    )
+    write(study, options.docs, name="lag")
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="study_lag", description=__doc__)
+    parser.add_argument("settings", nargs="*", help="a.b=c for every cell; overrides the task's")
+    parser.add_argument("--task", default=TASK, help="the config file that every cell begins with")
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS, *PRESETS], default=list(ARMS))
+    parser.add_argument("--lags", nargs="+", type=int, default=list(LAGS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--workers", type=int, default=2, help="number of processes, each of one thread")
+    parser.add_argument("--folder", type=Path, default=Path("build/study_lag"), help="where results are written")
+    parser.add_argument("--docs", type=Path, default=Path("docs/studies"), help="where the page is written")
+    parser.add_argument("--page-only", action="store_true", help="run nothing; write the page from existing results")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _warm(cell: Cell) -> None:
+    warm_start(cell.warm_config(), ranks=ranks())
+
+
+def _run(cell: Cell) -> str:
+    made = run(cell.config(), lag=cell.lag, ranks=ranks())
+    result = Result.of(made, arm=cell.arm, lag=cell.lag, seed=cell.seed)
+    write_whole(cell.result, msgspec.json.encode(result).decode())
+    return f"{cell.name}: held-out success {made.held_out:.3f}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""How episodes are played, scored and served without a run."""

@@ -1,0 +1,233 @@
+"""`slipstream collect --server`: a model behind an OpenAI-compatible URL plays, and its reasoning is kept.
+
+It is asked by messages, as its users ask it. Its answers are written in the tokens of the model that shall learn from
+them, with a log-probability of 0, as those of an expert are.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from transformers import PreTrainedTokenizerBase
+
+from slipstream.actors.engine.engine import Completion, EngineError, Restriction, Sampler
+from slipstream.actors.episode.rollout import Allowance, EpisodeFailed, fresh_env, rollout
+from slipstream.actors.episode.tape import Attempt, Tape
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.long_work import LongWork, report_on_stderr
+from slipstream.common.process.wire import MALFORMED, MAX_FRAME_BYTES, WireError
+from slipstream.common.records.archive import read_frames, write_frames
+from slipstream.common.records.trajectory import (
+    Provenance,
+    Sampling,
+    Task,
+    Trajectory,
+    decode_trajectory,
+    encode_trajectory,
+)
+from slipstream.common.text.action_format import format_of
+from slipstream.common.text.chat import THOUGHT_MARKS, ReplyForm, reply_form
+from slipstream.common.text.codec import end_tokens
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.chat_client import Answered
+from slipstream.tools.data.chat_file import ChatServer, read_chat_file
+from slipstream.tools.run.prepare import completion_of
+
+REQUEST = {"temperature": 1.0, "max_tokens": 4096}
+
+log = logging.getLogger(__name__)
+
+
+def read_server(path: Path) -> ChatServer:
+    """Read the file of `--server`. Raises ConfigError."""
+    server, _ = read_chat_file(path, option="--server", page="docs/collect.md", request=REQUEST)
+    return server
+
+
+class Journal:
+    """The episodes that have ended, in a file, so that none is played twice. A context manager."""
+
+    def __init__(self, path: Path, config: Config, server: ChatServer, *, vocab_size: int) -> None:
+        """Raises ConfigError if the file is not a journal, or of another server, or of other settings."""
+        self.path, self.played = path, dict[tuple[int, int], Trajectory]()
+        identity, size = _identity(config, server), 0
+        path.touch()
+        try:
+            for frame in read_frames(path):
+                if size == 0 and frame != identity:
+                    raise ConfigError(
+                        f"{path} was begun with another server or other settings; repeat that command, or remove it"
+                    )
+                if size:
+                    episode = decode_trajectory(frame, max_bytes=MAX_FRAME_BYTES, vocab_size=vocab_size)
+                    self.played[episode.group_id, episode.member] = episode
+                size += 4 + len(frame)
+        except (WireError, *MALFORMED):
+            if size == 0 and path.stat().st_size > 4 + len(identity):
+                raise ConfigError(f"{path} is not a journal of `slipstream collect`; name another FILE") from None
+            report_on_stderr(f"{path} ends within an episode, which is played again")
+        self._file = path.open("r+b")
+        self._file.truncate(size)
+        self._file.seek(size)
+        if size == 0:
+            self._append(identity)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, episode: Trajectory) -> None:
+        """Keep an episode, durably."""
+        self._append(encode_trajectory(episode, compress=True))
+        self.played[episode.group_id, episode.member] = episode
+
+    def _append(self, frame: bytes) -> None:
+        write_frames(self._file, [frame])
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _identity(config: Config, server: ChatServer) -> bytes:
+    """What the episodes depend on."""
+    env = msgspec.to_builtins(config.env, enc_hook=str)
+    settings = [server.client.url, server.model, dict(server.request), env, msgspec.to_builtins(config.model)]
+    text = json.dumps([*settings, config.sampling.max_turn_tokens], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+async def play_served(
+    config: Config,
+    server: ChatServer,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Mapping[int, Task],
+    *,
+    journal: Journal,
+) -> int:
+    """Play each task `replay.group_size` times, except for what `journal` has; return the number of failures."""
+    attempts = [
+        _attempt(config, task, group_id=group_id, member=member, server=server)
+        for group_id, task in tasks.items()
+        for member in range(config.replay.group_size)
+        if (group_id, member) not in journal.played
+    ]
+    room, form = asyncio.Semaphore(server.client.max_concurrent), reply_form(tokenizer)
+    allowance = replace(Allowance.of(config), enforces_admissible=False, max_thought_tokens=0)  # a server chooses
+    work = LongWork("episodes of the server", len(attempts), report=report_on_stderr)
+
+    async def play(attempt: Attempt) -> int:
+        tape = Tape(attempt=attempt)
+        sampler = Served(server=server, tape=tape, tokenizer=tokenizer, form=form, max_tokens=config.model.max_tokens)
+        async with room:
+            try:
+                async with fresh_env(config.env.entries(), attempt.task, timeout_s=config.env.step_timeout_s) as env:
+                    episode = await rollout(
+                        tape,
+                        env=env,
+                        sampler=sampler,
+                        tokenizer=tokenizer,
+                        action_format=format_of(config.env),
+                        allowance=allowance,
+                    )
+            except EpisodeFailed as error:
+                log.warning("task %d, attempt %d: %s", attempt.task.index, attempt.member, error)
+                return 1
+        journal.add(episode)
+        work.done()
+        return 0
+
+    return sum(await asyncio.gather(*map(play, attempts)))
+
+
+@dataclass(kw_only=True, slots=True)
+class Served(Sampler):
+    """Has a server write the turns of one episode, from the messages that its tape has."""
+
+    server: ChatServer
+    tape: Tape
+    tokenizer: PreTrainedTokenizerBase
+    form: ReplyForm
+    max_tokens: int
+    answers: list[str] = field(default_factory=list)  # so far, without thoughts: a server gets none back
+
+    async def generate(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        restriction: Restriction | None = None,
+    ) -> Completion:
+        """Return the server's answer to the conversation, with its thought before it. Raises EngineError."""
+        try:
+            answered = await self.server.client.answer(self.server.body(self._conversation()))
+        except EnvError as error:
+            raise EngineError(str(error)) from None
+        if answered.is_cut:
+            raise EngineError("the answer was cut off at `max_tokens` of `request`; raise it")
+        room = min(sampling.max_turn_tokens, self.max_tokens - len(tokens))
+        reply = self._completion(self._with_thought(answered), room=room)
+        self.answers.append(_without_thought(answered.text))
+        return reply
+
+    def _conversation(self) -> list[dict[str, Any]]:
+        messages = [msgspec.structs.asdict(message) for message in self.tape.opening]
+        for answer, exchange in zip(self.answers, self.tape.exchanges, strict=True):
+            messages.append({"role": "assistant", "content": answer})
+            messages += [msgspec.structs.asdict(message) for message in exchange.answer]
+        # A server takes a result of a tool only after a call, which these texts are not.
+        return [message | {"role": "user"} if message["role"] == "tool" else message for message in messages]
+
+    def _with_thought(self, answered: Answered) -> str:
+        """The answer after the thought that the server sent apart from it, in the marks of the model's template."""
+        if not answered.reasoning.strip():
+            return answered.text
+        template = str(self.tokenizer.chat_template)
+        opening, closing = next((marks for marks in THOUGHT_MARKS if marks[0] in template), THOUGHT_MARKS[0])
+        return f"{opening}\n{answered.reasoning.strip()}\n{closing}\n\n{answered.text}"
+
+    def _completion(self, content: str, *, room: int) -> Completion:
+        """The reply in tokens. Raises EngineError if the model cannot write it, or it does not fit."""
+        try:
+            reply = completion_of(self.tokenizer, self.form.write(content))
+        except ValueError as error:
+            raise EngineError(f"the model's template cannot write the answer: {error}") from None
+        if len(reply.tokens) > room:
+            raise EngineError(
+                f"an answer of {len(reply.tokens)} tokens, with {room} left; raise sampling.max_turn_tokens and "
+                "model.max_tokens"
+            )
+        if end_tokens(self.tokenizer).intersection(reply.tokens[:-1]):
+            raise EngineError("the answer has the text of a mark that ends a turn")
+        return reply
+
+
+def _without_thought(text: str) -> str:
+    for opening, closing in THOUGHT_MARKS:
+        if text.lstrip().startswith(opening):
+            return text.partition(closing)[2].lstrip()
+    return text
+
+
+def _attempt(config: Config, task: Task, *, group_id: int, member: int, server: ChatServer) -> Attempt:
+    return Attempt(
+        run_id=config.run.name,
+        task=task,
+        group_id=group_id,
+        member=member,
+        attempt=0,
+        actor=server.model,
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=config.sampling.max_turn_tokens),
+        seed=config.run.seed,
+        provenance=Provenance(host=socket.gethostname(), instance_kind="reserved", price_per_hour=0.0),
+    )

@@ -1,0 +1,94 @@
+"""One attempt of an evaluation, the ways to choose among attempts at a task, and when there are enough of them."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from slipstream.common.records.trajectory import Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Played:
+    """One episode of an evaluation."""
+
+    index: int  # of the task
+    kind: str  # of the task; "" if unknown
+    success: bool
+    score: float
+    num_turns: int
+    num_invalid: int  # turns whose action was invalid
+    num_tokens: int  # of all its sequences, prompts included
+    num_written: int  # tokens that the policy sampled
+    mean_logprob: float  # of those tokens
+    end: str  # its last action, and the state in which that was chosen; equal for equal ends
+    value: float | None = None  # by which a reward model ranks it; None without one
+
+    @classmethod
+    def of(cls, record: Trajectory, *, action: str | None, kind: str = "", value: float | None = None) -> Self:
+        """Of a finished episode. Its end has its last `action`; None: the tokens of its last turn."""
+        last = record.turns[-1]
+        done = record.token_array()[last.start : last.stop].tolist() if action is None else action
+        return cls(
+            index=record.task.index,
+            kind=kind,
+            success=record.success,
+            score=record.score,
+            num_turns=len(record.turns),
+            num_invalid=sum(not turn.valid_action for turn in record.turns),
+            num_tokens=record.num_tokens,
+            num_written=sum(turn.stop - turn.start for turn in record.turns),
+            mean_logprob=float(record.behaviour_logprob_array()[record.loss_mask_array()].mean()),
+            end=f"{last.state_key} {done}",
+            value=value,
+        )
+
+
+def likeliest(attempts: Sequence[Played]) -> Played:
+    """The attempt whose tokens have the highest mean log-probability; among equal ones, the first."""
+    return max(attempts, key=lambda each: each.mean_logprob)
+
+
+def most_common(attempts: Sequence[Played]) -> Played:
+    """The attempt whose end most attempts share; among equally common ends, the likeliest. Wang et al. 2203.11171."""
+    counts = Counter(each.end for each in attempts)
+    return max(attempts, key=lambda each: (counts[each.end], each.mean_logprob))
+
+
+def most_valuable(attempts: Sequence[Played]) -> Played:
+    """The attempt that the reward model ranks first; among equal ones, the first."""
+    return max(attempts, key=lambda each: each.value or 0.0)
+
+
+WAYS: dict[str, Callable[[Sequence[Played]], Played]] = {
+    "likelihood": likeliest,
+    "majority": most_common,
+    "reward_model": most_valuable,
+}
+
+
+def chosen(attempts: Sequence[Played], *, way: str, size: int) -> tuple[float, float]:
+    """Success of the choice among each `size` attempts at a task, and the tokens that they wrote: means over the parts.
+
+    The attempts are divided in parts of `size`. A smaller rest counts only if there is no whole part.
+    """
+    whole = len(attempts) // size * size
+    parts = [attempts[start : start + size] for start in range(0, whole, size)] or [attempts]
+    success = statistics.fmean(WAYS[way](part).success for part in parts)
+    return success, statistics.fmean(sum(each.num_written for each in part) for part in parts)
+
+
+def certainty(attempts: Sequence[Played]) -> float:
+    """The probability that the most common end is commoner than the second one, whatever follows.
+
+        P(p > 1/2) for p ~ Beta(a + 1, b + 1)      Aggarwal et al. 2023, Adaptive-Consistency, arXiv 2305.11860
+
+    with a and b attempts at the two ends, and a uniform prior. It is the chance of at most a heads in a + b + 1 tosses:
+    4 attempts that agree, a = 4, b = 0: (1 + 5 + 10 + 10 + 5) / 32 = 0.969.
+    """
+    counts = [count for _, count in Counter(each.end for each in attempts).most_common(2)]
+    first, second = (*counts, 0, 0)[:2]
+    tosses = first + second + 1
+    return sum(math.comb(tosses, heads) for heads in range(first + 1)) / (1 << tosses)

@@ -1,0 +1,73 @@
+"""The options of `slipstream eval`: how often it plays each task, what chooses an attempt, and what it compares."""
+
+from dataclasses import dataclass
+
+from slipstream.common.process.config_error import require
+from slipstream.learner.objective.turn_labels import AGGREGATES
+
+MAX_ATTEMPTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalOptions:
+    attempts: int = 1  # sampled episodes of each task; from 2 on, pass@k is reported, and how well attempts are chosen
+    certainty: float = 0.0  # attempts: end them where the majority is this certain, such as 0.95; 0 plays all
+    revise: bool = False  # attempts: show each one to the next, which tries again (sequential revision)
+    compare: tuple[str, ...] = ()  # values of env.action_format to compare on the same tasks, with the same model
+    reward_model: str = ""  # attempts: a folder of `slipstream prm` or `reward`, or a URL; it chooses one of each task
+    aggregate: str = "last"  # prm: what ranks an attempt: the last, min or product of its turns' probabilities
+    rank: str = ""  # with env.enforce_admissible: take the likeliest action, by total or mean (per token) likelihood
+    by: str = "type"  # the column of a task by whose values success is reported too, where the environment has it
+
+    def __post_init__(self) -> None:
+        require(
+            1 <= self.attempts <= MAX_ATTEMPTS, "--attempts", f"1 to {MAX_ATTEMPTS}", self.attempts, "1 is the default"
+        )
+        for name, given in (
+            ("--reward-model", self.reward_model),
+            ("--certainty", self.certainty),
+            ("--revise", self.revise),
+        ):
+            require(
+                self.attempts > 1 or not given,
+                name,
+                "left out without --attempts from 2 on",
+                given,
+                "it concerns several attempts",
+            )
+        require(
+            self.certainty == 0 or 0.5 < self.certainty < 1,
+            "--certainty",
+            "0, or above 0.5 and below 1",
+            self.certainty,
+            "0.95 ends after 4 attempts that agree",
+        )
+        require(
+            not (self.revise and self.certainty),
+            "--certainty",
+            "0 with --revise",
+            self.certainty,
+            "attempts that were shown each other agree for that reason",
+        )
+        require(
+            self.aggregate in AGGREGATES,
+            "--aggregate",
+            f"one of {', '.join(AGGREGATES)}",
+            self.aggregate,
+            "last is the default",
+        )
+        require(
+            self.rank in ("", "total", "mean"), "--rank", "total or mean", self.rank, "leave it out to sample actions"
+        )
+        require(
+            len(set(self.compare)) == len(self.compare) != 1,
+            "--compare",
+            "two or more different formats",
+            ",".join(self.compare),
+            "leave it out for env.action_format alone",
+        )
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether the attempts at a task are independent, and their number fixed."""
+        return not self.revise and not self.certainty

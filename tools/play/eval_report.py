@@ -1,0 +1,173 @@
+"""The numbers of an evaluation, from its episodes: means, intervals, pass@k, and success against tokens.
+
+Attempts at one task are alike, so an interval is over tasks: each task gives one number, the mean of its attempts.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipstream.common.process.headline import Z, wilson
+from slipstream.tools.play.eval_attempt import WAYS, Played, chosen
+from slipstream.tools.play.eval_options import EvalOptions
+
+USUAL = EvalOptions()
+
+
+def report(episodes: Sequence[Played], options: EvalOptions = USUAL) -> dict[str, Any]:
+    """Return the numbers of one format, environment and way of sampling, from at least one episode.
+
+    If attempts depend on each other, what fewer of them would have achieved is not known: only all of them count.
+    """
+    tasks = _by_task(episodes)
+    success = _mean([_rate(attempts) for attempts in tasks.values()])
+    low, high = wilson(success, len(tasks))
+    fewest, most = (number(map(len, tasks.values())) for number in (min, max))
+    more: dict[str, Any] = {}
+    if fewest > 1 and options.are_alike:
+        more["pass_at"] = {str(size): _passed(tasks, size) for size in _powers(fewest)}
+    if most > 1:
+        more["best_of"] = _best_of(tasks, sizes=sorted({*_powers(fewest), most}) if options.are_alike else [most])
+    if options.revise:
+        more["by_attempt"] = {str(place + 1): _at(tasks, place) for place in range(most)}
+    kinds = sorted({episode.kind for episode in episodes} - {""})
+    if kinds:
+        more["by_type"] = {kind: _of_kind([each for each in episodes if each.kind == kind]) for kind in kinds}
+    return {
+        "num_tasks": len(tasks),
+        "num_episodes": len(episodes),
+        "success": success,
+        "success_low": low,
+        "success_high": high,
+        "score": _mean([episode.score for episode in episodes]),
+        "turns": _mean([episode.num_turns for episode in episodes]),
+        "invalid_actions": _mean([episode.num_invalid / episode.num_turns for episode in episodes]),
+        "tokens": _mean([episode.num_tokens for episode in episodes]),
+        "tokens_written": _mean([episode.num_written for episode in episodes]),
+        "success_within_tokens": _within(episodes),
+        **more,
+    }
+
+
+def compared(episodes_of: Mapping[str, Sequence[Played]]) -> tuple[list[str], list[list[str]]]:
+    """Return a table of formats: its head, and a row for each, with 95 % intervals.
+
+    The last column is the difference of success to the first format, over the tasks that both have played.
+    """
+    first, *_ = episodes_of
+    head = ["format", "tasks", "success", "invalid actions", "tokens written", f"success less that of {first}"]
+    rows = []
+    for name, episodes in episodes_of.items():
+        tasks = _by_task(episodes)
+        success = _mean([_rate(attempts) for attempts in tasks.values()])
+        low, high = wilson(success, len(tasks))
+        invalid = [_mean([each.num_invalid / each.num_turns for each in attempts]) for attempts in tasks.values()]
+        written = [_mean([each.num_written for each in attempts]) for attempts in tasks.values()]
+        others = _by_task(episodes_of[first])
+        gains = [_rate(tasks[index]) - _rate(others[index]) for index in tasks.keys() & others.keys()]
+        rows.append(
+            [
+                name,
+                str(len(tasks)),
+                f"{success:.3f} ({low:.2f} to {high:.2f})",
+                spread(invalid, digits=3),
+                spread(written, digits=1),
+                "" if name == first else spread(gains, digits=3, sign="+"),
+            ]
+        )
+    return head, rows
+
+
+def spread(values: Sequence[float], *, digits: int, sign: str = "") -> str:
+    """Return the mean with its normal 95 % interval: "0.100 (-0.02 to 0.22)"; only the mean of a single value.
+
+    z * s / sqrt(n), with the standard deviation s of the n values.
+    """
+    if not values:
+        return "no common task"
+    mean = _mean(values)
+    if len(values) == 1:
+        return f"{mean:{sign}.{digits}f}"
+    reach = Z * statistics.stdev(values) / math.sqrt(len(values))
+    shown = max(digits - 1, 0)
+    return f"{mean:{sign}.{digits}f} ({mean - reach:{sign}.{shown}f} to {mean + reach:{sign}.{shown}f})"
+
+
+def pass_at(size: int, *, num_attempts: int, num_solved: int) -> float:
+    """Return the probability that at least one of `size` attempts succeeds, estimated without bias.
+
+        1 - C(n - c, k) / C(n, k)        Chen et al. 2021, https://arxiv.org/abs/2107.03374
+
+    2 of 4 attempts, k = 2: 1 - 1 / 6 = 0.833.
+    """
+    return 1.0 - math.comb(num_attempts - num_solved, size) / math.comb(num_attempts, size)
+
+
+def _passed(tasks: Mapping[int, Sequence[Played]], size: int) -> dict[str, float]:
+    rate = _mean(
+        [
+            pass_at(size, num_attempts=len(attempts), num_solved=sum(each.success for each in attempts))
+            for attempts in tasks.values()
+        ]
+    )
+    low, high = wilson(rate, len(tasks))
+    return {"rate": rate, "low": low, "high": high}
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << place for place in range(most.bit_length())]
+
+
+def _best_of(tasks: Mapping[int, Sequence[Played]], *, sizes: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """By way to choose and number of attempts: success of the choice, and the tokens that were written for a task."""
+    has_values = all(each.value is not None for attempts in tasks.values() for each in attempts)
+    ways = [way for way in WAYS if has_values or way != "reward_model"]
+    return {way: {str(size): _choice(tasks, way=way, size=size) for size in sizes} for way in ways}
+
+
+def _choice(tasks: Mapping[int, Sequence[Played]], *, way: str, size: int) -> dict[str, float]:
+    results = [chosen(attempts, way=way, size=size) for attempts in tasks.values()]
+    rate = _mean([success for success, _ in results])
+    low, high = wilson(rate, len(tasks))
+    return {"rate": rate, "low": low, "high": high, "tokens_written": _mean([tokens for _, tokens in results])}
+
+
+def _at(tasks: Mapping[int, Sequence[Played]], place: int) -> dict[str, float]:
+    """Success of the attempts at one place, over the tasks that have it."""
+    found = [attempts[place].success for attempts in tasks.values() if place < len(attempts)]
+    rate = _mean(found)
+    low, high = wilson(rate, len(found))
+    return {"rate": rate, "low": low, "high": high}
+
+
+def _of_kind(episodes: Sequence[Played]) -> dict[str, float]:
+    tasks = _by_task(episodes)
+    success = _mean([_rate(attempts) for attempts in tasks.values()])
+    low, high = wilson(success, len(tasks))
+    return {"num_tasks": len(tasks), "success": success, "low": low, "high": high}
+
+
+def _within(episodes: Sequence[Played]) -> dict[str, float]:
+    """The share of episodes that succeeded with at most so many sampled tokens, for powers of two up to the most."""
+    spent = [episode.num_written for episode in episodes if episode.success]
+    if not spent:
+        return {}
+    first, last = min(spent), max(spent)
+    budgets = [1 << place for place in range(max(first - 1, 0).bit_length(), max(last - 1, 0).bit_length() + 1)]
+    return {str(budget): sum(tokens <= budget for tokens in spent) / len(episodes) for budget in budgets}
+
+
+def _by_task(episodes: Sequence[Played]) -> dict[int, list[Played]]:
+    tasks: dict[int, list[Played]] = {}
+    for episode in episodes:
+        tasks.setdefault(episode.index, []).append(episode)
+    return tasks
+
+
+def _rate(attempts: Sequence[Played]) -> float:
+    return _mean([float(each.success) for each in attempts])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values)

@@ -1,0 +1,198 @@
+"""`slipstream eval`: measure success on held-out tasks with one engine on this machine, without a run."""
+
+import asyncio
+import dataclasses
+import json
+import logging
+
+from slipstream.actors.episode.hint import hint_of
+from slipstream.actors.episode.rollout import EpisodeFailed
+from slipstream.actors.episode.tape import Attempt, Exchange, Tape
+from slipstream.actors.group.group import EpisodeSetup
+from slipstream.actors.search.stretch import play_stretch
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError, require
+from slipstream.common.process.log import log_to_stderr
+from slipstream.common.process.long_work import LongWork, report_on_stderr
+from slipstream.common.records.reward_protocol import CRITICS, OUTCOME
+from slipstream.common.records.trajectory import Sampling, Task
+from slipstream.common.text.action_format import action_format
+from slipstream.envhub.catalogue import DRIVING
+from slipstream.learner.objective.turn_labels import aggregated
+from slipstream.tools.play.eval_attempt import Played, certainty
+from slipstream.tools.play.eval_options import EvalOptions
+from slipstream.tools.play.eval_report import compared, report
+from slipstream.tools.play.fixed_policy import start_fixed_policy
+from slipstream.tools.play.state_values import StateValues, reward_model_beside
+from slipstream.tools.terminal.table import print_rows
+
+DEFAULT_NUM_TASKS = 100
+
+log = logging.getLogger(__name__)
+
+
+def evaluate(config: Config, *, options: EvalOptions) -> int:
+    """Print success, tokens and more as one JSON line per format, environment and way of sampling.
+
+    The model is `model.path` if given, else the trained model of `run.name`. Several formats play the same tasks, and a
+    table of them follows.
+    """
+    log_to_stderr(logging.WARNING)
+    check_revisable(config, options)
+    require(
+        config.env.enforce_admissible or not options.rank,
+        "--rank",
+        "empty without env.enforce_admissible=true",
+        options.rank,
+        "it ranks the actions that this key allows",
+    )
+    formats = options.compare or (config.env.action_format,)
+    with reward_model_beside(config, options.reward_model) as values:
+        check_aggregate(values, options.aggregate)
+        return evaluate_on(start_fixed_policy(config, name="eval", formats=formats), config, options, values=values)
+
+
+def evaluate_on(stage: EpisodeSetup, config: Config, options: EvalOptions, *, values: StateValues | None = None) -> int:
+    """Play the tasks on `stage`, and print the results. Raises ConfigError if every episode failed."""
+    asyncio.run(_evaluate(config, stage, options, values))
+    return 0
+
+
+def check_revisable(config: Config, options: EvalOptions) -> None:
+    """Raise ConfigError for `--revise` where an environment writes its prompts itself."""
+    for part in config.env.entries().values():
+        if options.revise and part.name in DRIVING:
+            raise ConfigError(
+                f"`--revise` is not possible for `env.name` {part.name}: this environment writes its prompts itself, "
+                "and earlier attempts cannot be shown in them; leave it out"
+            )
+
+
+def check_aggregate(values: StateValues | None, how: str) -> None:
+    """Raise ConfigError for a critic, and for a model of outcome, which has one score, unless `how` is last."""
+    if values and values.kind in CRITICS:
+        raise ConfigError(
+            f"`--reward-model` {values.name} is a critic: its value of a finished episode is the return itself, which "
+            "is not known where attempts must be chosen; give a model of `slipstream prm` or `slipstream reward`"
+        )
+    if values and how != "last" and values.kind == OUTCOME:
+        raise ConfigError(
+            f"`--aggregate` must be last for a reward model of outcome, which has one score for an episode, got {how}; "
+            "leave it out, or give a model of `slipstream prm`"
+        )
+
+
+async def _evaluate(config: Config, stage: EpisodeSetup, options: EvalOptions, values: StateValues | None) -> None:
+    formats = {
+        name: dataclasses.replace(
+            stage,
+            action_format=action_format(name, config.env.formats),
+            allowance=dataclasses.replace(stage.allowance, rank=options.rank),
+        )
+        for name in options.compare or (config.env.action_format,)
+    }
+    greedy = dataclasses.replace(options, attempts=1, reward_model="", certainty=0.0, revise=False)
+    ways = (("sampled", config.sampling.temperature, options, values), ("greedy", 0.0, greedy, None))
+    tables = []
+    try:
+        for sampling, temperature, asked, judge in ways:
+            for label in stage.envs:
+                played = {}
+                for name, setup in formats.items():
+                    test = _Test(config=config, setup=setup, temperature=temperature, options=asked, values=judge)
+                    played[name] = await test.play_all(label)
+                    about = {"env": label, "sampling": sampling} | ({"format": name} if options.compare else {})
+                    print(json.dumps({**about, **report(played[name], asked)}), flush=True)
+                tables.append((f"{label}, {sampling}", *compared(played)))
+    finally:
+        await stage.engine.close()
+    for title, head, rows in tables if options.compare else ():
+        print(f"\n{title}: means, and 95 % intervals over tasks")
+        print_rows(head, rows)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Test:
+    """How the tasks of an evaluation are played."""
+
+    config: Config
+    setup: EpisodeSetup
+    temperature: float
+    options: EvalOptions
+    values: StateValues | None
+
+    async def play_all(self, label: str) -> list[Played]:
+        """Play every held-out task of an environment. Raises ConfigError if every episode failed."""
+        num_tasks = self.config.eval.num_tasks or DEFAULT_NUM_TASKS
+        tasks = [Task(env=label, split="held_out", index=index) for index in range(num_tasks)]
+        room = asyncio.Semaphore(self.config.actors.max_episodes)
+        work = LongWork(f"episodes of {label}", num_tasks * self.options.attempts, report=report_on_stderr)
+        played = [
+            each
+            for attempts in await asyncio.gather(*(self._attempts(task, room, work) for task in tasks))
+            for each in attempts
+        ]
+        if not played:
+            raise ConfigError("every episode failed; see the warnings above")
+        return played
+
+    async def _attempts(self, task: Task, room: asyncio.Semaphore, work: LongWork) -> list[Played]:
+        """Play a task as often as the options want: one attempt after another only if they depend on each other."""
+        members = range(self.options.attempts)
+        if self.options.are_alike:
+            alike = await asyncio.gather(*(self._play(task, member, room, work) for member in members))
+            return [each.played for each in alike if each is not None]
+        attempts: list[_Ended] = []
+        for member in members:
+            if self.options.certainty and certainty([each.played for each in attempts]) >= self.options.certainty:
+                work.done(len(members) - member)
+                break
+            shown = [attempts[-1].exchanges] if self.options.revise and attempts else []
+            if (ended := await self._play(task, member, room, work, hint=hint_of(shown))) is not None:
+                attempts.append(ended)
+        return [each.played for each in attempts]
+
+    async def _play(
+        self, task: Task, member: int, room: asyncio.Semaphore, work: LongWork, *, hint: str = ""
+    ) -> "_Ended | None":
+        """Play one episode; return None if its environment, the engine or the server of the reward model failed."""
+        tape = Tape(attempt=self._attempt(task, member))
+        try:
+            async with room:
+                stretch = await play_stretch(
+                    tape, setup=self.setup, num_turns=self.setup.allowance.max_turns, hint=hint
+                )
+            value = None
+            if self.values:
+                value = aggregated(await self.values.of_turns(stretch.record), self.options.aggregate)
+        except EpisodeFailed as failure:
+            log.warning("%s: %s", task.task_id, failure)
+            return None
+        finally:
+            work.done()
+        action = stretch.actions[-1] if stretch.exchanges else None
+        kind = str(tape.columns.get(self.options.by, ""))
+        played = Played.of(stretch.record, action=action, kind=kind, value=value)
+        return _Ended(played=played, exchanges=stretch.exchanges)
+
+    def _attempt(self, task: Task, member: int) -> Attempt:
+        max_turn_tokens = self.config.sampling.max_turn_tokens
+        return Attempt(
+            run_id="eval",
+            task=task,
+            group_id=task.index,
+            member=member,
+            attempt=0,
+            actor="eval",
+            sampling=Sampling(temperature=self.temperature, top_p=1.0, top_k=0, max_turn_tokens=max_turn_tokens),
+            seed=self.config.run.seed,
+            provenance=self.setup.provenance,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Ended:
+    """A finished attempt, and what it did, for the next one."""
+
+    played: Played
+    exchanges: tuple[Exchange, ...]

@@ -1,0 +1,53 @@
+"""Starts an engine with a fixed model on this machine, without a run, for `slipstream eval` and `collect`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from slipstream.actors.engine.orders import engine_settings
+from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
+from slipstream.actors.group.group import EpisodeSetup
+from slipstream.actors.host.act import make_setup
+from slipstream.actors.host.rehearse import check_template
+from slipstream.actors.weights.receive import ReceiverInfo
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.run_dir import RunDir
+from slipstream.tools.run.check_input import check_env, check_model_folder
+from slipstream.tools.run.prepare import load_tokenizer
+
+
+def fixed_model_folder(config: Config) -> Path:
+    """`model.path` if given, else the trained model of `run.name`. Raises ConfigError if it does not exist."""
+    folder = Path(config.model.path) if config.model.path else RunDir(config.run.root, config.run.name).trained_model
+    if not folder.is_dir():
+        raise ConfigError(f"no model at {folder}; give `model.path`, or `run.name` of a finished run")
+    return folder
+
+
+def start_fixed_policy(config: Config, *, name: str, formats: Sequence[str] = ()) -> EpisodeSetup:
+    """Start an engine with `model.path` if given, else with the trained model of `run.name`.
+
+    Every one of `formats`, by default `env.action_format`, is tried on the chat template before that.
+
+    The caller closes `engine`. Raises ConfigError if the model or the environment does not exist.
+    """
+    folder = fixed_model_folder(config)
+    check_model_folder(folder, max_tokens=config.model.max_tokens)
+    tokenizer = load_tokenizer(folder, config.model)
+    for action_format in formats or (config.env.action_format,):
+        env = dataclasses.replace(config.env, action_format=action_format)
+        check_env(env)
+        check_template(dataclasses.replace(config, env=env), tokenizer)
+    settings = engine_settings(
+        config,
+        config.actors,
+        model_path=str(folder),
+        policy_version=0,
+        seed=config.run.seed,
+        receiver=ReceiverInfo(
+            redis_url="", run_id=name, actor=name, transport="pull", chunk_bytes=1, timeout_s=1.0, disk=""
+        ),  # it never receives weights
+    )
+    engine = VllmEngine(EngineProcess(), settings)
+    return make_setup(engine, name=name, run=config, actors=config.actors, tokenizer=tokenizer)

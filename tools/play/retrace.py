@@ -1,0 +1,162 @@
+"""`slipstream collect --expert --retrace ROWS`: recorded episodes up to a random turn, which the expert then finishes.
+
+With `--mistake`, a random other admissible action comes first, so the rows show how to recover from it. Everything is
+played again in the environment, so every observation is a true answer to what came before it.
+"""
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from slipstream.actors.engine.engine import Completion, Restriction
+from slipstream.actors.episode.rollout import EpisodeFailed
+from slipstream.common.config.config import Config
+from slipstream.common.records.trajectory import Sampling, Task
+from slipstream.common.text.action_format import ActionFormat, format_of
+from slipstream.common.text.chat import ChatRules, reply_form
+from slipstream.common.text.transcript import Transcriber
+from slipstream.envhub.env import Env, EnvError
+from slipstream.tools.data.conversation_rows import BadRow, messages_of, read_lines
+from slipstream.tools.replay.export import row_of
+from slipstream.tools.run.collect_options import CollectOptions
+from slipstream.tools.run.prepare import completion_of, expert_episodes, expert_reply
+
+STATE = "retraced"
+Row = dict[str, Any]
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, slots=True)
+class Retraced:
+    """What became of the recorded rows: the new ones, and the number of those left out, by reason."""
+
+    rows: list[Row] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+class Retracer:
+    """Generates recorded replies before turn `cut`, then perhaps one mistake, then the actions of the expert."""
+
+    def __init__(
+        self,
+        env: Env,
+        tokenizer: PreTrainedTokenizerBase,
+        written_as: ActionFormat,
+        *,
+        replies: Sequence[str],
+        mistake: bool,
+        dice: random.Random,
+    ) -> None:
+        self._env, self._tokenizer, self._format, self._dice = env, tokenizer, written_as, dice
+        self._replies, self._mistake = replies, mistake
+        self._cut = dice.randrange(len(replies))
+        self._form = reply_form(tokenizer)
+        self._turn = 0
+        self.num_foreign = self._cut + mistake  # turns that are not the expert's
+        self.has_no_mistake = False  # there was no other admissible action
+
+    async def generate(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        restriction: Restriction | None = None,
+    ) -> Completion:
+        """The tokens of the next reply."""
+        turn, self._turn = self._turn, self._turn + 1
+        if turn < self._cut:
+            reply = self._replies[turn]
+        else:
+            reply = await expert_reply(self._env, self._format, self._action(turn))
+        return completion_of(self._tokenizer, self._form.write(reply))
+
+    def _action(self, turn: int) -> str:
+        right = self._env.expert()
+        if turn > self._cut or not self._mistake:
+            return right
+        taken = {_bare(right), _bare(self._format.parse(self._replies[turn]).text)}
+        others = [action for action in self._env.admissible() or () if _bare(action) not in taken]
+        self.has_no_mistake = not others
+        return self._dice.choice(others) if others else right
+
+
+def retrace(config: Config, options: CollectOptions, tokenizer: PreTrainedTokenizerBase) -> Retraced:
+    """Play every row of `options.retrace` again. Raises ConfigError for a file that cannot be read."""
+    done, written_as = Retraced(), format_of(config.env)
+    transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
+    for number, task, replies, row in _recorded(Path(options.retrace), config, done.left_out):
+        players: list[Retracer] = []
+
+        def player(env: Env, number: int, replies: Sequence[str] = replies, made: list[Retracer] = players) -> Retracer:
+            dice = random.Random(f"{config.run.seed}/{number}")
+            made.append(Retracer(env, tokenizer, written_as, replies=replies, mistake=options.mistake, dice=dice))
+            return made[-1]
+
+        try:
+            (trajectory,) = expert_episodes(config, tokenizer, {number: task}, sampler=player)
+        except (EnvError, EpisodeFailed) as failure:
+            log.warning("row %d failed and is left out: %s", number, failure)
+            done.left_out["failed in the environment"] += 1
+            continue
+        new = row_of(trajectory, transcriber, state=STATE, step=None)
+        if reason := _reason_to_leave_out(new, players[0]):
+            done.left_out[reason] += 1
+        else:
+            _spare_foreign(new, players[0].num_foreign)
+            done.rows.append(new | {"group_id": row.get("group_id", number), "member": number})
+    return done
+
+
+def _bare(action: str) -> str:
+    """An action without white space, which a word-level tokenizer changes."""
+    return "".join(action.split())
+
+
+def _recorded(path: Path, config: Config, left_out: Counter[str]) -> Iterator[tuple[int, Task, list[str], Row]]:
+    """The number, task and replies of each row that can be played again."""
+    labels = config.env.entries()
+    for line in read_lines(path):
+        label, split, index = ([*str(line.row.get("task", "")).rsplit("/", 2), "", ""])[:3]
+        try:
+            written = [each.content for each in messages_of(line.row, "messages") if each.role == "assistant"]
+            replies = _of_turns(written, line.row.get("num_turns"))
+        except BadRow:
+            replies = []
+        if line.fault or not replies:
+            left_out["cannot be read"] += 1
+        elif label not in labels or split != "train" or not index.isdecimal():
+            left_out["not of a train task of this environment"] += 1
+        else:
+            yield line.number, Task(env=label, split="train", index=int(index)), replies, line.row
+
+
+def _of_turns(written: list[T], num_turns: object) -> list[T]:
+    """Those of the assistant's messages that belong to turns: the opening of a task may have examples before them."""
+    return written[-num_turns:] if isinstance(num_turns, int) and num_turns > 0 else written
+
+
+def _reason_to_leave_out(row: Row, played: Retracer) -> str:
+    if row["messages"] is None:
+        return "its messages cannot be recovered from the tokens"
+    if played.has_no_mistake:
+        return "there was no other admissible action"
+    if row["num_turns"] <= played.num_foreign:
+        return "over before the expert's first turn"
+    return ""
+
+
+def _spare_foreign(row: Row, num_foreign: int) -> None:
+    """Mark the policy's first `num_foreign` messages, and those before them: they are not learned from."""
+    places = [place for place, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+    own = _of_turns(places, row["num_turns"])
+    for place in [*places[: -len(own)], *own[:num_foreign]]:
+        row["messages"][place]["loss"] = False

@@ -1,1 +1,0 @@
-"""Reports of runs: what their directories hold, as a page with charts."""

@@ -1,0 +1,1 @@
+"""How stages of training follow one another."""

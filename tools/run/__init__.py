@@ -1,0 +1,1 @@
+"""How the processes of a run are prepared, started and supervised."""

@@ -1,0 +1,63 @@
+"""`slipstream acl`: print commands that create, or revoke, the users of a run on a shared Redis server."""
+
+import secrets
+import sys
+import time
+
+import redis
+from redis.exceptions import NoPermissionError
+
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import check_servers, connect_shards
+from slipstream.replay.fleet.expiry import CHECK_EVERY_S, expiry_rules, revoke_expired
+from slipstream.replay.fleet.roles import Role, acl_rules, user_of
+from slipstream.tools.run.acl_options import AclOptions
+
+
+def acl(config: Config, *, options: AclOptions) -> int:
+    """Print the commands for an administrator to send, and to stderr the name and new password of each user.
+
+    With a fleet, there is one user, an actor's; otherwise one of each role. With --enforce, revoke expired users.
+    """
+    if options.enforce:
+        return _enforce(config)
+    run_id, expires_at_s = config.run.name, round(time.time() + options.lifetime_s)
+    for role in [Role.ACTOR] if options.fleet else Role:
+        user = user_of(run_id, role, fleet=options.fleet)
+        if options.revoke:
+            print("ACL DELUSER", user)  # Redis also closes the connections of this user
+            continue
+        password = secrets.token_hex(16)
+        date = expiry_rules(expires_at_s) if options.expires else []
+        print("ACL SETUSER", user, *acl_rules(run_id, role, password=password), *date)
+        print(f"{role.value}: user {user}, password {password}", file=sys.stderr)
+        if date:
+            print(
+                f"it ends at {time.strftime('%Y-%m-%d %H:%M:%S %Z', time.localtime(expires_at_s))}; a learner whose "
+                "user may use ACL enforces that, or `slipstream acl --enforce`",
+                file=sys.stderr,
+            )
+    return 0
+
+
+def _enforce(config: Config) -> int:
+    """Revoke the run's users as their end dates pass, until a signal; print each one."""
+    url, shards = config.redis.url, config.redis.shards
+    if not url:
+        raise ConfigError("`redis.url` is empty; give the server with an administrator's user, as redis://USER@HOST")
+    check_servers(url, shards)
+    clients = list(dict.fromkeys(connect_shards(url, shards)))
+    print(f"revoking users of {config.run.name} whose end date has passed, every {CHECK_EVERY_S:.0f} s", flush=True)
+    while True:
+        for client in clients:
+            try:
+                for name in revoke_expired(client, config.run.name):
+                    print(f"revoked {name}", flush=True)
+            except NoPermissionError:
+                raise ConfigError(
+                    "the user of `redis.url` may not use ACL LIST and ACL DELUSER; give an administrator's"
+                ) from None
+            except redis.RedisError as error:
+                print(f"could not revoke expired users; trying again in {CHECK_EVERY_S:.0f} s: {error}", flush=True)
+        time.sleep(CHECK_EVERY_S)

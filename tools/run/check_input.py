@@ -1,0 +1,308 @@
+"""Checks of a configuration that take seconds, before anything is started."""
+
+import asyncio
+import dataclasses
+import functools
+import ipaddress
+import json
+import logging
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from slipstream.common.config.config import Config
+from slipstream.common.config.env_config import TOOLS, EnvConfig, MixtureEntry
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.imported import is_own
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.yaml_file import reason
+from slipstream.common.records.trajectory import Task
+from slipstream.common.text.action_format import check_formats
+from slipstream.common.transfer.model_folder import check_not_quantised
+from slipstream.envhub.catalogue import DRIVING, make_any_env, without_held_out
+from slipstream.envhub.driving import DrivingEnv
+from slipstream.envhub.rewards.function import check_call, needs_columns
+from slipstream.envhub.rewards.part import Part, reward_parts, shown_columns
+from slipstream.learner.objective.coherence import REFUSED, check_coherence
+from slipstream.tools.run.collect_options import CollectOptions
+
+MIN_FREE_BYTES = 512 << 20
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+WITHOUT_EXPERT = (
+    "without one, begin with a model that can already play: set model.path=FOLDER and warm_start.episodes=0"
+)
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+
+log = logging.getLogger(__name__)
+
+
+def check_input(config: Config, *, to_come: Collection[str] = ()) -> None:
+    """Check what the configuration of a learner refers to: environment, models, address, disk. Raises ConfigError.
+
+    Folders `to_come` are made before the learner starts, so they are not looked at.
+    """
+    check_coherence(config)
+    check_env(config.env)
+    for part in config.env.entries().values():
+        if part.name in DRIVING and (config.warm_start.episodes or not config.model.path):
+            raise ConfigError(
+                f"`env.name` {part.name} has no expert: a warm start has nothing to imitate, and a tiny model no "
+                "vocabulary; set `model.path`, and `warm_start.episodes` to 0"
+            )
+        if part.name in DRIVING and config.replay.num_trees:
+            raise ConfigError(
+                f"`replay.num_trees` must be 0 with `env.name` {part.name}, got {config.replay.num_trees}: it plays "
+                "its episodes itself, so none can begin with the turns of another; leave it out"
+            )
+        if part.name == "verifiers" and config.model.template_arguments:
+            raise ConfigError(
+                f"`model.template_arguments` has no effect in `env.name` {part.name}: it renders its prompts itself; "
+                "leave it out"
+            )
+    kinds = {part.name for part in config.env.entries().values()}
+    parsers = config.model.tool_parser or config.model.reasoning_parser
+    if parsers and config.env.action_format != TOOLS and not any(name == "agent" or is_own(name) for name in kinds):
+        raise ConfigError(
+            f"`model.tool_parser` and `model.reasoning_parser` have no effect in `env.name` "
+            f"{', '.join(sorted(kinds))}: only calls of tools and the answers to agents are parsed, got {parsers!r}; "
+            "leave them out, or set env.action_format=tools"
+        )
+    if config.model.context != "stop" and kinds <= set(DRIVING):
+        raise ConfigError(
+            f"`model.context` {config.model.context} has no effect in `env.name` {', '.join(sorted(kinds))}, whose "
+            "conversation is the agent's; leave it out"
+        )
+    check_held_out(config)
+    _check_experts(config)
+    if config.model.path:
+        check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
+    objective = config.objective  # these two are loaded after the warm start
+    for key, folder in (("reward_model", objective.reward_model), ("reference_model", objective.reference_model)):
+        if folder and folder not in to_come and not (key == "reference_model" and objective.teacher_url):
+            _check_files(f"objective.{key}", Path(folder))
+    check_host(config.weights.host)
+    _check_disk(config)
+    check_room(config)
+    _check_objective(config)  # last, as it takes seconds
+
+
+def _check_experts(config: Config) -> None:
+    """Raise ConfigError if the run needs an expert, and an environment of the user's raises NotImplementedError."""
+    run_dir = RunDir(config.run.root, config.run.name)
+    episodes = config.warm_start.episodes and not run_dir.demonstrations.exists()
+    if not episodes and (config.model.path or (run_dir.model / "config.json").exists()):
+        return
+    for label, part in config.env.entries().items():
+        if is_own(part.name):
+            try:
+                asyncio.run(_ask_expert(part, label))
+            except NotImplementedError:
+                raise ConfigError(f"`env.name` {part.name} has no expert; {WITHOUT_EXPERT}") from None
+            except Exception as error:  # a user's code may raise anything, and says more when the run is prepared
+                log.debug("the expert of %s was not checked: %s", part.name, error)
+
+
+async def _ask_expert(part: MixtureEntry, label: str) -> None:
+    """Ask for the first action in a task. Raises whatever the environment raises."""
+    env = make_any_env(part.name, part.options)
+    try:
+        if not isinstance(env, DrivingEnv):
+            await env.reset(Task(env=label, split="train", index=0))
+            env.expert()
+    finally:
+        await env.close()
+
+
+def check_held_out(config: Config) -> None:
+    """Raise ConfigError if held-out tasks are asked for that no option names."""
+    lacking = without_held_out(config.env.entries())
+    if config.eval.num_tasks and lacking:
+        raise ConfigError(
+            f"`eval.num_tasks` is {config.eval.num_tasks}, but `env.options` of {', '.join(lacking)} names no held-out "
+            "tasks; set `held_out` there, or `eval.num_tasks=0`"
+        )
+
+
+def check_room(config: Config) -> None:
+    """Raise ConfigError if the disk of the run's directory is nearly full."""
+    folder = Path(config.run.root).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < MIN_FREE_BYTES:
+        raise ConfigError(
+            f"`run.root` {config.run.root} has {free / 2**20:.0f} MiB of free disk, and a run needs at "
+            f"least {MIN_FREE_BYTES / 2**20:.0f}, for checkpoints and the archive; free some, or set `run.root` to a "
+            "folder on another disk"
+        )
+
+
+def _check_objective(config: Config) -> None:
+    """Raise ConfigError for an objective that the loss refuses: see `slipstream.learner.trial.bounds`."""
+    replay = config.replay
+    question = {
+        "objective": dataclasses.asdict(config.objective),
+        "max_lag": replay.max_lag,
+        "max_uses": replay.max_uses,
+    }
+    if refusal := _refusal(json.dumps(question)):
+        raise ConfigError(refusal)
+
+
+@functools.cache  # the stages of a road often share their objective, and each process takes seconds
+def _refusal(question: str) -> str:
+    """Why the loss refuses an objective; empty if it does not.
+
+    The check runs in another process, as it imports torch, and a supervisor must not.
+    """
+    command = [sys.executable, "-P", "-m", "slipstream.learner.trial.bounds"]
+    check = subprocess.run(command, input=question, capture_output=True, text=True)
+    if check.returncode not in (0, REFUSED):
+        raise RuntimeError(f"`{' '.join(command)}` ended with code {check.returncode}: {check.stderr.strip()}")
+    return check.stdout.strip() if check.returncode == REFUSED else ""
+
+
+def check_env(env: EnvConfig) -> None:
+    """Raise ConfigError unless each environment can be made, and its rewards, and there is `env.action_format`."""
+    check_formats(env)
+    parts = reward_parts(env.entries())
+    for label, part in env.entries().items():
+        try:
+            asyncio.run(_try_env(part, label, parts[label]))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        except Exception as error:  # a user's code may raise anything
+            raise ConfigError(
+                f"`env.name` {part.name!r} with `env.options` {part.options} failed to start: {type(error).__name__}: "
+                f"{error}"
+            ) from error
+
+
+async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part]) -> None:
+    """Make the environment and close it. Raises ValueError if a reward needs a column that its task lacks."""
+    env = make_any_env(part.name, part.options)
+    functions = [reward for reward in rewards if is_own(reward.kind) and needs_columns(reward.kind)]
+    shown = {reward.key: shown_columns(reward) for reward in rewards if shown_columns(reward)}
+    try:
+        if (functions or shown) and not isinstance(env, DrivingEnv):
+            columns = (await env.reset(Task(env=label, split="train", index=0))).columns
+            for reward in functions:
+                check_call(reward.key, reward.kind, columns)
+            for key, names in shown.items():
+                if missing := sorted(names - columns.keys()):
+                    known = ", ".join(map(str, columns)) or "none"
+                    raise ValueError(
+                        f"`{key}`: a judge is shown the columns {', '.join(missing)}, and a task has {known}; correct "
+                        "`columns`"
+                    )
+    finally:
+        await env.close()
+
+
+def check_collect(config: Config, options: CollectOptions) -> None:
+    """Raise ConfigError for more tasks than there are, or for what the environment does not support."""
+    last = options.first_task + options.num_tasks
+    if last > config.env.num_train_tasks:
+        raise ConfigError(
+            "`--first-task` + `--num-tasks` must be <= env.num_train_tasks = "
+            f"{config.env.num_train_tasks}, got {last}; lower `--num-tasks`"
+        )
+    if options.server and (config.env.action_format == TOOLS or config.model.context != "stop"):
+        raise ConfigError(
+            "`--server` needs another env.action_format than tools, and model.context=stop, got "
+            f"{config.env.action_format} and {config.model.context}: a server gets texts, and all of them"
+        )
+    if options.retrace and not Path(options.retrace).is_file():
+        raise ConfigError(
+            f"`--retrace` must name a file of rows that `slipstream collect` wrote, got {options.retrace!r}"
+        )
+    for part in config.env.entries().values():
+        if part.name in DRIVING and options.search != "none":
+            raise ConfigError(
+                f"`--search` must be none for `env.name` {part.name}, got {options.search!r}: this "
+                "environment controls its own episodes, and a search must continue them from the middle"
+            )
+        if part.name in DRIVING and options.completions:
+            raise ConfigError(
+                f"`--completions` must be 0 for `env.name` {part.name}, got {options.completions}: this environment "
+                "controls its own episodes, and a completion must continue them from the middle"
+            )
+        if part.name in DRIVING and options.server:
+            raise ConfigError(
+                f"`--server` is not possible for `env.name` {part.name}: this environment requests tokens; leave it out"
+            )
+        if part.name in DRIVING and options.expert:
+            raise ConfigError(f"`--expert` is not possible for `env.name` {part.name}: it has no expert; leave it out")
+
+
+def check_model_folder(folder: Path, *, max_tokens: int) -> None:
+    """Raise ConfigError unless `folder` has the files of a chat model with a context of `max_tokens`."""
+    if not folder.is_dir():
+        raise ConfigError(f"`model.path` {folder} is not a directory; name one, or a model of the Hub as MAKER/NAME")
+    _check_files("model.path", folder)
+    has_template = any((folder / name).is_file() for name in TEMPLATE_FILES)
+    if not has_template and "chat_template" not in _read_json(folder / "tokenizer_config.json"):
+        raise ConfigError(f"`model.path` {folder}: its tokenizer has no chat template; Slipstream trains chat models")
+    longest = _read_json(folder / "config.json").get("max_position_embeddings", max_tokens)
+    if isinstance(longest, int) and longest < max_tokens:
+        raise ConfigError(
+            f"`model.max_tokens` must be <= {longest}, the context of the model in {folder}, got {max_tokens}; lower it"
+        )
+
+
+def check_model_config(folder: Path) -> None:
+    """Raise ConfigError unless the config.json of a model, of which no other file is needed, can be read."""
+    _read_json(folder / "config.json")
+    check_not_quantised(folder)
+
+
+def _check_files(key: str, folder: Path) -> None:
+    """Raise ConfigError unless `folder`, the value of `key`, has the files of a model."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"`{key}` {folder} is not a Hugging Face model folder: it has no config.json")
+    check_not_quantised(folder)
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"`{key}` {folder} has no *.safetensors; save the weights with save_pretrained")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ConfigError(f"`{key}` {folder} has no tokenizer; save it beside the weights with save_pretrained")
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"`model.path`: {path} is not JSON: {reason(error)}; restore it from a copy") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"`model.path`: {path} must hold a JSON object, got a {type(content).__name__}")
+    return content
+
+
+def check_host(host: str) -> None:
+    """Raise ConfigError unless `host` is an IPv4 address that weights can be served at."""
+    try:
+        address = ipaddress.IPv4Address(host)
+        if address.is_unspecified:
+            raise ConfigError(
+                f"`weights.host` {host} is not an address that actors can connect to; give the address of one interface"
+            )
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+    except (ipaddress.AddressValueError, OSError) as error:
+        raise ConfigError(
+            f"`weights.host` must be an IPv4 address of this machine that actors can reach; {host!r} cannot be bound: "
+            f"{error}"
+        ) from None
+
+
+def _check_disk(config: Config) -> None:
+    """Raise ConfigError if `weights.disk` would put weights among the other files of the run."""
+    disk = Path(config.weights.disk.removeprefix("file://")).absolute()
+    run = RunDir(config.run.root, config.run.name).path.absolute()
+    if config.weights.disk and run.is_relative_to(disk / config.run.name):
+        raise ConfigError(
+            f"`weights.disk` {config.weights.disk} would put weights among the other files of the run, in {run}; name "
+            "another folder"
+        )

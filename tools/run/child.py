@@ -1,0 +1,146 @@
+"""A process that a supervisor starts, watches, restarts, and ends."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from slipstream.common.process.printable import printable_block
+from slipstream.common.process.shutdown import die_with_parent
+from slipstream.envhub.isolation.offspring import end_offspring_of
+
+MAX_RESTARTS = 5
+BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+STABLE_S = 600.0  # a process that ran this long was stable: its earlier crashes are not counted
+LOG_TAIL_LINES = 15
+EXIT_BAD_INPUT = 2
+TORCHRUN = "torch/distributed/elastic/"  # in what torchrun logs
+
+
+class Child:
+    """One process in its own session, so that Ctrl-C in the terminal reaches only the supervisor.
+
+    The kernel sends it SIGTERM when the supervisor's main thread ends.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        output: Path | None = None,
+    ) -> None:
+        """Its standard output replaces the file `output`, if one is given; else it is added to `log`."""
+        self.name = name
+        self.command = list(command)
+        self.log = log
+        self._output = output
+        self._environment = {**os.environ, **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._num_restarts = 0
+        self._started_at = 0.0
+        self._restart_at = 0.0
+
+    def start(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._started_at = time.monotonic()
+        with self.log.open("ab") as log, self._output.open("wb") if self._output else log as output:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code; None while the process runs."""
+        return None if self._process is None else self._process.poll()
+
+    def keep_up(self) -> bool:
+        """Restart it after a pause if it crashed; return False if it crashed too often or rejected its input."""
+        if self.exit_code in (None, 0):
+            return True
+        now = time.monotonic()
+        if self._restart_at == 0.0 and now - self._started_at > STABLE_S:
+            self._num_restarts = 0
+        if self.exit_code == EXIT_BAD_INPUT or self._num_restarts >= MAX_RESTARTS:
+            return False
+        if self._restart_at == 0.0:
+            self._restart_at = now + BACK_OFF_S[self._num_restarts]
+        elif now >= self._restart_at:
+            self._num_restarts += 1
+            self._restart_at = 0.0
+            print(f"{self.name} ended with code {self.exit_code}; restarting it, see {self.log}", flush=True)
+            if self.pid is not None:
+                end_offspring_of(self.pid)  # an actor that was killed could not end the processes of its environments
+            self.start()
+        return True
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the newest process; None before the first start."""
+        return None if self._process is None else self._process.pid
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to this process only, not to its children."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it has ended; after `timeout_s`, kill it with all its descendants."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the process and all its descendants."""
+        if self._process is not None and self._process.poll() is None:
+            process = psutil.Process(self._process.pid)
+            kill([process, *process.children(recursive=True)])
+            self._process.wait()
+
+    def last_log_lines(self) -> str:
+        """The end of its log, which has the reason of its end; only that one line if it rejected its input."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        if self.exit_code != EXIT_BAD_INPUT:
+            return printable_block("\n".join(lines[-LOG_TAIL_LINES:]))
+        reasons = [line for line in lines if TORCHRUN not in line]  # it writes more after the reasons of its ranks
+        return printable_block("\n".join(reasons[-1:]))
+
+
+def print_failure(verb: str, child: Child) -> None:
+    """Print why `child` failed: its own error message if it rejected its input, else the end of its log."""
+    lines = child.last_log_lines()
+    if child.exit_code == EXIT_BAD_INPUT:
+        print(lines, file=sys.stderr)
+    else:
+        ended = f"{child.name} ended with code {child.exit_code}; the last lines of {child.log}:"
+        print(f"slipstream {verb}: {ended}\n{lines}", file=sys.stderr)
+
+
+def kill(processes: Sequence[psutil.Process]) -> None:
+    """Send SIGKILL, to parents before their children, so that no parent restarts a child that was just killed."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

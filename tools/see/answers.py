@@ -1,0 +1,149 @@
+"""The five questions that a reader of a report asks first, each answered in one line."""
+
+import time
+from collections.abc import Sequence
+from statistics import fmean
+
+from slipstream.common.process.headline import headline, wilson
+from slipstream.replay.fleet.fleet import RunState
+from slipstream.replay.records.ledger import ledger_of
+from slipstream.replay.run.diagnosis import Diagnosis, Facts, diagnose_records, was_refused
+from slipstream.tools.see.blocks import Rows
+from slipstream.tools.see.run_files import Record, RunFiles
+
+NEWEST = 10  # steps, over which the present state is judged; of a long run, which side waits in its last quarter
+LATEST_S = 4e9  # Unix time; a later one is damage
+UNKNOWN = "not recorded"
+
+
+def answers(runs: Sequence[RunFiles]) -> Rows:
+    """A row for each question, a column for each run."""
+    asked = {
+        "state": _state,
+        "is it learning?": _learning,
+        "held-out tasks": _held_out,
+        "how stale is the data?": _stale,
+        "which side waits?": _waiting,
+        "what does it cost?": _cost,
+        "is anything failing?": _failing,
+    }
+    rows = [[question, *(answer(run) for run in runs)] for question, answer in asked.items()]
+    return Rows(head=["", *(run.name for run in runs)], rows=rows)
+
+
+def newest(steps: Sequence[Record], name: str) -> float | None:
+    """The mean of a metric over the newest steps that have it; None if no step has it."""
+    values = [record[name] for record in steps if name in record][-NEWEST:]
+    return fmean(values) if values else None
+
+
+def _state(run: RunFiles) -> str:
+    if not run.steps:
+        return "no step was made"
+    last, wanted = run.steps[-1], f" of {run.config.learner.steps}" if run.config else ""
+    ended = f", finished in {run.summary.wall_s:.0f} s" if run.summary else ", not finished"
+    at = (
+        f", the last at {time.strftime('%Y-%m-%d %H:%M', time.localtime(last['time']))}"
+        if 0 < last.get("time", 0) < LATEST_S
+        else ""
+    )
+    return f"{last['step']:.0f}{wanted} steps{ended}{at}"
+
+
+def _learning(run: RunFiles) -> str:
+    """Compares the oldest and the newest episodes, which are about 400 each."""
+    counted = [record for record in run.steps if {"produced/success", "produced/reward"} <= record.keys()]
+    half = len(counted) // 2
+    before, after = headline(counted[:half][::-1]), headline(counted[half:])
+    if after is None or before is None:
+        return "too few episodes have finished"
+    verdict = "no clear change"
+    if after.low > before.high:
+        verdict = "yes"
+    elif after.high < before.low:
+        verdict = "NO, it unlearns"
+    return (
+        f"{verdict}: success {before.success:.3f} ({before.low:.2f} to {before.high:.2f}) of the first "
+        f"{before.num_episodes} episodes, {after.success:.3f} ({after.low:.2f} to {after.high:.2f}) of the last "
+        f"{after.num_episodes}"
+    )
+
+
+def _held_out(run: RunFiles) -> str:
+    """The evaluation of the policy that RL began with, after a warm start, and the newest one."""
+    shown = [record for record in run.evaluations if record.get("eval/num_tasks", 0) >= 1]
+    if not shown:
+        return "not evaluated"
+    first = [record for record in shown if record["step"] == shown[0]["step"]][-1]
+    texts = [_evaluation(record) for record in ([first] if shown[-1] is first else [first, shown[-1]])]
+    return f"{', then '.join(texts)}, of {shown[-1]['eval/num_tasks']:.0f} tasks"
+
+
+def _evaluation(record: Record) -> str:
+    sampled = record["eval/success_sampled"]
+    low, high = wilson(min(max(sampled, 0.0), 1.0), round(record["eval/num_tasks"]))
+    return f"{sampled:.3f} ({low:.2f} to {high:.2f}) at step {record['step']:.0f}"
+
+
+def _stale(run: RunFiles) -> str:
+    mean, most = newest(run.steps, "lag/mean"), newest(run.steps, "lag/max")
+    if mean is None or most is None:
+        return UNKNOWN
+    size = newest(run.steps, "mismatch/effective_sample_size")
+    limits = f" (target {run.config.replay.target_lag}, limit {run.config.replay.max_lag})" if run.config else ""
+    effective = f"; effective sample size {size:.2f}" if size is not None else ""
+    return f"lag {mean:.1f} steps, {most:.1f} at most{limits}{effective}"
+
+
+def _waiting(run: RunFiles) -> str:
+    found = recorded_diagnosis(run)
+    return str(found) if found else UNKNOWN
+
+
+def recorded_diagnosis(run: RunFiles) -> Diagnosis | None:
+    """The state of a run by its newest recorded steps, whether or not its processes are alive; None without a step."""
+    steps = [record for record in run.steps if "perf/learner_busy" in record]
+    newest_steps = steps[-max(NEWEST, len(steps) // 4) :]
+    return diagnose_records(_facts(run, newest_steps)) if newest_steps else None
+
+
+def _facts(run: RunFiles, steps: Sequence[Record]) -> Facts:
+    """What a directory says of a run, without its processes."""
+    return Facts(
+        run_id=run.name,
+        state=RunState.TRAINING,
+        members=(),
+        everyone=(),
+        ledger=run.ledger or ledger_of({}),
+        earlier=None,
+        failures=(),
+        steps=steps,
+        newest_version=-1,
+        max_lag=run.config.replay.max_lag if run.config else 0,
+        now_s=time.time(),
+    )
+
+
+def _cost(run: RunFiles) -> str:
+    dollars, each = (
+        newest(run.steps[-1:], "fleet/cost_dollars"),
+        newest(run.steps[-1:], "fleet/dollars_per_million_tokens"),
+    )
+    if run.summary and run.summary.cost.dollars:
+        dollars, each = run.summary.cost.dollars, run.summary.cost.dollars_per_million_tokens
+    if not dollars:
+        return "no price is set (actors.price_per_hour)"
+    return f"${dollars:.2f}" + (f", ${each:.2f} per million trained tokens" if each is not None else "")
+
+
+def _failing(run: RunFiles) -> str:
+    found = [f"the learner ended with an error: {run.error}"] if run.error else []
+    found += [f"{count} {kind} in the log" for kind, count in run.complaints.items()]
+    if skipped := sum(map(was_refused, run.steps)):
+        found.append(f"{skipped} steps were skipped")
+    if ledger := run.ledger:
+        found += [f"{count} attempts failed: {outcome}" for outcome, count in ledger.failed.items()]
+        found += [] if ledger.balanced else ["the ledger is NOT BALANCED"]
+        if ledger.quarantined:
+            found.append(f"{ledger.quarantined} groups are quarantined")
+    return "; ".join(found) or ("nothing that is recorded" if run.steps else UNKNOWN)

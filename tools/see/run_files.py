@@ -1,0 +1,202 @@
+"""Reads what the directory of a run holds. Whatever is missing or damaged is named, and the rest is read."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.wire import MALFORMED
+from slipstream.learner.lead.tally import load_tally
+from slipstream.replay.records.ledger import Ledger
+from slipstream.replay.run.archive import Archive, ArchiveError
+from slipstream.replay.run.observer import last_line
+
+T = TypeVar("T")
+LARGEST = 1e300  # a larger number is damage; sums of such numbers stay finite
+NUM_SAMPLED_STEPS = 10  # of the archive, from which the time of episodes is measured
+MAX_GROUP_BYTES = 1 << 30
+ANY_TOKEN = 2**31
+ERROR = "slipstream learner: "  # begins the last line of a learner that ends with an error
+MAX_ERROR_CHARS = 600
+MAX_LOG_BYTES = 64 << 20  # of the end of each log
+_LOGGED = re.compile(rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (WARNING|ERROR|CRITICAL) ", re.MULTILINE)
+
+Record = Mapping[str, float]
+
+
+class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+    """An evaluation, as fractions of `num_tasks`."""
+
+    sampled: float
+    greedy: float
+    num_tasks: int
+
+
+class CostSummary(msgspec.Struct, frozen=True, kw_only=True):
+    dollars: float
+    dollars_per_million_tokens: float | None
+    tokens_trained: int
+    wasted_tokens: dict[str, int]
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens a second over the whole run."""
+
+    generated: float
+    trained: float
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report shows of `summary.json`."""
+
+    eval: dict[str, HeldOut]
+    ledger: dict[str, Any]  # of a newer or older program, it may have other fields
+    tokens_per_s: Speed
+    cost: CostSummary
+    first_reward_s: float | None
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeTime:
+    """Seconds of the episodes of some archived steps."""
+
+    num_episodes: int
+    generate_s: float
+    env_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFiles:
+    """Everything that a report shows of one run."""
+
+    name: str
+    path: Path
+    config: Config | None
+    steps: Sequence[Record]  # of optimizer steps, in order
+    evaluations: Sequence[Record]
+    summary: Summary | None
+    ledger: Ledger | None
+    ledger_source: str  # where `ledger` was read
+    episode_time: EpisodeTime | None
+    complaints: Mapping[str, int]  # warnings and errors by log
+    error: str  # with which the learner ended; empty if it did not, or if that is not known
+    missing: Sequence[str]  # one sentence for each thing that could not be read
+
+
+def read_run(run_dir: RunDir) -> RunFiles:
+    """Read the directory of a run, which may be running, stopped, finished or damaged."""
+    missing = list[str]()
+
+    def attempt(read: Callable[[], T | None]) -> T | None:
+        try:
+            return read()
+        except (ConfigError, OSError, ArchiveError) as error:
+            missing.append(str(error))
+            return None
+
+    config = attempt(lambda: _config(run_dir))
+    records = [_numbers(record) for record in attempt(lambda: read_metrics(run_dir.metrics)) or []]
+    steps = _in_order([record for record in records if "trained/reward" in record])
+    if not steps:
+        missing.append(f"{run_dir.metrics} has no optimizer step: the run has made none, or the file is damaged")
+    summary = attempt(lambda: _summary(run_dir))
+    if summary is None and not run_dir.summary.exists():
+        missing.append(f"{run_dir.summary} does not exist: the run has not finished")
+    ledger = attempt(lambda: _ledger(run_dir, summary))
+    archived = attempt(lambda: _episode_time(run_dir, config))
+    return RunFiles(
+        name=run_dir.path.name,
+        path=run_dir.path,
+        config=config,
+        steps=steps,
+        evaluations=_in_order([record for record in records if "eval/success_sampled" in record]),
+        summary=summary,
+        ledger=ledger,
+        ledger_source="summary.json" if summary else "the newest checkpoint's tally.json",
+        episode_time=archived,
+        complaints=attempt(lambda: _complaints(run_dir)) or {},
+        error=_error(run_dir),
+        missing=missing,
+    )
+
+
+def _config(run_dir: RunDir) -> Config:
+    if not run_dir.config.is_file():
+        raise ConfigError(f"{run_dir.config} does not exist: differences from the defaults are unknown")
+    return load_config(str(run_dir.config), [])
+
+
+def _summary(run_dir: RunDir) -> Summary | None:
+    if not run_dir.summary.exists():
+        return None
+    try:
+        return msgspec.json.decode(run_dir.summary.read_bytes(), type=Summary)
+    except MALFORMED as error:
+        raise ConfigError(f"{run_dir.summary} is damaged: {error}") from error
+
+
+def _ledger(run_dir: RunDir, summary: Summary | None) -> Ledger | None:
+    if summary is not None:
+        try:
+            return msgspec.convert(summary.ledger, Ledger)
+        except MALFORMED as error:
+            raise ConfigError(f"the ledger in {run_dir.summary} is damaged: {error}") from error
+    return load_tally(run_dir.tally).recorded if run_dir.tally.exists() else None
+
+
+def _episode_time(run_dir: RunDir, config: Config | None) -> EpisodeTime | None:
+    """Measured on steps that are spread evenly over the archive."""
+    if config is None:
+        return None
+    archive = Archive(run_dir.trajectories, config.run.name)
+    steps = archive.steps
+    wanted = steps[:: max(1, -(-len(steps) // NUM_SAMPLED_STEPS))]
+    count, generate_s, env_s, total_s = 0, 0.0, 0.0, 0.0
+    for step in wanted:
+        archived = archive.read(step, vocab_size=ANY_TOKEN, max_group_bytes=MAX_GROUP_BYTES)
+        trajectories = [trajectory for group in archived.groups for trajectory in group.trajectories]
+        count += len(trajectories)
+        generate_s += sum(turn.generate_s for trajectory in trajectories for turn in trajectory.turns)
+        env_s += sum(turn.env_s for trajectory in trajectories for turn in trajectory.turns)
+        total_s += sum(trajectory.duration_s for trajectory in trajectories)
+    return EpisodeTime(num_episodes=count, generate_s=generate_s, env_s=env_s, total_s=total_s) if count else None
+
+
+def _complaints(run_dir: RunDir) -> dict[str, int]:
+    found = Counter[str]()
+    for path in sorted(run_dir.log("*").parent.glob("*.log")):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MAX_LOG_BYTES))
+            for logged in _LOGGED.finditer(file.read()):
+                found[f"{path.stem}: {logged[1].decode().lower()}"] += 1
+    return dict(found)
+
+
+def _error(run_dir: RunDir) -> str:
+    """The error that the learner's log ends with."""
+    line = last_line(run_dir.log("learner"))
+    return line.removeprefix(ERROR)[:MAX_ERROR_CHARS] if line.startswith(ERROR) else ""
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record, without what is damaged: null, text, and what is too large for arithmetic."""
+    return {
+        name: float(value)
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+    }
+
+
+def _in_order(records: Sequence[dict[str, float]]) -> list[dict[str, float]]:
+    """By step, in the order of the file where equal."""
+    return sorted((record for record in records if record.get("step", -1) >= 0), key=lambda record: record["step"])

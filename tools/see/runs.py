@@ -1,0 +1,172 @@
+"""`slipstream runs`: how far each run under `run.root` has come, from its directory; no server is needed.
+
+A run's own Redis server ends with `slipstream up`. So a run whose server answers is running.
+"""
+
+import enum
+import json
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+
+from slipstream.common.config.config import Config, load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import RedisUnreachable, connect
+from slipstream.common.process.headline import headline
+from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.run_dir import RunDir
+from slipstream.replay.fleet.fleet import Fleet
+from slipstream.replay.server.server import password_of
+from slipstream.tools.terminal.table import print_rows
+
+CONNECT_S = 1.0
+UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, OSError)  # what damaged files of a run raise
+COLUMNS = ("run", "state", "step", "success", "held out", "cost", "last step")
+
+
+class Standing(enum.Enum):
+    """Whether a run is running, and if not, how it ended."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+
+
+def runs(config: Config) -> int:
+    """Print one line for each run, the newest last; return 0. Raises ConfigError."""
+    root = Path(config.run.root)
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"`run.root` {root} is not a directory; name the folder that has the directories of the runs")
+    folders = [path.parent for path in root.glob("*/config.yaml")]
+    rows = sorted((_row(RunDir(config.run.root, folder.name)) for folder in folders), key=lambda row: row[0])
+    if not rows:
+        print(f"there are no runs under {config.run.root}/; start one with `slipstream up`")
+        return 0
+    print_rows(COLUMNS, [row for _, row in rows])
+    return 0
+
+
+def find_run(word: str, root: str) -> RunDir:
+    """The directory of the run `word`: a name under `root`, or a path. Raises ConfigError if there is none."""
+    path = Path(word).resolve() if "/" in word else Path(root) / word
+    if not path.is_dir():
+        existing = sorted(other.parent.name for other in Path(root).glob("*/config.yaml"))
+        raise ConfigError(
+            f"no run {word!r}: {path} is not a directory; runs under {root}/: {', '.join(existing) or 'none'}"
+        )
+    run_dir = RunDir(path.parent, path.name)
+    if not run_dir.config.is_file() and not run_dir.metrics.is_file():
+        raise ConfigError(f"{path} is not a run: it has no config.yaml; give the directory of a run")
+    return run_dir
+
+
+def standing(config: Config) -> Standing:
+    """The standing of the run of `config`, by its Redis server, or else by its files."""
+    run_dir = RunDir(config.run.root, config.run.name)
+    if _is_own(config) and _answers(config.redis.url):
+        return Standing.RUNNING
+    if not _is_own(config) and _has_members(config):
+        return Standing.RUNNING
+    return Standing.FINISHED if run_dir.summary.is_file() else Standing.STOPPED
+
+
+def read_summary(run_dir: RunDir) -> dict[str, Any]:
+    """The run's `summary.json`. Raises ConfigError if it cannot be read."""
+    try:
+        summary: dict[str, Any] = json.loads(run_dir.summary.read_text())
+        summary["cost"]["dollars"]  # as a sign that it is whole
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{run_dir.summary} is damaged: {error!r}; remove it") from error
+    return summary
+
+
+def has_ended(config: Config) -> bool:
+    """Whether the run's own server has ended with the run."""
+    return _is_own(config) and not _answers(config.redis.url)
+
+
+def check_running(config: Config) -> None:
+    """Raise RedisUnreachable, with the next step, if the run's own server has ended with the run."""
+    if not has_ended(config):
+        return
+    name = config.run.name
+    ended = "has finished" if standing(config) is Standing.FINISHED else "was stopped"
+    more = " learner.steps=MORE" if ended == "has finished" else ""
+    raise RedisUnreachable(
+        f"run {name!r} {ended}, and its Redis server ended with it; its archive answers `slipstream replay "
+        f"show|diff|export run.name={name}`, and `slipstream up --resume {name}{more}` continues the run"
+    )
+
+
+def _row(run_dir: RunDir) -> tuple[float, list[str]]:
+    """When the run made its last step, and its line, which says why if the run cannot be read."""
+    try:
+        return _read_row(run_dir)
+    except UNREADABLE as error:
+        why = str(error) if isinstance(error, ConfigError) else f"damaged: {error!r}"
+        return 0.0, [run_dir.path.name, "unreadable", "", "", "", "", why]
+
+
+def _read_row(run_dir: RunDir) -> tuple[float, list[str]]:
+    name, config = run_dir.path.name, load_config(str(run_dir.config), [])
+    records, summary = read_metrics(run_dir.metrics), read_summary(run_dir) if run_dir.summary.is_file() else {}
+    steps = [record for record in records if "trained/reward" in record]
+    held_out = [record["eval/success_sampled"] for record in records if "eval/success_sampled" in record]
+    newest, last = headline(steps), steps[-1] if steps else {}
+    last_s = last.get("time", run_dir.config.stat().st_mtime)
+    return last_s, [
+        name,
+        standing(config).value,
+        f"{last.get('step', 0):.0f} of {config.learner.steps}",
+        f"{newest.success:.3f} ({newest.low:.2f} to {newest.high:.2f})" if newest else "",
+        f"{held_out[-1]:.3f}" if held_out else "",
+        _cost(summary, last),
+        f"{_age(time.time() - last_s)} ago",
+    ]
+
+
+def _cost(summary: Mapping[str, Any], last: Mapping[str, float]) -> str:
+    """The dollars that the run's actors have cost; empty if no price is configured."""
+    dollars = summary["cost"]["dollars"] if summary else last.get("fleet/cost_dollars", 0.0)
+    return f"${dollars:.2f}" if dollars else ""
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _is_own(config: Config) -> bool:
+    """Whether the run has a server of its own, which `slipstream up` starts."""
+    return password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url) is not None
+
+
+def _answers(url: str) -> bool:
+    """Whether a process accepts connections at `url`."""
+    parts = urlsplit(url)
+    is_file = parts.scheme == "unix"
+    with socket.socket(socket.AF_UNIX if is_file else socket.AF_INET) as probe:
+        probe.settimeout(CONNECT_S)
+        try:
+            probe.connect(parts.path if is_file else (parts.hostname, parts.port))
+        except OSError:
+            return False
+    return True
+
+
+def _has_members(config: Config) -> bool:
+    """Whether processes of the run send heartbeats to a server that people run; False if it cannot be reached."""
+    if not config.redis.url:
+        return False
+    try:
+        with connect(config.redis.url, patience_s=0) as client:
+            return bool(Fleet(client, config.run.name).members())
+    except (redis.RedisError, ValueError, OSError):
+        return False

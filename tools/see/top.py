@@ -1,0 +1,73 @@
+"""`slipstream top`: watch a run in the terminal, from any machine that can reach its Redis and its directory."""
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from slipstream.actors.host.join import run_config
+from slipstream.common.config.config import Config
+from slipstream.common.process.flag import Flag
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import Shutdown
+from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
+from slipstream.tools.see.run_client import clients_of
+from slipstream.tools.see.runs import Standing, read_summary, standing
+from slipstream.tools.see.summary import summary_rows
+from slipstream.tools.see.top_options import TopOptions
+from slipstream.tools.see.view import View, show
+from slipstream.tools.terminal.table import print_table
+
+REFRESH_S = 1.0
+
+
+def top(config: Config, *, options: TopOptions) -> int:
+    """Show the run until Ctrl-C, or once. Of a finished run, show the summary; wait for one that has not started."""
+    run_dir = RunDir(config.run.root, config.run.name)
+    if standing(config) is Standing.FINISHED:
+        return _show_finished(config.run.name, read_summary(run_dir), as_json=options.json)
+    console = Console()
+    once = options.once or options.json or not console.is_terminal
+    shutdown = Shutdown()
+    view = _view(config, run_dir) if once else view_once_described(config, run_dir, shutdown.requested)
+    if view is None:
+        return 0
+    if options.json:
+        print(json.dumps(view.as_json()))
+    elif once:
+        console.print(view.render(), soft_wrap=not console.is_terminal)
+    else:
+        with Live(view.render(), console=console, auto_refresh=False) as live:
+            while not shutdown.requested.wait(REFRESH_S):
+                show(console, lambda: live.update(view.render(), refresh=True))
+    return 0
+
+
+def _show_finished(name: str, summary: dict[str, Any], *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"run": name, "state": RunState.FINISHED.value, "summary": summary}))
+    else:
+        print_table(f"Slipstream: {name} has finished", summary_rows(summary))
+    return 0
+
+
+def view_once_described(config: Config, run_dir: RunDir, interrupted: Flag) -> View | None:
+    """The view, once the learner has described the run; None after Ctrl-C."""
+    logged = False
+    while True:
+        try:
+            return _view(config, run_dir)
+        except UnknownRun as error:
+            if not logged:
+                print(f"waiting for the learner: {error}")
+                logged = True
+        if interrupted.wait(REFRESH_S):
+            return None
+
+
+def _view(config: Config, run_dir: RunDir) -> View:
+    """Raises ConfigError, RedisUnreachable, UnknownRun."""
+    clients = clients_of(config, patience_s=0)
+    run = run_config(Fleet(clients[0], config.run.name).run_facts())
+    return View(clients, run_dir, config.run.name, num_steps=run.learner.steps, max_lag=run.replay.max_lag)

@@ -1,0 +1,1 @@
+"""How a run's numbers reach other trackers."""

@@ -1,0 +1,47 @@
+"""Sends a run to MLflow. `mlflow` reads MLFLOW_TRACKING_URI and its credentials itself."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipstream.common.process.config_error import ConfigError
+
+MAX_PARAM_CHARS = 6000  # the longest value of a parameter that MLflow stores
+
+
+class MlflowTracker:
+    """One run of an MLflow experiment."""
+
+    def __init__(self, name: str, *, folder: Path, project: str, settings: Mapping[str, Any], run: str) -> None:
+        """Begin a run called `name`, or continue `run`. Raises ConfigError."""
+        try:
+            import mlflow
+        except ImportError as error:
+            raise ConfigError(
+                "`--to mlflow` needs the package mlflow; install it: pip install mlflow-skinny"
+            ) from error
+        self._client = mlflow.MlflowClient()
+        try:
+            experiment = self._client.get_experiment_by_name(project)
+            number = experiment.experiment_id if experiment else self._client.create_experiment(project)
+            self._run = self._client.get_run(run) if run else self._client.create_run(number, run_name=name)
+        except mlflow.MlflowException as error:
+            raise ConfigError(f"MLflow refused the run: {error}; does MLFLOW_TRACKING_URI name its server?") from error
+        if not run:
+            for key, value in settings.items():
+                self._client.log_param(self.run, key, str(value)[:MAX_PARAM_CHARS])
+
+    @property
+    def run(self) -> str:
+        return str(self._run.info.run_id)
+
+    def log(self, record: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        step, when_ms = int(record["step"]), int(1000 * record["time"])
+        shown = {name: value for name, value in record.items() if name not in ("step", "time")}
+        metrics = [Metric(name, value, when_ms, step) for name, value in shown.items()]
+        self._client.log_batch(self.run, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self.run)

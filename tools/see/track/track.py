@@ -1,0 +1,117 @@
+"""`slipstream track`: sends the metrics of a run, live or finished, to Weights & Biases, MLflow or Prometheus.
+
+It is a process of its own that reads the run's `metrics.jsonl`. So a tracker that hangs, or is not reachable, never
+delays the learner.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+import yaml
+
+from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.log import log_to_stderr
+from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.shutdown import Shutdown
+from slipstream.common.process.wire import MALFORMED
+from slipstream.tools.see.runs import Standing, standing
+from slipstream.tools.see.track.mlflow_tracker import MlflowTracker
+from slipstream.tools.see.track.prometheus import PrometheusTracker
+from slipstream.tools.see.track.track_options import TrackOptions
+from slipstream.tools.see.track.wandb_tracker import WandbTracker
+
+POLL_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Sent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a tracker has received of a run; kept in the run's directory, so that nothing is sent twice."""
+
+    tracker_run: str = ""  # the tracker's own name of the run; empty before the first record
+    last_s: float = 0.0  # unix time of the newest record that was sent
+
+
+class Tracker(Protocol):
+    """Receives the records of one run."""
+
+    @property
+    def run(self) -> str:
+        """The tracker's own name of the run, by which it is continued later."""
+
+    def log(self, record: Mapping[str, float]) -> None:
+        """Send one record: `step`, `time` and finite numbers by name."""
+
+    def close(self) -> None:
+        """Wait until everything is sent."""
+
+
+def track(config: Config, *, options: TrackOptions) -> int:
+    """Send the records that exist, then each new one until the run ends; return the exit code. Raises ConfigError.
+
+    With prometheus, serve until Ctrl-C.
+    """
+    log_to_stderr()
+    run_dir = RunDir(config.run.root, config.run.name)
+    if not run_dir.config.is_file():
+        raise ConfigError(
+            f"{run_dir.path} has no config.yaml; `slipstream runs` lists the runs under {config.run.root}/"
+        )
+    shutdown = Shutdown()
+    tracker, sent = _begin(run_dir, config.run.name, options)
+    try:
+        while True:
+            new = new_records(run_dir, after_s=sent.last_s)
+            for record in new:
+                tracker.log(record)
+            if new:
+                sent = Sent(tracker_run=tracker.run, last_s=new[-1]["time"])
+                _keep(run_dir, options.to, sent)
+            if options.once or (not new and options.to != "prometheus" and standing(config) is not Standing.RUNNING):
+                return 0
+            if shutdown.requested.wait(POLL_S):
+                return shutdown.exit_code
+    finally:
+        tracker.close()
+
+
+def _begin(run_dir: RunDir, name: str, options: TrackOptions) -> tuple[Tracker, Sent]:
+    settings = yaml.safe_load(run_dir.config.read_text())
+    if options.to == "prometheus":
+        server = PrometheusTracker(name, host=options.host, port=options.port)
+        log.info("serving the metrics of %s at %s", name, server.url)
+        return server, Sent()
+    sent = read_sent(run_dir, options.to)
+    kind = WandbTracker if options.to == "wandb" else MlflowTracker
+    tracker = kind(name, folder=run_dir.path, project=options.project, settings=settings, run=sent.tracker_run)
+    log.info("sending the metrics of %s to %s, as run %s", name, options.to, tracker.run)
+    return tracker, sent
+
+
+def new_records(run_dir: RunDir, *, after_s: float) -> list[dict[str, float]]:
+    """The records written after `after_s`. A resumed learner makes steps again; their new records count as new."""
+    return [finite(record) for record in read_metrics(run_dir.metrics) if record.get("time", 0.0) > after_s]
+
+
+def finite(record: Mapping[str, float | None]) -> dict[str, float]:
+    """The numbers of a record; null stands for one that was not finite."""
+    return {name: value for name, value in record.items() if isinstance(value, int | float)}
+
+
+def read_sent(run_dir: RunDir, to: str) -> Sent:
+    """What the tracker `to` has received so far. Raises ConfigError if the note of it is damaged."""
+    path = run_dir.path / f"tracked_by_{to}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Sent)
+    except FileNotFoundError:
+        return Sent()
+    except (*MALFORMED, OSError) as error:
+        raise ConfigError(f"{path} is damaged: {error}; remove it, and all records are sent to a new run") from error
+
+
+def _keep(run_dir: RunDir, to: str, sent: Sent) -> None:
+    write_whole(run_dir.path / f"tracked_by_{to}.json", msgspec.json.encode(sent).decode())

@@ -1,0 +1,159 @@
+"""A run in the terminal: is it learning, how old is the data, and which side waits for the other."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from statistics import fmean
+from typing import Any
+
+import msgspec
+import redis
+from rich.console import Console, Group, RenderableType
+
+from slipstream.common.process.headline import headline, interval
+from slipstream.common.process.metrics import MetricsFile
+from slipstream.common.process.run_dir import RunDir
+from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.run.diagnosis import Facts, diagnose
+from slipstream.replay.run.observer import Observer
+from slipstream.tools.see.fleet_tables import actors_table, relays_table
+from slipstream.tools.terminal.table import cell, two_columns
+
+SPARKS = "▁▂▃▄▅▆▇█"
+NUM_SPARKS = 40  # a terminal of 80 columns has room for these
+NUM_PACE_STEPS = 20  # the newest steps, whose pace tells the time that is left
+
+
+class View:
+    """Renders a run from its metrics file and its Redis."""
+
+    def __init__(
+        self, shards: Sequence[redis.Redis], run_dir: RunDir, run_id: str, *, num_steps: int, max_lag: int
+    ) -> None:
+        """`shards` are clients of the run's Redis servers."""
+        self._observer = Observer(shards, run_id, max_lag=max_lag, num_steps=num_steps, log=run_dir.log("learner"))
+        self._bulletin = Bulletin(shards[0], run_id)
+        self._metrics = MetricsFile(run_dir.metrics)
+        self._num_steps = num_steps
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as one object: diagnosis, buffer, fleet, and the records of the newest step and evaluation."""
+        steps, evaluations = self._records()
+        facts = self._observer.facts(steps)
+        newest = headline(steps)
+        return {
+            "run": facts.run_id,
+            "state": facts.state.value if facts.state else None,
+            "diagnosis": dataclasses.asdict(diagnose(facts)),
+            "headline": dataclasses.asdict(newest) if newest else None,
+            "num_steps": self._num_steps,
+            "step": steps[-1] if steps else None,
+            "evaluation": evaluations[-1] if evaluations else None,
+            "ledger": msgspec.to_builtins(facts.ledger) | {"balanced": facts.ledger.balanced},
+            "members": msgspec.to_builtins(facts.members),
+            "relays": msgspec.to_builtins(self._bulletin.relays()),
+        }
+
+    def render(self) -> RenderableType:
+        """Tables of the run's progress, its actors and its relays, as they are now."""
+        steps, evaluations = self._records()
+        relays = self._bulletin.relays()
+        facts = self._observer.facts(steps)
+        shown = [self._progress(facts, steps, evaluations), actors_table(facts.members)]
+        return Group(*shown, relays_table(relays)) if relays else Group(*shown)
+
+    def _records(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The records of optimizer steps, and those of evaluations."""
+        records = self._metrics.records()
+        return (
+            [record for record in records if "trained/reward" in record],
+            [record for record in records if "eval/success_sampled" in record],
+        )
+
+    def _progress(
+        self, facts: Facts, records: list[dict[str, Any]], evaluations: list[dict[str, Any]]
+    ) -> RenderableType:
+        ledger, diagnosis = facts.ledger, diagnose(facts)
+        rows = {
+            "state": facts.state.value if facts.state else "not started yet",
+            "FAULT" if diagnosis.is_fault else "bottleneck": str(diagnosis),
+            "step": f"{records[-1]['step'] if records else 0:.0f} of {self._num_steps}",
+        }
+        if records:
+            last = records[-1]
+            rows |= {
+                **_newest_episodes(records),
+                "trained on": f"success {last['trained/success']:.3f}, reward {last['trained/reward']:.3f}",
+                "lag": f"{last['lag/mean']:.2f} optimizer steps, {last['lag/max']:.0f} at most",
+                "mismatch": f"KL {last['mismatch/kl']:.4f}, ESS {last['mismatch/effective_sample_size']:.2f}",
+                "tokens/s": f"{last['fleet/generated_tokens_per_s']:.0f} generated, "
+                f"{last['perf/trained_tokens_per_s']:.0f} trained",
+                "actors": f"{last['fleet/num_actors']:.0f} running, {last['fleet/advised_actors']:.0f} advised",
+                "cost": _cost(last),
+                "time left": _time_left(records, num_steps=self._num_steps),
+            }
+        if evaluations:
+            newest = evaluations[-1]
+            rows["held out"] = (
+                f"{held_out(newest)}, "
+                f"at step {newest['step']:.0f}  {sparkline([e['eval/success_sampled'] for e in evaluations])}"
+            )
+        dropped = ", ".join(f"{count} {reason}" for reason, count in ledger.dropped.items()) or "none"
+        rows["buffer"] = (
+            f"{ledger.queued} queued, {ledger.leased} leased, "
+            + (f"{ledger.judging} judging, " if ledger.judging else "")
+            + f"{ledger.ready} ready, {ledger.claimed} claimed, "
+            f"{ledger.trained} trained, dropped: {dropped}" + ("" if ledger.balanced else "  NOT BALANCED")
+        )
+        return two_columns(f"Slipstream: {facts.run_id}", rows)
+
+
+def show(console: Console, update: Callable[[], None]) -> None:
+    """Call `update`. A view never ends a run: an error is printed, and the caller tries again."""
+    try:
+        update()
+    except redis.RedisError:
+        pass  # Redis is away for a moment: keep what is shown
+    except Exception as error:
+        console.print(cell(f"cannot show the run: {type(error).__name__}: {error}; the run itself continues"))
+
+
+def _newest_episodes(records: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Success and reward of the newest episodes; empty if no episode has finished."""
+    newest, produced = headline(records), [record for record in records if "produced/success" in record]
+    if newest is None:
+        return {}
+    return {
+        "success": f"{newest.success:.3f}  {sparkline([record['produced/success'] for record in produced])}",
+        "reward": f"{newest.reward:.3f}  {sparkline([record['produced/reward'] for record in produced])}",
+        "of": f"the last {newest.num_episodes} episodes; their success is {newest.low:.3f} to {newest.high:.3f} (95 %)",
+    }
+
+
+def held_out(record: Mapping[str, float]) -> str:
+    """Success of an evaluation's record, with its 95 % interval where the number of tasks is known."""
+    sampled, greedy, count = record["eval/success_sampled"], record["eval/success_greedy"], record.get("eval/num_tasks")
+    return f"{interval(sampled, round(count)) if count else f'{sampled:.3f}'} sampled, {greedy:.3f} greedy"
+
+
+def _cost(last: Mapping[str, float]) -> str:
+    """The dollars of the run's actors; a hint if no price is configured."""
+    if not last.get("fleet/cost_dollars"):
+        return "unknown; set actors.price_per_hour"
+    tokens = last.get("fleet/dollars_per_million_tokens")
+    return f"${last['fleet/cost_dollars']:.2f}, ${last['fleet/dollars_per_hour']:.2f} an hour now" + (
+        f", ${tokens:.2f} per million trained tokens" if tokens else ""
+    )
+
+
+def _time_left(records: Sequence[Mapping[str, float]], *, num_steps: int) -> str:
+    """The time that the remaining steps take if each takes as long as the newest ones, evaluations not included."""
+    step_s = fmean(record["perf/step_s"] for record in records[-NUM_PACE_STEPS:])
+    return f"about {timedelta(seconds=round((num_steps - records[-1]['step']) * step_s))}"
+
+
+def sparkline(values: list[float]) -> str:
+    """The last values as a line of blocks, scaled from the lowest to the highest."""
+    shown = values[-NUM_SPARKS:]
+    low, span = min(shown), max(shown) - min(shown) or 1.0
+    return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in shown)

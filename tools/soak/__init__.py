@@ -1,1 +1,0 @@
-"""Long runs of stand-ins under faults: soak and chaos."""

@@ -1,1 +1,0 @@
-"""Studies: the effect of a setting, measured over seeds."""

@@ -1,0 +1,1 @@
+"""What is printed to a terminal, and how options are declared."""
