@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from slipstream.actors.engine.twin_memory import ENGINE_RESERVE_BYTES, GIB, TWIN_WORK_BYTES, needed_bytes, room_for_twin
 from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.publisher.shelf import num_slots
 from slipstream.tools.plan.measured_step import MeasuredStep
 from slipstream.tools.run.devices import Split
@@ -68,6 +69,27 @@ def engine_memory(config: Config, step: MeasuredStep, *, gpu_bytes: int, beside_
         kv = share - weights - twin - ENGINE_RESERVE_BYTES
     taken = weights + twin + max(0, kv) + ENGINE_RESERVE_BYTES
     return EngineMemory(weights_bytes=weights, twin_bytes=twin, kv_token_bytes=kv_token, kv_bytes=kv, taken_bytes=taken)
+
+
+def kv_beside_learner(config: Config, step: MeasuredStep, *, gpu_bytes: int) -> int:
+    """The bytes for keys and values of an engine that shares GPUs of `gpu_bytes` with the learner.
+
+    As many as all its episodes can use at their longest, if there are so many; a twin of the weights comes before that,
+    if an episode fits beside it. Raises ConfigError if no episode fits.
+    """
+    engine = engine_memory(config, step, gpu_bytes=gpu_bytes)
+    episode = engine.kv_token_bytes * step.num_layers // step.num_attending * config.model.max_tokens
+    left = gpu_bytes - learner_memory(step) - engine.weights_bytes - ENGINE_RESERVE_BYTES
+    beside_twin = left - needed_bytes(engine.weights_bytes, room_bytes=0, total_bytes=gpu_bytes)
+    room = min(beside_twin if beside_twin >= episode else left, config.actors.max_episodes * episode)
+    if room < episode:
+        raise ConfigError(
+            f"learner and actor do not fit on one GPU of {gib(gpu_bytes)}: the learner needs "
+            f"{gib(learner_memory(step))}, the engine's weights {gib(engine.weights_bytes)}, its reserve "
+            f"{gib(ENGINE_RESERVE_BYTES)}, and the keys and values of an episode of model.max_tokens="
+            f"{config.model.max_tokens} {gib(episode)}; {_smaller_learner(config)}; or give them GPUs of their own"
+        )
+    return room
 
 
 def learner_memory(step: MeasuredStep) -> int:

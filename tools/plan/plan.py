@@ -19,6 +19,7 @@ from slipstream.tools.plan.memory import (
     engine_memory,
     gib,
     host_memory,
+    kv_beside_learner,
     learner_memory,
     problems,
 )
@@ -48,6 +49,8 @@ def plan(config: Config, options: PlanOptions) -> int:
     step, gpu_bytes = measure(config), int(options.gpu_gib * GIB)
     print_table(f"Learner: {config.learner.ranks} ranks, on each GPU of {gib(gpu_bytes)}", _learner_rows(config, step))
     beside_bytes = learner_memory(step) if split and split.shared else 0
+    if beside_bytes and not config.actors.limits_memory:
+        config.actors.kv_cache_bytes = kv_beside_learner(config, step, gpu_bytes=gpu_bytes)  # as `up` chooses it
     engine = engine_memory(config, step, gpu_bytes=gpu_bytes, beside_bytes=beside_bytes)
     print_table("Actors: on each GPU of an engine", _engine_rows(config, engine, gpu_bytes=gpu_bytes))
     print_table("Host of the learner", _host_rows(config, step))

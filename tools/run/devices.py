@@ -57,8 +57,7 @@ def split_devices(config: Config, visible: Sequence[str]) -> Split:
     """Split the `visible` GPUs of one host between learner and actors; settings that name GPUs come first.
 
     By default the learner gets the first `learner.ranks`, or this host's part of them, and the actors the others. If
-    there are no others, they share the learner's GPUs, which needs a limit on the actors' memory. Raises ConfigError if
-    the GPUs are too few.
+    there are no others, they share the learner's GPUs. Raises ConfigError if the GPUs are too few.
     """
     learner, actors = list(config.learner.devices), list(config.actors.devices)
     if not visible and not learner:
@@ -88,17 +87,17 @@ def _check(split: Split, config: Config) -> None:
             f"({', '.join(split.actors)}), got {actors.count}, each with actors.tensor_parallel={together}; lower it, "
             "or set `actors.devices`"
         )
-    if not split.shared:
-        return
-    shared = ", ".join(split.shared)
-    if not actors.limits_memory:
-        raise ConfigError(
-            f"learner and actors share GPU {shared}, and nothing limits the actors' memory; set "
-            "`actors.kv_cache_bytes` (`slipstream plan` advises a size) or a lower `actors.gpu_memory_utilization`, or "
-            "give them other GPUs by `learner.devices` and `actors.devices`"
+
+
+def memory_of(device: str) -> int:
+    """The bytes of the GPU `device`. Raises ConfigError if nvidia-smi does not say."""
+    command = [shutil.which("nvidia-smi") or "nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        asked = subprocess.run(
+            [*command, f"--id={device}"], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True
         )
-    if actors.transport == "broadcast":
+        return int(asked.stdout) << 20
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigError(
-            f"`actors.transport` must be pull or disk where learner and actors share GPU {shared}, got broadcast: NCCL "
-            "does not connect two processes on one GPU; set actors.transport=pull"
-        )
+            f"nvidia-smi does not say how much memory GPU {device} has ({error}); set `actors.kv_cache_bytes`"
+        ) from error

@@ -33,6 +33,7 @@ from slipstream.tools.run.check_input import check_input
 from slipstream.tools.run.child import EXIT_BAD_INPUT, Child, kill, print_failure
 from slipstream.tools.run.devices import VARIABLE, split_devices, visible_devices
 from slipstream.tools.run.doctor import print_missing
+from slipstream.tools.run.sharing import share_gpus
 from slipstream.tools.see.report import FOLDER as REPORT_FOLDER
 from slipstream.tools.see.report import write_report
 from slipstream.tools.see.summary import summary_rows
@@ -54,6 +55,7 @@ def up(config: Config, *, resume: bool, dry_run: bool) -> int:
     if dry_run:
         return _print_plan(config)
     run_dir = _checked(config, resume=resume)
+    share_gpus(config)
     shutdown = Shutdown(at_once=_kill_everything)
     with _redis(config, run_dir) as server:
         environment = {PASSWORD_VARIABLE: server.password} if server else {}
@@ -70,6 +72,7 @@ def up(config: Config, *, resume: bool, dry_run: bool) -> int:
 def _print_plan(config: Config) -> int:
     """Print what would be started; return 0."""
     run_dir = _checked(config, resume=True)
+    share_gpus(config)
     print(f"redis: {config.redis.url or 'a server of its own'}")
     print(f"GPUs: {split_devices(config, visible_devices())}")
     for child in _children(config, run_dir, environment={}):

@@ -1,5 +1,6 @@
 """`slipstream plan`: each recipe of conf/, what fits and what does not, and what to change."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -11,7 +12,13 @@ from slipstream.actors.engine.twin_memory import ENGINE_RESERVE_BYTES, GIB
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.plan.measured_step import MeasuredStep
-from slipstream.tools.plan.memory import LEARNER_RESERVE_BYTES, engine_memory, host_memory, problems
+from slipstream.tools.plan.memory import (
+    LEARNER_RESERVE_BYTES,
+    engine_memory,
+    host_memory,
+    kv_beside_learner,
+    problems,
+)
 from slipstream.tools.plan.plan import plan
 from slipstream.tools.plan.plan_options import PlanOptions
 from slipstream.tools.run.devices import Split
@@ -160,6 +167,16 @@ def test_what_fits_has_no_problem() -> None:
     assert found(settings()) == []
     assert found(settings(), split=None) == []
     assert found(settings("actors.kv_cache_bytes=8589934592"), split=SHARED) == []  # 44 + 31 of 80
+
+
+def test_an_engine_beside_the_learner_gets_what_is_left_and_a_twin_if_an_episode_fits_beside_it() -> None:
+    """Learner 44 GiB, weights 20, reserve 3; a token has 1 MiB, a twin needs 22 GiB and a tenth of the GPU."""
+    at = functools.partial(kv_beside_learner, settings(), STEP)
+    assert at(gpu_bytes=GPU) == 13 * GIB  # no room for a twin
+    assert at(gpu_bytes=120 * GIB) == (53 - 22 - 12) * GIB
+    assert kv_beside_learner(settings("actors.max_episodes=1"), STEP, gpu_bytes=GPU) == 8 * GIB  # no more is needed
+    with pytest.raises(ConfigError, match=r"do not fit on one GPU of 74.0 GiB: the learner needs 44.0 GiB.*8.0 GiB"):
+        at(gpu_bytes=74 * GIB)
 
 
 def test_what_does_not_fit_is_named_with_what_to_change() -> None:

@@ -7,7 +7,6 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.run.devices import Split, split_devices
 
 EIGHT = [str(number) for number in range(8)]
-SHARE = ["actors.count=1", "actors.transport=pull"]
 
 
 def split(settings: list[str], visible: list[str]) -> Split:
@@ -34,27 +33,14 @@ def test_what_one_side_names_is_kept_and_the_other_side_gets_the_rest() -> None:
     assert split(["learner.devices=[7]", "actors.devices=[6]", "actors.count=1"], []) == both
 
 
-@pytest.mark.parametrize("limit", ["actors.kv_cache_bytes=4294967296", "actors.gpu_memory_utilization=0.4"])
-def test_learner_and_one_actor_share_a_gpu_if_the_actors_memory_is_limited(limit: str) -> None:
-    assert split([*SHARE, limit], ["0"]) == Split(learner=["0"], actors=["0"])
-    assert split([*SHARE, limit, "learner.devices=[3]", "actors.devices=[3]"], EIGHT).shared == ["3"]
+def test_learner_and_one_actor_share_a_gpu() -> None:
+    assert split(["actors.count=1"], ["0"]) == Split(learner=["0"], actors=["0"])
+    assert split(["actors.count=1", "learner.devices=[3]", "actors.devices=[3]"], EIGHT).shared == ["3"]
 
 
 @pytest.mark.parametrize(
     ("settings", "visible", "message"),
     [
-        (SHARE, ["0"], "share GPU 0, and nothing limits the actors' memory; set `actors.kv_cache_bytes`"),
-        (["learner.devices=[1]", "actors.devices=[1]", *SHARE], EIGHT, "share GPU 1, and nothing limits"),
-        (
-            ["learner.ranks=8", "actors.count=2", "actors.transport=pull"],
-            EIGHT,
-            "share GPU 0, 1, 2, 3, 4, 5, 6, 7, and",
-        ),
-        (
-            ["actors.count=1", "actors.kv_cache_bytes=4294967296"],
-            ["0"],
-            "`actors.transport` must be pull or disk where learner and actors share GPU 0, got broadcast",
-        ),
         (["learner.ranks=9"], EIGHT, "`learner.ranks` must be <= 8, the GPUs for the learner"),
         (
             ["learner.ranks=7", "actors.count=2"],
@@ -68,7 +54,7 @@ def test_learner_and_one_actor_share_a_gpu_if_the_actors_memory_is_limited(limit
         ),
     ],
 )
-def test_gpus_that_are_too_few_or_used_twice_are_refused_with_what_to_do(
+def test_gpus_that_are_too_few_are_refused_with_what_to_do(
     settings: list[str], visible: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
