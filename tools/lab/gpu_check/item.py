@@ -11,7 +11,7 @@ from pathlib import Path
 from slipstream.tools.lab.gpu_check.findings import Findings
 
 LACKS = 3
-OURS = ("tools", "learner", "actors", "replay", "envhub", "common")
+OURS = "slipstream"
 
 
 def main(module: str, device: str, path: str) -> int:
@@ -21,7 +21,7 @@ def main(module: str, device: str, path: str) -> int:
             importlib.import_module(module).check(Findings(file=file), device)
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
-            if package in OURS:
+            if package == OURS:
                 raise
             print(f"the Python package {package} is not installed", file=sys.stderr)
             return LACKS
