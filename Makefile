@@ -8,10 +8,8 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs pictures image-root
-.PHONY: bench-actors bench-agents bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes
-.PHONY: bench-replay bench-rewards bench-see bench-weights bench-weights-size families gpu-check judge-check soak chaos drill
-.PHONY: study-agents study-correction study-durations study-formats study-goodput study-imitation study-lag study-markets study-overlap study-prm
-.PHONY: study-search study-simulator study-tree-noise study-trees
+.PHONY: bench-actors bench-agents bench-data bench-envs bench-fleet bench-learner bench-peers bench-prefixes
+.PHONY: bench-replay bench-rewards bench-see bench-weights bench-weights-size families gpu-check judge-check soak chaos drill study-lag
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-python test-spot
 
 setup: $(STAMP)
@@ -194,62 +192,10 @@ pictures: setup
 study-lag: setup
 	$(BIN)/python -m slipstream.tools.lab.study.lag
 
-# Train the quickstart's task in each format of actions: 15 runs, some hours on two cores; continues where it was stopped.
-study-formats: setup
-	$(BIN)/python -m slipstream.tools.lab.study.formats
-
-# Study long tasks among short ones, by how lag is counted: in virtual time, some minutes.
-study-durations: setup
-	$(BIN)/python -m slipstream.tools.lab.fleets.durations
-
-# Time and episodes that the quickstart needs to reach a held-out success: 12 whole runs of about five minutes.
-study-goodput: setup
-	$(BIN)/python -m slipstream.tools.lab.study.goodput
-
-# What the quickstart's first weights learn from a flawless expert, by tokens: 18 runs, six minutes on two cores.
-study-imitation: setup
-	$(BIN)/python -m slipstream.tools.lab.study.imitation
-
-# What they learn if an expert says in each of their states what to do: three runs, ten minutes on two cores.
-study-correction: setup
-	$(BIN)/python -m slipstream.tools.lab.study.correction
-
-# What the simulator predicts for three fleets, beside what they do: some ten minutes of quiet cores.
-study-simulator: setup
-	$(BIN)/python -m slipstream.tools.lab.fleets.simulator
-
-# A step while actors generate, beside one that waits for them, on scripted engines: some ten minutes of quiet cores.
-study-overlap: setup
-	$(BIN)/python -m slipstream.tools.lab.fleets.overlap
-
-# Fleets in three simulated spot markets, one of which follows the prices: some minutes, all simulated.
-study-markets: setup
-	$(BIN)/python -m slipstream.tools.lab.fleets.markets --seeds 10
-
-# A search guided by a process reward model beside best-of-n, at equal tokens: half an hour; continues where it stopped.
-study-prm: setup
-	$(BIN)/python -m slipstream.tools.lab.study.prm --page docs/studies/prm.md
-
-# Searches beside independent episodes in three environments, at equal tokens: an hour; continues where it stopped.
-study-search: setup
-	$(BIN)/python -m slipstream.tools.lab.study.search --page docs/studies/search.md
-
-# The noise of the gradient with attempts that fork, beside chains, in a toy without a model: some seconds.
-study-tree-noise: setup
-	$(BIN)/python -m slipstream.tools.lab.study.tree_noise --page docs/search.md
-
-# Training on attempts that fork, beside chains, at equal sampled tokens: 24 runs; continues where it was stopped.
-study-trees: setup
-	$(BIN)/python -m slipstream.tools.lab.study.trees --page docs/studies/trees.md
-
 # The quickstart beside TRL and a loop by hand, all from the same weights: 15 whole runs, one after another. TRL has
 # an environment of its own, and runs only here: `make test` tests the loop by hand and the page.
 bench-peers: setup build/peers-trl/.installed
 	$(BIN)/python -m slipstream.tools.lab.peers.bench
-
-# SFT, DPO and the reward model beside TRL's: first losses, gradients and accuracy. Some minutes.
-bench-fits: setup build/peers-trl/.installed
-	$(BIN)/python -m slipstream.tools.lab.peers.fits
 
 build/peers-trl/.installed: requirements/torch.txt requirements/peers-trl.txt
 	test -x build/peers-trl/bin/python || $(PYTHON) -m venv build/peers-trl
@@ -308,10 +254,6 @@ test-adapters-agents test-adapters-langgraph: test-adapters-%: setup
 	  > $$(echo build/adapters-$*/lib/python3.*/site-packages)/ours.pth
 	build/adapters-$*/bin/pip install $(PIP_FLAGS) -r requirements/adapters-$*.txt
 	AGENTS_PYTHON=build/adapters-$*/bin/python $(BIN)/pytest tests/adapters/agents/test_$*.py
-
-# Train an agent of each on vLLM, and kill an actor meanwhile.
-study-agents: test-adapters-agents test-adapters-langgraph
-	$(BIN)/python -m slipstream.tools.lab.study.agents
 
 test-adapters-verifiers: setup
 	test -x build/adapters-verifiers/bin/python || $(PYTHON) -m venv build/adapters-verifiers

@@ -18,8 +18,8 @@ from slipstream.common.text.action_format import ToolCalls
 from slipstream.envhub.catalogue import make_any_env
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.tools.lab.bench import agents as bench
+from slipstream.tools.lab.bench.tiny_caller import CLOSING, OPENING, add_calls
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
-from slipstream.tools.lab.study.tiny_caller import CLOSING, OPENING, add_calls
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import tiny_tokenizer
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids, rollout_of
@@ -433,10 +433,10 @@ def test_every_garbage_is_answered() -> None:
             assert answer.tool_calls or answer.content == valid_text(text) or not text.strip()
 
 
-# --- Tiny models that call a tool, for the study of agents and the benchmark.
+# --- Tiny models that call a tool, for the benchmark.
 
 
-def test_an_agent_of_the_study_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer(vocabulary_texts(EnvConfig(max_turns=8), 60), 512)
     add_calls(tokenizer)
     shop = ShopEnv()

@@ -17,7 +17,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.lab.peers.bench import Cell, main, page_of
 from slipstream.tools.lab.peers.episode import Episode
 from slipstream.tools.lab.peers.meter import Meter, Reading
-from slipstream.tools.lab.study.goodput import TASK, Point, Result
+from slipstream.tools.lab.peers.results import TASK, Point, Result
 from slipstream.tools.lab.study.page import BEGIN, END
 from slipstream.tools.run.prepare import demonstrate, load_tokenizer, model_folder, prepare
 
@@ -120,7 +120,7 @@ for module in modules: importlib.import_module(module)
 def test_the_environment_of_trl_has_all_that_our_side_of_it_imports() -> None:
     pins = (ROOT / "requirements" / "peers-trl.txt").read_text().splitlines()
     distributions = [pin.partition("==")[0] for pin in pins if "==" in pin] + ["torch"]
-    program = (ROOT / "tools" / "peers" / "trl_grpo.py").read_text()
+    program = (ROOT / "tools" / "lab" / "peers" / "trl_grpo.py").read_text()
     modules = re.findall(r"^from (slipstream\.\S+) import", program, re.MULTILINE)
     assert "slipstream.tools.lab.peers.episode" in modules
     command = [sys.executable, "-c", IMPORTS, " ".join(distributions), " ".join(modules)]

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 import math
-import random
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +19,11 @@ from slipstream.learner.model.packed_model import load_model
 from slipstream.learner.model.shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.replay.records.token_record import read_tokens
-from slipstream.tools.lab.fleets.slots import choose
-from slipstream.tools.lab.study import formats as study_formats
-from slipstream.tools.lab.study import imitation as study_imitation
 from slipstream.tools.lab.study import lag as study_lag
-from slipstream.tools.lab.study import tree_noise
-from slipstream.tools.lab.study import trees as study_trees
 from slipstream.tools.lab.study.plot import Line, Point, svg
-from slipstream.tools.lab.study.run import StudyStep, practice, warm_start
+from slipstream.tools.lab.study.run import StudyStep, practice
 from slipstream.tools.lab.study.sampler import LockstepSampler
+from slipstream.tools.lab.study.slots import choose
 from slipstream.tools.run.prepare import prepare
 from tests.processes import GUESS
 from tests.tools.run.tiny_model import FLOAT32, VOCAB_SIZE, save_tiny_model
@@ -249,86 +244,6 @@ def test_a_short_study_of_lag_writes_its_page_and_runs_nothing_twice(guess_run: 
     kept.write_text(kept.read_text().replace('"seed":0', '"seed":99'))
     study_lag.main(arguments)
     assert json.loads((tmp_path / "docs/lag.json").read_text())["results"][0]["seed"] == 99
-
-
-def test_a_short_study_of_formats_writes_its_table_and_runs_nothing_twice(tmp_path: Path) -> None:
-    task = tmp_path / "task.yaml"
-    task.write_text(
-        "env: {name: 'tests.guess:GuessEnv', max_turns: 3}\nreplay: {groups_per_step: 2, group_size: 4}\n"
-        "model: {tiny: {hidden_size: 32, intermediate_size: 32, num_layers: 1, num_heads: 1, num_kv_heads: 1}}\n"
-    )
-    arguments = [
-        *("--task", str(task), "--arms", "action_tag", "outcome, scored", "--seeds", "0", "--workers", "1"),
-        *("--folder", str(tmp_path), "--docs", str(tmp_path / "docs")),
-        "learner.steps=1",
-        "eval.num_tasks=4",
-        "warm_start.episodes=8",
-        "model.max_tokens=192",
-        "sampling.max_turn_tokens=12",
-    ]
-    study_formats.main(arguments)
-    results = json.loads((tmp_path / "docs/formats.json").read_text())["results"]
-    assert [result["arm"] for result in results] == ["action_tag", "outcome, scored"]
-    assert all(result["tokens_written"] > 0 and 0 <= result["valid_actions"] <= 1 for result in results)
-    assert "| outcome, scored | 1 |" in (tmp_path / "docs/formats.md").read_text()
-    kept = tmp_path / "action_tag-seed0.json"
-    kept.write_text(kept.read_text().replace('"seed":0', '"seed":99'))
-    study_formats.main(arguments)
-    assert json.loads((tmp_path / "docs/formats.json").read_text())["results"][0]["seed"] == 99
-
-
-def test_a_short_study_of_imitation_counts_the_tokens_of_the_expert(ranks: Ranks, tmp_path: Path) -> None:
-    settings = (
-        *("warm_start.episodes=4", "eval.num_tasks=4", "replay.group_size=2", "replay.groups_per_step=1"),
-        *(
-            "model.tiny.hidden_size=32",
-            "model.tiny.num_layers=1",
-            "model.tiny.num_heads=1",
-            "model.tiny.num_kv_heads=1",
-        ),
-    )
-    cells = [
-        study_imitation.Cell(episodes=episodes, rate="1e-3", seed=0, folder=tmp_path, settings=settings)
-        for episodes in (1, 2)
-    ]
-    warm_start(cells[0].warm_config(), ranks=ranks)
-    one, two = (study_imitation.run_cell(cell, ranks=ranks) for cell in cells)
-    assert 0 < one.tokens < two.tokens < 2 * 192
-    assert study_imitation.table([one, two]).count("\n") == 4
-
-
-def test_a_short_study_of_trees_samples_as_many_tokens_with_trees_as_without(ranks: Ranks, tmp_path: Path) -> None:
-    settings = (
-        *("env.name=tests.guess:GuessEnv", "warm_start.episodes=8", "eval.num_tasks=4"),
-        *(
-            "model.tiny.hidden_size=32",
-            "model.tiny.num_layers=1",
-            "model.tiny.num_heads=1",
-            "model.tiny.num_kv_heads=1",
-        ),
-        *("replay.group_size=4", "replay.groups_per_step=2", "sampling.max_turn_tokens=4"),
-    )
-    results = []
-    for arm in ("chains", "2 trees"):
-        cell = study_trees.Cell(task="shop", arm=arm, seed=0, folder=tmp_path, tokens=900, settings=settings)
-        warm_start(cell.warm_config(), ranks=ranks)
-        results.append(study_trees.run_cell(cell, ranks=ranks))
-    assert results[0].forks == 0 < results[1].forks
-    for result in results:
-        assert len(result.points) == 1 + len(study_trees.MARKS)
-        assert 900 <= result.points[-1].tokens < 1400
-    assert "| shop | 2 trees |" in study_trees.table(results)
-
-
-@pytest.mark.parametrize("arm", tree_noise.ARMS.values(), ids=tree_noise.ARMS.keys())
-def test_the_noise_of_trees_is_around_the_gradient(arm: tree_noise.Arm) -> None:
-    total = tree_noise.RETURNS["the first two turns decide"]
-    true, draw = tree_noise.policy_gradient(total), random.Random(1)
-    assert np.allclose(true, [1 / 8, 1 / 8, 0, 0, 0, 0, 0, 0])
-    found = [tree_noise.estimate(arm, total, group_id=group_id, draw=draw) for group_id in range(400)]
-    gradients = np.array([each.gradient for each in found])
-    error = gradients.std(axis=0) / len(found) ** 0.5
-    assert (abs(gradients.mean(axis=0) - true) < 4 * error + 1e-12).all()
 
 
 def test_a_plot_has_a_line_for_each_arm_and_a_whisker_for_each_point() -> None:

@@ -32,7 +32,6 @@ from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.cli.cli import main
 from slipstream.tools.cli.fit import _examples
 from slipstream.tools.data.fit_rows import read_samples
-from slipstream.tools.lab.study import prm
 from slipstream.tools.play.collect import collect_on
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.evaluate import check_aggregate, evaluate_on
@@ -188,47 +187,13 @@ def test_best_of_n_is_the_episode_that_the_model_ranks_first(
     assert "best_of" not in greedy
 
 
-def test_best_of_n_between_two_sizes_is_the_line_through_them() -> None:
-    ways = [prm.Way(name="a", size=str(n), tokens=10.0 * n, success=[0.0, n - 1.0]) for n in (1, 2)]
-    assert prm.at_tokens(ways, 15.0).tolist() == [0.0, 0.5]
-    assert prm.at_tokens(ways, 99.0).tolist() == [0.0, 1.0]
-
-
-def test_the_study_labels_turns_and_measures_every_way_to_choose(
-    config: Config, values: StateValues, tmp_path: Path
-) -> None:
-    stage, plan = stage_on(config, tmp_path), prm.Plan(train_tasks=2, held_out_tasks=6)
-    alone = replace(config, replay=replace(config.replay, group_size=plan.train_episodes))
-    prm.write_labels(asyncio.run(prm.labelled_episodes(stage, alone, plan)), stage, plan, tmp_path / "rows")
-    labels = {
-        kind: [json.loads(line)["turn_labels"] for line in (tmp_path / f"rows.{kind}.jsonl").read_text().splitlines()]
-        for kind in ("process", "outcome")
-    }
-    assert [len(each) for each in labels["process"]] == [TURNS] * 2
-    assert {label * plan.completions % 1 for each in labels["process"] for label in each} == {0}
-    assert len(labels["outcome"]) == plan.epochs * 2
-    assert all(each[:-1] == [None] * (TURNS - 1) and each[-1] in (0, 1) for each in labels["outcome"])
-    ways = asyncio.run(prm.measured(stage, alone, plan, {"process": values, "outcome": values}))
-    result = prm.Seed(seed=0, calibration={}, ways=ways)
-    means = {(way.name, way.size): statistics.fmean(way.success) for way in ways}
-    best = [means["best of all (needs the answer)", str(size)] for size in prm.SIZES]
-    assert best == sorted(best) and best[0] < best[-1] and {len(way.success) for way in ways} == {6}
-    for size, most in zip(prm.SIZES, best, strict=True):
-        assert means["one episode", str(size)] <= means["process model, last", str(size)] <= most
-        assert means["outcome model", str(size)] == means["process model, last", str(size)]  # the same model
-    guided, plain = ([way.tokens for way in result.of(name)] for name in (prm.GUIDED, prm.UNGUIDED))
-    assert len(guided) == len(plain) == len(prm.BEAMS) and min(guided + plain) > result.of("one episode")[0].tokens
-    table = prm.tables([result, result])
-    assert f"| likelihood | {100 * means['likelihood', '1']:.1f} (" in table and "| 3 x 2 | " in table
-
-
 @pytest.mark.parametrize(
     ("template", "action_format"),
     [(CHATML, "plain"), (FORGETS_THOUGHTS, "plain"), (HERMES, "tools")],
     ids=["history stands", "history is rewritten", "actions are calls"],
 )
 def test_a_turn_is_scored_after_the_very_tokens_after_which_it_was_labelled(
-    template: str, action_format: str, tmp_path: Path
+    template: str, action_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = byte_tokenizer(template)
     tokenizer.save_pretrained(tmp_path / "model")
@@ -239,12 +204,12 @@ def test_a_turn_is_scored_after_the_very_tokens_after_which_it_was_labelled(
         *HAS_CALLS,
         "sampling.max_turn_tokens=128",
     )
-    stage, plan = setup_of(config, thinking, tmp_path, tokenizer=tokenizer), prm.Plan(train_tasks=3)
+    stage, found = setup_of(config, thinking, tmp_path, tokenizer=tokenizer), Collected()
     if action_format == "tools":
         stage = replace(setup_of(config, calling, tmp_path, tokenizer=tokenizer), parse=parsing(tokenizer=tokenizer))
-    found = asyncio.run(prm.labelled_episodes(stage, config, plan))
-    prm.write_labels(found, stage, plan, tmp_path / "rows")
-    path = str(tmp_path / "rows.process.jsonl")
+    monkeypatch.setattr("slipstream.tools.play.collect.Collected", lambda: found)
+    path = str(tmp_path / "rows.jsonl")
+    collected(stage, config, Path(path), num_tasks=3, completions=2)
     samples, _, left_out = read_samples(FitOptions(data=path, held_out=0.0), goal="prm")
     (examples,) = _examples(config, "prm", [samples], left_out, data=path)
     labelled = {prefix for example in examples for (side,) in example for prefix in prefixes(side)}

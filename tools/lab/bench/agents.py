@@ -37,8 +37,8 @@ from slipstream.envhub.driving import Parse
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.tools.lab.bench.benchmark import Cost, Row, Run, cost_of
 from slipstream.tools.lab.bench.load.shop_agent import SOCKET
+from slipstream.tools.lab.bench.tiny_caller import CLOSING, OPENING, THOUGHT, THOUGHT_END, add_calls
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
-from slipstream.tools.lab.study.tiny_caller import CLOSING, OPENING, THOUGHT, THOUGHT_END, add_calls
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import END_OF_TURN, tiny_tokenizer
 

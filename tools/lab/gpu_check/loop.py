@@ -57,7 +57,7 @@ def check(findings: Findings, device: str) -> None:
 def _play(findings: Findings, config: Config, run_dir: RunDir, *, password: str, limit_s: float) -> None:
     environment, path = {PASSWORD_VARIABLE: password}, str(run_dir.config)
     learner = _child("learner", ["slipstream.tools.cli.cli", "learner", path], run_dir, environment)
-    actor = _child("actor", ["slipstream.tools.lab.fleets.scripted_actor", "actor", path], run_dir, environment)
+    actor = _child("actor", ["slipstream.tools.lab.gpu_check.scripted_actor", "actor", path], run_dir, environment)
     started = time.monotonic()
     try:
         while learner.exit_code is None and time.monotonic() - started < limit_s:

@@ -26,9 +26,10 @@ from slipstream.common.process.shutdown import die_with_parent
 from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
 from slipstream.tools.lab.bench.benchmark import describe_machine, today
 from slipstream.tools.lab.peers.meter import Meter
-from slipstream.tools.lab.study import goodput
-from slipstream.tools.lab.study.goodput import (
+from slipstream.tools.lab.peers.results import (
+    DROPPING,
     GOALS,
+    OURS,
     SEEDS,
     SHARED,
     SUCCESS,
@@ -41,8 +42,8 @@ from slipstream.tools.lab.study.goodput import (
 from slipstream.tools.lab.study.page import markdown, with_table
 from slipstream.tools.lab.study.run import warm_start
 
-BY_HAND = {"by hand": (), "by hand dropping": goodput.DROPPING}  # with settings
-OURS, PEERS = tuple(goodput.ARMS), (*BY_HAND, "trl", "trl refilled")
+BY_HAND = {"by hand": (), "by hand dropping": DROPPING}  # with settings
+PEERS = (*BY_HAND, "trl", "trl refilled")
 ARMS = ("default", "synchronous", "by hand", "trl", "trl refilled")  # where none are named
 NUM_RANKS = 2  # of the loop by hand: one for each core
 TRL_PYTHON = "build/peers-trl/bin/python"
@@ -97,7 +98,7 @@ class Plan:
                     "slipstream.tools.cli.cli",
                     "up",
                     TASK,
-                    *goodput.ARMS[self.arm],
+                    *OURS[self.arm],
                     *self.settings,
                 ]
             ]

@@ -23,7 +23,7 @@ class PeerRun:
     episodes: int = 0  # of training, finished
     tokens: int = 0  # of those, prompt and sampled
     trained_tokens: int = 0  # of the episodes that were trained
-    points: list[dict[str, float]] = field(default_factory=list)  # see slipstream.tools.lab.study.goodput.Point
+    points: list[dict[str, float]] = field(default_factory=list)  # see slipstream.tools.lab.peers.results.Point
 
     def begin(self, success: Success) -> None:
         """Start the clock; `success` is of the weights of the warm start."""

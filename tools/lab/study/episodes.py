@@ -3,12 +3,11 @@
 import asyncio
 import math
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.engine.engine import Sampler
 from slipstream.actors.episode.resume import forked_tape
 from slipstream.actors.episode.rollout import Allowance, fresh_env, rollout
 from slipstream.actors.episode.tape import Attempt, Tape
@@ -17,8 +16,6 @@ from slipstream.actors.group.siblings import parent_among
 from slipstream.common.config.config import Config
 from slipstream.common.records.trajectory import Provenance, Sampling, Task, Trajectory
 from slipstream.common.text.action_format import format_of
-from slipstream.envhub.driving import DrivingEnv
-from slipstream.envhub.env import Env
 from slipstream.envhub.rewards.part import reward_parts
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.objective.advantage import returns_differ
@@ -30,14 +27,6 @@ from slipstream.tools.lab.study.sampler import LockstepSampler
 
 MAX_WAVES = 10  # each has one episode per slot
 UNHURRIED_S = 1e6  # no timeout: a study may be suspended and continued
-
-
-Watch = Callable[[Sampler, Env, Task], Sampler]
-"""Puts a sampler before that of an episode, which also sees the environment."""
-
-
-def _unwatched(sampler: Sampler, _env: Env, _task: Task) -> Sampler:
-    return sampler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,25 +98,16 @@ def _is_useful(group: Group, config: Config) -> bool:
     return takes_all or returns_differ(returns)
 
 
-def train_episodes(setup: StudySetup, tasks: Sequence[int], *, watch: Watch) -> list[Trajectory]:
-    """One sampled episode of each of the train tasks with these indices; `watch` sees each turn."""
-    return _singles(setup, [Task(env=setup.config.env.name, split="train", index=index) for index in tasks], watch)
-
-
 def held_out(setup: StudySetup, *, num_tasks: int) -> list[Trajectory]:
     """One sampled episode of each of the first `num_tasks` held-out tasks."""
     tasks = [Task(env=setup.config.env.name, split="held_out", index=index) for index in range(num_tasks)]
-    return _singles(setup, tasks, _unwatched)
-
-
-def _singles(setup: StudySetup, tasks: Sequence[Task], watch: Watch) -> list[Trajectory]:
     config, room = setup.config, setup.sampler.num_slots
     sampling = ticket_of(0, tasks[0], config, step=1, min_policy_version=0).sampling
     tapes = [Tape(attempt=_attempt(task, config, sampling, group_id=task.index, member=0)) for task in tasks]
     return [
         trajectory
         for start in range(0, len(tapes), room)
-        for trajectory in setup.runner.run(_play_all(tapes[start : start + room], setup, watch))
+        for trajectory in setup.runner.run(_play_all(tapes[start : start + room], setup))
     ]
 
 
@@ -171,13 +151,13 @@ def _attempt(task: Task, config: Config, sampling: Sampling, *, group_id: int, m
     )
 
 
-async def _play_all(tapes: Sequence[Tape], setup: StudySetup, watch: Watch = _unwatched) -> list[Trajectory]:
+async def _play_all(tapes: Sequence[Tape], setup: StudySetup) -> list[Trajectory]:
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_play(tape, setup, watch)) for tape in tapes]
+        tasks = [group.create_task(_play(tape, setup)) for tape in tapes]
     return [task.result() for task in tasks]
 
 
-async def _play(tape: Tape, setup: StudySetup, watch: Watch) -> Trajectory:
+async def _play(tape: Tape, setup: StudySetup) -> Trajectory:
     """Play one episode. Raises EpisodeFailed if the environment fails, as a study does not redo episodes."""
     env_config, attempt = setup.config.env, tape.attempt
     scoring = Scoring(
@@ -191,7 +171,7 @@ async def _play(tape: Tape, setup: StudySetup, watch: Watch) -> Trajectory:
             trajectory = await rollout(
                 tape,
                 env=env,
-                sampler=seat if isinstance(env, DrivingEnv) else watch(seat, env, attempt.task),
+                sampler=seat,
                 tokenizer=setup.tokenizer,
                 action_format=format_of(env_config),
                 allowance=replace(

@@ -127,14 +127,6 @@ def run(config: Config, *, lag: int, ranks: Ranks) -> Run:
     return Run(success=success, steps=steps, held_out_episodes=last_episodes, episodes=episodes)
 
 
-def held_out_before(config: Config, *, ranks: Ranks) -> list[Trajectory]:
-    """One sampled episode of each held-out task, with the weights in `model.path`."""
-    with asyncio.Runner() as runner:
-        practised = practice(config, lag=0, ranks=ranks, runner=runner)
-        practised.setup.sampler.load(practised.snapshots[-1], practised.learner.progress.policy_version)
-        return held_out(practised.setup, num_tasks=num_held_out(config))
-
-
 def warm_start(config: Config, *, ranks: Ranks) -> Path:
     """The folder of the initial model of the runs of one seed. The first call makes it and imitates the expert."""
     run_dir = RunDir(config.run.root, config.run.name)

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from slipstream.actors.engine.engine import Completion, Restriction, Sampler
 from slipstream.common.records.trajectory import Sampling, VersionSpan
-from slipstream.tools.lab.fleets.slots import Reading, choose, empty_slots, slot_attention
+from slipstream.tools.lab.study.slots import Reading, choose, empty_slots, slot_attention
 
 SLOT_ATTENTION = "slipstream_slots"
 

@@ -1,51 +1,33 @@
-"""`make study-goodput`: how much time and how many episodes the quickstart needs to reach a held-out success.
+"""How much time and how many episodes each arm of the bench of peers needs to reach a held-out success.
 
-A cell is one whole run, `slipstream up`, of an arm (a mode or an objective) and a seed; cells run one after another.
-Its clock starts with reinforcement learning, after the warm start. Every result is a file; a cell with a result is not
-run again.
+The clock of a run starts with reinforcement learning, after the warm start.
 """
 
-import argparse
 import json
-import os
-import resource
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
-from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.lead.tally import load_tally
-from slipstream.tools.lab.bench.benchmark import describe_machine, today
-from slipstream.tools.lab.study.page import markdown, with_table
+from slipstream.tools.lab.study.page import markdown
 
 TASK = "conf/quickstart.yaml"
 GOALS = (0.8, 0.88)
 SHARED = ("eval.every=20", "eval.num_tasks=200")
 SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0")
-AT_ONE = ("sampling.temperature=1",)
-DROPPING = (*AT_ONE, "replay.drop_zero_variance=true", "learner.steps=200")  # the quickstart until 2026-11-27
-GRPO = (*DROPPING, "objective.advantage=group_standardised")
-ARMS: dict[str, tuple[str, ...]] = {
+DROPPING = (  # the quickstart until 2026-11-27
+    "sampling.temperature=1",
+    "replay.drop_zero_variance=true",
+    "learner.steps=200",
+)
+OURS: dict[str, tuple[str, ...]] = {  # the arms that are runs of ours, with their settings
     "default": (),
     "synchronous": SYNCHRONOUS,
-    "kept": AT_ONE,
     "dropping": DROPPING,
-    "dropping large": (*DROPPING, "replay.group_size=16", "replay.groups_per_step=4"),
-    "dropping repeats": (*DROPPING, "env.repeat=0.75"),
-    "dropping reused": (*DROPPING, "replay.max_uses=2"),
-    "grpo": GRPO,
-    "grpo repeats": (*GRPO, "env.repeat=0.75"),
-    "grpo screened": (*GRPO, "replay.screen_size=4"),
-    "grpo large screened": (*GRPO, "replay.group_size=16", "replay.groups_per_step=4", "replay.screen_size=4"),
-    "grpo small": (*GRPO, "replay.group_size=4", "replay.groups_per_step=12"),
-    "ppo": (*DROPPING, "conf/objective/ppo.yaml"),
-    "shrunk": (*DROPPING, "conf/objective/shrunk.yaml"),
 }
 SEEDS = (0, 1, 2)
 SUCCESS = "eval/success_sampled"
@@ -142,58 +124,3 @@ def spread_over_seeds(values: Sequence[float | None], form: str) -> str:
     known = [value for value in values if value is not None]
     each = ", ".join("never" if value is None else form.format(value) for value in values)
     return f"**{form.format(statistics.fmean(known))}** ({each})" if known else f"({each})"
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run the cells that have no result, seed after seed, and write the page from all results."""
-    parser = argparse.ArgumentParser(prog="study_goodput", description=__doc__)
-    parser.add_argument("settings", nargs="*", help="a.b=c for every cell")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--folder", type=Path, default=Path("build/study_goodput"), help="where results are written")
-    parser.add_argument("--docs", type=Path, default=Path("docs/studies"), help="where the page is written")
-    options = parser.parse_intermixed_args(arguments)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    load_before, results = os.getloadavg()[0], list[Result]()
-    for seed in options.seeds:
-        for arm in options.arms:
-            results.append(_result(arm, seed, folder=options.folder, settings=options.settings))
-            print(f"{arm}, seed {seed}: {results[-1].points[-1]}", flush=True)
-    machine = describe_machine(gpu="", versions={}, load_before=load_before)
-    command = " ".join(["python -m slipstream.tools.lab.study.goodput", *arguments])
-    raw = {"command": command, "date": today(), "machine": machine, "results": results}
-    write_whole(options.docs / "goodput.json", json.dumps(msgspec.to_builtins(raw), indent=1) + "\n")
-    page = options.docs / "goodput.md"
-    write_whole(page, with_table(page.read_text(), f"{table(results, options.arms)}\n`{command}`, {today()}.\n"))
-
-
-def _result(arm: str, seed: int, *, folder: Path, settings: Sequence[str]) -> Result:
-    name = f"{arm.replace(' ', '_')}-seed{seed}"
-    path = folder / f"{name}.json"
-    if path.exists():
-        return msgspec.json.decode(path.read_bytes(), type=Result)
-    run = ("run.name=" + name, f"run.root={folder}", f"run.seed={seed}")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with (folder / f"{name}.log").open("wb") as log:
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "slipstream.tools.cli.cli",
-            "up",
-            TASK,
-            *ARMS[arm],
-            *SHARED,
-            *settings,
-            *run,
-        ]
-        subprocess.run(command, stdout=log, stderr=log, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    result = Result.of(RunDir(folder, name), arm=arm, seed=seed, cpu_seconds=used)
-    write_whole(path, msgspec.json.encode(result).decode())
-    return result
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,12 +1,10 @@
-"""The study of goodput reads a run's metrics: when a success was reached, and what the run had used by then."""
+"""The bench of peers reads a run's metrics: when a success was reached, and what the run had used by then."""
 
 from typing import Any
 
 import pytest
 
-from slipstream.tools.lab.study.goodput import Point, Result, point_at, table
-from slipstream.tools.lab.study.rising import mean_curve, pooled, rising
-from slipstream.tools.lab.study.rising import table as table_of_both
+from slipstream.tools.lab.peers.results import Point, Result, point_at, table
 
 
 def point(step: int, success: float) -> Point:
@@ -44,16 +42,3 @@ def test_the_table_names_the_seeds_that_never_reached_a_goal() -> None:
     text = table([result(0.4, 0.84), result(0.4, 0.6, seed=1)], ["default", "shrunk"])
     assert "| default | **18 s** (18 s, never) | **1,818** (1,818, never) | (never, never) |" in text
     assert "**72%** (84%, 60%)" in text and "**1.25**" in text and "**50 ms**" in text and "shrunk" not in text
-
-
-def test_pooled_evaluations_never_fall_and_a_lucky_one_reaches_nothing() -> None:
-    assert rising([5, 7, 6, 9]) == [5, 6.5, 6.5, 9]
-    assert rising([4, 3, 2, 8]) == [3, 3, 3, 8]
-    lucky = result(0.4, 0.9, 0.5, 0.7, 0.9)
-    first, later = lucky.reached(0.8), pooled(lucky).reached(0.8)
-    assert first is not None and first.step == 16
-    assert later is not None and later.step == 70
-    found = table_of_both([lucky], 0.8)
-    assert "| default | **16,000** (16,000) | **70,000** (70,000) |" in found
-    both = [result(0.4, 0.6, 0.8, 0.8), result(0.4, 0.8, 1.0)]  # 0.5 and 0.6 after 10,000 tokens
-    assert [point.success for point in mean_curve(both).points] == pytest.approx([0.4, 0.55, 0.7, 0.8])

@@ -1,7 +1,7 @@
 """An actor process whose engine is scripted.
 
-`python -m slipstream.tools.lab.fleets.scripted_actor NAME [section.key=value ...]`. Everything but the engine is that
-of `python -m slipstream.actors`. Tokens are random, and their number depends on the seed alone.
+`python -m slipstream.tools.lab.gpu_check.scripted_actor NAME [section.key=value ...]`. Everything but the engine is
+that of `python -m slipstream.actors`. Tokens are random, and their number depends on the seed alone.
 """
 
 import os
@@ -12,17 +12,9 @@ from slipstream.actors.__main__ import main
 from slipstream.common.config.config import Config
 from slipstream.common.text.codec import end_tokens
 from slipstream.common.text.tokenizer import load_tokenizer
-from slipstream.envhub.rewards.episode import Episode
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 
 SCHEDULE = Schedule(prefill_s=0.05, token_time_s=0.03)
-
-ONE_IN = 12  # episodes succeeds
-
-
-def luck(episode: Episode) -> float:
-    """1 for one episode in `ONE_IN`, by its tokens: half of the groups of 8 then have no success, and are dropped."""
-    return float(sum(episode.completion_ids) % ONE_IN == 0)
 
 
 def start_scripted(name: str, *, run: Config, mine: Config, model_path: str) -> ScriptedEngine:

@@ -1,1 +1,0 @@
-"""What fleets of actors do, in simulated and in real time."""
