@@ -8,8 +8,8 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs pictures image-root
-.PHONY: bench-actors bench-agents bench-data bench-envs bench-fleet bench-learner bench-peers bench-prefixes
-.PHONY: bench-replay bench-rewards bench-see bench-weights bench-weights-size families gpu-check judge-check soak chaos drill study-lag
+.PHONY: bench-actors bench-fleet bench-learner bench-peers bench-replay bench-weights families gpu-check judge-check
+.PHONY: soak chaos drill study-lag
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-python test-spot
 
 setup: $(STAMP)
@@ -123,16 +123,8 @@ bench-actors: setup
 bench-learner: setup
 	$(BIN)/python -m slipstream.tools.lab.bench.learner
 
-bench-prefixes: setup
-	$(BIN)/python -m slipstream.tools.lab.bench.prefixes
-
 bench-weights: setup
 	$(BIN)/python -m slipstream.tools.lab.bench.weights
-
-# Publish and refresh of large weights on the host; SIZES in GB, seven times as much memory is needed.
-SIZES := 1
-bench-weights-size: setup
-	$(BIN)/python -m slipstream.tools.lab.bench.weights_size $(SIZES)
 
 bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)
@@ -141,14 +133,6 @@ bench-replay: setup
 # A learner and up to 10,000 simulated actors on one Redis server, and on four.
 bench-fleet: setup
 	$(BIN)/python -m slipstream.tools.lab.bench.fleet
-
-# Measure 64 agents on the endpoint beside the built-in loop.
-bench-agents: setup
-	$(BIN)/python -m slipstream.tools.lab.bench.agents
-
-# Measure steps per second with 64 concurrent episodes of each environment.
-bench-envs: setup
-	$(BIN)/python -m slipstream.tools.lab.bench.envs
 
 # Check the learner on this machine's GPU, in at most nine minutes; without `make setup`: PYTHON=python3 make gpu-check
 GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
@@ -160,10 +144,6 @@ gpu-check:
 families: setup
 	$(BIN)/python -m slipstream.tools.lab.families --write
 
-# Measure `slipstream data` on as many rows as AgentInstruct and Agent-FLAN have, made at random.
-bench-data: setup
-	$(BIN)/python -m slipstream.tools.lab.bench.data
-
 # Check judges, and the teacher behind a URL, against vLLM with a tiny model: some minutes on two cores.
 judge-check: setup build/judge-check/.installed
 	PYTHONPATH=build/judge-check $(BIN)/python -m slipstream.tools.lab.docs.judge_check
@@ -171,14 +151,6 @@ judge-check: setup build/judge-check/.installed
 build/judge-check/.installed: requirements/judge-check.txt
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps --target build/judge-check -r requirements/judge-check.txt
 	touch $@
-
-# Measure a served reward model with 64 requests at a time, beside one at a time and beside the model in the process.
-bench-rewards: setup
-	$(BIN)/python -m slipstream.tools.lab.bench.rewards
-
-# What it costs to watch an hour of 300 actors: TensorBoard's files and page, `top`, the learner's record.
-bench-see: setup setup-browser
-	$(BIN)/python -m slipstream.tools.lab.bench.see
 
 # From random weights to an agent: SFT on expert episodes, RL, best of n, RL. Ten minutes on two cores.
 road: setup

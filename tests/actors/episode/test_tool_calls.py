@@ -17,12 +17,11 @@ from slipstream.common.records.valid_text import valid_text
 from slipstream.common.text.action_format import ToolCalls
 from slipstream.envhub.catalogue import make_any_env
 from slipstream.envhub.shop.shop import ShopEnv
-from slipstream.tools.lab.bench import agents as bench
-from slipstream.tools.lab.bench.tiny_caller import CLOSING, OPENING, add_calls
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import tiny_tokenizer
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids, rollout_of
+from tests.actors.tiny_caller import CLOSING, OPENING, add_calls
 from tests.actors.tool_parsing import HERMES, LOOK, QWEN_XML, Parsing, parsing
 from tests.adapters.agents import shop_openai
 from tests.common.text.small_tokenizer import merging_tokenizer
@@ -433,7 +432,7 @@ def test_every_garbage_is_answered() -> None:
             assert answer.tool_calls or answer.content == valid_text(text) or not text.strip()
 
 
-# --- Tiny models that call a tool, for the benchmark.
+# --- A tiny model that calls a tool.
 
 
 def test_an_agent_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,31 +452,3 @@ def test_an_agent_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.MonkeyPat
     )
     assert trajectory.success and len(trajectory.turns) > 2 and trajectory.branch_starts == [0]
     assert all(turn.valid_action for turn in trajectory.turns)
-
-
-def test_the_agents_of_the_benchmark_play_the_episodes_of_the_built_in_loop() -> None:
-    script = asyncio.run(bench._script(bench._tokenizer(), 2, [3]))
-
-    async def tokens(one: bench.Play) -> list[bytes]:
-        return [(await one(episode, script, script.engine(bench.AT_ONCE))).tokens for episode in script.episodes]
-
-    with bench.served_apart():
-        apart = asyncio.run(tokens(bench.as_agent_apart))
-    assert asyncio.run(tokens(bench.as_agent)) == asyncio.run(tokens(bench.built_in)) == apart
-
-
-def test_the_benchmark_counts_episodes_that_begin_after_the_first_and_play_beside_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bench, "NUM_EPISODES", 2)
-    monkeypatch.setattr(bench, "SCHEDULE", Schedule(token_time_s=0.001))
-    script = asyncio.run(bench._script(bench._tokenizer(), 5, [3]))
-    begun = list[int]()
-
-    async def counted(episode: bench.Episode, *parts: Any) -> Trajectory:
-        begun.append(episode.attempt.group_id)
-        return await bench.built_in(episode, *parts)
-
-    measured = asyncio.run(bench.steady(counted, script))
-    assert measured.episode_s > 0.001 * min(len(answer) for answer in script.answers.values())
-    assert begun[:6] == [0, 1, 2, 3, 4, 0]  # the last that counts does not play alone

@@ -14,8 +14,8 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.data.fit_rows import read_samples
 from slipstream.tools.data.near_duplicates import NearDuplicates
 from slipstream.tools.data.row_sieve import repetition
-from slipstream.tools.lab.bench.data import published_rows
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
+from tests.tools.data.published_rows import published_rows
 
 Row = dict[str, Any]
 

@@ -17,10 +17,10 @@ import yaml
 import slipstream.tools.data.data
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.data_files import DataFiles, Progress
-from slipstream.tools.lab.bench.data import published_rows
 from tests.actors.scripted_judge import Reply, ScriptedJudge, completion
 from tests.full_disk import largest_file
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
+from tests.tools.data.published_rows import published_rows
 from tests.tools.data.test_data import read, talk, written
 from tests.tools.data.test_judge_rows import RUBRIC
 

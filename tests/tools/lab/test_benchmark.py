@@ -78,7 +78,6 @@ GOALS = {
         "ratio >= 1",
         "ratio <= 2",
     ],
-    "see": ["value <= 300", "value <= 0.01", "value <= 0.01", "value <= 0.05", "value <= 3"],
 }
 
 
