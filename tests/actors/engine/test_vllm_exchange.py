@@ -50,6 +50,7 @@ def tensor_parallel_policies(tmp_path: Path) -> Policies:
 def exchanging(policies: Policies, settings: Settings, *, tensor_parallel: int = 1) -> Iterator[VllmEngine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_engine, "ENGINE_MODULE", MODULE)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # where its workers find MODULE, in spite of -P
         patch.setenv(SETTINGS, msgspec.json.encode(settings).decode())
         engine = started(policies, kv_policy="recompute", tensor_parallel=tensor_parallel)
     yield engine
