@@ -161,7 +161,7 @@ def test_a_part_that_could_not_be_trained_with_is_refused(setting: str, complain
         ),
         (
             ["surrogate=wrong:capped", "mask_high=4", "clip_high=0.5"],
-            "no effect with objective.surrogate tests.wrong",
+            "no effect with objective.surrogate tests.whole.wrong",
             "leave it out",
         ),
         (
