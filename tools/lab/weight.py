@@ -10,9 +10,7 @@ from slipstream.common.config.config import Config
 from slipstream.tools.cli.verbs import VERBS
 
 ROOMS = ("common", "envhub", "replay", "actors", "learner", "tools")
-LAB = tuple(
-    f"tools/{folder}/" for folder in ("lab", "bench", "study", "peers", "gpu_check", "families", "soak", "drill")
-)
+LAB = "tools/lab/"
 IDEA = (
     "slipstream.common.records.trajectory",
     "slipstream.actors.episode.rollout",
@@ -42,7 +40,7 @@ def main() -> int:
     num_files, num_lines = imported(*IDEA)
     names = Counter(file.name for file in product if file.parts[0] in ROOMS and file.suffix == ".py")
     names.pop("__init__.py", None)
-    folders = Counter(file.parent for file in files if file.suffix == ".py")
+    folders = Counter(file.parent for file in files if file.suffix == ".py" and file.name != "__init__.py")
     largest, size = folders.most_common(1)[0]
     rows: list[tuple[str, int | str, int | str]] = [
         ("product, lines", _num_lines(texts, product), 66_000),
