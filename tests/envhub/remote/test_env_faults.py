@@ -38,7 +38,6 @@ async def pid_of(env: Env) -> int:
         ("exit", EnvError, "SystemExit: 3"),
         ("refuse", ValueError, "no such thing"),
         ("garbage", EnvError, "answered a dict, not an Observation"),
-        ("surrogate", EnvError, "its answer cannot be encoded"),
         ("flood", EnvError, "the limit is 8388608"),
         ("dawdle", EnvError, "no answer within 4 s"),
     ],
