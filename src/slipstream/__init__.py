@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from slipstream.learner.objective.correction import Correction
     from slipstream.learner.objective.ratio import ratio
     from slipstream.learner.objective.surrogate import Surrogate
+    from slipstream.learner.step.loss import LossTokens, policy_loss
 
 __all__ = [
     "Config",
@@ -26,6 +27,7 @@ __all__ = [
     "Env",
     "EnvError",
     "Episode",
+    "LossTokens",
     "Message",
     "Observation",
     "ParsedAction",
@@ -36,6 +38,7 @@ __all__ = [
     "Turn",
     "load_config",
     "make_env",
+    "policy_loss",
     "ratio",
 ]
 
@@ -45,6 +48,7 @@ _PLACES = {
     "Env": "slipstream.envhub.env",
     "EnvError": "slipstream.envhub.env",
     "Episode": "slipstream.envhub.rewards.episode",
+    "LossTokens": "slipstream.learner.step.loss",
     "Message": "slipstream.common.records.message",
     "Observation": "slipstream.envhub.env",
     "ParsedAction": "slipstream.common.text.action_format",
@@ -55,6 +59,7 @@ _PLACES = {
     "Turn": "slipstream.common.records.trajectory",
     "load_config": "slipstream.common.config.config",
     "make_env": "slipstream.envhub.catalogue",
+    "policy_loss": "slipstream.learner.step.loss",
     "ratio": "slipstream.learner.objective.ratio",
 }
 
