@@ -3,15 +3,12 @@
     python -m slipstream.learner.loop FILE.yaml model.path=FOLDER [SETTING=VALUE ...]
 
 One process on CPUs, in which no policy is ever old and nothing outlives a crash. `slipstream up` is the same loop,
-asynchronous and durable: actors play without pause, a buffer in Redis counts every trajectory exactly once, and the
-objective corrects for the age of the policy that sampled a token. With `replay.target_lag=0` it has the same losses, to
-the last bit (tests/whole/test_loop_to_read.py). Where the system does what is done here:
+asynchronous and durable, and with `replay.target_lag=0` it has the same losses, to the last bit. There
 
-    Engine   actors/engine, actors/weights; learner/publisher
-    play     actors/episode, actors/group
-    compared learner/credit
-    step     learner/batch, learner/objective, learner/step
-    train    learner/learn.py with learner/supply; actors/host/act.py; replay between them
+    Engine      is actors/engine, which gets its weights from learner/publisher through actors/weights
+    play        is actors/episode, for all members of a group actors/group
+    compared    is learner/credit, and `Policy` learner/model, batch, objective and step
+    train       is learner/learn.py and actors/host/act.py, with the buffer of replay/ between them
 """
 
 import asyncio
@@ -19,8 +16,8 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass, field, fields
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +30,21 @@ os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR"
 os.environ.update(VLLM_CPU_OMP_THREADS_BIND="nobind", OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
 from vllm import EngineArgs, SamplingParams
 from vllm.outputs import CompletionOutput
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from slipstream import Config, LossTokens, Message, Task, load_config, make_env, policy_loss
+from slipstream import Config, LossTokens, Task, load_config, make_env, policy_loss
 from slipstream.actors.engine import reload, vllm_start
-from slipstream.common.text import action_format, chat, tokenizer
+from slipstream.common.text import chat, tokenizer
 from slipstream.learner.batch.pack import TokenSequence, micro_batches, numbered
 from slipstream.learner.model import context_attention, kernel, optimizer, packed_model
 
-# What this loop is written for; the system has the rest.
-WRITTEN_FOR = {
-    "objective.advantage": "group_standardised",
-    "objective.allocation": "last_token",
-    "objective.critic": "none",
-    "objective.kl_coefficient": 0.0,
-    "objective.normalisation": "tokens",
-    "replay.drop_zero_variance": False,
-    "sampling.top_p": 1.0,
-    "sampling.top_k": 0,
-    "warm_start.episodes": 0,
+READ = {  # of the sections that decide what is trained; their other settings must have the defaults
+    "model": ("path", "tiny", "max_tokens", "template_arguments"),
+    "env": ("name", "options", "max_turns", "num_train_tasks"),
+    "sampling": ("temperature", "max_turn_tokens"),
+    "replay": ("groups_per_step", "group_size", "drop_zero_variance", "target_lag", "max_lag", "lease_ttl_s"),
+    "objective": ("surrogate", "clip_low", "clip_high"),
+    "warm_start": (),
 }
 
 
@@ -61,37 +53,34 @@ class Attempt:
     """One attempt at a task. Element i of each list belongs to token i of its whole conversation."""
 
     tokens: list[int] = field(default_factory=list)
-    sampled: list[bool] = field(
-        default_factory=list
-    )  # by the policy; the others are the chat template's and the task's
-    logprobs: list[float] = field(default_factory=list)  # by the policy that sampled them; 0 for the others
+    sampled: list[bool] = field(default_factory=list)  # by the policy; others are of the task and the chat template
+    logprobs: list[float] = field(default_factory=list)  # by the policy that sampled it; 0 of others
     rewards: list[float] = field(default_factory=list)  # one a turn
 
-    def add(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+    def add(self, tokens: Sequence[int], logprobs: Sequence[float] = ()) -> None:
         """Add tokens, with their log-probabilities if the policy sampled them."""
         self.tokens += tokens
-        self.sampled += [logprobs is not None] * len(tokens)
-        self.logprobs += [0.0] * len(tokens) if logprobs is None else logprobs
+        self.sampled += [bool(logprobs)] * len(tokens)
+        self.logprobs += logprobs or [0.0] * len(tokens)
 
 
 class Engine:
-    """vLLM in this process: many requests at a time, each with the log-probability of every token."""
+    """vLLM in this process: computes many requests at a time, and says how likely each token was."""
 
     def __init__(self, config: Config) -> None:
-        self._config, self._waiting, self._num_requests = config, dict[str, asyncio.Future[CompletionOutput]](), 0
+        self._config, self._waiting = config, dict[str, asyncio.Future[CompletionOutput]]()
+        self.tokenizer = tokenizer.load_tokenizer(config.model.path, config.model.template_arguments)
         self._stop = vllm_start.stop_token_ids(config.model.path)
-        self._llm = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=config.model.path,
-                dtype="float32",
-                max_model_len=config.model.max_tokens,
-                skip_tokenizer_init=True,
-                generation_config="vllm",
-                logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
-                kv_cache_memory_bytes=config.actors.kv_cache_bytes or vllm_start.CPU_KV_CACHE_BYTES,
-                **vllm_start.CPU_OPTIONS,
-            )
+        arguments = EngineArgs(
+            model=config.model.path,
+            dtype="float32",
+            max_model_len=config.model.max_tokens,
+            generation_config="vllm",
+            logprobs_mode="processed_logprobs",  # of the distribution that is sampled from
+            kv_cache_memory_bytes=config.actors.kv_cache_bytes or vllm_start.CPU_KV_CACHE_BYTES,
+            **vllm_start.CPU_OPTIONS,
         )
+        self._llm = LLMEngine.from_engine_args(arguments)
 
     async def sample(self, prompt: Sequence[int], *, seed: int) -> CompletionOutput:
         """What the policy writes after `prompt`, up to an end-of-turn token."""
@@ -104,70 +93,50 @@ class Engine:
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._num_requests += 1
-        self._llm.add_request(str(self._num_requests), {"type": "token", "prompt_token_ids": list(prompt)}, params)
-        self._waiting[str(self._num_requests)] = asyncio.get_running_loop().create_future()
-        return await self._waiting[str(self._num_requests)]
+        ended: asyncio.Future[CompletionOutput] = asyncio.get_running_loop().create_future()
+        self._waiting[str(id(ended))] = ended
+        self._llm.add_request(str(id(ended)), {"type": "token", "prompt_token_ids": list(prompt)}, params)
+        return await ended
 
     def step(self) -> None:
         """Compute the next token of every request; those that have ended continue with the result."""
         for output in self._llm.step():
-            self._waiting.pop(output.request_id).set_result(output.outputs[0])
+            if output.finished:
+                self._waiting.pop(output.request_id).set_result(output.outputs[0])
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Sample with `weights` from now on."""
-        self._llm.collective_rpc(_load, args=(weights,))
+
+        def switch(worker: Any) -> None:
+            reload.loaded_on_cpu(worker.get_model(), dict(weights), worker.model_config).switch()
+
+        self._llm.collective_rpc(switch)
         self._llm.reset_prefix_cache()
 
 
-def _load(worker: Any, weights: Mapping[str, Tensor]) -> None:
-    reload.loaded_on_cpu(worker.get_model(), dict(weights), worker.model_config).switch()
-
-
-async def play(engine: Engine, config: Config, task: Task, *, group: int, member: int) -> Attempt:
+async def play(engine: Engine, config: Config, group: int, member: int) -> Attempt:
     """Play one attempt: what the policy writes is an action, and the environment's answer the next prompt."""
-    attempt, form = Attempt(), action_format.format_of(config.env)
-    conversation = chat.Chat(
-        tokenizer.load_tokenizer(config.model.path, config.model.template_arguments),
-        rules=chat.ChatRules.of(config.model),
-    )
+    attempt, conversation = Attempt(), chat.Chat(engine.tokenizer)
     env = make_env(config.env.name, config.env.options)
-    observation = await env.reset(task)
-    attempt.add(conversation.open(_with(form.instructions, tuple(observation.messages))))
+    observation = await env.reset(task_of(group, config))
+    attempt.add(conversation.open(tuple(observation.messages)))
     while len(attempt.rewards) < config.env.max_turns and len(attempt.tokens) < config.model.max_tokens:
-        seed = _seed(config.run.seed, group, member, 0, len(attempt.rewards))
+        place = (config.run.seed, group, member, 0, len(attempt.rewards))  # a seed of its own for every turn
+        seed = reduce(lambda mixed, number: (mixed * 1_000_003 + number + 1) % (1 << 62), place)
         written = await engine.sample(attempt.tokens, seed=seed)
         attempt.add(written.token_ids, written.logprobs.logprobs)
         conversation.reply(list(written.token_ids))
-        observation = await env.step(form.parse(conversation.answer).text)
+        observation = await env.step(conversation.answer.strip())
         attempt.rewards.append(math.fsum(observation.rewards.values()))
         if observation.done:
             break
-        extension = conversation.extend(tuple(observation.messages))
-        if extension.new_branch:
-            raise ValueError("the chat template rewrites what was said before; `slipstream up` trains such models")
-        attempt.add(extension.tokens)
+        prompt = conversation.extend(tuple(observation.messages))
+        if prompt.new_branch:
+            raise ValueError("the chat template rewrites earlier messages; only `slipstream up` trains such models")
+        attempt.add(prompt.tokens)
     await env.close()
     return attempt
-
-
-def _with(instructions: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The first messages, with how to write an action in the system message."""
-    if not instructions:
-        return messages
-    if messages[0].role == "system":
-        return (Message("system", f"{messages[0].content}\n{instructions}"), *messages[1:])
-    return (Message("system", instructions), *messages)
-
-
-def _seed(*numbers: int) -> int:
-    """A seed for each turn of each attempt of each group, so that the same weights always write the same."""
-    mixed = numbers[0]
-    for number in numbers[1:]:
-        mixed = (mixed * 1_000_003 + number + 1) % (1 << 62)
-    return mixed
 
 
 def task_of(group: int, config: Config) -> Task:
@@ -179,15 +148,9 @@ def task_of(group: int, config: Config) -> Task:
 
 async def play_groups(engine: Engine, config: Config, groups: range) -> list[list[Attempt]]:
     """Play every attempt of `groups` at the same time."""
-    members = range(config.replay.group_size)
-    players = [
-        [
-            asyncio.create_task(play(engine, config, task_of(group, config), group=group, member=each))
-            for each in members
-        ]
-        for group in groups
-    ]
-    while not all(player.done() for player in chain.from_iterable(players)):
+    numbers = [[(group, member) for member in range(config.replay.group_size)] for group in groups]
+    players = [[asyncio.create_task(play(engine, config, *number)) for number in group] for group in numbers]
+    while not all(player.done() for group in players for player in group):
         await asyncio.sleep(0)  # each player goes on to its next request
         engine.step()
     return [[player.result() for player in group] for group in players]
@@ -223,22 +186,20 @@ class Policy:
     """The model that is trained, and its optimizer."""
 
     def __init__(self, config: Config) -> None:
+        self._config, folder = config, Path(config.model.path)
         AttentionInterface.register(kernel.PACKED_ATTENTION, context_attention.attention)
-        causal_lm = AutoModelForCausalLM.from_pretrained(
-            config.model.path, dtype=torch.float32, attn_implementation=kernel.PACKED_ATTENTION
-        )
-        settings = packed_model.ModelSettings.of(config)
-        self._config = config
-        self.model = packed_model.PackedModel(causal_lm, folder=Path(config.model.path), settings=settings).eval()
-        self.model.shares_prefixes = True
-        self._optimizer = optimizer.make_optimizer(causal_lm, config=config.optim)
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=kernel.PACKED_ATTENTION).float()
+        self.model = packed_model.PackedModel(
+            model, folder=folder, settings=packed_model.ModelSettings.of(config)
+        ).eval()
+        self.model.shares_prefixes = True  # siblings have one prompt, which is computed once
+        self._optimizer = optimizer.make_optimizer(model, config=config.optim)
         self._schedule = optimizer.make_schedule(self._optimizer, config=config.optim, num_steps=config.learner.steps)
 
     def step(self, batch: Sequence[TokenSequence]) -> float:
-        """Make one step on `batch`, with a mean over its sampled tokens as the loss; return the loss."""
+        """Make one step; return its loss, a mean over the sampled tokens of the batch."""
         num_tokens = sum(int(sequence.loss_mask.sum()) for sequence in batch)
-        losses = list[Tensor]()
-        room = self._config.learner.micro_batch_tokens
+        room, losses = self._config.learner.micro_batch_tokens, list[Tensor]()
         for packed in micro_batches(batch, max_tokens=room, num_ranks=1, rank=0, share_prefixes=True):
             current = self.model(packed)
             tokens = LossTokens(
@@ -246,11 +207,11 @@ class Policy:
                 behaviour_logprobs=packed.behaviour_logprobs[packed.loss_positions],
                 advantages=packed.advantages[packed.loss_positions],
                 entropies=current.entropies,
-                lags=packed.loss_lags,
+                lags=packed.loss_lags,  # 0: no token is of an older policy
                 sequences=packed.loss_sequences,
             )
             loss_sum = policy_loss(tokens, objective=self._config.objective).loss_sum
-            (loss_sum * (1 / num_tokens)).backward()
+            torch.autograd.backward(loss_sum * (1 / num_tokens))
             losses.append(loss_sum.detach())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.optim.max_grad_norm)
         self._optimizer.step()
@@ -259,26 +220,30 @@ class Policy:
         return float(torch.stack(losses).sum()) / num_tokens
 
 
-def train(config: Config) -> Iterator[float]:
-    """Make `learner.steps` steps, and yield the loss of each."""
+def train(config: Config) -> Iterator[tuple[float, float]]:
+    """Make `learner.steps` steps; yield the loss of each, and the mean return of its attempts."""
     torch.manual_seed(config.run.seed)
     engine, policy, num_groups = Engine(config), Policy(config), config.replay.groups_per_step
     for step in range(config.learner.steps):
         groups = range(step * num_groups, (step + 1) * num_groups)
         played = asyncio.run(play_groups(engine, config, groups))
-        yield policy.step(batch_of(played))
+        returns = [sum(attempt.rewards) for group in played for attempt in group]
+        yield policy.step(batch_of(played)), sum(returns) / len(returns)
         engine.load(dict(policy.model.causal_lm.named_parameters()))
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the loss of each step."""
-    config = load_config(arguments[0], list(arguments[1:]))
-    for key, wanted in WRITTEN_FOR.items():
-        section, _, name = key.partition(".")
-        if (found := getattr(getattr(config, section), name)) != wanted:
-            raise SystemExit(f"{key} must be {wanted} here, got {found}; `slipstream up` has the rest")
-    for step, loss in enumerate(train(config), start=1):
-        print(f"step {step}: loss {loss!r}", flush=True)
+    """Train by a configuration file and settings, and print each step."""
+    config, usual = load_config(arguments[0], list(arguments[1:])), Config()
+    for section, read in READ.items():
+        for item in fields(getattr(usual, section)):
+            mine, default = (getattr(getattr(each, section), item.name) for each in (config, usual))
+            if item.name not in read and mine != default:
+                raise SystemExit(f"this loop has no {section}.{item.name}; leave it out, or use `slipstream up`")
+    if config.replay.drop_zero_variance or not config.model.path:
+        raise SystemExit("this loop needs model.path=FOLDER, and replay.drop_zero_variance=false: it trains all groups")
+    for step, (loss, mean_return) in enumerate(train(config), start=1):
+        print(f"step {step}: return {mean_return:.4g}, loss {loss!r}", flush=True)
 
 
 if __name__ == "__main__":
