@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-fleet bench-learner bench-peers bench-replay bench-weights families gpu-check judge-check
 .PHONY: soak chaos drill study-lag
-.PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-python test-spot
+.PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-long test-python test-spot
 
 setup: $(STAMP)
 
@@ -49,6 +49,13 @@ model: setup
 test: setup check
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder || \
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
+
+# The long tests, which `make test` leaves out; and all of the laboratory's.
+test-long: setup
+	$(BIN)/pytest -m long
+
+test-lab: setup
+	$(BIN)/pytest -m "long or not long" tests/tools/lab
 
 # Test what needs no vLLM on another Python, torch and transformers; the defaults are the newest end of the range.
 # It downloads 3 GB and takes 6 GB of disk and half an hour on two cores, which is too much for CI. The oldest end:

@@ -85,7 +85,8 @@ def test_verbs_that_only_look_or_supervise_import_without_torch() -> None:
 
 
 def test_the_learner_imports_without_vllm_and_the_actors_too_but_for_their_engine_process() -> None:
-    learner = [name for name in modules_of("learner") if name != "slipstream.learner.publisher.serve"]
+    apart = ("slipstream.learner.publisher.serve", "slipstream.learner.loop")  # the latter samples in its own process
+    learner = [name for name in modules_of("learner") if name not in apart]
     actors = [name for name in modules_of("actors") if name not in ENGINE_FILES]
     import_without("vllm", [*learner, *actors])
 

@@ -45,6 +45,7 @@ def cpu_s(work: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
+@pytest.mark.long
 def test_a_whole_step_takes_little_more_cpu_than_the_bare_model_on_full_rows(pair: ModelPair) -> None:
     """A gate against becoming slower, on whatever machine this is: the least of some repeats on both sides."""
     batch = a_batch(QUICKSTART, LONG_TAIL)[:16]

@@ -50,6 +50,7 @@ def encode_all() -> None:
         encode_trajectory(TRAJECTORY)
 
 
+@pytest.mark.long
 def test_insert_and_claim_take_little_more_cpu_than_the_bare_socket_and_the_codec(
     redis_server: Server, redis_client: redis.Redis
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_stream_of_pickles_holds_what_pipelinerl_puts_into_it_and_gives_it_bac
     redis_client.delete(stream.STREAM)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_servers", [1, 2])
 def test_a_fleet_is_measured_with_its_learner(num_servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_fleet, "MEASURED_S", 3.0)

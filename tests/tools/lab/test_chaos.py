@@ -68,6 +68,7 @@ def test_a_report_counts_what_fired_and_how_long_it_took_to_recover(tmp_path: Pa
     assert json.loads((tmp_path / "build" / "chaos.json").read_text()) == facts
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_live_processes_outlive_faults_of_each_kind(tmp_path: Path) -> None:
     faults = [

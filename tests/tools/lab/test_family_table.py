@@ -23,9 +23,11 @@ ALIKE = [
     for family, row in ROWS.items()
     if not LEFT_OUT.search(family) and all(NUMBER.fullmatch(row[column]) for column in COLUMNS[1:])
 ]
+IN_CI = {"qwen3", "qwen3_moe", "falcon_h1", "gpt_oss"}  # one of each kind
+EACH = [pytest.param(family, marks=[] if family in IN_CI else pytest.mark.long) for family in ALIKE]
 
 
-@pytest.mark.parametrize("family", ALIKE)
+@pytest.mark.parametrize("family", EACH)
 def test_a_family_is_computed_as_the_table_says(family: str, tmp_path: Path, ranks: Ranks) -> None:
     cells = measure(FAMILIES[family], tmp_path, ranks=ranks)
     assert cells.pop("load") == "yes"

@@ -52,6 +52,7 @@ def test_an_episode_has_the_tokens_and_the_rewards_of_the_actors(prepared: tuple
         assert episode.success == trajectory.success
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arm", ["by hand", "by hand dropping"])
 def test_the_loop_by_hand_makes_its_steps_and_the_page_is_written(arm: str, tmp_path: Path) -> None:
     docs = tmp_path / "docs"

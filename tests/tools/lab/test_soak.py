@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from slipstream.tools.lab.soak.soak import Soak, rows_of
 
 SECONDS = float(os.environ.get("SLIPSTREAM_SOAK_S", "45"))
@@ -10,6 +12,7 @@ MEAN_S = 3.0
 MAX_GROWTH = 1.5  # generous: a minute shows only what leaks fast
 
 
+@pytest.mark.long
 def test_random_kills_lose_nothing_count_nothing_twice_and_leave_nothing_behind(tmp_path: Path) -> None:
     report = Soak(tmp_path, mean_s=MEAN_S, num_actors=3, seed=3).run(SECONDS)
     print(report.faults, report.accounts)

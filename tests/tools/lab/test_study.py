@@ -211,6 +211,7 @@ def test_trees_train_with_a_divergence_in_the_reward_and_the_record_names_the_to
         assert len(part.fates) == int(sampled[member.own_start :].sum())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_short_study_of_lag_writes_its_page_and_runs_nothing_twice(guess_run: Path, tmp_path: Path) -> None:
     arguments = [

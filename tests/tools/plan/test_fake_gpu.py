@@ -20,7 +20,7 @@ from slipstream.common.transfer.weights import ALIGN_BYTES
 from slipstream.tools.plan.measured_step import MeasuredStep
 
 REPOSITORY = Path(__file__).parents[3]
-DEADLINE_S = 300.0
+DEADLINE_S = 600.0
 TOKENS = 64
 VOCAB_SIZE = 200
 DENSE = {
@@ -82,7 +82,10 @@ EVERY_MODEL = {  # that an objective can need besides the policy
 
 def long_step(tokens: int, **learner: int) -> dict[str, Any]:
     """Settings for one sequence of so many tokens."""
-    return {"model": {"max_tokens": tokens}, "learner": {"micro_batch_tokens": tokens, **learner}}
+    return {
+        "model": {"max_tokens": tokens},
+        "learner": {"micro_batch_tokens": tokens, "logprob_chunk_tokens": 256, **learner},
+    }
 
 
 # (architecture, settings, ranks) of each step.
