@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +13,6 @@ from slipstream.common.config.config import Config
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.data_options import DataOptions
 from slipstream.tools.launch.launch_options import LaunchOptions
-from slipstream.tools.launch.market_options import MarketOptions
 from slipstream.tools.plan.plan_options import PlanOptions
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.rewards_options import RewardsOptions
@@ -70,6 +70,10 @@ FILE = {"file": {"type": Path, "metavar": "FILE", "help": "where to write the ro
 FOLDER = {"folder": {"type": Path, "metavar": "FOLDER", "help": "of `slipstream prm` or `slipstream reward`"}}
 ROAD = {"road": {"metavar": "road.yaml", "help": "the stages: see docs/road.md"}}
 SERVE = {"service": {"choices": ("serve",), "help": "what to do with the environments"}}
+SCALE = {
+    "--to": {"type": int, "metavar": "N", "help": "number of actors, with --host=ray of hosts (default: as advised)"},
+    "--host": {"default": socket.gethostname(), "help": "the host; `ray`: the tasks of `slipstream launch ray`"},
+}
 ARCHIVE = {
     "--replay-archive": {
         "metavar": "RUN",
@@ -175,13 +179,12 @@ VERBS = {
         joins=True,
     ),
     "scale": Verb(
-        "keep the advised, or a given, number of actors running on a host; or hosts in the best markets for a budget",
+        "keep the advised, or a given, number of actors running on a host",
         "slipstream.tools.launch.scale:scale",
         (*RUN, "actors.count"),
-        lambda given: {"to": given.to, "host": given.host, "on": given.on, "dry_run": given.dry_run},
-        MarketOptions,
+        lambda given: {"to": given.to, "host": given.host},
         joins=True,
-        adds="slipstream.tools.launch.scale:add_options",
+        arguments=SCALE,
     ),
     "drill": Verb(
         "inject faults into a local run, one after another, and report what was lost",

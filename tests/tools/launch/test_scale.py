@@ -13,8 +13,7 @@ from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.fleet import Fleet, MemberState
-from slipstream.tools.launch.market_options import MarketOptions
-from slipstream.tools.launch.scale import RAY, engine_commands, scale
+from slipstream.tools.launch.scale import RAY, scale
 from slipstream.tools.run.actor_host import Host, _follow
 from tests.replay.buffer.every_verb import FACTS, MEMBER
 
@@ -45,25 +44,23 @@ def test_a_host_gets_the_difference_between_the_fleet_and_the_advised_number(
 ) -> None:
     fleet = Fleet(redis_client, config.run.name)
     advise(config, 3, 5)
-    assert scale(config, to=None, host="one", on=None, dry_run=True, options=MarketOptions()) == 0
-    assert fleet.wanted_actors("one") is None
-    assert "one: 2 actors now, 4 wanted (--dry-run" in capsys.readouterr().out
-    scale(config, to=None, host="one", on=None, dry_run=False, options=MarketOptions())
+    assert scale(config, to=None, host="one") == 0
+    assert "5 actors are advised" in (said := capsys.readouterr().out) and "3 are running\none: 4 wanted" in said
     assert (fleet.wanted_actors("one"), fleet.wanted_actors("two")) == (4, None)
     advise(config, 1)
-    scale(config, to=None, host="two", on=None, dry_run=False, options=MarketOptions())
+    scale(config, to=None, host="two")
     assert fleet.wanted_actors("two") == 1
-    scale(config, to=7, host="two", on=None, dry_run=False, options=MarketOptions())
+    scale(config, to=7, host="two")
     assert fleet.wanted_actors("two") == 7
 
 
 def test_what_cannot_be_done_is_refused(config: Config) -> None:
     with pytest.raises(ConfigError, match="has no advised number of actors yet"):
-        scale(config, to=None, host="one", on=None, dry_run=False, options=MarketOptions())
+        scale(config, to=None, host="one")
     with pytest.raises(ConfigError, match="has no actor on host three; give --host; hosts with actors: one, two"):
-        scale(config, to=1, host="three", on=None, dry_run=False, options=MarketOptions())
+        scale(config, to=1, host="three")
     with pytest.raises(ConfigError, match="--to must be >= 1, got 0"):
-        scale(config, to=0, host="one", on=None, dry_run=False, options=MarketOptions())
+        scale(config, to=0, host="one")
 
 
 def test_a_supervisor_begins_with_its_own_number_and_follows_what_is_wanted_since(
@@ -82,7 +79,7 @@ def test_a_supervisor_begins_with_its_own_number_and_follows_what_is_wanted_sinc
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert host.count == config.actors.count == 2
-    scale(config, to=6, host="one", on=None, dry_run=False, options=MarketOptions())
+    scale(config, to=6, host="one")
     while host.count != 6:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -91,56 +88,11 @@ def test_a_supervisor_begins_with_its_own_number_and_follows_what_is_wanted_sinc
     assert not following.is_alive()
 
 
-def test_an_engine_gets_as_many_hosts_as_hold_the_actors(
-    config: Config, redis_client: redis.Redis, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The three actors that stay are those of one supervisor each, as their names say; actors.count is 2."""
+def test_rays_driver_gets_as_many_hosts_as_hold_the_actors(config: Config, redis_client: redis.Redis) -> None:
+    """actors.count is 2."""
     fleet = Fleet(redis_client, config.run.name)
-    for name in ("one-7-0", "one-7-1", "two-9-0"):
-        fleet.beat(msgspec.structs.replace(MEMBER, name=name))
-    for name in "abcd":
-        fleet.leave(name)
     advise(config, 7)
-    assert scale(config, to=None, host="", on="kubernetes", dry_run=False, options=MarketOptions()) == 0
-    said = capsys.readouterr().out
-    assert "kubernetes: 2 hosts of actors now, 4 wanted" in said and '{"spec": {"parallelism": 4}}' in said
-    scale(config, to=5, host="", on=RAY, dry_run=True, options=MarketOptions())
-    assert fleet.wanted_actors(RAY) is None
-    scale(config, to=5, host="", on=RAY, dry_run=False, options=MarketOptions())
+    scale(config, to=None, host=RAY)
+    assert fleet.wanted_actors(RAY) == 4
+    scale(config, to=3, host=RAY)
     assert fleet.wanted_actors(RAY) == 3
-
-
-@pytest.mark.parametrize(
-    ("engine", "want", "commands"),
-    [
-        ("slurm", 5, ["sbatch --array=3-4 launch/demo/actors.sbatch"]),
-        (
-            "slurm",
-            1,
-            [
-                "for job in $(squeue --me --noheader --array --name=slipstream-demo-actors --format=%i | tail -n 2); "
-                "do scontrol update jobid=$job requeue=0; scancel $job; done"
-            ],
-        ),
-        ("slurm", 3, []),
-        (
-            "skypilot",
-            4,
-            [
-                "sky jobs launch --yes --detach-run --secret SLIPSTREAM_REDIS_PASSWORD --name demo-actors-3 "
-                "launch/demo/actors.yaml"
-            ],
-        ),
-        ("skypilot", 2, ["sky jobs cancel --yes --name demo-actors-2"]),
-        (
-            "kubernetes",
-            2,
-            [
-                "kubectl patch job/slipstream-demo-actors --type=merge "
-                """--patch='{"spec": {"parallelism": 2}}'"""
-            ],
-        ),
-    ],
-)
-def test_the_commands_for_an_engine_make_three_hosts_more_or_fewer(engine: str, want: int, commands: list[str]) -> None:
-    assert engine_commands(load_config(None, ["run.name=demo"]), engine, have=3, want=want) == commands
