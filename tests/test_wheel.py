@@ -75,7 +75,7 @@ def test_every_room_comes_from_the_wheel_with_its_data_and_its_types(installed: 
 
 
 def test_all_of_the_rooms_is_in_the_wheel_but_for_the_lab(installed: Path) -> None:
-    kinds = (".py", ".lua", ".yaml", ".html", ".js", ".css")
+    kinds = (".py", ".lua", ".yaml", ".sbatch", ".html", ".js", ".css")
     there = {path.relative_to(installed / "slipstream") for path in installed.rglob("*") if path.suffix in kinds}
     here = {
         path.relative_to(REPOSITORY)

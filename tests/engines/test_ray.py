@@ -53,9 +53,7 @@ def test_a_run_goes_on_when_a_node_is_removed_and_uses_one_that_is_added(
         file = tmp_path / "config.yaml"
         file.write_text(dump_config(config))
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        driver = run.start(
-            "driver", ["-m", "slipstream.tools.launch.ray_run", str(file), "--cpus=1", "--actor-hosts=2"]
-        )
+        driver = run.start("driver", ["-m", "slipstream.tools.launch.ray_run", str(file), "2"])
         run.wait_until(lambda: run.last_step() >= 2 and len(nodes_of(run)) == 2, "both actors serve, on two nodes")
 
         first = nodes_of(run)

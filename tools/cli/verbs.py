@@ -12,7 +12,6 @@ from typing import Any
 from slipstream.common.config.config import Config
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.data_options import DataOptions
-from slipstream.tools.launch.launch_options import LaunchOptions
 from slipstream.tools.plan.plan_options import PlanOptions
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.rewards_options import RewardsOptions
@@ -70,9 +69,14 @@ FILE = {"file": {"type": Path, "metavar": "FILE", "help": "where to write the ro
 FOLDER = {"folder": {"type": Path, "metavar": "FOLDER", "help": "of `slipstream prm` or `slipstream reward`"}}
 ROAD = {"road": {"metavar": "road.yaml", "help": "the stages: see docs/road.md"}}
 SERVE = {"service": {"choices": ("serve",), "help": "what to do with the environments"}}
-SCALE = {
+LAUNCH: dict[str, dict[str, Any]] = {
+    "engine": {"choices": ("kubernetes", "ray", "skypilot", "slurm"), "help": "the system that starts the processes"},
+    "--actor-hosts": {"type": int, "default": 2, "metavar": "N", "help": "hosts of actors (default: 2)"},
+    **DRY_RUN,
+}
+SCALE: dict[str, dict[str, Any]] = {
     "--to": {"type": int, "metavar": "N", "help": "number of actors, with --host=ray of hosts (default: as advised)"},
-    "--host": {"default": socket.gethostname(), "help": "the host; `ray`: the tasks of `slipstream launch ray`"},
+    "--host": {"default": socket.gethostname(), "help": "the host (default: this one); `ray`: that of `launch ray`"},
 }
 ARCHIVE = {
     "--replay-archive": {
@@ -197,9 +201,8 @@ VERBS = {
         "start a run on Kubernetes, Slurm, SkyPilot or Ray",
         "slipstream.tools.launch.launch:launch",
         (*LEARNER, "actors"),
-        lambda given: {"engine": given.engine, "dry_run": given.dry_run},
-        LaunchOptions,
-        adds="slipstream.tools.launch.launch:add_options",
+        lambda given: {"engine": given.engine, "actor_hosts": given.actor_hosts, "dry_run": given.dry_run},
+        arguments=LAUNCH,
     ),
     "replay": Verb(
         "inspect the buffer and the archive: groups, trajectories, steps; audit, repair, quarantine, export",

@@ -1,13 +1,11 @@
 """A run on a Ray cluster: the learner in a placement group, and each host of actors as a task that Ray can move.
 
-    RAY_ADDRESS=... python -m slipstream.tools.launch.ray_run CONFIG.yaml [--OPTION=VALUE ...]    as for `slipstream
-    launch`
+    RAY_ADDRESS=... python -m slipstream.tools.launch.ray_run CONFIG.yaml ACTOR_HOSTS
 
 The nodes need Slipstream installed. Only the learner's needs the folder of `run.root`. An autoscaling cluster adds
 nodes for waiting tasks. Only this file needs `pip install ray`.
 """
 
-import argparse
 import os
 import sys
 import tempfile
@@ -26,10 +24,9 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, LEAVE_S, Shutdown
 from slipstream.common.transfer.curve import KEY_VARIABLE
 from slipstream.replay.fleet.fleet import Fleet
-from slipstream.tools.launch.launch_options import LaunchOptions
+from slipstream.tools.launch.launch import gpus_of_actors, gpus_of_learner
 from slipstream.tools.launch.scale import RAY
 from slipstream.tools.run.child import Child
-from slipstream.tools.terminal.options import add_options, options_of
 
 POLL_S = 0.5
 GRACE_S = 60.0  # after the drain: the learner writes its checkpoint
@@ -52,20 +49,21 @@ def run_process(verb: str, settings: str, secrets: dict[str, str], path: str) ->
     When the task is cancelled, it sends SIGTERM to the process and waits for its end. When the node's Ray dies, so does
     this task, and the kernel sends SIGTERM to the process.
     """
-    config, node = _configured(settings), ray.get_runtime_context().get_node_id()[:8]
-    if verb == "actors" and not os.access(config.run.root, os.W_OK):
-        config.run.root = str(Path(tempfile.gettempdir()) / "slipstream")  # for its logs: this node has no such folder
-    config.weights.host = ray.util.get_node_ip_address()  # the publisher binds to it, and actors connect to it
-    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": path}
-    environment |= secrets
+    node = ray.get_runtime_context().get_node_id()[:8]
+    # The publisher binds to it, and actors connect to it.
+    own = [f"weights.host={ray.util.get_node_ip_address()}"]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(dump_config(config))
+        file.write(settings)
         file.flush()
+        config = load_config(file.name, [])
+        if verb == "actors" and not os.access(config.run.root, os.W_OK):  # this node has no such folder for its logs
+            config.run.root = str(Path(tempfile.gettempdir()) / "slipstream")
+            own.append(f"run.root={config.run.root}")
         child = Child(
             f"{verb} on node {node}",
-            [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", verb, file.name],
+            [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", verb, file.name, *own],
             log=RunDir(config.run.root, config.run.name).log(f"ray-{verb}-{node}"),
-            environment=environment,
+            environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": path} | secrets,
         )
         try:
             child.start()
@@ -81,7 +79,7 @@ def run_process(verb: str, settings: str, secrets: dict[str, str], path: str) ->
             child.wait(config.actors.drain_s + LEAVE_S + GRACE_S)
 
 
-def run(config: Config, options: LaunchOptions) -> int:
+def run(config: Config, actor_hosts: int) -> int:
     """Start the learner and the actors, and supervise them until the learner is done; return the exit code."""
     config.run.root = str(Path(config.run.root).resolve())
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False)
@@ -89,19 +87,20 @@ def run(config: Config, options: LaunchOptions) -> int:
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
     secrets = {name: os.environ[name] for name in (PASSWORD_VARIABLE, KEY_VARIABLE) if name in os.environ}
     arguments = (dump_config(config), secrets, path)
-    bundle = {"CPU": float(options.cpus)} | ({"GPU": float(options.learner_gpus)} if options.learner_gpus else {})
+    ranks, gpus = config.learner.ranks_per_host, gpus_of_learner(config)
+    bundle = {"CPU": float(ranks)} | ({"GPU": float(gpus)} if gpus else {})
     learner = run_process.options(
-        num_cpus=options.cpus,
-        num_gpus=options.learner_gpus,
+        num_cpus=ranks,
+        num_gpus=gpus,
         name=f"{config.run.name} learner",
         scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group([bundle], strategy="STRICT_PACK")),
     ).remote("learner", *arguments)
     actors = _Actors(
         lambda: run_process.options(
-            num_cpus=options.cpus, num_gpus=options.actor_gpus, name=f"{config.run.name} actors"
+            num_cpus=max(config.actors.count, 1), num_gpus=gpus_of_actors(config), name=f"{config.run.name} actors"
         ).remote("actors", *arguments)
     )
-    actors.want(options.actor_hosts)
+    actors.want(actor_hosts)
     try:
         with connect(config.redis.url, patience_s=0) as client:
             fleet = Fleet(client, config.run.name)
@@ -161,22 +160,12 @@ def _wanted(fleet: Fleet) -> int | None:
         return None
 
 
-def _configured(settings: str) -> Config:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(settings)
-        file.flush()
-        return load_config(file.name, [])
-
-
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """Run with the configuration in a YAML file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", metavar="CONFIG.yaml")
-    add_options(parser, LaunchOptions)
-    arguments = parser.parse_args(argv)
-    config = load_config(arguments.settings, [])
+    settings, actor_hosts = sys.argv[1:]
+    config = load_config(settings, [])
     config.redis.url = without_password(config.redis.url)
-    return run(config, options_of(LaunchOptions, arguments))
+    return run(config, int(actor_hosts))
 
 
 if __name__ == "__main__":

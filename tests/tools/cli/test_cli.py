@@ -17,7 +17,6 @@ from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.replay.server.server import start_server
 from slipstream.tools.cli.cli import _parsed, _parser, main
 from slipstream.tools.cli.verbs import VERBS, called
-from slipstream.tools.launch.launch_options import LaunchOptions
 from slipstream.tools.play.serve_options import ServeOptions
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.doctor import print_missing
@@ -104,7 +103,6 @@ def test_the_options_of_a_verb_are_the_arguments_of_its_function(verb: str) -> N
 @pytest.mark.parametrize(
     ("verb", "given"),
     [
-        ("launch", LaunchOptions(actor_hosts=3, on_demand=True, sbatch="--partition=gpu --qos=high", setup=". x y")),
         ("sft", FitOptions(data="a b.jsonl", min_return=-1.5)),
         ("collect", CollectOptions(search="mcts", exploration=0.3)),
         ("envs", ServeOptions(names=("kg", "my.envs:Maze"), lease_s=5.0)),

@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,15 +22,13 @@ from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.common.transfer.curve import KEY_VARIABLE
 from slipstream.tools.cli.cli import main
-from slipstream.tools.launch.kubernetes import manifest, resource_name
-from slipstream.tools.launch.launch import ENGINES, launch
-from slipstream.tools.launch.launch_options import LaunchOptions
-from slipstream.tools.launch.skypilot import actors_task, launch_job, learner_task
-from slipstream.tools.launch.slurm import actors_script, learner_script
+from slipstream.tools.launch.launch import OURS, TEMPLATES, launch, resource_name, run_commands, run_files
+from slipstream.tools.run.child import EXIT_BAD_INPUT
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 60.0
-SETTINGS = Path("/shared/launch/demo/config.yaml")
+FOLDER = Path("/shared/launch/demo")
+ODD = """it's "1" $(id) {{run}}"""
 
 # https://docs.skypilot.co/en/latest/reference/yaml-spec.html
 SKY_KEYS = {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "file_mounts", "setup", "run", "config"}
@@ -68,23 +67,26 @@ SBATCH_OPTIONS = {
 }
 
 
+GPUS = ["model.dtype=bfloat16", "learner.ranks=4", "actors.tensor_parallel=2"]
+
+
 def configured(*settings: str) -> Config:
     return load_config(None, ["run.name=Demo_1.x", "run.root=/shared/runs", "redis.url=redis://redis:6379", *settings])
 
 
-def hosts(**changes: Any) -> LaunchOptions:
-    usual = LaunchOptions(
-        image="registry/slipstream:1", volume="runs", actor_hosts=3, actor_gpus=2, learner_gpus=4, gpu="H100"
-    )
-    return dataclasses.replace(usual, **changes)
+def written(name: str, config: Config) -> str:
+    """The text of a run's file with three hosts of actors."""
+    (engine,) = [engine for engine, names in TEMPLATES.items() if name in names]
+    return run_files(config, engine, FOLDER, 3)[name]
 
 
 def objects(config: Config) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(manifest(config, hosts()))}
+    made = yaml.safe_load_all(written("kubernetes.yaml", config))
+    return {(each["kind"], each["metadata"]["name"]): each for each in made}
 
 
 def test_kubernetes_gets_a_learner_and_any_number_of_actors_that_may_be_preempted() -> None:
-    made = objects(configured())
+    made = objects(configured(*GPUS))
     assert set(made) == {
         ("ConfigMap", "slipstream-demo-1-x-25db0e8f-settings"),
         ("Job", "slipstream-demo-1-x-25db0e8f-learner"),
@@ -100,8 +102,9 @@ def test_kubernetes_gets_a_learner_and_any_number_of_actors_that_may_be_preempte
         (container,) = spec["template"]["spec"]["containers"]
         assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus}
         assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == grace_s
-        left = {"containerName": container["name"], "operator": "In", "values": [EXIT_PREEMPTED]}
-        assert {"action": "Ignore", "onExitCodes": left} in spec["podFailurePolicy"]["rules"]
+        for action, code in (("Ignore", EXIT_PREEMPTED), ("FailJob", EXIT_BAD_INPUT)):
+            codes = {"containerName": container["name"], "operator": "In", "values": [code]}
+            assert {"action": action, "onExitCodes": codes} in spec["podFailurePolicy"]["rules"]
         mounted = {mount["name"] for mount in container["volumeMounts"]}
         assert mounted == {volume["name"] for volume in spec["template"]["spec"]["volumes"]}
     settings = made["ConfigMap", "slipstream-demo-1-x-25db0e8f-settings"]["data"]["config.yaml"]
@@ -112,32 +115,33 @@ def test_objects_of_runs_whose_names_are_alike_to_kubernetes_are_not_the_same() 
     """The second one would take the first one's settings, which its learner reads when its pod is made again."""
     long = "tools_qwen3-8b_gspo_lr1e-6_temperature1_seed"
     names = ["demo", "Demo", "demo-1", "demo_1", "demo.1", "demo-1-", f"{long}1", f"{long}2", "x" * 64]
-    made = [resource_name(configured(f"run.name={name}"), "settings") for name in names]
-    assert len(set(made)) == len(names) and made[0] == "slipstream-demo-settings"
-    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) and len(name) < 64 for name in made)
+    made = [resource_name(name) for name in names]
+    assert len(set(made)) == len(names) and made[0] == "slipstream-demo"
+    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) and len(f"{name}-settings") < 64 for name in made)
 
 
-@pytest.mark.parametrize("task", [learner_task, actors_task])
-def test_skypilot_gets_keys_that_it_knows(task: Any) -> None:
-    made = yaml.safe_load(task(configured(), hosts(infra="aws/eu-west-1", volume="s3://runs"), SETTINGS))
+@pytest.mark.parametrize("verb", ["learner", "actors"])
+def test_skypilot_gets_keys_that_it_knows(verb: str) -> None:
+    made = yaml.safe_load(written(f"{verb}.sky.yaml", configured(*GPUS)))
     assert set(made) <= SKY_KEYS and set(made["resources"]) <= SKY_RESOURCES
-    assert made["resources"]["accelerators"] == ("H100:2" if task is actors_task else "H100:4")
-    assert made["resources"]["use_spot"] is (task is actors_task)
-    mounts = made.get("file_mounts", {})
-    assert mounts.get("/shared/runs") == (None if task is actors_task else {"source": "s3://runs", "mode": "MOUNT"})
+    assert made["resources"]["accelerators"] == ("H100:4" if verb == "learner" else "H100:2")
+    assert made["resources"]["use_spot"] is (verb == "actors")
+    mounts = {"~/slipstream.yaml": str(FOLDER / "config.yaml")}
+    mounts |= {"/shared/runs": {"source": "s3://slipstream-runs", "mode": "MOUNT"}}
+    assert made.get("file_mounts") == (mounts if verb == "learner" else None)
     assert made["secrets"] == {"SLIPSTREAM_REDIS_PASSWORD": None}
-    assert ("actors.instance_kind=spot" in made["run"]) is (task is actors_task)
+    assert ("actors.instance_kind=spot" in made["run"]) is (verb == "actors")
 
 
 def test_hosts_of_actors_need_no_volume_and_no_file_and_get_their_own_settings() -> None:
     """The settings that the command has are those of `actors` that the run's configuration has changed."""
-    config = configured("actors.max_episodes=64", "actors.drain_s=20", "actors.transport=pull", "optim.lr=1e-5")
+    config = configured("actors.max_episodes=64", "actors.drain_s=20", f"actors.zone={ODD}", "optim.lr=1e-5")
     pod = objects(config)["Job", "slipstream-demo-1-x-25db0e8f-actors"]["spec"]["template"]["spec"]
     assert [volume["name"] for volume in pod["volumes"]] == ["memory"]
     scripts = [
-        shlex.join(pod["containers"][0]["command"]),
-        yaml.safe_load(actors_task(config, hosts(volume=""), SETTINGS))["run"],
-        actors_script(config, hosts(volume=""), SETTINGS),
+        shlex.join(["slipstream", "actors", *pod["containers"][0]["args"]]),
+        yaml.safe_load(written("actors.sky.yaml", config))["run"],
+        written("actors.sbatch", config),
     ]
     for script in scripts:
         (words,) = [shlex.split(line) for line in script.splitlines() if "slipstream actors" in line]
@@ -158,43 +162,58 @@ def test_the_weights_key_comes_from_the_secret_or_the_shell_that_launches() -> N
         secret = {"name": "slipstream-redis", "optional": True}
         assert given[KEY_VARIABLE] == secret | {"key": "weights-key"}
         assert given[PASSWORD_VARIABLE] == secret | {"key": "password"}
-    assert set(yaml.safe_load(actors_task(config, hosts(), SETTINGS))["secrets"]) == {PASSWORD_VARIABLE, KEY_VARIABLE}
-    assert launch_job(config, Path("a.yaml"), "a")[5:9] == ["--secret", PASSWORD_VARIABLE, "--secret", KEY_VARIABLE]
+    for verb in ("learner", "actors"):
+        made = yaml.safe_load(written(f"{verb}.sky.yaml", config))
+        assert made["secrets"] == {PASSWORD_VARIABLE: None, KEY_VARIABLE: None}
+    (command, *_) = run_commands(config, "skypilot", FOLDER, 3)
+    assert command[5:9] == ["--secret", PASSWORD_VARIABLE, "--secret", KEY_VARIABLE]
 
 
-def test_a_missing_setting_that_an_engine_needs_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"`--image` is empty"):
-        manifest(configured(), hosts(image=""))
-    for write in (manifest, lambda config, options: learner_task(config, options, SETTINGS)):
-        with pytest.raises(ConfigError, match=r"got `--volume` '' and `run.root` '/shared/runs'"):
-            write(configured(), hosts(volume=""))
-        with pytest.raises(ConfigError, match=r"`run.root` 'runs'; .* and the absolute path to mount it at"):
-            write(configured("run.root=runs"), hosts())
-    with pytest.raises(ConfigError, match=r"`--gpu` is empty"):
-        actors_task(configured(), hosts(gpu=""), SETTINGS)
-    with pytest.raises(ConfigError, match=r"`--sbatch` must be options like --partition=gpu"):
-        hosts(sbatch="-p gpu")
+def test_paths_are_quoted_for_where_they_stand() -> None:
+    config = configured('run.root="/my runs/a: #b"')
+    folder = Path("/my folder/$(id)")
+    task = yaml.safe_load(run_files(config, "skypilot", folder, 1)["learner.sky.yaml"])
+    assert task["file_mounts"].keys() == {"~/slipstream.yaml", "/my runs/a: #b"}
+    assert task["file_mounts"]["~/slipstream.yaml"] == f"{folder}/config.yaml"
+    pod = objects(config)["Job", "slipstream-demo-1-x-25db0e8f-learner"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["volumeMounts"][-1] == {"name": "run", "mountPath": "/my runs/a: #b"}
+    script = run_files(config, "slurm", folder, 1)["learner.sbatch"]
+    (line,) = [line for line in script.splitlines() if "  slipstream learner" in line]
+    assert shlex.split(line)[2] == f"{folder}/config.yaml"
 
 
-@pytest.mark.parametrize("write", [learner_script, actors_script])
-def test_slurm_gets_options_that_it_knows_and_a_script_that_bash_reads(write: Any) -> None:
-    script = write(configured(), hosts(sbatch="--partition=gpu"), SETTINGS)
-    lines = script.splitlines()
-    options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
-    assert lines[0] == "#!/bin/bash" and lines[1 : len(options) + 1] == [f"#SBATCH {option}" for option in options]
+def test_what_an_engine_cannot_use_is_refused() -> None:
+    for engine in ("kubernetes", "skypilot"):
+        with pytest.raises(ConfigError, match=f"`run.root` must be an absolute path on {engine}, got 'runs'"):
+            launch(configured("run.root=runs"), engine=engine, actor_hosts=3, dry_run=True)
+    with pytest.raises(ConfigError, match="`--actor-hosts` must be >= 1, got 0"):
+        launch(configured(), engine="ray", actor_hosts=0, dry_run=True)
+    config = configured()
+    config.actors.zone = "a\nb"
+    with pytest.raises(ConfigError, match="`actors` must be printable text on one line"):
+        launch(config, engine="slurm", actor_hosts=3, dry_run=True)
+
+
+@pytest.mark.parametrize("verb", ["learner", "actors"])
+def test_slurm_gets_options_that_it_knows_and_a_script_that_bash_reads(verb: str) -> None:
+    script = written(f"{verb}.sbatch", configured(*GPUS))
+    head, *_ = script.split("\n\n")
+    options = [line.removeprefix("#SBATCH ") for line in head.splitlines() if line.startswith("#SBATCH")]
+    assert script.startswith("#!/bin/bash\n") and script.count("#SBATCH") == len(options)
     assert {option.partition("=")[0] for option in options if "=" in option} <= SBATCH_OPTIONS
     assert [option for option in options if "=" not in option] == ["--requeue"]
-    assert "--signal=B:TERM@60" in options and "--partition=gpu" in options
-    assert ("--array=0-2" in options) is (write is actors_script)
+    assert "--signal=B:TERM@60" in options and f"--gpus-per-node={4 if verb == 'learner' else 2}" in options
+    assert ("--array=1-3" in options) is (verb == "actors")
+    assert f"$code -eq {EXIT_PREEMPTED} " in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 def test_a_learner_on_several_hosts_is_a_slurm_job_of_as_many_nodes(tmp_path: Path) -> None:
     """By stand-ins for slipstream and for Slurm's srun, which starts its command once for each node."""
     config = configured("learner.hosts=2", "learner.ranks=4")
-    script = learner_script(config, hosts(), SETTINGS)
+    script = written("learner.sbatch", config)
     assert "#SBATCH --nodes=2" in script and "#SBATCH --ntasks=2" in script
-    assert "#SBATCH --nodes=1" in actors_script(config, hosts(), SETTINGS)
+    assert "#SBATCH --nodes=1" in written("actors.sbatch", config)
     stand_in(tmp_path, "slipstream", f'echo "$@" >> {tmp_path}/began')
     stand_in(tmp_path, "srun", 'shift 2; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done')
     stand_in(tmp_path, "hostname", "echo 10.0.0.1 fe80::1")
@@ -202,40 +221,24 @@ def test_a_learner_on_several_hosts_is_a_slurm_job_of_as_many_nodes(tmp_path: Pa
     subprocess.run(["bash", "-c", script], env=environment, check=True, timeout=DEADLINE_S)
     own = "weights.host=10.0.0.1 learner.rendezvous=10.0.0.1:20007"
     assert (tmp_path / "began").read_text().splitlines() == [
-        f"learner {SETTINGS} {own} learner.host_rank={number}" for number in range(2)
+        f"learner {FOLDER}/config.yaml {own} learner.host_rank={number}" for number in range(2)
     ]
 
 
-@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"slurm"}))
+@pytest.mark.parametrize("engine", sorted(TEMPLATES.keys() - {"slurm"}))
 def test_other_engines_refuse_a_learner_on_several_hosts(engine: str) -> None:
     with pytest.raises(ConfigError, match=f"`learner.hosts` must be 1 on {engine}, got 2: only Slurm's scripts"):
-        launch(configured("learner.hosts=2", "learner.ranks=2"), engine=engine, dry_run=True, options=hosts())
+        launch(configured("learner.hosts=2", "learner.ranks=2"), engine=engine, actor_hosts=3, dry_run=True)
 
 
-def test_hosts_without_the_gpus_of_a_run_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    eight = ["model.dtype=bfloat16", "learner.ranks=8", "actors.count=2"]
-    for settings, options, complaint in (
-        (
-            eight,
-            hosts(learner_gpus=0),
-            "`--learner-gpus` must be at least 8, .* got 0; add --learner-gpus=8, or set model",
-        ),
-        (
-            ["learner.ranks=8"],
-            hosts(learner_gpus=4),
-            "`--learner-gpus` must be at least 8, .* got 4; add --learner-gpus=8",
-        ),
-        (eight, hosts(learner_gpus=8, actor_gpus=0), "`--actor-gpus` must be at least 1 .* got 0; add --actor-gpus=2"),
-    ):
-        with pytest.raises(ConfigError, match=complaint):
-            launch(configured(*settings), engine="slurm", dry_run=True, options=options)
-    for settings, options in (
-        (eight, hosts(learner_gpus=8, actor_gpus=2)),
-        ([*eight, "learner.hosts=2"], hosts(learner_gpus=4, actor_gpus=2)),
-        (["learner.ranks=2"], hosts(learner_gpus=0, actor_gpus=0)),
-        (eight, hosts(learner_gpus=0, actor_gpus=0, sbatch="--gres=gpu:8")),
-    ):
-        assert launch(configured(*settings), engine="slurm", dry_run=True, options=options) == 0
+def test_hosts_have_gpus_if_the_model_is_for_them() -> None:
+    names = [name for files in TEMPLATES.values() for name in files]
+    for settings, asks in (([], False), (["learner.ranks=8"], False), (GPUS, True)):
+        for name in names:
+            text = written(name, configured(*settings))
+            assert bool(re.search(r"nvidia.com/gpu|accelerators|--gpus-per-node", text)) is asks
+    two_hosts = configured("model.dtype=bfloat16", "learner.hosts=2", "learner.ranks=8")
+    assert "#SBATCH --gpus-per-node=4" in written("learner.sbatch", two_hosts)
 
 
 def test_every_launch_of_the_page_is_accepted(
@@ -259,7 +262,7 @@ def test_a_slurm_job_hands_its_signal_on_and_is_queued_again_only_if_it_left(
     )
     stand_in(tmp_path, "scontrol", f"echo $* > {tmp_path}/queued")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    job = subprocess.Popen(["bash", "-c", actors_script(configured(), hosts(), SETTINGS)], env=environment)
+    job = subprocess.Popen(["bash", "-c", written("actors.sbatch", configured())], env=environment)
     deadline = time.monotonic() + DEADLINE_S
     while not (tmp_path / "began").exists():
         assert time.monotonic() < deadline and job.poll() is None
@@ -272,35 +275,52 @@ def test_a_slurm_job_hands_its_signal_on_and_is_queued_again_only_if_it_left(
     assert (queued.read_text() if queued.exists() else "") == ("requeue 7\n" if is_queued_again else "")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", TEMPLATES)
 def test_a_dry_run_prints_everything_and_does_nothing(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = ENGINES[engine](configured(), hosts(volume="s3://runs"))
-    assert launch(configured(), engine=engine, dry_run=True, options=hosts(volume="s3://runs")) == 0
+    folder = tmp_path / "launch" / "Demo_1.x"
+    assert launch(configured(), engine=engine, actor_hosts=3, dry_run=True) == 0
     said = capsys.readouterr().out
-    for name, text in plan.files.items():
-        assert f"{name}\n{text}" in said
-    assert said.count("\n$ ") == len(plan.commands) > 0
+    for name, text in run_files(configured(), engine, folder, 3).items():
+        assert f"{folder / name}\n{text}" in said
+    assert said.count("\n$ ") == len(run_commands(configured(), engine, folder, 3)) > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_templates_are_the_users_own_from_the_first_launch_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"wrote launch/learner.sbatch and launch/actors.sbatch: .* launch again"):
+        launch(configured(), engine="slurm", actor_hosts=3, dry_run=False)
+    assert sorted(path.name for path in (tmp_path / "launch").iterdir()) == ["actors.sbatch", "learner.sbatch"]
+    own = tmp_path / "launch" / "actors.sbatch"
+    own.write_text("#SBATCH --partition=spot\n#SBATCH --gpus-per-node=h100:{{actor_gpus}}\nslipstream {{run}}\n")
+    assert written("actors.sbatch", configured()) == "#SBATCH --partition=spot\nslipstream Demo_1.x\n"
+    assert "--gpus-per-node=h100:2\n" in written("actors.sbatch", configured(*GPUS))
+    own.write_text("{{image}}")
+    with pytest.raises(ConfigError, match=r"launch/actors.sbatch has \{\{image\}\}, which is no value .* actor_gpus, "):
+        written("actors.sbatch", configured())
 
 
 def test_what_was_printed_is_written_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, "sbatch", f'cat "$1" >> {tmp_path}/submitted; test ! -e {tmp_path}/refuses')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    assert launch(configured(), engine="slurm", dry_run=False, options=hosts()) == 0
+    shutil.copytree(OURS, tmp_path / "launch")
+    assert launch(configured(), engine="slurm", actor_hosts=3, dry_run=False) == 0
     folder = tmp_path / "launch" / "Demo_1.x"
-    written = [(folder / f"{verb}.sbatch").read_text() for verb in ("learner", "actors")]
-    assert (tmp_path / "submitted").read_text() == "".join(written)
-    assert str(folder / "config.yaml") in written[0] and str(folder / "config.yaml") not in written[1]
+    scripts = [(folder / f"{verb}.sbatch").read_text() for verb in ("learner", "actors")]
+    assert (tmp_path / "submitted").read_text() == "".join(scripts)
+    assert f"{folder}/config.yaml" in scripts[0] and f"{folder}/config.yaml" not in scripts[1]
     assert load_config(str(folder / "config.yaml"), []) == configured()
     (tmp_path / "refuses").touch()
-    assert launch(configured(), engine="slurm", dry_run=False, options=hosts()) == 1
+    assert launch(configured(), engine="slurm", actor_hosts=3, dry_run=False) == 1
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="kubectl is not on this machine's PATH"):
-        launch(configured(), engine="kubernetes", dry_run=False, options=hosts())
+        launch(configured(), engine="kubernetes", actor_hosts=3, dry_run=False)
 
 
 def stand_in(folder: Path, name: str, script: str) -> None:
