@@ -1,0 +1,179 @@
+"""Counts how many small faults the tests catch: `python -m slipstream.tools.lab.mutations OUT.jsonl [--num 200]`.
+
+It copies the repository, changes one operator or constant at a time, in Python or Lua, and runs the tests of the file's
+room. A fault is caught if they fail, or take much longer than without it. The same seed draws the same faults from the
+same files; with `--again BEFORE.jsonl` those of another run are made again, where their line still is. A fault may
+change nothing that can be observed, so the share that is caught compares two versions of the tests, and no more.
+"""
+
+import argparse
+import ast
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+COPIED = ("actors", "common", "conf", "envhub", "learner", "replay", "src", "tests", "tools", "pyproject.toml")
+SLACK_S = 60.0  # beyond twice the time without a fault
+
+# Files, and the tests that should notice a fault in them.
+AREAS = {
+    "ledger": (
+        ("replay/buffer", "replay/buffer/lua", "replay/records"),
+        ("tests/replay/buffer", "tests/replay/records"),
+    ),
+    "loss": (("learner/objective", "learner/step"), ("tests/learner/objective", "tests/learner/step")),
+    "packing": (("learner/batch",), ("tests/learner/batch",)),
+    "checkpoint": (("learner/checkpoint",), ("tests/learner/checkpoint",)),
+    "weights": (("common/transfer", "actors/weights"), ("tests/common/transfer", "tests/actors/weights")),
+    "chat": (("common/text",), ("tests/common/text",)),
+    "rewards": (("envhub/rewards",), ("tests/envhub/rewards",)),
+}
+IN_LUA = re.compile(r"(?<= )(<=|>=|==|~=|<|>|\+|-|and|or)(?= )|\b(\d+)\b")
+SWAPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "+": "-", "-": "+", "and": "or", "or": "and"}
+SWAPPED_IN_LUA = SWAPPED | {"==": "~=", "~=": "=="}
+SWAPPED |= {"==": "!=", "!=": "==", "*": "/", "/": "*"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One line of a file, before and after."""
+
+    area: str
+    file: str
+    line: str
+    changed: str
+
+
+def faults_of(area: str, path: Path) -> Iterator[Fault]:
+    """Every fault that can be made in a file, in lines that it has once."""
+    text = path.read_text()
+    lines = text.split("\n")
+    if path.suffix == ".lua":
+        changes = _changes_in_lua(lines)
+    else:
+        changes = chain.from_iterable(_changes(node, lines) for node in ast.walk(ast.parse(text)))
+    for row, start, stop, new in changes:
+        line = lines[row]
+        changed = f"{line[:start]}{new}{line[stop:]}"
+        if changed != line and lines.count(line) == 1:
+            yield Fault(area, str(path.relative_to(REPOSITORY)), line, changed)
+
+
+def _changes_in_lua(lines: Sequence[str]) -> Iterator[tuple[int, int, int, str]]:
+    for row, line in enumerate(lines):
+        for found in IN_LUA.finditer(line.partition("--")[0]):
+            sign, number = found.groups()
+            yield row, found.start(), found.end(), SWAPPED_IN_LUA[sign] if sign else str(int(number) + 1)
+
+
+def _changes(node: ast.AST, lines: Sequence[str]) -> Iterator[tuple[int, int, int, str]]:
+    """Row, first and last column, and what comes there instead."""
+    match node:
+        case ast.Constant(value=bool(value)):
+            yield node.lineno - 1, node.col_offset, node.end_col_offset or 0, repr(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield node.lineno - 1, node.col_offset, node.end_col_offset or 0, repr(value + 1)
+        case ast.Compare(left=left, ops=[_], comparators=[right]) | ast.BinOp(left=left, right=right):
+            yield from _change_between(left, right, lines)
+        case ast.BoolOp(values=[left, right, *_]):
+            yield from _change_between(left, right, lines)
+
+
+def _change_between(left: ast.expr, right: ast.expr, lines: Sequence[str]) -> Iterator[tuple[int, int, int, str]]:
+    """The change of the operator between two expressions on one line."""
+    line = lines[right.lineno - 1]
+    if left.end_lineno != right.lineno or not line.isascii():
+        return
+    between = line[left.end_col_offset : right.col_offset]
+    if (sign := between.strip("() ")) in SWAPPED:
+        start = (left.end_col_offset or 0) + between.index(sign)
+        yield right.lineno - 1, start, start + len(sign), SWAPPED[sign]
+
+
+def drawn(num: int, seed: int) -> list[Fault]:
+    """`num` faults, as many of each area."""
+    dice, chosen = random.Random(seed), list[Fault]()
+    for place, (area, (folders, _)) in enumerate(AREAS.items()):
+        paths = sorted(path for folder in folders for path in (REPOSITORY / folder).glob("*.[pl][yu]*"))
+        every = [fault for path in paths for fault in faults_of(area, path)]
+        chosen += dice.sample(every, num // len(AREAS) + (place < num % len(AREAS)))
+    return chosen
+
+
+def is_caught(fault: Fault, copy: Path, limit_s: float) -> bool | None:
+    """Whether the tests fail with the fault; None if its line is not there, or there more than once."""
+    path = copy / fault.file
+    text = path.read_text() if path.exists() else ""
+    if text.split("\n").count(fault.line) != 1:
+        return None
+    path.write_text("\n".join(fault.changed if line == fault.line else line for line in text.split("\n")))
+    try:
+        return not passes(fault.area, copy, limit_s)
+    finally:
+        path.write_text(text)
+
+
+def passes(area: str, copy: Path, limit_s: float) -> bool:
+    """Whether the tests of an area pass in time."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *AREAS[area][1]]
+    environment = os.environ | {"PYTHONPATH": f"{copy / 'src'}:{copy}", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            return process.wait(limit_s) == 0
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            return False
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make the faults one after another, and write a line for each; those that OUT has are not made again."""
+    parser = argparse.ArgumentParser(prog="mutations", description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--num", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--again", type=Path, help="the result of another run, whose faults are made again")
+    options = parser.parse_args(arguments)
+    if options.again:
+        rows = [json.loads(line) for line in options.again.read_text().splitlines()]
+        faults = [Fault(*(row[name] for name in Fault.__slots__)) for row in rows]
+    else:
+        faults = drawn(options.num, options.seed)
+    done = len(options.out.read_text().splitlines()) if options.out.exists() else 0
+    with tempfile.TemporaryDirectory() as folder, options.out.open("a") as out:
+        copy, limits_s = Path(folder), dict[str, float]()
+        for name in COPIED:
+            if (REPOSITORY / name).is_dir():
+                shutil.copytree(REPOSITORY / name, copy / name, symlinks=True)
+            else:
+                shutil.copyfile(REPOSITORY / name, copy / name)
+        for number, fault in enumerate(faults[done:], start=done + 1):
+            if fault.area not in limits_s:
+                started = time.monotonic()
+                if not passes(fault.area, copy, 3600.0):
+                    raise SystemExit(f"the tests of {fault.area} fail without a fault")
+                limits_s[fault.area] = 2 * (time.monotonic() - started) + SLACK_S
+            caught = is_caught(fault, copy, limits_s[fault.area])
+            out.write(json.dumps(asdict(fault) | {"caught": caught}) + "\n")
+            out.flush()
+            print(f"{number} of {len(faults)}: {fault.area}, {fault.file}: {caught}", flush=True)
+    results = [json.loads(line) for line in options.out.read_text().splitlines()]
+    for area in AREAS:
+        print(area, dict(Counter(str(row["caught"]) for row in results if row["area"] == area)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
