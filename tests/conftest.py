@@ -30,6 +30,8 @@ from tests.preload import start_by_forks  # noqa: E402
 from tests.replay.records.attempts import Views, make_buffer  # noqa: E402
 
 if TYPE_CHECKING:
+    import torch
+
     from slipstream.learner.ranks.ranks import Ranks
     from tests.tools.replay.inspected import Inspected
 
@@ -50,10 +52,10 @@ LONGEST = (
     "test_faults",
     "test_drill",
     "test_checkpoint_kill",
-    "test_gpu_check",
     "test_fsdp",
     "test_env_contract",
     "test_fake_gpu",
+    "test_peak",
     "test_asset_swebench",
     "test_tensor_parallel",
     "test_relay",
@@ -74,7 +76,27 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: only the tests that ask for a device, on a GPU"
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """The versions and the GPU that a report of `make gpu-check` is of."""
+    if config.getoption("device") == "cpu":
+        return "device: cpu"
+    import torch
+    import transformers
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "PyTorch sees no GPU"
+    return f"device: {gpu}, torch {torch.__version__}, transformers {transformers.__version__}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("device") == "cuda":
+        items[:] = [item for item in items if isinstance(item, pytest.Function) and "device" in item.fixturenames]
+        return
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
@@ -119,13 +141,30 @@ def buffer(redis_client: redis.Redis, run_id: str) -> Views:
     return buffer
 
 
-@pytest.fixture(scope="module")
-def ranks() -> "Iterator[Ranks]":
-    """This process as the only rank."""
-    # here, so that only a test that asks for it imports torch
-    from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> "torch.device":
+    """The CPU, or the GPU with `--device cuda`: `make gpu-check` runs the tests that ask for it there."""
+    import torch  # here, so that only a test that asks for it imports torch
 
-    yield join_ranks(timeout_s=60)
+    return torch.empty(0, device=pytestconfig.getoption("device")).device
+
+
+@pytest.fixture
+def gpu(device: "torch.device") -> "torch.device":
+    """The GPU; without one the test is skipped."""
+    if device.type == "cpu":
+        pytest.skip("it needs a GPU: make gpu-check")
+    return device
+
+
+@pytest.fixture(scope="module")
+def ranks(pytestconfig: pytest.Config) -> "Iterator[Ranks]":
+    """This process as the only rank, on the device of the tests."""
+    from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
+    from tests.learner.devices import on_cpu
+
+    joined = join_ranks(timeout_s=60)
+    yield on_cpu(joined) if pytestconfig.getoption("device") == "cpu" else joined
     leave_ranks()
 
 

@@ -167,6 +167,10 @@ class Run:
         mine = [setting for setting in self._settings if setting.startswith("actors.")]
         return self.start(name, ["-P", "-m", "slipstream.actors", name, *self._common, *mine, *settings])
 
+    def start_scripted_actor(self, name: str) -> Process:
+        """An actor whose engine follows a script: see `tests.actors.scripted_actor`."""
+        return self.start(name, ["-m", "tests.actors.scripted_actor", name, *self._common])
+
     def start_host(self, *settings: str) -> Process:
         """A supervisor of actors, which names them."""
         return self.start(

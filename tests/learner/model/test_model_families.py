@@ -33,6 +33,7 @@ from slipstream.learner.model.packed_model import PackedModel, check_packing, lo
 from slipstream.learner.model.shards import full_tensors, whole
 from slipstream.learner.model.skeleton import auto_class
 from slipstream.learner.ranks.ranks import Ranks
+from tests.learner.devices import relative_error
 from tests.tools.run.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence
 
 DOCS = Path(__file__).parents[3] / "docs" / "models.md"
@@ -350,8 +351,8 @@ def save(family: Family, folder: Path) -> Path:
     return folder
 
 
-def load(folder: Path, ranks: Ranks, *, max_tokens: int = CONTEXT) -> PackedModel:
-    return load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, max_tokens=max_tokens))
+def load(folder: Path, ranks: Ranks, *, max_tokens: int = CONTEXT, dtype: str = "float32") -> PackedModel:
+    return load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, max_tokens=max_tokens, dtype=dtype))
 
 
 def alone(folder: Path, sequence: TokenSequence) -> Tensor:
@@ -412,6 +413,37 @@ def test_layers_with_a_state_take_each_sequence_alone_and_share_no_prefix(
     siblings = [random_sequence(9, seed=0)] * 2
     with pytest.raises(ValueError, match="cannot share prefixes"):
         model(pack(siblings, share_prefixes=True))
+
+
+# Grouped queries; with a window; with experts; with sinks; with layers that carry a state.
+ON_A_GPU = {name: (EXACT | STATEFUL)[name] for name in ("qwen3", "gemma3", "qwen3_moe", "gpt_oss", "qwen3_5")}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_packs_on_a_device_have_the_logprobs_and_the_gradient_of_float32_on_the_cpu(
+    name: str, dtype: str, tmp_path: Path, device: torch.device, ranks: Ranks
+) -> None:
+    folder = save(ON_A_GPU[name], tmp_path)
+    model, causal_lm = load(folder, ranks, dtype=dtype), plain(folder)
+    sequences = [random_sequence(length, seed=length, prompt=1) for length in LENGTHS]
+    found = model(pack(sequences).to(device)).logprobs
+    expected = torch.cat([plain_logprobs(causal_lm, each) for each in sequences])
+    torch.autograd.backward([found.sum(), expected.sum()])
+    gradients = [
+        torch.cat([part.cpu().flatten() for part in parts])
+        for parts in (
+            [whole(parameter.grad) for parameter in model.causal_lm.parameters()],
+            [parameter.grad for parameter in causal_lm.parameters()],
+        )
+    ]
+    error = (found.detach().cpu() - expected.detach()).abs()
+    if dtype == "float32":
+        assert error.max() <= 1e-3
+        assert relative_error(*gradients) <= 5e-3
+    else:  # these weights are large, and a token whose router nearly ties may go to other experts
+        assert error.mean() <= 0.1
+        assert relative_error(*gradients) <= 0.8
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "lfm2", "falcon_h1", "nemotron_h", "granitemoehybrid"])

@@ -54,3 +54,19 @@ def test_slots_are_pinned_after_the_first_version_from_a_gpu_and_once(monkeypatc
 
 class OnGpu(torch.Tensor):
     is_cuda = True
+
+
+def test_versions_of_a_device_arrive_bit_by_bit_in_slots_that_cuda_pins(device: torch.device) -> None:
+    entries = layout([("wide", "bfloat16", (1000, PAGE)), ("short", "float32", (5,))])
+    memories = [AnonymousMemory(f"slot-{number}", buffer_bytes(entries)).mapped() for number in range(2)]
+    slots = Slots(memories, entries, own={"wide": None, "short": None})
+    for slot in (0, 1, 0):
+        version = {"wide": torch.randn(1000, PAGE, device=device).bfloat16(), "short": torch.randn(5, device=device)}
+        slots.write(slot, version.items())
+        for name, place in slots._places[slot].items():
+            assert torch.equal(place, version[name].cpu())
+        if device.type == "cuda":
+            assert slots.pinned is not None and slots.pinned.settled.wait(DEADLINE_S)
+            assert slots.pinned.num_bytes == sum(num_bytes for _, num_bytes in slots.pinned.spans)
+    slots.close()
+    assert float(torch.ones(1000, device=device).sum()) == 1000  # where an error that CUDA kept would surface

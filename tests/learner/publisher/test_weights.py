@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import redis
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from slipstream.actors.weights.broadcast import BroadcastMember, BroadcastMissed, Place
+from slipstream.actors.weights.broadcast import BroadcastMember, BroadcastMissed, Gpu, Place
 from slipstream.actors.weights.receive import Receiver, ReceiverInfo
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.common.process.connection import connect
@@ -75,12 +76,12 @@ def receiver_info(
     )
 
 
-def receive_all(info: ReceiverInfo, received: "Queue[Received]") -> None:
+def receive_all(info: ReceiverInfo, received: "Queue[Received]", *, gpu: Gpu | None = None) -> None:
     """An actor that does nothing but receive: puts (actor, version, bytes), first of all version -1 when it is up."""
     # As in an actor, where the inference engine has taken the default group.
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     bulletin = Bulletin(connect(info.redis_url), info.run_id)
-    receiver = Receiver(info)
+    receiver = Receiver(info, gpu=gpu)
     received.put((info.actor, -1, b""))
     version = -1
     while True:
@@ -140,6 +141,7 @@ def publishing(
     disk: str = "",
     broadcast_timeout_s: float = 20.0,
     num_rows: int = 1000,
+    device: str = "cpu",
 ) -> Iterator[Publisher]:
     settings = PublisherSettings(
         entries=entries_of(weights(0, num_rows)),
@@ -151,6 +153,7 @@ def publishing(
         anchor_every=anchor_every,
         disk=disk,
         broadcast_timeout_s=broadcast_timeout_s,
+        device=device,
     )
     publisher = Publisher(settings, log_path=tmp_path / "publisher.log")
     try:
@@ -194,19 +197,24 @@ def test_a_group_uses_nccl_only_if_each_member_has_a_gpu_of_its_own(devices: tup
 
 
 def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(
-    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path, device: torch.device
 ) -> None:
+    """Learner and actors share a GPU if there is one: NCCL refuses that, so broadcasts go over gloo."""
+    gpu = None
+    if device.type == "cuda":
+        gpu = Gpu(uuid=str(torch.cuda.get_device_properties(device).uuid), device=device)
     infos = [
         receiver_info(redis_url, run_id, "near0", "broadcast"),
         receiver_info(redis_url, run_id, "near1", "broadcast"),
         receiver_info(redis_url, run_id, "far", "pull"),
     ]
     with (
-        spawned(*((receive_all, (info,)) for info in infos)) as received,
-        publishing(redis_url, run_id, tmp_path) as publisher,
+        spawned(*((partial(receive_all, gpu=gpu), (info,)) for info in infos)) as received,
+        publishing(redis_url, run_id, tmp_path, device=str(device)) as publisher,
     ):
         for version in (1, 2):
-            publisher.publish(weights(version), policy_version=version)
+            version_on_device = [(name, tensor.to(device)) for name, tensor in weights(version)]
+            publisher.publish(version_on_device, policy_version=version)
             arrivals = sorted(received.get(timeout=60) for _ in infos)
             assert arrivals == [(name, version, flat_bytes(weights(version))) for name in ("far", "near0", "near1")]
         wait_until(lambda: publisher.stats.num_published == 2, "the report of both versions")

@@ -25,6 +25,7 @@ from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
+from tests.learner.devices import on_cpu
 from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
 PRESETS = sorted((Path(__file__).parents[3] / "conf" / "objective").glob("*.yaml"))
@@ -43,7 +44,7 @@ def sampled_by(model: PackedModel, *, shift: float) -> list[TokenSequence]:
     for sequence in sequences:
         (packed,) = micro_batches([sequence], max_tokens=50, num_ranks=1, rank=0)
         with torch.no_grad():
-            logprobs = model(packed).logprobs.numpy()
+            logprobs = model(packed.to(next(model.parameters()).device)).logprobs.cpu().numpy()
         behaviour = np.zeros(sequence.num_tokens, dtype=np.float32)
         behaviour[sequence.loss_mask] = logprobs - shift * (np.arange(len(logprobs)) % 2)
         found.append(dataclasses.replace(sequence, behaviour_logprobs=behaviour))
@@ -135,17 +136,20 @@ def test_a_step_of_few_effective_samples_is_shrunk_by_their_square_root(model_fo
     ids=["default", "sequences", "constant", "gspo", "geometric_mask"],
 )
 def test_micro_batches_of_any_size_make_the_same_step(
-    model_folder: Path, ranks: Ranks, objective: ObjectiveConfig
+    model_folder: Path, ranks: Ranks, device: torch.device, objective: ObjectiveConfig
 ) -> None:
-    together, moved_together, _ = step(model_folder, ranks, objective, shift=0.3)
+    """Those of a GPU make that of the CPU."""
+    together, moved_together, _ = step(model_folder, on_cpu(ranks), objective, shift=0.3)
     apart, moved_apart, _ = step(model_folder, ranks, objective, shift=0.3, max_tokens=20)
     assert (together.num_micro_batches, apart.num_micro_batches) == (1, 3)
-    assert apart.loss == pytest.approx(together.loss, rel=1e-5)
-    assert apart.grad_norm == pytest.approx(together.grad_norm, rel=1e-5)
+    tolerance = 1e-5 if device.type == "cpu" else 1e-4
+    assert apart.loss == pytest.approx(together.loss, rel=tolerance)
+    assert apart.grad_norm == pytest.approx(together.grad_norm, rel=tolerance)
     assert apart.masked_sequence_fraction == pytest.approx(together.masked_sequence_fraction)
     # The first step of Adam divides each gradient by itself: where it is all but zero, rounding decides its sign.
     for name, change in moved_together.items():
-        assert float((moved_apart[name] - change).abs().mean()) < 1e-5, name
+        assert change.any()
+        assert float((moved_apart[name].cpu() - change).abs().mean()) < 1e-5, name
 
 
 @pytest.mark.parametrize(

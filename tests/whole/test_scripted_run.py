@@ -1,0 +1,32 @@
+"""A run without vLLM: the learner's own process, Redis, and an actor whose engine follows a script."""
+
+import math
+from pathlib import Path
+
+import torch
+
+from slipstream.replay.server.server import Server
+from tests.processes import GUESS, Run
+
+NUM_STEPS = 3
+SETTINGS = [
+    *GUESS,
+    f"learner.steps={NUM_STEPS}",
+    "learner.checkpoint_every=2",
+    "objective.guard_min_ess=0",
+    "objective.guard_max_ratio=0",
+    "objective.max_negative_kl=0",
+]
+
+
+def test_a_learner_on_a_device_trains_on_what_comes_over_redis_and_the_books_balance(
+    redis_server: Server, run_id: str, tmp_path: Path, device: torch.device
+) -> None:
+    with Run(run_id, root=tmp_path, server=redis_server, settings=SETTINGS) as run:
+        learner = run.start_learner()
+        run.start_scripted_actor("actor")
+        run.wait_until(lambda: learner.exit_code == 0, "the learner has finished the run")
+        assert f" on {device.type}: " in learner.said()
+        assert run.steps() == list(range(1, NUM_STEPS + 1))
+        assert all(0 < record["optim/grad_norm"] < math.inf for record in run.step_records())
+        assert run.audit() == []
