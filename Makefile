@@ -63,15 +63,17 @@ test-lab: setup
 TORCH ?= 2.14.1
 TRANSFORMERS ?= 5.24.0
 RANGE = build/$(notdir $(PYTHON))-torch-$(TORCH)-transformers-$(TRANSFORMERS)
-ON_RANGE := actors/episode/test_rollout actors/group/test_group actors/host/test_probe common/config/test_config
-ON_RANGE += common/process/test_log common/process/test_wire common/records/test_trajectory common/text/test_chat
+ON_RANGE := actors/engine/test_exchange actors/episode/test_rollout actors/group/test_group actors/host/test_probe
+ON_RANGE += common/config/test_config common/process/test_log common/process/test_wire
+ON_RANGE += common/records/test_trajectory common/text/test_chat
 ON_RANGE += common/text/test_chat_families common/text/test_tokenizer common/transfer/test_delta
 ON_RANGE += common/transfer/test_model_folder envhub/isolation/test_offspring envhub/isolation/test_sandbox
 ON_RANGE += envhub/remote/test_env_client envhub/serving/test_env_server envhub/serving/test_env_worker
 ON_RANGE += envhub/test_code envhub/test_own_modules learner/batch/test_pack learner/batch/test_prefixes
 ON_RANGE += learner/checkpoint/test_checkpoint learner/checkpoint/test_shard_writer learner/credit/test_reference
 ON_RANGE += learner/credit/test_teacher learner/credit/test_token_advantages learner/fit/test_fit
-ON_RANGE += learner/model/test_compiler learner/model/test_export learner/model/test_gradient
+ON_RANGE += learner/model/test_attention learner/model/test_compiler learner/model/test_export
+ON_RANGE += learner/model/test_gradient
 ON_RANGE += learner/model/test_learner_model learner/model/test_logprobs learner/model/test_lora
 ON_RANGE += learner/model/test_model_families learner/model/test_optimizer learner/model/test_proximal
 ON_RANGE += learner/model/test_skeleton learner/objective/test_objective_proof learner/objective/test_value_loss
@@ -79,14 +81,13 @@ ON_RANGE += learner/publisher/test_published learner/publisher/test_weight_delta
 ON_RANGE += learner/step/test_loss learner/step/test_step learner/test_accumulation learner/test_critic
 ON_RANGE += learner/test_fsdp learner/test_shared_prefixes replay/buffer/test_actor_buffer replay/buffer/test_buffer
 ON_RANGE += replay/buffer/test_learner_buffer replay/run/test_archive replay/server/test_redis_server test_imports
-ON_RANGE += tools/plan/test_fake_gpu tools/run/test_child
+ON_RANGE += tools/plan/test_fake_gpu tools/run/test_child whole/test_scripted_run
 
 test-python:
 	test -x $(RANGE)/bin/python || $(PYTHON) -m venv $(RANGE)
 	$(RANGE)/bin/pip install $(PIP_FLAGS) -r requirements/runtime.in -r requirements/dev.in \
 	  torch==$(TORCH) transformers==$(TRANSFORMERS)
 	$(RANGE)/bin/python -W error -m compileall -qf actors common envhub learner replay src tests tools
-	PYTHONPATH=$(CURDIR)/src $(RANGE)/bin/python -m slipstream.tools.lab.gpu_check --device cpu --out $(RANGE)/gpu-check
 	PYTHONPATH=$(CURDIR)/src $(RANGE)/bin/python -m pytest -n 2 --dist loadfile -k "not vllm" $(ON_RANGE:%=tests/%.py)
 
 # Test the buffer against its model with 50,000 examples of up to 30 actions; `make test` runs 300.
@@ -141,10 +142,18 @@ bench-replay: setup
 bench-fleet: setup
 	$(BIN)/python -m slipstream.tools.lab.bench.fleet
 
-# Check the learner on this machine's GPU, in at most nine minutes; without `make setup`: PYTHON=python3 make gpu-check
+# Run the tests that ask for a device on this machine's GPU, in at most nine minutes; without `make setup`:
+# PYTHON=python3 make gpu-check. The most decisive files come first.
 GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
+ON_GPU := learner/model/test_attention learner/model/test_logprobs learner/model/test_learner_model
+ON_GPU += learner/model/test_model_families learner/step/test_step learner/test_shared_prefixes tools/plan/test_peak
+ON_GPU += learner/publisher/test_slots learner/publisher/test_weights actors/engine/test_exchange
+ON_GPU += learner/checkpoint/test_checkpoint whole/test_scripted_run
+
 gpu-check:
-	PYTHONPATH=$(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(GPU_PYTHON) -m slipstream.tools.lab.gpu_check
+	PYTHONPATH=$(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH)) OMP_NUM_THREADS=8 HF_HUB_OFFLINE=1 \
+	  SLIPSTREAM_TEST_FORKS=0 timeout -k 10 540 $(GPU_PYTHON) -m pytest -v -W default --timeout 150 \
+	  --continue-on-collection-errors --device cuda $(ON_GPU:%=tests/%.py)
 
 # Measure which families of models train exactly: about 50 starts of vLLM, half an hour on two cores; the table in
 # docs/models.md is replaced.

@@ -72,8 +72,6 @@ IMAGES = {  # by the package that it needs
             "slipstream.tools.cli.cli reward",
             "slipstream.tools.cli.cli sft",
             "slipstream.tools.run.torchrun",
-            "slipstream.tools.lab.gpu_check",
-            "slipstream.tools.lab.gpu_check.item",
             "tests.several_ranks",
             "slipstream.learner.publisher.serve",
             "slipstream.learner.trial.bounds",

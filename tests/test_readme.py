@@ -41,6 +41,14 @@ def test_the_first_commands_can_be_typed_as_they_are() -> None:
         assert make == "make" and target in targets
 
 
+def test_make_gpu_check_runs_every_file_with_a_test_that_asks_for_a_device() -> None:
+    lists = re.findall(r"^ON_GPU \+?:?= (.*)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    asks = re.compile(r"^def test_\w+\([^)]*\b(device|gpu): torch\.device", re.MULTILINE)
+    tests = REPOSITORY / "tests"
+    asking = {str(path.relative_to(tests))[:-3] for path in tests.rglob("test_*.py") if asks.search(path.read_text())}
+    assert asking == set(" ".join(lists).split())
+
+
 def test_no_page_clones_a_repository_of_ours_whose_address_nobody_knows() -> None:
     pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
     found = [page.name for page in pages if re.search(r"git clone [^\n`]*slipstream", page.read_text())]

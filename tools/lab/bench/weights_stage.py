@@ -37,10 +37,8 @@ class Bench:
     root: Path
 
     @contextmanager
-    def publishing(
-        self, run: str, tensors: Tensors, *, anchor_every: int, timeout_s: float = TIMEOUT_S, device: str = "cpu"
-    ) -> Iterator[Publisher]:
-        """A publisher of `tensors`, which are on `device`, with a broadcast's deadline of `timeout_s`."""
+    def publishing(self, run: str, tensors: Tensors, *, anchor_every: int) -> Iterator[Publisher]:
+        """A publisher of `tensors`."""
         settings = PublisherSettings(
             entries=layout((name, dtype_of(tensor), tuple(tensor.shape)) for name, tensor in tensors),
             redis_url=self.redis_url,
@@ -49,8 +47,7 @@ class Bench:
             host=WEIGHTS.host,
             chunk_bytes=WEIGHTS.chunk_bytes,
             anchor_every=anchor_every,
-            broadcast_timeout_s=timeout_s,
-            device=device,
+            broadcast_timeout_s=TIMEOUT_S,
         )
         publisher = Publisher(settings, log_path=self.root / f"{run}.log")
         try:

@@ -1,1 +1,0 @@
-"""Whether the learner computes on a GPU what it computes on a CPU."""
