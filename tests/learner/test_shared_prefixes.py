@@ -111,7 +111,7 @@ def step_on(learner: Learner, batch: Batch) -> tuple[StepMetrics, dict[str, Tens
         whose = next(name for name, each in optimizers.items() if each is optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for number, parameter in enumerate(parameters):
-            gradients[f"{whose} {number}"] = parameter.grad.full_tensor().cpu().clone()
+            gradients[f"{whose} {number}"] = parameter.grad.to_local().cpu().clone()
 
     hooks = [optimizer.register_step_pre_hook(write_down) for optimizer in optimizers.values()]
     metrics = train_on(learner, batch, Clock(learner.ranks.device))
