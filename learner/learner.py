@@ -54,12 +54,12 @@ from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
 from slipstream.learner.model.proximal import Proximal
 from slipstream.learner.objective.kl import k1
+from slipstream.learner.probation.bounds import check_bounds
 from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.learner.step.token_record import record_tokens
-from slipstream.learner.trial.bounds import check_bounds
 from slipstream.learner.warm_start import WarmStartStep, imitate
 
 log = logging.getLogger(__name__)

@@ -58,7 +58,7 @@ IMAGES = {  # by the package that it needs
             "slipstream.tools.cli.cli",
             "slipstream.tools.run.train",
             "slipstream.tools.run.prepare",
-            "slipstream.learner.trial.bounds",
+            "slipstream.learner.probation.bounds",
             "slipstream.learner.learn",
             "slipstream.learner.publisher.serve",
             "slipstream.tools.cli.fit",
@@ -74,9 +74,9 @@ IMAGES = {  # by the package that it needs
             "slipstream.tools.run.torchrun",
             "tests.several_ranks",
             "slipstream.learner.publisher.serve",
-            "slipstream.learner.trial.bounds",
+            "slipstream.learner.probation.bounds",
         ),
-        leaves=("tests.several_ranks", "slipstream.learner.publisher.serve", "slipstream.learner.trial.bounds"),
+        leaves=("tests.several_ranks", "slipstream.learner.publisher.serve", "slipstream.learner.probation.bounds"),
     ),
     "vllm": Image(
         imports=(
@@ -85,7 +85,7 @@ IMAGES = {  # by the package that it needs
             "slipstream.tools.run.actor_host",
             "slipstream.actors.__main__",
             "slipstream.actors.engine.serve_engine",
-            "slipstream.learner.trial.bounds",
+            "slipstream.learner.probation.bounds",
             "vllm.v1.worker.cpu_worker",
         ),
         programs=(
@@ -95,13 +95,13 @@ IMAGES = {  # by the package that it needs
             "slipstream.actors.engine.serve_engine",
             "tests.actors.exchanging_engine",
             "tests.actors.overlapped_engine",
-            "slipstream.learner.trial.bounds",
+            "slipstream.learner.probation.bounds",
         ),
         leaves=(
             "slipstream.actors.engine.serve_engine",
             "tests.actors.exchanging_engine",
             "tests.actors.overlapped_engine",
-            "slipstream.learner.trial.bounds",
+            "slipstream.learner.probation.bounds",
         ),
     ),
 }

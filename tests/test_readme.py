@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.common.config.config import load_config
-from slipstream.learner.trial.bounds import check_objective
+from slipstream.learner.probation.bounds import check_objective
 from slipstream.tools.cli.cli import VERBS, main
 
 REPOSITORY = Path(__file__).parents[1]

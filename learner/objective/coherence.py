@@ -2,8 +2,8 @@
 
 Two common mistakes are impossible here and need no rule. Behaviour log-probabilities are always those that the sampler
 recorded, never recomputed or missing. And with top-k or top-p, the learner's softmax runs over the tokens that they
-kept (see `slipstream.common.records.kept_sets`). Checks that need the loss are in `slipstream.learner.trial.bounds`;
-this file works without torch.
+kept (see `slipstream.common.records.kept_sets`). Checks that need the loss are in
+`slipstream.learner.probation.bounds`; this file works without torch.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ MIN_TOKEN_CLIP = 0.01
 # collapsed at 16 times, one of three at 8 times, and one learned less at 5 times; at 4 times none of six did.
 LAG_PER_STEP_BEHIND = 4
 COLLAPSING_LAG = 8  # optimizer steps; smaller lags were not tried without max_negative_kl
-REFUSED = 2  # exit code of `python -m slipstream.learner.trial.bounds`
+REFUSED = 2  # exit code of `python -m slipstream.learner.probation.bounds`
 
 # Keys that have an effect only with some values of another key.
 _ONLY_WITH = {
@@ -245,7 +245,7 @@ def _check_teacher_url(config: Config) -> None:
 
 def _check_reuse(objective: ObjectiveConfig, max_uses: int) -> None:
     clips = objective.surrogate in ("ppo_clip", "gspo", "dppo_tv", "dppo_kl")
-    # What parts of the user's do is measured in slipstream.learner.trial.own_parts.
+    # What parts of the user's do is measured in slipstream.learner.probation.own_parts.
     bounded = clips or objective.has_own_loss or objective.correction.endswith("_mask")
     if objective.correction == "truncated_is" or (objective.correction != "decoupled" and not bounded):
         refuse(

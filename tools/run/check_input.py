@@ -141,7 +141,7 @@ def check_room(config: Config) -> None:
 
 
 def _check_objective(config: Config) -> None:
-    """Raise ConfigError for an objective that the loss refuses: see `slipstream.learner.trial.bounds`."""
+    """Raise ConfigError for an objective that the loss refuses: see `slipstream.learner.probation.bounds`."""
     replay = config.replay
     question = {
         "objective": dataclasses.asdict(config.objective),
@@ -158,7 +158,7 @@ def _refusal(question: str) -> str:
 
     The check runs in another process, as it imports torch, and a supervisor must not.
     """
-    command = [sys.executable, "-P", "-m", "slipstream.learner.trial.bounds"]
+    command = [sys.executable, "-P", "-m", "slipstream.learner.probation.bounds"]
     check = subprocess.run(command, input=question, capture_output=True, text=True)
     if check.returncode not in (0, REFUSED):
         raise RuntimeError(f"`{' '.join(command)}` ended with code {check.returncode}: {check.stderr.strip()}")

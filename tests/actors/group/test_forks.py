@@ -22,7 +22,7 @@ from slipstream.envhub.rewards.part import reward_parts
 from slipstream.learner.batch.pack import count_loss_tokens
 from slipstream.learner.credit.token_advantages import sequences_with_advantages
 from slipstream.learner.credit.tree import leaves_of
-from slipstream.learner.trial.bounds import check_objective
+from slipstream.learner.probation.bounds import check_objective
 from slipstream.replay.records.forks import planned_forks
 from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.tools.run.check_input import check_input

@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.learner.trial.bounds import check_objective
+from slipstream.learner.probation.bounds import check_objective
 from slipstream.tools.run.check_input import check_input
 
 CONF = Path(__file__).parents[3] / "conf"

@@ -28,9 +28,9 @@ from slipstream.learner.credit.token_advantages import sequences_with_advantages
 from slipstream.learner.objective.guard import Evidence, decide
 from slipstream.learner.objective.normalisation import loss_divisor
 from slipstream.learner.objective.ratio import Sequences
+from slipstream.learner.probation.bounds import check_objective
+from slipstream.learner.probation.loss_probe import MAX_WEIGHT
 from slipstream.learner.step.loss import policy_loss
-from slipstream.learner.trial.bounds import check_objective
-from slipstream.learner.trial.loss_probe import MAX_WEIGHT
 from slipstream.replay.records.ticket import Group
 from tests.learner.even_game import group_of
 from tests.learner.policies import loss_tokens
@@ -113,7 +113,7 @@ def test_the_batch_tells_a_bound_that_never_acts(monkeypatch: pytest.MonkeyPatch
     """The proof itself can fail: a clip beyond the token mask changes nothing, and only the linter says so."""
     config = Config()
     config.objective.clip_high = 9.0
-    monkeypatch.setattr("slipstream.learner.trial.bounds.acts", lambda objective, name, *, without=None: True)
+    monkeypatch.setattr("slipstream.learner.probation.bounds.acts", lambda objective, name, *, without=None: True)
     assert any(change.startswith("clip_high") for change in inert_changes(config))
 
 

@@ -1,6 +1,8 @@
 """Checks the bounds of an objective with the loss itself: token weights are bounded, and every bound has an effect.
 
-python -m slipstream.learner.trial.bounds < {objective, max_lag, max_uses}    refused: the reason on stdout, exit code 2
+python -m slipstream.learner.probation.bounds < {objective, max_lag, max_uses}
+
+If the objective is refused, the reason is on stdout, and the exit code is 2.
 """
 
 import dataclasses
@@ -13,8 +15,8 @@ from slipstream.common.config.config import Config
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.objective.coherence import REFUSED, check_coherence, reads, refuse
-from slipstream.learner.trial.loss_probe import MAX_WEIGHT, acts, weight_bound
-from slipstream.learner.trial.own_parts import check_own_parts
+from slipstream.learner.probation.loss_probe import MAX_WEIGHT, acts, weight_bound
+from slipstream.learner.probation.own_parts import check_own_parts
 
 _CPU = torch.device("cpu")
 # Keys that limit a token's weight, or mask the token.

@@ -1,7 +1,7 @@
 """Tries the user's own parts of an objective before training, and refuses those that could not be trained with.
 
 What a part returns is checked on small batches. Whether it corrects for lag, and whether it stops pushing a token that
-is far from the policy that sampled it, is measured on the loss (`slipstream.learner.trial.loss_probe`), as are the
+is far from the policy that sampled it, is measured on the loss (`slipstream.learner.probation.loss_probe`), as are the
 weights of tokens.
 """
 
@@ -22,7 +22,7 @@ from slipstream.learner.objective.coherence import COLLAPSING_LAG, refuse
 from slipstream.learner.objective.correction import correction
 from slipstream.learner.objective.ratio import MAX_LOG_RATIO, Sequences
 from slipstream.learner.objective.surrogate import Surrogate, surrogate
-from slipstream.learner.trial.loss_probe import ignores_lag, still_pushes
+from slipstream.learner.probation.loss_probe import ignores_lag, still_pushes
 
 CALLED = {
     "advantage": "function(returns)",

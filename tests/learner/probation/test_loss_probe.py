@@ -5,7 +5,7 @@ import math
 import pytest
 
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.learner.trial.loss_probe import acts, weight_bound
+from slipstream.learner.probation.loss_probe import acts, weight_bound
 
 
 @pytest.mark.parametrize(
