@@ -46,7 +46,7 @@ from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
 from slipstream.learner.ranks.share import share
 from slipstream.learner.rerun import catch_up
 from slipstream.learner.step.clock import Clock
-from slipstream.learner.step.standstill import Standstill
+from slipstream.learner.step.stall_guard import StallGuard
 from slipstream.learner.supply.supplies import Supplies, shards_of, whole_batch
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.records.keys import FencedOut
@@ -126,18 +126,18 @@ def _trained(
         log.info("the run is already finished: %d of %d steps", learner.progress.step, config.learner.steps)
     if lead:
         lead.train_from_here()
-    clock, standstill = Clock(learner.ranks.device), Standstill()
-    while learner.progress.step < config.learner.steps and not standstill.is_solved:
-        if not _step(learner, lead, versions, supplies, clock, standstill, shutdown):
+    clock, stall_guard = Clock(learner.ranks.device), StallGuard()
+    while learner.progress.step < config.learner.steps and not stall_guard.is_solved:
+        if not _step(learner, lead, versions, supplies, clock, stall_guard, shutdown):
             break
     step, made_all = learner.progress.step, learner.progress.step >= config.learner.steps
-    if standstill.is_solved and learner.progress.highest_published < learner.progress.policy_version:
+    if stall_guard.is_solved and learner.progress.highest_published < learner.progress.policy_version:
         _publish(learner, lead, versions)
     # The checkpoint that it resumed from is not written again: a crash while doing so would leave none.
     if not made_all and step % config.learner.checkpoint_every and step != durable_step:
         _checkpoint(learner, lead)
     learner.checkpoints.wait()
-    return (made_all or standstill.is_solved) and _finish(learner, lead, shutdown)
+    return (made_all or stall_guard.is_solved) and _finish(learner, lead, shutdown)
 
 
 def _recover(learner: Learner, *, resumed: bool) -> None:
@@ -161,10 +161,10 @@ def _step(
     versions: VersionWriter,
     supplies: Supplies | None,
     clock: Clock,
-    standstill: Standstill,
+    stall_guard: StallGuard,
     shutdown: Shutdown,
 ) -> bool:
-    """Make one optimizer step, from claim to checkpoint, and tell `standstill` of it; return whether it was made.
+    """Make one optimizer step, from claim to checkpoint, and tell `stall_guard` of it; return whether it was made.
 
     Not if a stop was requested before its batch was complete, or if the tasks are solved: no group teaches anything.
     The step is recorded before its checkpoint, so the record of the next step contains the time of the checkpoint.
@@ -177,7 +177,7 @@ def _step(
     if batch is None:
         return False
     if not batch.groups:
-        standstill.end_as_solved(before.step)
+        stall_guard.end_as_solved(before.step)
         return False
     if lead:
         lead.archive(batch, before)
@@ -199,7 +199,7 @@ def _step(
             supplies.save_tasks(learner.run_dir)
     clock.lap("checkpoint")
     if step > learner.config.objective.critic_warmup_steps:
-        standstill.after(step, metrics, batch.groups)
+        stall_guard.after(step, metrics, batch.groups)
     return True
 
 

@@ -41,7 +41,7 @@ def train(config: Config) -> int:
         from slipstream.learner.learn import learn  # after the quick checks, as it imports torch
         from slipstream.learner.ranks.hosts import check_hosts
         from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
-        from slipstream.learner.step.standstill import NothingLearned
+        from slipstream.learner.step.stall_guard import NothingLearned
         from slipstream.learner.supply.refusals import AllRefuse
         from slipstream.learner.supply.supply import SupplyDried
         from slipstream.replay.records.keys import FencedOut, RunForgotten

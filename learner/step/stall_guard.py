@@ -17,7 +17,7 @@ class NothingLearned(RuntimeError):
     """`MOST_STEPS` steps in a row left the policy as it was, and its tasks are not solved; the message says why."""
 
 
-class Standstill:
+class StallGuard:
     """Counts the steps in a row that had no gradient, or were skipped."""
 
     def __init__(self) -> None:

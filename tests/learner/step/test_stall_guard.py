@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from slipstream.learner.step.standstill import MOST_STEPS, NothingLearned, Standstill
+from slipstream.learner.step.stall_guard import MOST_STEPS, NothingLearned, StallGuard
 from tests.learner.lead.test_report import STEP
 from tests.replay.records.attempts import group_earning
 
@@ -15,14 +15,14 @@ HOPELESS, STUCK, SOLVED = [group_earning(0.0, 0.0)], [group_earning(0.5, 0.5)], 
 
 
 def test_a_hundred_steps_in_a_row_without_a_change_end_the_run_with_both_reasons() -> None:
-    standstill = Standstill()
-    standstill.after(1, LEARNED, SOLVED)
+    stall_guard = StallGuard()
+    stall_guard.after(1, LEARNED, SOLVED)
     for step in range(2, 62):
-        standstill.after(step, EMPTY, HOPELESS)
+        stall_guard.after(step, EMPTY, HOPELESS)
     for step in range(62, 101):
-        standstill.after(step, SKIPPED, HOPELESS)
+        stall_guard.after(step, SKIPPED, HOPELESS)
     with pytest.raises(NothingLearned) as error:
-        standstill.after(101, SKIPPED, HOPELESS)
+        stall_guard.after(101, SKIPPED, HOPELESS)
     said = str(error.value)
     assert said.startswith(
         "step 101: the last 100 steps changed nothing; the norm of the gradient was 0 in 60, with a mean return of 0 "
@@ -33,33 +33,33 @@ def test_a_hundred_steps_in_a_row_without_a_change_end_the_run_with_both_reasons
 
 
 def test_siblings_that_always_earn_the_same_are_another_reason_than_hopeless_tasks() -> None:
-    standstill = Standstill()
+    stall_guard = StallGuard()
     for step in range(1, MOST_STEPS):
-        standstill.after(step, EMPTY, STUCK)
+        stall_guard.after(step, EMPTY, STUCK)
     with pytest.raises(
         NothingLearned, match=r"a mean return of 0\.5 and 0% successes: .*; siblings earn the same: use"
     ):
-        standstill.after(MOST_STEPS, EMPTY, STUCK)
+        stall_guard.after(MOST_STEPS, EMPTY, STUCK)
 
 
 def test_solved_tasks_end_the_run_as_finished() -> None:
-    standstill = Standstill()
+    stall_guard = StallGuard()
     for step in range(1, MOST_STEPS):
-        standstill.after(step, EMPTY, SOLVED)
-        assert not standstill.is_solved
-    standstill.after(MOST_STEPS, EMPTY, SOLVED)
-    assert standstill.is_solved
+        stall_guard.after(step, EMPTY, SOLVED)
+        assert not stall_guard.is_solved
+    stall_guard.after(MOST_STEPS, EMPTY, SOLVED)
+    assert stall_guard.is_solved
 
 
 def test_steps_that_were_skipped_are_no_sign_of_solved_tasks() -> None:
-    standstill = Standstill()
+    stall_guard = StallGuard()
     for step in range(1, MOST_STEPS):
-        standstill.after(step, EMPTY, SOLVED)
+        stall_guard.after(step, EMPTY, SOLVED)
     with pytest.raises(NothingLearned, match="1 were skipped"):
-        standstill.after(MOST_STEPS, SKIPPED, SOLVED)
+        stall_guard.after(MOST_STEPS, SKIPPED, SOLVED)
 
 
 def test_one_step_that_changes_something_begins_the_count_again() -> None:
-    standstill = Standstill()
+    stall_guard = StallGuard()
     for step in range(3 * MOST_STEPS):
-        standstill.after(step, LEARNED if step % (MOST_STEPS - 1) == 0 else EMPTY, STUCK)
+        stall_guard.after(step, LEARNED if step % (MOST_STEPS - 1) == 0 else EMPTY, STUCK)
