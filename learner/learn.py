@@ -24,8 +24,8 @@ from slipstream.envhub.catalogue import num_held_out
 from slipstream.envhub.own_modules import own_modules
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.conditions import conditions_of
+from slipstream.learner.lead.connections import Connections, join_run
 from slipstream.learner.lead.lead import Lead
-from slipstream.learner.lead.links import Links, join_run
 from slipstream.learner.lead.tally import load_tally
 from slipstream.learner.learner import (
     Learner,
@@ -61,19 +61,19 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     Every rank calls it. Raises ConfigError, RedisAway, SupplyDried, NothingLearned, AllRefuse, ArchiveError, FencedOut.
     """
     resolve_dtype(config, ranks.device)
-    links = _describe_run(config, run_dir, shutdown) if ranks.rank == 0 else None
+    connections = _describe_run(config, run_dir, shutdown) if ranks.rank == 0 else None
     try:
-        check = links.check_epochs if links else lambda: None
+        check = connections.check_epochs if connections else lambda: None
         learner, resumed = load_learner(config, run_dir, ranks, check=check)
         durable_step = learner.progress.step if resumed else None
         _recover(learner, resumed=resumed)
         published = Published(learner.model, dtype=config.model.dtype, hosts=config.learner.hosts)
-        lead = _take_the_lead(learner, links, published) if links else None
+        lead = _take_the_lead(learner, connections, published) if connections else None
     except FencedOut:
         raise
     except BaseException:
-        if links:
-            links.give_up()
+        if connections:
+            connections.give_up()
         raise
     fresh = share(lead.with_fresh_version(learner.progress) if lead else None, Progress, ranks=ranks)
     assert fresh is not None
@@ -203,7 +203,7 @@ def _step(
     return True
 
 
-def _describe_run(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Links:
+def _describe_run(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Connections:
     """Become the run's learner before the model is loaded: actors load theirs meanwhile. Raises ConfigError."""
     folder = Path(config.model.path or run_dir.model)
     client, *further = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
@@ -224,7 +224,7 @@ def _describe_run(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Links:
     )
 
 
-def _take_the_lead(learner: Learner, links: Links, published: Published) -> Lead:
+def _take_the_lead(learner: Learner, connections: Connections, published: Published) -> Lead:
     config = learner.config
     tokenizer = load_tokenizer(learner.model.folder, config.model.template_arguments)
     publishing = publisher_settings(
@@ -232,12 +232,12 @@ def _take_the_lead(learner: Learner, links: Links, published: Published) -> Lead
         entries=published.layout,
         adapted=adapted_folder(learner.model),
         model_folder=learner.model.folder,
-        model_files=links.model_files,
-        learner_epoch=links.epoch,
+        model_files=connections.model_files,
+        learner_epoch=connections.epoch,
         device=learner.ranks.device.type,
     )
     return Lead.begin(
-        links,
+        connections,
         config,
         learner.run_dir,
         progress=learner.progress,

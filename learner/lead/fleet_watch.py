@@ -12,9 +12,9 @@ from slipstream.common.process.events import Events
 from slipstream.common.process.metrics import Metrics
 from slipstream.common.process.patience import RedisAway
 from slipstream.common.process.printable import printable
+from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.cost import cost_of
 from slipstream.learner.lead.descriptions import describe
-from slipstream.learner.lead.links import Links
 from slipstream.learner.lead.overview import FLEET
 from slipstream.learner.lead.report import add_cost, add_fleet
 from slipstream.replay.run.diagnosis import Diagnosis, Facts, FaultLog, diagnose
@@ -34,7 +34,7 @@ class FleetWatch:
 
     def __init__(
         self,
-        links: Links,
+        connections: Connections,
         tensorboard: Path,
         *,
         run_id: str,
@@ -46,7 +46,7 @@ class FleetWatch:
     ) -> None:
         """`steps` gives the records of the newest optimizer steps."""
         self.found: Diagnosis | None = None  # at the last look
-        self._observer = Observer(links.clients, run_id, max_lag=max_lag, num_steps=num_steps)
+        self._observer = Observer(connections.clients, run_id, max_lag=max_lag, num_steps=num_steps)
         self._started_at_s = started_at_s
         self._tokens_trained = tokens_trained
         self._steps = steps

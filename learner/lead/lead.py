@@ -16,9 +16,9 @@ from slipstream.common.transfer.weights import Adapted
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence
+from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.evaluation import Evaluation, RegularEvaluation
 from slipstream.learner.lead.highest_version import load_highest_version
-from slipstream.learner.lead.links import Links
 from slipstream.learner.lead.run_record import RunRecord
 from slipstream.learner.lead.tally import EvalDuring, save_tally, tally_at
 from slipstream.learner.model.flops import Flops
@@ -42,7 +42,7 @@ class Lead:
 
     def __init__(
         self,
-        links: Links,
+        connections: Connections,
         config: Config,
         *,
         archive: ArchiveWriter,
@@ -52,21 +52,21 @@ class Lead:
         highest_version: int,
     ) -> None:
         """`begin` makes one for a run."""
-        self._links = links
+        self._connections = connections
         self._config = config
         self._archive = archive
         self._conditions = conditions
         self._record = record
         self.publisher = publisher
         self._highest_version = highest_version
-        self.refusals = Refusals(links.fleet, links.bulletin)
+        self.refusals = Refusals(connections.fleet, connections.bulletin)
         last_step = max((during.step for during in record.tally.evaluations_during), default=0)
-        self._regular = RegularEvaluation(links.evaluation, config, last_step=last_step)
+        self._regular = RegularEvaluation(connections.evaluation, config, last_step=last_step)
 
     @classmethod
     def begin(
         cls,
-        links: Links,
+        connections: Connections,
         config: Config,
         run_dir: RunDir,
         *,
@@ -87,18 +87,18 @@ class Lead:
         highest_version = load_highest_version(run_dir.highest_version)
         _check_base(tally.base_root, publishing.adapted)
         tally.base_root = publishing.adapted.root if publishing.adapted else ""
-        archive = ArchiveWriter(run_dir.trajectories, config.run.name, epoch=links.epoch)
+        archive = ArchiveWriter(run_dir.trajectories, config.run.name, epoch=connections.epoch)
         with fence.held():
             archive.cut_after(progress.step)
             if progress.step:  # before these steps are settled: see `_settle`
                 save_tally(tally, run_dir.tally)
         # The weights contain what the steps up to the checkpoint claimed, and nothing that later steps claimed.
-        links.shards.settle(progress.step)
-        num_reopened = links.shards.reopen(progress.step)
+        connections.shards.settle(progress.step)
+        num_reopened = connections.shards.reopen(progress.step)
         if num_reopened:
             log.info("%d groups claimed by steps after %d are ready again", num_reopened, progress.step)
         record = RunRecord.begin(
-            links,
+            connections,
             run_dir,
             fence,
             tally=tally,
@@ -109,7 +109,7 @@ class Lead:
             decode=decode,
         )
         return cls(
-            links,
+            connections,
             config,
             archive=archive,
             conditions=conditions,
@@ -121,7 +121,7 @@ class Lead:
     @property
     def epochs(self) -> Epochs:
         """This learner's epoch on each shard."""
-        return self._links.epochs
+        return self._connections.epochs
 
     def found(self) -> Diagnosis | None:
         """The state of the run at a look of a few seconds ago; None before the first."""
@@ -130,11 +130,11 @@ class Lead:
     @property
     def shards(self) -> list[LearnerBuffer]:
         """The training stream's buffers."""
-        return self._links.shards.buffers
+        return self._connections.shards.buffers
 
     def with_fresh_version(self, progress: Progress) -> Progress:
         """`progress` with a version above every published one, so that no version number is used twice."""
-        offered = self._links.bulletin.highest_version()  # -1 if the server came back empty
+        offered = self._connections.bulletin.highest_version()  # -1 if the server came back empty
         highest = max(offered, self._highest_version, progress.highest_published)
         version = progress.policy_version if highest < 0 else max(progress.policy_version, highest) + 1
         return progress.resumed_as(version)
@@ -164,7 +164,7 @@ class Lead:
         """
         self._archive.sync()
         try:
-            self._links.check_epochs()
+            self._connections.check_epochs()
         except RedisAway as error:
             log.warning("writing a checkpoint without knowing whether another learner has taken over: %s", error)
         self._record.prepare_tally(progress.step)
@@ -172,11 +172,11 @@ class Lead:
 
     def train_from_here(self) -> None:
         """Set the run's state to TRAINING: actors may expect tickets and weights."""
-        self._links.fleet.set_run_state(RunState.TRAINING)
+        self._connections.fleet.set_run_state(RunState.TRAINING)
 
     def open_evaluation(self, progress: Progress) -> Evaluation:
         """Open an evaluation of the weights of `progress`, which must be the newest published ones."""
-        return Evaluation.begin(self._links.evaluation, self._config, progress)
+        return Evaluation.begin(self._connections.evaluation, self._config, progress)
 
     def has_evaluated(self, name: str) -> bool:
         return name in self._record.tally.evaluations
@@ -203,7 +203,7 @@ class Lead:
 
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:
         """Write the metrics of the step that followed `before`; renew the heartbeat."""
-        self._links.fleet.renew()
+        self._connections.fleet.renew()
         self._record.write_step(
             batch, step, before=before, times_s=times_s, publish=self.publisher.stats, refusals=self.refusals
         )
@@ -213,15 +213,15 @@ class Lead:
 
     def finish(self) -> None:
         """Set the run's state to FINISHED."""
-        self._links.fleet.set_run_state(RunState.FINISHED)
+        self._connections.fleet.set_run_state(RunState.FINISHED)
 
     def fail(self) -> None:
         """Set the run's state to FAILED, so that no actor waits forever, unless another learner has taken over."""
         with contextlib.suppress(RedisAway, FencedOut):
-            self._links.fleet.set_run_state(RunState.FAILED)
+            self._connections.fleet.set_run_state(RunState.FAILED)
 
     def close(self) -> None:
-        self._links.close()
+        self._connections.close()
         self.publisher.close()
         self._record.close()
 
@@ -233,7 +233,7 @@ class Lead:
         """
         self._record.adopt_tally()
         try:
-            self._links.shards.settle(step)
+            self._connections.shards.settle(step)
         except RedisAway as error:
             log.warning("step %d is not settled yet; the next start will settle it: %s", step, error)
 

@@ -18,13 +18,13 @@ from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.lead.advice import MEMORY, StepLoad, advised_actors
+from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.cost import Cost, cost_of
 from slipstream.learner.lead.descriptions import describe
 from slipstream.learner.lead.episode_texts import episode_texts
 from slipstream.learner.lead.evaluation import Evaluation
 from slipstream.learner.lead.fleet_watch import FleetWatch
 from slipstream.learner.lead.highest_version import save_highest_version
-from slipstream.learner.lead.links import Links
 from slipstream.learner.lead.overview import COMPARED, place_of, settings_of
 from slipstream.learner.lead.report import (
     add_cost,
@@ -54,7 +54,7 @@ class RunRecord:
 
     def __init__(
         self,
-        links: Links,
+        connections: Connections,
         run_dir: RunDir,
         fence: Fence,
         *,
@@ -67,7 +67,7 @@ class RunRecord:
     ) -> None:
         """`begin` makes one for a run; `decode` makes text of tokens."""
         self.tally = tally
-        self._links = links
+        self._connections = connections
         self._run_dir = run_dir
         self._fence = fence
         self._writer = writer
@@ -76,7 +76,7 @@ class RunRecord:
         self._decode = decode
         self._newest: tuple[Mapping[str, float], ...] = ()  # records of steps; replaced, as the watch reads it
         self._watch = FleetWatch(
-            links,
+            connections,
             run_dir.tensorboard,
             run_id=config.run.name,
             max_lag=config.replay.max_lag,
@@ -92,7 +92,7 @@ class RunRecord:
     @classmethod
     def begin(
         cls,
-        links: Links,
+        connections: Connections,
         run_dir: RunDir,
         fence: Fence,
         *,
@@ -116,7 +116,7 @@ class RunRecord:
         settings.write_settings(settings_of(config), COMPARED)
         settings.close()
         record = cls(
-            links,
+            connections,
             run_dir,
             fence,
             tally=tally,
@@ -126,7 +126,7 @@ class RunRecord:
             config=config,
             decode=decode,
         )
-        record._reset_ledger(links.shards.ledger())
+        record._reset_ledger(connections.shards.ledger())
         return record
 
     def write_step(
@@ -141,7 +141,7 @@ class RunRecord:
     ) -> None:
         """Write the metrics of the step that followed `before`, and log one line."""
         metrics = step_metrics(batch, step, before=before, times_s=times_s, flops=self._flops, tally=self.tally)
-        ledger, census = self._links.shards.ledger(), self._fleet()
+        ledger, census = self._connections.shards.ledger(), self._fleet()
         members = census.alive
         self._reset_ledger(ledger)
         add_produced(metrics, self.tally.recorded, ledger)
@@ -149,7 +149,7 @@ class RunRecord:
         add_fleet(metrics, ledger=ledger, members=members)
         add_publishing(metrics, members=members, publish=publish)
         add_cost(metrics, self._cost(ledger, census))
-        metrics.add("fleet/unreadable_members", self._links.fleet.num_unreadable)
+        metrics.add("fleet/unreadable_members", self._connections.fleet.num_unreadable)
         metrics.add("fleet/refusing_actors", refusals.log_new(members))
         metrics.add("replay/repairs", ledger.repairs)
         metrics.add("fleet/advised_actors", self._advise(ledger, members, times_s))
@@ -194,7 +194,7 @@ class RunRecord:
     def write_summary(self) -> None:
         """Write `summary.json`: evaluations, throughput, cost and lag of the whole run."""
         tally, wall_s = self.tally, time.time() - self._started_at_s
-        ledger, census = self._links.shards.ledger(), self._links.fleet.census()
+        ledger, census = self._connections.shards.ledger(), self._connections.fleet.census()
         actors = [member for member in census.everyone if member.role == "actor"]
         newest = headline(read_metrics(self._run_dir.metrics))
         summary = {
@@ -243,7 +243,7 @@ class RunRecord:
         """The processes of the run; of a large fleet they are those of a few seconds ago."""
         now = time.monotonic()
         if self._census is None or now - self._read_at > self._reading_s / READING_SHARE:
-            self._census = self._links.fleet.census()
+            self._census = self._connections.fleet.census()
             self._reading_s, self._read_at = time.monotonic() - now, now
         return self._census
 

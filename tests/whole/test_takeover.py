@@ -49,8 +49,8 @@ def test_suspended_before_it_took_the_folder_it_leaves_it_to_its_successor(
     run_dir: RunDir,
     actor: ActorBuffer,
 ) -> None:
-    with closing(join(redis_client, run_id)) as suspended, closing(join(redis_client, run_id)) as links:
-        successor = begin_with(links, taken(run_dir), redis_url, run_dir, progress=START)
+    with closing(join(redis_client, run_id)) as suspended, closing(join(redis_client, run_id)) as connections:
+        successor = begin_with(connections, taken(run_dir), redis_url, run_dir, progress=START)
         with closing(successor):
             with pytest.raises(FencedOut):
                 Fence(run_dir.checkpoints).take(suspended.check_epochs)
@@ -66,9 +66,9 @@ def test_suspended_after_it_took_the_folder_it_cuts_no_file_of_its_successor(
     run_dir: RunDir,
     actor: ActorBuffer,
 ) -> None:
-    with closing(join(redis_client, run_id)) as suspended, closing(join(redis_client, run_id)) as links:
+    with closing(join(redis_client, run_id)) as suspended, closing(join(redis_client, run_id)) as connections:
         fence = taken(run_dir)
-        with closing(begin_with(links, taken(run_dir), redis_url, run_dir, progress=START)) as successor:
+        with closing(begin_with(connections, taken(run_dir), redis_url, run_dir, progress=START)) as successor:
             archive_one(successor, actor, run_id)
             play_and_record(successor, actor, run_id, step=2, as_step=1)
             with pytest.raises(FencedOut, match="another learner has taken over"):
@@ -80,8 +80,8 @@ def test_suspended_after_it_took_the_folder_it_cuts_no_file_of_its_successor(
 def test_a_learner_that_was_replaced_does_not_set_the_state_of_the_run(
     redis_client: redis.Redis, redis_url: str, run_id: str, run_dir: RunDir
 ) -> None:
-    with closing(join(redis_client, run_id)) as loading, closing(join(redis_client, run_id)) as links:
-        replaced = begin_with(links, taken(run_dir), redis_url, run_dir, progress=START)
+    with closing(join(redis_client, run_id)) as loading, closing(join(redis_client, run_id)) as connections:
+        replaced = begin_with(connections, taken(run_dir), redis_url, run_dir, progress=START)
         with closing(replaced), closing(join(redis_client, run_id)) as successor:
             successor.fleet.set_run_state(RunState.TRAINING)
             replaced.fail()

@@ -18,9 +18,9 @@ from slipstream.common.transfer.weights import Adapted, layout
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence
+from slipstream.learner.lead.connections import Connections, join_run
 from slipstream.learner.lead.highest_version import load_highest_version
 from slipstream.learner.lead.lead import Lead
-from slipstream.learner.lead.links import Links, join_run
 from slipstream.learner.lead.tally import load_tally, tally_at
 from slipstream.learner.model.flops import Flops
 from slipstream.learner.publisher.publish import publisher_settings
@@ -62,11 +62,11 @@ def begin(
 ) -> Lead:
     run_dir = RunDir(root, run_id)
     run_dir.create()
-    links = join(client, run_id)
-    return begin_with(links, taken(run_dir), redis_url, run_dir, progress=progress, adapted=adapted)
+    connections = join(client, run_id)
+    return begin_with(connections, taken(run_dir), redis_url, run_dir, progress=progress, adapted=adapted)
 
 
-def join(client: redis.Redis, run_id: str) -> Links:
+def join(client: redis.Redis, run_id: str) -> Connections:
     return join_run(
         client,
         config_of(run_id),
@@ -79,7 +79,13 @@ def join(client: redis.Redis, run_id: str) -> Links:
 
 
 def begin_with(
-    links: Links, fence: Fence, redis_url: str, run_dir: RunDir, *, progress: Progress, adapted: Adapted | None = None
+    connections: Connections,
+    fence: Fence,
+    redis_url: str,
+    run_dir: RunDir,
+    *,
+    progress: Progress,
+    adapted: Adapted | None = None,
 ) -> Lead:
     config = config_of(run_dir.path.name)
     config.redis.url = redis_url
@@ -89,11 +95,11 @@ def begin_with(
         adapted=adapted,
         model_folder=run_dir.path,
         model_files=[],
-        learner_epoch=links.epoch,
+        learner_epoch=connections.epoch,
         device="cpu",
     )
     return Lead.begin(
-        links,
+        connections,
         config,
         run_dir,
         progress=progress,

@@ -18,7 +18,7 @@ from slipstream.common.records.trajectory import Outcome, Trajectory, VersionSpa
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence
-from slipstream.learner.lead.links import Links, join_run
+from slipstream.learner.lead.connections import Connections, join_run
 from slipstream.learner.lead.overview import LINES, PINNED
 from slipstream.learner.lead.run_record import RunRecord
 from slipstream.learner.lead.tally import Tally
@@ -47,12 +47,12 @@ class Run:
         self.run_id = run_id
         self.buffer = make_buffer(client, run_id)
         config = load_config(None, [f"run.name={run_id}", f"redis.url={redis_url}"])
-        self.links: Links = join_run(
+        self.connections: Connections = join_run(
             client, config, model_folder=root, model_files=[], vocab_size=100, tokenizer_root="", own_modules={}
         )
-        self.buffer.learner.adopt_epoch(self.links.epoch)
+        self.buffer.learner.adopt_epoch(self.connections.epoch)
         self.record = RunRecord.begin(
-            self.links,
+            self.connections,
             self.dir,
             Fence(self.dir.checkpoints),
             tally=Tally(),
@@ -66,8 +66,8 @@ class Run:
         self.times_s = BUSY
         self.progress = Progress(step=0, policy_version=20, highest_published=20, next_group_id=0, tokens_trained=0)
         self.second = 0
-        self.links.fleet.beat(MEMBER)
-        self.links.fleet.beat(msgspec.structs.replace(MEMBER, name="b"))
+        self.connections.fleet.beat(MEMBER)
+        self.connections.fleet.beat(msgspec.structs.replace(MEMBER, name="b"))
 
     def step(
         self,
@@ -93,7 +93,7 @@ class Run:
             before=self.progress,
             times_s=self.times_s,
             publish=PublishStats(),
-            refusals=Refusals(self.links.fleet, self.links.bulletin),
+            refusals=Refusals(self.connections.fleet, self.connections.bulletin),
         )
         self.progress = msgspec.structs.replace(self.progress, step=number + 1)
 
@@ -105,7 +105,7 @@ class Run:
     def drawn(self) -> dict[tuple[str, str], list[float]]:
         """The values of each line of each pinned chart, by chart and line."""
         self.record.close()
-        self.links.give_up()
+        self.connections.give_up()
         runs = [path for path in self.dir.tensorboard.iterdir() if path.is_dir()]
         return {
             (tag, run.name): [value for _, value in drawn]
@@ -171,9 +171,9 @@ def test_episodes_of_a_step_are_there_as_text_and_the_settings_beside_them(run: 
 def test_actors_that_die_leave_the_chart_of_actors_while_no_step_is_made(run: Run) -> None:
     run.step()
     run.look()
-    run.links.fleet.leave("a")
+    run.connections.fleet.leave("a")
     run.look()
-    run.links.fleet.leave("b")
+    run.connections.fleet.leave("b")
     run.look()
     drawn = run.drawn()
     assert drawn["fleet/num_actors", "fleet"] == [2.0, 1.0, 0.0]
@@ -183,13 +183,13 @@ def test_actors_that_die_leave_the_chart_of_actors_while_no_step_is_made(run: Ru
 def test_the_diagnosis_is_a_text_that_changes_with_its_cause_and_a_lasting_fault_is_logged(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run.links.fleet.set_run_state(RunState.TRAINING)
+    run.connections.fleet.set_run_state(RunState.TRAINING)
     run.step()
     run.look()
     run.look()
     assert run.record.found and not run.record.found.is_fault
     for name in ("a", "b"):
-        run.links.fleet.leave(name)
+        run.connections.fleet.leave(name)
     run.look()
     assert run.record.found.cause == "no actor is alive" and not caplog.messages
     for _ in range(9):
@@ -197,7 +197,7 @@ def test_the_diagnosis_is_a_text_that_changes_with_its_cause_and_a_lasting_fault
     assert [text for text in caplog.messages if text.startswith("FAULT: no actor is alive: none sends")] == [
         text for text in caplog.messages if "FAULT" in text
     ]
-    run.links.fleet.beat(MEMBER)
+    run.connections.fleet.beat(MEMBER)
     run.look()
     assert "no longer: no actor is alive" in caplog.messages
     run.record.close()

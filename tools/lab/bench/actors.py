@@ -30,7 +30,7 @@ from slipstream.common.process.connection import connect
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.trajectory import Sampling, Task, Trajectory
-from slipstream.learner.lead.links import Links
+from slipstream.learner.lead.connections import Connections
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.records.ticket import Ticket
@@ -70,7 +70,7 @@ class ARun:
     """The parts of a learner and an actor in one process, and an offline vLLM to compare with."""
 
     config: Config
-    links: Links
+    connections: Connections
     buffer: ActorBuffer
     stage: EpisodeSetup
     engine: VllmEngine
@@ -81,13 +81,13 @@ class ARun:
 def _a_run(config: Config, folder: Path, root: Path) -> Iterator[ARun]:
     from slipstream.actors.engine.vllm_start import start_vllm  # vLLM reads environment variables at import
 
-    with an_engine(config, folder, root) as (links, engine, settings):
+    with an_engine(config, folder, root) as (connections, engine, settings):
         offline = start_vllm(settings)
         tokenizer, client = load_tokenizer(folder, config.model), connect(settings.receiver.redis_url)
         try:
             yield ARun(
                 config=config,
-                links=links,
+                connections=connections,
                 buffer=ActorBuffer(client, config.run.name, config.replay, vocab_size=len(tokenizer)),
                 stage=make_setup(engine, name="actor", run=config, actors=config.actors, tokenizer=tokenizer),
                 engine=engine,
@@ -100,7 +100,7 @@ def _a_run(config: Config, folder: Path, root: Path) -> Iterator[ARun]:
 
 def whole_loop(run: ARun) -> tuple[Row, Row, Row]:
     """Tokens per second from ticket to insert, against the same prompts and lengths given to vLLM all at once."""
-    run.links.fleet.set_run_state(RunState.TRAINING)
+    run.connections.fleet.set_run_state(RunState.TRAINING)
     first_group_id = 0
     _act_out(run, first_group_id, NUM_WARM_UP_GROUPS)
     first_group_id += NUM_WARM_UP_GROUPS
@@ -139,7 +139,7 @@ def whole_loop(run: ARun) -> tuple[Row, Row, Row]:
 
 def _act_out(run: ARun, first_group_id: int, num_groups: int) -> tuple[Cost, list[Trajectory]]:
     """Open tickets and let the actor play them; return the cost until the last episode ended, and the trajectories."""
-    config, train = run.config, run.links.shards.buffers[0]
+    config, train = run.config, run.connections.shards.buffers[0]
     group_ids = range(first_group_id, first_group_id + num_groups)
     train.open(_ticket(config, group_id) for group_id in group_ids)
     gc.collect()
@@ -175,13 +175,13 @@ def _ticket(config: Config, group_id: int) -> Ticket:
 
 
 async def _act_until_ready(run: ARun, num_groups: int) -> None:
-    learner, shutdown = run.links.shards.buffers[0], Shutdown()
+    learner, shutdown = run.connections.shards.buffers[0], Shutdown()
     acting = asyncio.create_task(
         act(
             run.stage,
             buffers={"train": run.buffer},
-            bulletin=run.links.bulletin,
-            fleet=run.links.fleet,
+            bulletin=run.connections.bulletin,
+            fleet=run.connections.fleet,
             actors=run.config.actors,
             shutdown=shutdown,
         )

@@ -14,7 +14,7 @@ from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.records.trajectory import Sampling
 from slipstream.common.transfer.weights import Offer, layout
-from slipstream.learner.lead.links import Links
+from slipstream.learner.lead.connections import Connections
 from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.tools.lab.bench.benchmark import Row
@@ -32,10 +32,10 @@ def refresh() -> Row:
     with tempfile.TemporaryDirectory(prefix="bench-refresh-") as root:
         config = load_config(str(CONFIG), [f"run.root={root}", "run.name=bench-refresh", "warm_start.episodes=0"])
         folder = model_folder(config, prepare(config))
-        with an_engine(config, folder, Path(root)) as (links, engine, settings):
-            publisher = _publisher(config, folder, links, settings.receiver.redis_url)
+        with an_engine(config, folder, Path(root)) as (connections, engine, settings):
+            publisher = _publisher(config, folder, connections, settings.receiver.redis_url)
             try:
-                pauses_s, token_times_s = asyncio.run(_refreshed(config, folder, links, engine, publisher))
+                pauses_s, token_times_s = asyncio.run(_refreshed(config, folder, connections, engine, publisher))
             finally:
                 publisher.close()
     return Row.of(
@@ -47,13 +47,13 @@ def refresh() -> Row:
     )
 
 
-def _publisher(config: Config, folder: Path, links: Links, redis_url: str) -> Publisher:
+def _publisher(config: Config, folder: Path, connections: Connections, redis_url: str) -> Publisher:
     weights = load_file(folder / "model.safetensors")
     settings = PublisherSettings(
         entries=layout((name, "float32", tuple(tensor.shape)) for name, tensor in weights.items()),
         redis_url=redis_url,
         run_id=config.run.name,
-        learner_epoch=links.epoch,
+        learner_epoch=connections.epoch,
         host=config.weights.host,
         chunk_bytes=config.weights.chunk_bytes,
         anchor_every=config.weights.anchor_every,
@@ -63,7 +63,7 @@ def _publisher(config: Config, folder: Path, links: Links, redis_url: str) -> Pu
 
 
 async def _refreshed(
-    config: Config, folder: Path, links: Links, engine: VllmEngine, publisher: Publisher
+    config: Config, folder: Path, connections: Connections, engine: VllmEngine, publisher: Publisher
 ) -> tuple[list[float], list[float]]:
     """The pause of each commit, and the time of a token before it, both in seconds."""
     weights = list(load_file(folder / "model.safetensors").items())
@@ -80,7 +80,7 @@ async def _refreshed(
                 await asyncio.sleep(POLL_S)
             token_times_s.append(statistics.median(fresh_times_s))
             publisher.publish(weights, policy_version=version)
-            await engine.stage(await _offered(links, version))
+            await engine.stage(await _offered(connections, version))
             pauses_s.append(await engine.commit(version))
     for lane in lanes:
         lane.cancel()
@@ -88,9 +88,9 @@ async def _refreshed(
     return pauses_s, token_times_s
 
 
-async def _offered(links: Links, policy_version: int) -> Offer:
+async def _offered(connections: Connections, policy_version: int) -> Offer:
     while True:
-        offer = await asyncio.to_thread(links.bulletin.latest)
+        offer = await asyncio.to_thread(connections.bulletin.latest)
         if offer is not None and offer.manifest.policy_version == policy_version:
             return offer
         await asyncio.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""Starts an actor's engine for a benchmark: vLLM in its own process, with a Redis server and a learner's links."""
+"""Starts an actor's engine for a benchmark: vLLM in a process, with a Redis server and a learner's connections."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.config import Config
 from slipstream.common.process.connection import connect
 from slipstream.common.text.tokenizer import tokenizer_root
-from slipstream.learner.lead.links import Links, join_run
+from slipstream.learner.lead.connections import Connections, join_run
 from slipstream.replay.server.server import start_server
 from slipstream.tools.run.prepare import load_tokenizer
 
@@ -19,11 +19,11 @@ TIMEOUT_S = 300.0
 
 
 @contextmanager
-def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Links, VllmEngine, EngineSettings]]:
-    """Yield the learner's links, the engine of the model in `folder`, and its settings; `root` is for the server."""
+def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Connections, VllmEngine, EngineSettings]]:
+    """Yield the learner's connections, the engine of the model in `folder` and its settings; `root` is the server's."""
     with start_server(root / "redis") as server:
         tokenizer = load_tokenizer(folder, config.model)
-        links = join_run(
+        connections = join_run(
             connect(server.secret_url),
             config,
             model_folder=folder,
@@ -51,6 +51,6 @@ def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Links,
         )
         engine = VllmEngine(EngineProcess(), settings)
         try:
-            yield links, engine, settings
+            yield connections, engine, settings
         finally:
             asyncio.run(engine.close())

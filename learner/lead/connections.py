@@ -21,7 +21,7 @@ from slipstream.replay.run.shards import Epochs, Shards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Links:
+class Connections:
     """Rank 0's connections to the run."""
 
     clients: Sequence[redis.Redis]  # of each shard
@@ -63,7 +63,7 @@ def join_run(
     tokenizer_root: str,
     own_modules: dict[str, str],
     further: Sequence[redis.Redis] = (),
-) -> Links:
+) -> Connections:
     """Become the run's learner: from now on older learners are fenced out, and actors may join.
 
     `further` are the clients of `redis.shards`.
@@ -94,7 +94,7 @@ def join_run(
         )
     )
     fleet.set_run_state(RunState.STARTING)
-    return Links(
+    return Connections(
         clients=clients,
         shards=shards,
         evaluation=evaluation,
