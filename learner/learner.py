@@ -78,10 +78,15 @@ class Learner:
     progress: Progress
     critic: Critic | None
     checkpoints: CheckpointWriter
+    checkpoint_step: int = -1  # of the newest checkpoint, which may still be under way; -1: there is none
     proximal: Proximal | None = None  # for objectives that clip around it
     reference: PackedModel | None = None  # for objectives with a KL divergence; set by `begin`
     teacher: Teacher | None = None  # a reference behind a URL; set by `begin`
     scorer: RewardScorer | None = None  # for objectives with a reward model; set by `begin`
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self.checkpoint_step >= 0
 
     @property
     def flops(self) -> Flops:
@@ -89,10 +94,8 @@ class Learner:
         return flops_of(self.model, device=self.ranks.device, num_ranks=self.ranks.num_ranks)
 
 
-def load_learner(
-    config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callable[[], None] = lambda: None
-) -> tuple[Learner, bool]:
-    """The learner from its newest intact checkpoint, or a new one; and whether it was resumed.
+def load_learner(config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callable[[], None] = lambda: None) -> Learner:
+    """The learner from its newest intact checkpoint, or a new one.
 
     On rank 0, `check` raises FencedOut if another learner has taken over. Raises ConfigError, FencedOut.
     """
@@ -120,7 +123,7 @@ def load_learner(
             newest, model=model, optimizer=optimizer, schedule=schedule, critic=critic, proximal=proximal
         )
         log.info("resumed from %s: version %d", newest.name, progress.policy_version)
-    learner = Learner(
+    return Learner(
         config=config,
         run_dir=run_dir,
         ranks=ranks,
@@ -131,8 +134,8 @@ def load_learner(
         critic=critic,
         proximal=proximal,
         checkpoints=checkpoints,
+        checkpoint_step=-1 if newest is None else progress.step,
     )
-    return learner, newest is not None
 
 
 def begin(learner: Learner) -> None:
@@ -298,6 +301,7 @@ def begin_checkpoint(learner: Learner, once_durable: Callable[[], None] = lambda
         progress=learner.progress,
         once_durable=once_durable,
     )
+    learner.checkpoint_step = learner.progress.step
 
 
 def export(learner: Learner) -> None:

@@ -26,6 +26,7 @@ from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.conditions import THREADS, conditions_of, differences
 from slipstream.learner.credit.tree import why_not_trained
 from slipstream.learner.lead.descriptions import describe
+from slipstream.learner.lead.follower import Follower
 from slipstream.learner.lead.overview import place_of
 from slipstream.learner.lead.report import step_metrics
 from slipstream.learner.lead.tally import load_tally, save_tally
@@ -62,20 +63,20 @@ def train_again(
     differing = condition_differences(archive, config, ranks=ranks)
     for line in differing if ranks.rank == 0 else []:
         log.warning("the weights may differ from those of the run: %s", line)
-    learner, resumed = load_learner(config, run_dir, ranks)
-    records = _Records(learner) if ranks.rank == 0 else None
+    learner = load_learner(config, run_dir, ranks)
+    lead: _Lead | Follower = _Lead(learner) if ranks.rank == 0 else Follower()
     try:
-        if not resumed and config.warm_start.episodes and imitate_expert(learner, demonstrations, shutdown) is None:
+        warms_up = config.warm_start.episodes > 0 and not learner.has_checkpoint
+        if warms_up and imitate_expert(learner, demonstrations, shutdown) is None:
             return False
         begin(learner)
-        if not resumed:
+        if not learner.has_checkpoint:
             begin_checkpoint(learner)
-        finished = _make_steps(learner, archive, records, shutdown)
+        finished = _make_steps(learner, archive, lead, shutdown)
         learner.checkpoints.wait()
     finally:
         learner.checkpoints.close()
-        if records:
-            records.close()
+        lead.close()
     if finished:
         export(learner)
     return finished
@@ -106,7 +107,7 @@ def catch_up(learner: Learner, *, durable_step: int) -> None:
     clock = Clock(learner.ranks.device)
     try:
         while learner.progress.step < durable_step:
-            _step(learner, archive, None, clock)
+            _step(learner, archive, Follower(), clock)  # the run has recorded these steps
     except ArchiveError as error:
         raise ConfigError(
             f"the checkpoint of step {durable_step} is lost, the newest intact one is of step {begun}, and the archive "
@@ -134,24 +135,21 @@ def condition_differences(archive: Archive, config: Config, *, ranks: Ranks) -> 
     return found
 
 
-def _make_steps(learner: Learner, archive: Archive, records: "_Records | None", shutdown: Shutdown) -> bool:
+def _make_steps(learner: Learner, archive: Archive, lead: "_Lead | Follower", shutdown: Shutdown) -> bool:
     """Train on every step; False if a stop was requested, after writing a checkpoint."""
     last, stopping = last_step(archive, learner.config), False
     clock = Clock(learner.ranks.device)
     while learner.progress.step < last and not stopping:
-        _step(learner, archive, records, clock)
+        _step(learner, archive, lead, clock)
         step = learner.progress.step
         stopping = stop_requested(shutdown, learner.ranks)
         if stopping or step % learner.config.learner.checkpoint_every == 0 or step == last:
-            if records:
-                begin_checkpoint(learner, records.tally_saver())
-            else:
-                begin_checkpoint(learner)
+            begin_checkpoint(learner, lead.prepare_checkpoint(learner.progress))
         clock.lap("checkpoint")
     return learner.progress.step >= last
 
 
-def _step(learner: Learner, archive: Archive, records: "_Records | None", clock: Clock) -> None:
+def _step(learner: Learner, archive: Archive, lead: "_Lead | Follower", clock: Clock) -> None:
     learner.checkpoints.raise_failure()
     replay = learner.config.replay
     archived = archive.read(
@@ -175,13 +173,12 @@ def _step(learner: Learner, archive: Archive, records: "_Records | None", clock:
     batch = Batch(groups=archived.groups, num_dropped={}, next_group_id=max(before.next_group_id, newest + 1))
     batch = scored(learner, batch)
     metrics = train_on(learner, batch, clock)
-    if records:
-        records.record_step(batch, metrics, before, clock.take())
+    lead.record_step(batch, metrics, before, clock.take())
     clock.lap("record")
 
 
-class _Records:
-    """Writes the metrics and the tally of a re-run, on rank 0."""
+class _Lead:
+    """Rank 0's duties in a re-run: it writes the metrics and the tally."""
 
     def __init__(self, learner: Learner) -> None:
         run_dir, step = learner.run_dir, learner.progress.step
@@ -207,7 +204,7 @@ class _Records:
             sum(times_s.values()),
         )
 
-    def tally_saver(self) -> Callable[[], None]:
+    def prepare_checkpoint(self, _: Progress) -> Callable[[], None]:
         """A function that saves the tally as of now; any thread may call it once a checkpoint covers these steps."""
         return partial(save_tally, copy.deepcopy(self._tally), self._tally_path)
 

@@ -8,9 +8,16 @@ from pathlib import Path
 import redis
 
 from slipstream.common.config.config import Config, dump_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import connect_shards
 from slipstream.common.process.patience import RedisAway
-from slipstream.common.transfer.model_folder import ModelFile
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import Shutdown
+from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root
+from slipstream.common.transfer.model_folder import ModelFile, model_files
+from slipstream.envhub.own_modules import own_modules
 from slipstream.learner.lead.evaluation import STREAM as EVAL_STREAM
+from slipstream.learner.model.skeleton import vocab_size_of
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.buffer.repertoire import Repertoire
 from slipstream.replay.fleet.bulletin import Bulletin
@@ -51,6 +58,27 @@ class Connections:
             repertoire.close()
         for revoker in self.revokers:
             revoker.close()
+
+
+def join(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Connections:
+    """Become the run's learner before the model is loaded: actors load theirs meanwhile. Raises ConfigError."""
+    folder = Path(config.model.path or run_dir.model)
+    client, *further = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
+    vocab_size = vocab_size_of(folder)
+    try:  # actors pull whole weights as a version, but adapters need the folder's
+        files = model_files(folder, with_weights=config.model.lora.rank > 0)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return join_run(
+        client,
+        config,
+        model_folder=folder,
+        model_files=files,
+        vocab_size=vocab_size,
+        tokenizer_root=tokenizer_root(load_tokenizer(folder, config.model.template_arguments)),
+        own_modules=own_modules(config.env),
+        further=further,
+    )
 
 
 def join_run(

@@ -13,6 +13,7 @@ from slipstream.common.process.patience import RedisAway
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.transfer.weights import Adapted
+from slipstream.envhub.catalogue import num_held_out
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence
@@ -21,10 +22,12 @@ from slipstream.learner.lead.evaluation import Evaluation, RegularEvaluation
 from slipstream.learner.lead.highest_version import load_highest_version
 from slipstream.learner.lead.run_record import RunRecord
 from slipstream.learner.lead.tally import EvalDuring, save_tally, tally_at
+from slipstream.learner.learner import Learner
 from slipstream.learner.model.flops import Flops
 from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.publisher.slots import OwnRows
+from slipstream.learner.ranks.share import share
 from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
@@ -118,11 +121,6 @@ class Lead:
             highest_version=highest_version,
         )
 
-    @property
-    def epochs(self) -> Epochs:
-        """This learner's epoch on each shard."""
-        return self._connections.epochs
-
     def found(self) -> Diagnosis | None:
         """The state of the run at a look of a few seconds ago; None before the first."""
         return self._record.found
@@ -131,6 +129,11 @@ class Lead:
     def shards(self) -> list[LearnerBuffer]:
         """The training stream's buffers."""
         return self._connections.shards.buffers
+
+    def buffers(self, shards: range, *, learner: Learner, shutdown: Shutdown) -> dict[int, LearnerBuffer]:
+        """The buffers of `shards` of the training stream; other ranks adopt their epochs. Collective."""
+        share(self._connections.epochs, Epochs, ranks=learner.ranks)
+        return {shard: self.shards[shard] for shard in shards}
 
     def with_fresh_version(self, progress: Progress) -> Progress:
         """`progress` with a version above every published one, so that no version number is used twice."""
@@ -174,15 +177,24 @@ class Lead:
         """Set the run's state to TRAINING: actors may expect tickets and weights."""
         self._connections.fleet.set_run_state(RunState.TRAINING)
 
-    def open_evaluation(self, progress: Progress) -> Evaluation:
-        """Open an evaluation of the weights of `progress`, which must be the newest published ones."""
+    def open_evaluation(self, progress: Progress) -> Evaluation | None:
+        """Open an evaluation of the weights of `progress`, which must be the newest published ones.
+
+        None if the run has no held-out tasks.
+        """
+        if not num_held_out(self._config):
+            return None
         return Evaluation.begin(self._connections.evaluation, self._config, progress)
 
-    def has_evaluated(self, name: str) -> bool:
-        return name in self._record.tally.evaluations
+    def evaluate_once(self, progress: Progress, name: str, shutdown: Shutdown) -> None:
+        """Evaluate the weights of `progress`, unless `name` was evaluated before this learner resumed."""
+        if name not in self._record.tally.evaluations:
+            self.close_evaluation(self.open_evaluation(progress), name, shutdown)
 
-    def close_evaluation(self, evaluation: Evaluation, name: str, shutdown: Shutdown) -> bool:
+    def close_evaluation(self, evaluation: Evaluation | None, name: str, shutdown: Shutdown) -> bool:
         """Wait for the result and record it as `name`; False if a stop was requested before that."""
+        if evaluation is None:
+            return True
         result = evaluation.finish(shutdown, self.refusals.check)
         if result is None:
             return False

@@ -13,7 +13,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def share(record: S | None, kind: type[S], *, ranks: Ranks, source: int = 0) -> S | None:
-    """Return the record of rank `source` on every rank; the other ranks pass None. Collective."""
+    """Return the record of rank `source` on every rank, whatever the other ranks pass. Collective."""
     if ranks.num_ranks == 1:
         return record
     frame = encode(record) if record is not None else b""

@@ -74,7 +74,10 @@ class Supplies:
             supply.curriculum.restore(mixed_tasks.load(run_dir.mixed_tasks(shard)))
 
     def next_batch(self, progress: Progress, shutdown: Shutdown) -> Batch | None:
-        """This rank's part of the next batch; None if a stop was requested. Raises SupplyDried, RedisAway."""
+        """This rank's part of the next batch; None if a stop was requested, or if this rank reads no shard.
+
+        Raises SupplyDried, RedisAway.
+        """
         step, published = progress.step + 1, progress.highest_published
         batches = []
         try:
@@ -96,7 +99,7 @@ class Supplies:
                 raise
             log.warning("stopping without a batch, as requested: %s", error)
             return None
-        return merged(batches)
+        return merged(batches) if batches else None
 
 
 def whole_batch(part: Batch | None, *, num_shards: int, ranks: Ranks) -> Batch | None:

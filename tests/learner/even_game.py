@@ -27,7 +27,7 @@ PROMPTS = (10, 11)  # after the first an even token earns 1, after the second 3
 
 def load_player(config: Config, folder: Path, ranks: Ranks) -> tuple[Learner, PreTrainedModel]:
     """A learner in `folder`, and a plain copy of its model that plays."""
-    learner, _ = load_learner(config, RunDir(folder, config.run.name), ranks)
+    learner = load_learner(config, RunDir(folder, config.run.name), ranks)
     begin(learner)
     return learner, Qwen3ForCausalLM.from_pretrained(config.model.path).eval()
 

@@ -164,9 +164,9 @@ def resumed(finished: ARun, run_dir: RunDir) -> list[str]:
     """Read all that a learner reads when it comes back, as it does; return hashes of the weights that it has then."""
     config = load_config(str(run_dir.config), [])
     load_tokenizer(run_dir.model)
-    learner, was_resumed = load_learner(config, run_dir, finished.ranks)
+    learner = load_learner(config, run_dir, finished.ranks)
     try:
-        _recover(learner, resumed=was_resumed)
+        _recover(learner)
     finally:
         learner.checkpoints.close()
     run_dir.start_clock()

@@ -93,7 +93,7 @@ def practice(config: Config, *, lag: int, ranks: Ranks, runner: asyncio.Runner) 
 
     Raises ConfigError for a model that cannot play.
     """
-    learner, _ = load_learner(config, RunDir(config.run.root, config.run.name), ranks)
+    learner = load_learner(config, RunDir(config.run.root, config.run.name), ranks)
     begin(learner)
     tokenizer = load_tokenizer(Path(config.model.path), config.model)
     sampler = LockstepSampler(
@@ -132,7 +132,7 @@ def warm_start(config: Config, *, ranks: Ranks) -> Path:
     run_dir = RunDir(config.run.root, config.run.name)
     if not run_dir.trained_model.exists():
         prepare(config)
-        learner, _ = load_learner(config, run_dir, ranks)
+        learner = load_learner(config, run_dir, ranks)
         imitate(
             learner.model,
             list(archive.read(run_dir.demonstrations, vocab_size=learner.model.vocab_size)),
