@@ -54,7 +54,7 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
 
     Every rank calls it. Raises ConfigError, RedisAway, SupplyDried, NothingLearned, AllRefuse, ArchiveError, FencedOut.
     """
-    resolve_dtype(config, ranks.device)
+    resolve_dtype(config.model, ranks.device)
     joined: Connections | Follower = join(config, run_dir, shutdown) if ranks.rank == 0 else Follower()
     try:
         learner = load_learner(config, run_dir, ranks, check=joined.check_epochs)
@@ -226,7 +226,9 @@ def _take_the_lead(learner: Learner, connections: Connections, published: Publis
     config = learner.config
     tokenizer = load_tokenizer(learner.model.folder, config.model.template_arguments)
     publishing = publisher_settings(
-        config,
+        config.weights,
+        redis_url=config.redis.url,
+        run_id=config.run.name,
         entries=published.layout,
         adapted=adapted_folder(learner.model),
         model_folder=learner.model.folder,

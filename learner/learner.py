@@ -99,7 +99,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callab
 
     On rank 0, `check` raises FencedOut if another learner has taken over. Raises ConfigError, FencedOut.
     """
-    resolve_dtype(config, ranks.device)
+    resolve_dtype(config.model, ranks.device)
     if config.objective.own_parts:  # on every rank, as each imports them from its own disk
         check_bounds(
             config.objective, max_lag=config.replay.max_lag, max_uses=config.replay.max_uses, device=ranks.device
@@ -107,12 +107,12 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callab
     torch.manual_seed(config.run.seed)
     folder, began_at = Path(config.model.path or run_dir.model), time.monotonic()
     log.info("loading the model in %s", folder)
-    model = load_kind(policy_kind(config), folder, ranks=ranks, settings=ModelSettings.of(config))
+    model = load_kind(policy_kind(config.objective), folder, ranks=ranks, settings=ModelSettings.of(config))
     log.info("the model is loaded after %.1f s", time.monotonic() - began_at)
     optimizer = make_optimizer(model.causal_lm, config=config.optim)
     policy_steps = config.learner.steps - config.objective.critic_warmup_steps
     schedule = make_schedule(optimizer, config=config.optim, num_steps=policy_steps)
-    critic = load_critic(config, model, ranks=ranks)
+    critic = load_critic(config.objective, model, optim=config.optim, num_steps=config.learner.steps, ranks=ranks)
     proximal = Proximal(model, decay=config.objective.proximal_decay) if config.objective.has_proximal else None
     progress = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
     # Before the newest checkpoint is looked for: an earlier learner must not finish another one meanwhile.
@@ -153,7 +153,12 @@ def begin(learner: Learner) -> None:
     if url := learner.config.objective.teacher_url:
         probe = encoder(load_tokenizer(learner.model.folder))(PROBE)
         learner.teacher = find_teacher(url, probe=probe, max_tokens=learner.config.model.max_tokens)
-    learner.scorer = load_reward_scorer(learner.config, learner.model, ranks=learner.ranks)
+    learner.scorer = load_reward_scorer(
+        learner.config.objective,
+        learner.model,
+        micro_batch_tokens=learner.config.learner.micro_batch_tokens,
+        ranks=learner.ranks,
+    )
 
 
 def scored(learner: Learner, batch: Batch) -> Batch:
@@ -240,7 +245,7 @@ def _step_settings(learner: Learner) -> StepSettings:
 def _take_reference(learner: Learner) -> None:
     learner.reference = None  # free its memory before the next one is loaded
     learner.reference = reference_at(
-        learner.model, learner.config, learner.run_dir, step=learner.progress.step, ranks=learner.ranks
+        learner.model, learner.config.objective, learner.run_dir, step=learner.progress.step, ranks=learner.ranks
     )
 
 

@@ -59,7 +59,7 @@ def train_again(
     Every rank calls it, on one file system. Raises ArchiveError; if a step is missing, before training begins.
     """
     _use_as_many_threads(archive)
-    resolve_dtype(config, ranks.device)
+    resolve_dtype(config.model, ranks.device)
     differing = condition_differences(archive, config, ranks=ranks)
     for line in differing if ranks.rank == 0 else []:
         log.warning("the weights may differ from those of the run: %s", line)
@@ -116,18 +116,13 @@ def catch_up(learner: Learner, *, durable_step: int) -> None:
         ) from error
 
 
-def last_step(archive: Archive, config: Config) -> int:
-    """The last step of a re-run: that of the archive, or `learner.steps` if that is less."""
-    return min(config.learner.steps, archive.last_step)
-
-
 def condition_differences(archive: Archive, config: Config, *, ranks: Ranks) -> list[str]:
     """One line of text for each difference in settings or machine between the run's steps and this re-run.
 
     Raises ArchiveError if a step is missing.
     """
     ours = conditions_of(config, ranks=ranks)
-    theirs = [(step, archive.conditions(step)) for step in range(1, last_step(archive, config) + 1)]
+    theirs = [(step, archive.conditions(step)) for step in range(1, min(config.learner.steps, archive.last_step) + 1)]
     found = []
     for conditions, alike in itertools.groupby(theirs, key=lambda item: item[1]):
         steps = [step for step, _ in alike]
@@ -137,7 +132,7 @@ def condition_differences(archive: Archive, config: Config, *, ranks: Ranks) -> 
 
 def _make_steps(learner: Learner, archive: Archive, lead: "_Lead | Follower", shutdown: Shutdown) -> bool:
     """Train on every step; False if a stop was requested, after writing a checkpoint."""
-    last, stopping = last_step(archive, learner.config), False
+    last, stopping = min(learner.config.learner.steps, archive.last_step), False
     clock = Clock(learner.ranks.device)
     while learner.progress.step < last and not stopping:
         _step(learner, archive, lead, clock)

@@ -6,6 +6,8 @@ import torch
 import transformers
 
 from slipstream.common.config.config import Config
+from slipstream.common.config.learner_config import OptimConfig, WarmStartConfig
+from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.imported import digest_of
 from slipstream.learner.ranks.ranks import Ranks
 
@@ -46,10 +48,9 @@ def settings_of(config: Config) -> dict[str, str]:
         "learner.activation_checkpointing": learner.activation_checkpointing,
         "learner.compile": learner.compile,
     }
-    for section in ("objective", "optim"):
-        settings |= _section(config, section)
+    settings |= _section("objective", config.objective) | _section("optim", config.optim)
     if config.warm_start.episodes:
-        settings |= _section(config, "warm_start") | {"run.seed": config.run.seed}
+        settings |= _section("warm_start", config.warm_start) | {"run.seed": config.run.seed}
     return {name: str(value) for name, value in settings.items()}
 
 
@@ -62,6 +63,5 @@ def differences(theirs: dict[str, str], ours: dict[str, str]) -> list[str]:
     ]
 
 
-def _section(config: Config, name: str) -> dict[str, object]:
-    values = dataclasses.asdict(getattr(config, name))
-    return {f"{name}.{key}": value for key, value in values.items()}
+def _section(name: str, section: ObjectiveConfig | OptimConfig | WarmStartConfig) -> dict[str, object]:
+    return {f"{name}.{key}": value for key, value in dataclasses.asdict(section).items()}

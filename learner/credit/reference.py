@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import torch.distributed as dist
 
-from slipstream.common.config.config import Config
+from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir, sync_path
 from slipstream.common.text.tokenizer import load_tokenizer
@@ -27,7 +27,9 @@ class _Files(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     xxh3: dict[str, str]  # of each file of the folder, by name
 
 
-def reference_at(model: PackedModel, config: Config, run_dir: RunDir, *, step: int, ranks: Ranks) -> PackedModel | None:
+def reference_at(
+    model: PackedModel, objective: ObjectiveConfig, run_dir: RunDir, *, step: int, ranks: Ranks
+) -> PackedModel | None:
     """The reference of a run at `step`; None if its objective has no KL divergence.
 
     Before the first step, and whenever `objective.reference_every` divides the step (GRPO's outer loop,
@@ -36,7 +38,6 @@ def reference_at(model: PackedModel, config: Config, run_dir: RunDir, *, step: i
     system. With `objective.reference_model` it is the model in that folder. Raises ConfigError if the run never wrote
     the reference it needs, if its files are damaged, or if the other model does not fit the policy.
     """
-    objective = config.objective
     if not objective.kl_coefficient:
         return None
     if objective.teacher_url:

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from slipstream.common.config.config import Config
 from slipstream.common.config.objective_config import GIGPO, ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.reward_protocol import CRITICS, OUTCOME, PROCESS, ScoredEpisode
@@ -72,13 +71,14 @@ class RewardScorer:
         return np.split(probability(found) if kind == PROCESS else found + self.model.offset, stops[:-1])
 
 
-def load_reward_scorer(config: Config, model: PackedModel, *, ranks: Ranks) -> RewardScorer | None:
+def load_reward_scorer(
+    objective: ObjectiveConfig, model: PackedModel, *, micro_batch_tokens: int, ranks: Ranks
+) -> RewardScorer | None:
     """Load the reward model in `objective.reward_model`; None if that is empty. Every rank calls it.
 
     Raises ConfigError if the folder is not a reward model, or a critic, if its tokenizer is not that of the policy,
     `model`, or if it rewards turns and the objective compares only whole returns.
     """
-    objective = config.objective
     if not objective.reward_model:
         return None
     scorer = load_scorer(
@@ -86,7 +86,7 @@ def load_reward_scorer(config: Config, model: PackedModel, *, ranks: Ranks) -> R
         policy=model.folder,
         settings=model.settings,
         weight=objective.reward_model_weight,
-        micro_batch_tokens=config.learner.micro_batch_tokens,
+        micro_batch_tokens=micro_batch_tokens,
         ranks=ranks,
     )
     if scorer.model.kind in CRITICS:

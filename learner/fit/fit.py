@@ -107,7 +107,8 @@ def fit(
     A run that was stopped continues from its checkpoint. Every rank passes all of the examples, in the same order.
     Raises ConfigError if the run was started with other examples or settings.
     """
-    check_identity(run_dir.fit, identity_of(goal, examples, config, options), ranks=ranks)
+    identity = identity_of(goal, examples, options, model_path=config.model.path, seed=config.run.seed)
+    check_identity(run_dir.fit, identity, ranks=ranks)
     num_steps = options.epochs * -(-len(examples) // options.batch_rows)
     fitted = _load(goal, config, options, ranks=ranks, num_steps=num_steps)
     # Before a checkpoint is read: until then the model is the reference policy.
@@ -143,7 +144,7 @@ def fit(
 
 def _load(goal: Goal, config: Config, options: FitOptions, *, ranks: Ranks, num_steps: int) -> Fit:
     torch.manual_seed(config.run.seed)
-    resolve_dtype(config, ranks.device)
+    resolve_dtype(config.model, ranks.device)
     model = load_kind(
         RewardModel if goal in ("reward", "prm") else PackedModel,
         config.model.path,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import write_json
 from slipstream.learner.batch.examples import Example, Goal
@@ -16,7 +15,9 @@ from slipstream.learner.ranks.hosts import check_alike
 from slipstream.learner.ranks.ranks import Ranks
 
 
-def identity_of(goal: Goal, examples: Sequence[Example], config: Config, options: FitOptions) -> dict[str, object]:
+def identity_of(
+    goal: Goal, examples: Sequence[Example], options: FitOptions, *, model_path: str, seed: int
+) -> dict[str, object]:
     """The data and settings that a run's checkpoints depend on."""
     digest = hashlib.sha256()
     for example in examples:
@@ -27,12 +28,12 @@ def identity_of(goal: Goal, examples: Sequence[Example], config: Config, options
                     digest.update(sequence.returns.tobytes())
     return {
         "goal": goal,
-        "model.path": config.model.path,
+        "model.path": model_path,
         "--data": digest.hexdigest(),
         "--epochs": options.epochs,
         "--batch-rows": options.batch_rows,
         "--beta": options.beta,
-        "run.seed": config.run.seed,
+        "run.seed": seed,
     }
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from slipstream.common.config.config import Config
+from slipstream.common.config.learner_config import OptimConfig
 from slipstream.common.config.model_config import LoraConfig
+from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.learner.batch.pack import Packed
 from slipstream.learner.model.logprobs import TokenLogprobs
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
@@ -50,10 +51,15 @@ def critic_loss(critic: Critic, packed: Packed, current: TokenLogprobs) -> Value
     )
 
 
-def load_critic(config: Config, model: PackedModel, *, ranks: Ranks) -> Critic | None:
-    """Load the critic of `objective.critic`; None for "none". A separate trunk comes from the folder of `model`."""
+def load_critic(
+    objective: ObjectiveConfig, model: PackedModel, *, optim: OptimConfig, num_steps: int, ranks: Ranks
+) -> Critic | None:
+    """Load the critic of `objective`, which makes `num_steps` steps; None if it has none.
+
+    A separate trunk comes from the folder of `model`.
+    """
     module: ValueModel | ValueHead
-    match config.objective.critic:
+    match objective.critic:
         case "none":
             return None
         case "shared":
@@ -64,24 +70,24 @@ def load_critic(config: Config, model: PackedModel, *, ranks: Ranks) -> Critic |
             module = load_kind(ValueModel, model.folder, ranks=ranks, settings=settings)
         case unknown:
             raise ValueError(f"unknown critic {unknown!r}")
-    return critic_of(module, config)
+    return critic_of(module, optim=optim, num_steps=num_steps)
 
 
-def critic_of(module: ValueModel | ValueHead, config: Config) -> Critic:
+def critic_of(module: ValueModel | ValueHead, *, optim: OptimConfig, num_steps: int) -> Critic:
     """The critic whose model is `module`, before its first step."""
-    optim = dataclasses.replace(config.optim, lr=config.optim.critic_lr)
+    optim = dataclasses.replace(optim, lr=optim.critic_lr)
     optimizer = make_optimizer(module, config=optim)
     return Critic(
         module=module,
         optimizer=optimizer,
-        schedule=make_schedule(optimizer, config=optim, num_steps=config.learner.steps),
+        schedule=make_schedule(optimizer, config=optim, num_steps=num_steps),
         scale=ReturnScale(),
     )
 
 
-def policy_kind(config: Config) -> type[PackedModel]:
-    """The class of the policy's model that `objective.critic` needs."""
-    return SharedTrunk if config.objective.critic == "shared" else PackedModel
+def policy_kind(objective: ObjectiveConfig) -> type[PackedModel]:
+    """The class of the policy's model that the objective's critic needs."""
+    return SharedTrunk if objective.critic == "shared" else PackedModel
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from slipstream.common.config.config import Config
+from slipstream.common.config.learner_config import WeightsConfig
 from slipstream.common.transfer.anonymous_memory import AnonymousMemory
 from slipstream.common.transfer.blob_store import run_store
 from slipstream.common.transfer.model_folder import ModelFile
@@ -66,8 +66,10 @@ class PublishStats:
 
 
 def publisher_settings(
-    config: Config,
+    weights: WeightsConfig,
     *,
+    redis_url: str,
+    run_id: str,
     entries: list[TensorEntry],
     adapted: Adapted | None,
     model_folder: Path,
@@ -76,14 +78,13 @@ def publisher_settings(
     device: str,
 ) -> PublisherSettings:
     """The settings of a run's publisher."""
-    weights = config.weights
     return PublisherSettings(
         entries=entries,
         adapted=adapted,
         model_folder=str(model_folder),
         model_files=model_files,
-        redis_url=config.redis.url,
-        run_id=config.run.name,
+        redis_url=redis_url,
+        run_id=run_id,
         learner_epoch=learner_epoch,
         host=weights.host,
         chunk_bytes=weights.chunk_bytes,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from slipstream.common.config.config import Config
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import require
 from slipstream.learner.ranks.context import Context
 
@@ -82,10 +82,10 @@ def context_of(num_ranks: int, context_ranks: int) -> Context | None:
     return Context(rank=group.rank(), num_ranks=context_ranks, group=group)
 
 
-def resolve_dtype(config: Config, device: torch.device) -> None:
+def resolve_dtype(config: ModelConfig, device: torch.device) -> None:
     """Write the dtype that `model.dtype` auto means on `device` into `config`: what is recorded, and sent to actors."""
-    if config.model.dtype == "auto":
-        config.model.dtype = "bfloat16" if device.type == "cuda" else "float32"
+    if config.dtype == "auto":
+        config.dtype = "bfloat16" if device.type == "cuda" else "float32"
 
 
 def leave_ranks() -> None:

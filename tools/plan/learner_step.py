@@ -44,7 +44,7 @@ from slipstream.learner.model.packed_model import (  # noqa: E402
 from slipstream.learner.model.proximal import Proximal  # noqa: E402
 from slipstream.learner.model.skeleton import fill, tensors_of  # noqa: E402
 from slipstream.learner.model.states import num_attending  # noqa: E402
-from slipstream.learner.model.value_model import SharedTrunk, ValueModel  # noqa: E402
+from slipstream.learner.model.value_model import SharedTrunk, ValueHead, ValueModel  # noqa: E402
 from slipstream.learner.publisher.published import Published  # noqa: E402
 from slipstream.learner.ranks.ranks import Ranks, resolve_dtype  # noqa: E402
 from slipstream.learner.step.clock import Clock  # noqa: E402
@@ -64,7 +64,7 @@ def measure_step(config: Config, *, num_ranks: int, packed: Packed | None = None
 
     Its micro-batches are as full as `learner.micro_batch_tokens` allows, or `packed`.
     """
-    resolve_dtype(config, DEVICE)
+    resolve_dtype(config.model, DEVICE)
     with fake_device(rank=0, num_ranks=num_ranks, context_ranks=config.learner.context_ranks) as fake:
         packs = [packed or full_pack(config, fake.ranks.context)] * NUM_MICRO_BATCHES
         skeletons = _skeletons(config, fake.ranks)
@@ -86,7 +86,7 @@ def _skeletons(config: Config, ranks: Ranks) -> _Skeletons:
     settings = ModelSettings.of(config)
     own_critic = config.objective.critic == "own"
     return _Skeletons(
-        policy=make(policy_kind(config), settings=settings),
+        policy=make(policy_kind(config.objective), settings=settings),
         critic=make(ValueModel, settings=dataclasses.replace(settings, lora=LoraConfig())) if own_critic else None,
         reference=make(PackedModel, settings=settings.frozen()) if config.objective.kl_coefficient else None,
     )
@@ -186,11 +186,12 @@ def _loaded(model: M, ranks: Ranks) -> M:
 
 def _critic(config: Config, skeletons: _Skeletons, ranks: Ranks) -> Critic | None:
     if skeletons.critic is not None:
-        critic = critic_of(_loaded(skeletons.critic, ranks), config)
+        module: ValueModel | ValueHead = _loaded(skeletons.critic, ranks)
     elif isinstance(skeletons.policy, SharedTrunk):
-        critic = critic_of(skeletons.policy.value_head, config)
+        module = skeletons.policy.value_head
     else:
         return None
+    critic = critic_of(module, optim=config.optim, num_steps=config.learner.steps)
     begin_moments(critic.optimizer)
     return critic
 

@@ -126,7 +126,7 @@ def scorer_in(config: Config, folder: Path, *, policy: Path | None) -> Iterator[
 
     ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
     try:
-        resolve_dtype(config, ranks.device)
+        resolve_dtype(config.model, ranks.device)
         yield load_scorer(
             folder,
             policy=policy,

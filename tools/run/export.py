@@ -39,7 +39,7 @@ def _exported_critic(run_dir: RunDir) -> Path:
     config = load_config(str(run_dir.config), [])
     ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
     try:
-        resolve_dtype(config, ranks.device)
+        resolve_dtype(config.model, ranks.device)
         return export_critic(config, run_dir, ranks=ranks)
     finally:
         leave_ranks()

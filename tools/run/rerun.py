@@ -58,7 +58,7 @@ def rerun(config: Config) -> int:
             return shutdown.stopped_code
         if ranks.rank > 0:
             return 0
-        resolve_dtype(original_config, ranks.device)
+        resolve_dtype(original_config.model, ranks.device)
         check = check_rerun(config, run_dir, original_config=original_config, original=original)
         print(check.text)
         return check.exit_code

@@ -28,7 +28,7 @@ from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.credit.measure import Measured
-from slipstream.learner.credit.score import COMPONENT, load_reward_scorer, reads_turns, rewarded
+from slipstream.learner.credit.score import COMPONENT, RewardScorer, load_reward_scorer, reads_turns, rewarded
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
 from slipstream.learner.model.packed_model import PackedModel, load_kind, load_model
 from slipstream.learner.model.reward_model import RewardModel, save_reward_model
@@ -68,7 +68,7 @@ def scorer_folder(policy: PackedModel, tmp_path_factory: pytest.TempPathFactory,
 
 @pytest.fixture(scope="module")
 def process_folder(policy: PackedModel, scorer_folder: Path, ranks: Ranks) -> Path:
-    model = load_reward_scorer(config_for(policy, scorer_folder), policy, ranks=ranks)
+    model = scorer_of(config_for(policy, scorer_folder), policy, ranks)
     assert model is not None
     folder = scorer_folder.with_name("process")
     save_reward_model(model.model, folder, kind=PROCESS, ranks=ranks)
@@ -114,11 +114,17 @@ def config_for(policy: PackedModel, scorer_folder: Path, *overrides: str) -> Con
     )
 
 
+def scorer_of(config: Config, model: PackedModel, ranks: Ranks) -> RewardScorer | None:
+    return load_reward_scorer(
+        config.objective, model, micro_batch_tokens=config.learner.micro_batch_tokens, ranks=ranks
+    )
+
+
 def test_every_episode_earns_what_transformers_says_of_its_last_branch(
     policy: PackedModel, scorer_folder: Path, ranks: Ranks
 ) -> None:
     config = config_for(policy, scorer_folder, "objective.reward_model_weight=0.5")
-    scorer = load_reward_scorer(config, policy, ranks=ranks)
+    scorer = scorer_of(config, policy, ranks)
     assert scorer is not None
     episodes = [episode(0), episode(1), episode(2, branches=(0, 7)), episode(3)]
     batch = Batch(groups=[group_of(episodes[:2]), group_of(episodes[2:], group_id=1)], num_dropped={}, next_group_id=2)
@@ -141,7 +147,7 @@ def test_every_turn_earns_its_progress_by_what_transformers_says_at_its_last_tok
     policy: PackedModel, process_folder: Path, ranks: Ranks
 ) -> None:
     config = config_for(policy, process_folder, "objective.reward_model_weight=0.5", "objective.allocation=per_turn")
-    scorer = load_reward_scorer(config, policy, ranks=ranks)
+    scorer = scorer_of(config, policy, ranks)
     assert scorer is not None
     episodes = [episode(0), episode(1), episode(2, branches=(0, 7)), episode(3)]
     batch = Batch(groups=[group_of(episodes)], num_dropped={}, next_group_id=1)
@@ -169,10 +175,10 @@ def test_a_model_of_the_process_needs_an_objective_that_reads_turns(
     policy: PackedModel, process_folder: Path, scorer_folder: Path, ranks: Ranks
 ) -> None:
     with pytest.raises(ConfigError, match=r"is a process reward model, .* set objective\.allocation=per_turn"):
-        load_reward_scorer(config_for(policy, process_folder), policy, ranks=ranks)
+        scorer_of(config_for(policy, process_folder), policy, ranks)
     for fitting in ("objective.allocation=per_turn", "objective.advantage=gigpo"):
-        assert load_reward_scorer(config_for(policy, process_folder, fitting), policy, ranks=ranks)
-        assert load_reward_scorer(config_for(policy, scorer_folder, fitting), policy, ranks=ranks)
+        assert scorer_of(config_for(policy, process_folder, fitting), policy, ranks)
+        assert scorer_of(config_for(policy, scorer_folder, fitting), policy, ranks)
 
 
 OBJECTIVES: list[dict[str, Any]] = [
@@ -234,7 +240,7 @@ def test_the_scores_beside_a_policy_with_adapters_are_those_beside_a_whole_one(
     beside = load_model(policy.folder, ranks=ranks, settings=adapted)
     found = []
     for model in (policy, beside):
-        scorer = load_reward_scorer(config_for(policy, process_folder, per_turn), model, ranks=ranks)
+        scorer = scorer_of(config_for(policy, process_folder, per_turn), model, ranks)
         assert scorer is not None
         found.append(np.concatenate(scorer.values(episodes)))
     assert found[0].tolist() == found[1].tolist()
@@ -243,7 +249,7 @@ def test_the_scores_beside_a_policy_with_adapters_are_those_beside_a_whole_one(
 def test_a_score_that_is_not_finite_ends_the_run_and_is_never_a_reward(
     policy: PackedModel, scorer_folder: Path, ranks: Ranks
 ) -> None:
-    scorer = load_reward_scorer(config_for(policy, scorer_folder), policy, ranks=ranks)
+    scorer = scorer_of(config_for(policy, scorer_folder), policy, ranks)
     assert scorer is not None
     with torch.no_grad():
         scorer.model.score.weight.to_local().fill_(float("nan"))
@@ -260,7 +266,7 @@ def test_a_reward_model_with_another_chat_template_is_refused(
     tokenizer.chat_template += "{# another #}"
     tokenizer.save_pretrained(other)
     with pytest.raises(ConfigError, match="has another chat template than the policy"):
-        load_reward_scorer(config_for(policy, other), policy, ranks=ranks)
+        scorer_of(config_for(policy, other), policy, ranks)
 
 
 def test_attempts_with_equal_returns_are_kept_and_scored_apart(
@@ -270,7 +276,7 @@ def test_attempts_with_equal_returns_are_kept_and_scored_apart(
     group = group_of([episode(0), episode(1)])
     assert teaches(group, objective=config.objective)
     assert not teaches(group, objective=Config().objective)
-    scorer = load_reward_scorer(config, policy, ranks=ranks)
+    scorer = scorer_of(config, policy, ranks)
     assert scorer is not None
     scored = scorer.scored(Batch(groups=[group], num_dropped={}, next_group_id=1))
     better, worse = sorted(
@@ -285,19 +291,19 @@ def test_attempts_with_equal_returns_are_kept_and_scored_apart(
 
 
 def test_without_a_name_there_is_no_reward_scorer(policy: PackedModel, ranks: Ranks) -> None:
-    assert load_reward_scorer(load_config(None, [f"model.path={policy.folder}"]), policy, ranks=ranks) is None
+    assert scorer_of(load_config(None, [f"model.path={policy.folder}"]), policy, ranks) is None
 
 
 def test_what_is_no_reward_model_is_refused(policy: PackedModel, ranks: Ranks) -> None:
     with pytest.raises(ConfigError, match=r"has no score.weight with one output"):
-        load_reward_scorer(config_for(policy, policy.folder), policy, ranks=ranks)
+        scorer_of(config_for(policy, policy.folder), policy, ranks)
 
 
 def test_a_reward_model_with_another_tokenizer_is_refused(scorer_folder: Path, tmp_path: Path, ranks: Ranks) -> None:
     other = make_model(tmp_path / "other", words=WORDS.replace("w1", "v1"))
     policy = load_model(other, ranks=ranks, settings=FLOAT32)
     with pytest.raises(ConfigError, match="has another tokenizer than the policy"):
-        load_reward_scorer(config_for(policy, scorer_folder), policy, ranks=ranks)
+        scorer_of(config_for(policy, scorer_folder), policy, ranks)
 
 
 def test_groups_are_not_chosen_by_returns_that_are_scored_later(policy: PackedModel, scorer_folder: Path) -> None:

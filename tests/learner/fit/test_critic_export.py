@@ -300,7 +300,7 @@ def test_what_a_critic_is_no_model_for_is_refused(run: Run, guess: Config, ranks
             check_aggregate(critic, aggregate)
     config = load_config(None, [f"model.path={guess.model.path}", f"objective.reward_model={run.folder}"])
     with pytest.raises(ConfigError, match="is a critic, whose values are no rewards; give a model of"):
-        load_reward_scorer(config, run.learner.model, ranks=ranks)
+        load_reward_scorer(config.objective, run.learner.model, micro_batch_tokens=64, ranks=ranks)
     text = (run.folder / "config.json").read_text()
     for offset in ("NaN", "Infinity", "null", "true", '"1"', "[1]"):
         broken = tmp_path / "broken"

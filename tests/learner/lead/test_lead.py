@@ -88,9 +88,10 @@ def begin_with(
     adapted: Adapted | None = None,
 ) -> Lead:
     config = config_of(run_dir.path.name)
-    config.redis.url = redis_url
     publishing = publisher_settings(
-        config,
+        config.weights,
+        redis_url=redis_url,
+        run_id=config.run.name,
         entries=WEIGHTS,
         adapted=adapted,
         model_folder=run_dir.path,

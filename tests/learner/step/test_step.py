@@ -253,11 +253,11 @@ def test_the_reference_is_what_reinforcement_learning_began_with_also_for_a_resu
     merging_tokenizer(CHATML).save_pretrained(folder)
     model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, temperature=0.7))
     config, run_dir = load_config(None, ["objective.kl_coefficient=0.1"]), RunDir(tmp_path, "run")
-    first = reference_at(model, config, run_dir, step=0, ranks=ranks)
+    first = reference_at(model, config.objective, run_dir, step=0, ranks=ranks)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-    resumed = reference_at(model, config, run_dir, step=5, ranks=ranks)
+    resumed = reference_at(model, config.objective, run_dir, step=5, ranks=ranks)
     assert first is not None and resumed is not None
     assert first.settings == resumed.settings == model.settings
     began, now = dict(full_tensors(first)), dict(full_tensors(model))
@@ -265,5 +265,5 @@ def test_the_reference_is_what_reinforcement_learning_began_with_also_for_a_resu
         assert torch.equal(tensor, began[name])
         assert not torch.equal(tensor, now[name])
     with pytest.raises(ConfigError, match="wrote no reference at step 0"):
-        reference_at(model, config, RunDir(tmp_path, "other"), step=5, ranks=ranks)
-    assert reference_at(model, load_config(None, []), run_dir, step=0, ranks=ranks) is None
+        reference_at(model, config.objective, RunDir(tmp_path, "other"), step=5, ranks=ranks)
+    assert reference_at(model, ObjectiveConfig(), run_dir, step=0, ranks=ranks) is None
