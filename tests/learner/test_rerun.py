@@ -11,6 +11,7 @@ from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.replay.run.archive import Archive
+from slipstream.replay.run.shards import read_shards
 from slipstream.replay.server.server import Server
 from tests.processes import GUESS, Process, Run
 from tests.whole.test_faults import checkpointed_step, is_frozen_between_checkpoints
@@ -124,11 +125,11 @@ def refusal(run: Run, name: str, *settings: str) -> str:
 def test_a_run_of_two_ranks_is_trained_again_by_two_to_the_same_bits(
     redis_server: Server, run_id: str, tmp_path: Path
 ) -> None:
-    settings = [*SETTINGS, "learner.ranks=2", "learner.steps=4"]
+    settings = [*SETTINGS, "learner.ranks=2", "redis.shards=['']", "learner.steps=4"]  # each rank claims from a shard
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         it_stops_before_a_step_that_it_cannot_archive(run)
         assert [process.wait() for process in (run.start_learner(), run.start_actor("actor"))] == [0, 0]
-        assert run.ledger().trained == 4 * archive_of(run).last_step == 16
+        assert read_shards([run.client] * 2, run_id).trained == 4 * archive_of(run).last_step == 16
         again = run.start_rerun("again")
         assert again.wait() == 0, again.last_words()
         assert f"identical to {run.dir.trained_model}" in again.said()
