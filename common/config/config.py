@@ -25,7 +25,7 @@ from slipstream.common.config.learner_config import (
     WeightsConfig,
 )
 from slipstream.common.config.model_config import ModelConfig
-from slipstream.common.config.objective_config import BATCH_SHRUNK, ObjectiveConfig
+from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.config.replay_config import ReplayConfig, SamplingConfig
 from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.process.yaml_file import reason
@@ -165,11 +165,10 @@ def _check_groups(config: Config) -> None:
         replay.group_size,
         "it compares the members of a group; gae and reinforce_pp do not",
     )
-    alone = config.objective.advantage in (*BATCH_SHRUNK, "reinforce_pp")
     require(
-        replay.group_size * replay.groups_per_step >= 2 or not alone,
+        replay.group_size * replay.groups_per_step >= 2 or config.objective.advantage != "reinforce_pp",
         "replay.groups_per_step",
-        f">= 2 with objective.advantage {config.objective.advantage} and replay.group_size 1",
+        ">= 2 with objective.advantage reinforce_pp and replay.group_size 1",
         replay.groups_per_step,
         "it compares an attempt with the others of its step",
     )

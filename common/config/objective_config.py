@@ -8,7 +8,6 @@ from slipstream.common.process.imported import is_own
 
 # Names from the literature that are not values here: why, and what to use instead.
 NOT_YET = {
-    "aipo": "use cispo with ratio_low 0, as in conf/objective/aipo.yaml",
     "tree_sibling": "use tree, with replay.num_trees",
 }
 
@@ -16,7 +15,6 @@ GIGPO = ("gigpo", "gigpo_centred")  # they also compare turns that began in one 
 TREE = "tree"  # the advantage that compares attempts where they fork from each other
 DISTILLATION = "distillation"  # the advantage that compares each token with a teacher
 GROUP_RELATIVE = ("group_standardised", "group_centred", "leave_one_out")  # they compare the members of a group
-BATCH_SHRUNK = ("shrunk", "opob")  # they compare with the other members of the group and with the rest of the batch
 WITH_CRITIC = ("gae", "bi_level_gae", "vtrace")  # they need a critic's values
 OWN = ("advantage", "surrogate", "correction")  # the parts that may also be `module:function` of the user's
 
@@ -38,14 +36,13 @@ class ObjectiveConfig:
     critic: str = "none"  # none, own (a model of its own), shared (a value head on the policy's model)
     critic_warmup_steps: int = 0  # steps at the start in which only the critic learns
     value_coefficient: float = 0.5  # shared: weight of the critic's loss relative to the policy's
-    surrogate: str = "ppo_clip"  # or gspo, cispo, dppo_tv, dppo_kl, policy_gradient, module:function
+    surrogate: str = "ppo_clip"  # or gspo, cispo, dppo_tv, policy_gradient, module:function
     clip_low: float = 0.2  # ppo_clip, gspo: the ratio's lower clip is 1 - clip_low
     clip_high: float = 0.28  # ppo_clip, gspo: the ratio's upper clip is 1 + clip_high
     dual_clip: float = 0.0  # ppo_clip, gspo: the ratio's upper clip for negative advantages; 0 is off
     ratio_low: float = 0.0  # cispo: lowest weight of a token
-    ratio_high: float = 5.0  # cispo, dppo: highest weight of a token
+    ratio_high: float = 5.0  # cispo, dppo_tv: highest weight of a token
     max_total_variation: float = 0.2  # dppo_tv: the most that a token's probability may have changed
-    max_binary_kl: float = 0.05  # dppo_kl: nats, the most that a token's probability may have changed
     correction: str = "token_mask"  # or none, sequence_mask, geometric_mask, truncated_is, decoupled, module:function
     mask_low: float | None = None  # masks leave out lower ratios; None: 0.5 of a token or sequence, 0.99 of a mean
     mask_high: float | None = None  # masks leave out higher ratios; None: 5 of a token, 2 of a sequence, 1.01 of a mean
@@ -67,7 +64,7 @@ class ObjectiveConfig:
     @property
     def compares_siblings(self) -> bool:
         """Whether attempts are compared only with attempts at the same task: then equal returns teach nothing."""
-        return self.advantage not in ("reinforce_pp", DISTILLATION, *BATCH_SHRUNK, *WITH_CRITIC)
+        return self.advantage not in ("reinforce_pp", DISTILLATION, *WITH_CRITIC)
 
     @property
     def own_parts(self) -> dict[str, str]:
@@ -120,20 +117,11 @@ class ObjectiveConfig:
         for name, words in (
             (
                 "advantage",
-                (
-                    *GROUP_RELATIVE,
-                    "gigpo",
-                    "gigpo_centred",
-                    TREE,
-                    "reinforce_pp",
-                    DISTILLATION,
-                    *BATCH_SHRUNK,
-                    *WITH_CRITIC,
-                ),
+                (*GROUP_RELATIVE, *GIGPO, TREE, "reinforce_pp", DISTILLATION, *WITH_CRITIC),
             ),
             ("critic", ("none", "own", "shared")),
             ("allocation", ("last_token", "uniform_positive", "discounted", "per_turn")),
-            ("surrogate", ("ppo_clip", "gspo", "cispo", "dppo_tv", "dppo_kl", "policy_gradient")),
+            ("surrogate", ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient")),
             ("correction", ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled")),
             ("kl_place", ("loss", "reward")),
             ("normalisation", ("tokens", "sequences", "constant")),
@@ -204,9 +192,13 @@ class ObjectiveConfig:
             self.normalisation_tokens,
             "use the largest length of an episode",
         )
-        for name, usual in (("max_total_variation", "0.2 is usual"), ("max_binary_kl", "0.05 is usual")):
-            value = getattr(self, name)
-            require(value > 0, f"objective.{name}", "> 0", value, usual)
+        require(
+            self.max_total_variation > 0,
+            "objective.max_total_variation",
+            "> 0",
+            self.max_total_variation,
+            "0.2 is usual",
+        )
         require(
             0 < self.value_coefficient < math.inf,
             "objective.value_coefficient",

@@ -52,7 +52,7 @@ def measure(
         queries["values"] = critic.module
     if reference is not None and objective.kl_place == "reward":
         queries["reference_logprobs"] = lambda packed: reference(packed).logprobs
-    if objective.advantage in ("vtrace", "opob"):
+    if objective.advantage == "vtrace":
         queries["current_logprobs"] = lambda packed: model(packed).logprobs
     if not queries:
         return Measured()

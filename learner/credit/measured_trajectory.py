@@ -20,7 +20,6 @@ class MeasuredTrajectory:
     trajectory: Trajectory
     penalties: Numbers  # KL penalty, subtracted from the token's reward
     values: Numbers  # of the critic
-    current_logprobs: Numbers
     lagged_ratios: Numbers  # current / behaviour
 
 
@@ -32,21 +31,18 @@ def measured_trajectories(
     stops = np.cumsum([len(each) for each in behaviour])
     zeros = np.zeros(int(stops[-1]))
     sampled = np.concatenate(behaviour).astype(np.float64)
-    penalties = values = current = ratios = zeros
+    penalties = values = ratios = zeros
     if measured.reference_logprobs is not None:
         divergence = k1(torch.from_numpy(measured.reference_logprobs), q_logprobs=torch.from_numpy(sampled))
         penalties = objective.kl_coefficient * divergence.numpy()
     if measured.values is not None:
         values = measured.values
     if measured.current_logprobs is not None:
-        current = measured.current_logprobs
-        ratios = np.exp(current - sampled)
-    parts = [np.split(numbers, stops[:-1]) for numbers in (penalties, values, current, ratios)]
+        ratios = np.exp(measured.current_logprobs - sampled)
+    parts = [np.split(numbers, stops[:-1]) for numbers in (penalties, values, ratios)]
     return [
-        MeasuredTrajectory(
-            trajectory=trajectory, penalties=penalties, values=values, current_logprobs=current, lagged_ratios=ratios
-        )
-        for trajectory, penalties, values, current, ratios in zip(trajectories, *parts, strict=True)
+        MeasuredTrajectory(trajectory=trajectory, penalties=penalties, values=values, lagged_ratios=ratios)
+        for trajectory, penalties, values, ratios in zip(trajectories, *parts, strict=True)
     ]
 
 

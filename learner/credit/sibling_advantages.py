@@ -1,4 +1,4 @@
-"""Advantages of attempts that are compared with their siblings: by trajectory, by turn, or with the batch beside them.
+"""Advantages of attempts that are compared with their siblings: by trajectory or by turn.
 
 `slipstream.learner.credit.tree` compares siblings that fork from each other.
 """
@@ -23,7 +23,6 @@ from slipstream.learner.objective.advantage import (
     returns_to_go,
     standardised_advantages,
 )
-from slipstream.learner.objective.baseline import gradient_energy, shrunk_advantages, shrunk_differences
 
 GROUP_RELATIVE = {
     "group_standardised": standardised_advantages,
@@ -144,26 +143,3 @@ def same_state_advantages(
         same_state_weight=objective.same_state_weight,
         compared=compared,
     )
-
-
-def advantages_by_task(
-    groups: Sequence[Sequence[MeasuredTrajectory]], objective: ObjectiveConfig
-) -> list[list[TokenSequence]]:
-    """One advantage per trajectory: its return and its penalties, each compared with those of siblings and batch.
-
-    Penalties are never compared in standard deviations: see `advantages_by_group`.
-    """
-    returns = [np.array([member.trajectory.total_reward for member in members]) for members in groups]
-    penalties = [np.array([float(member.penalties.sum()) for member in members]) for members in groups]
-    energies = None
-    if objective.advantage == "opob":
-        energies = [
-            np.array([gradient_energy(member.current_logprobs, ratios=member.lagged_ratios) for member in members])
-            for members in groups
-        ]
-    gains, losses = shrunk_advantages(returns, energies=energies), shrunk_differences(penalties, energies=energies)
-    sequences: list[list[TokenSequence]] = []
-    for members, gain, loss in zip(groups, gains, losses, strict=True):
-        for member, advantage in zip(members, gain - loss, strict=True):
-            sequences.append(sequences_of(member.trajectory, advantage=float(advantage)))
-    return sequences

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from slipstream.common.config.objective_config import BATCH_SHRUNK, DISTILLATION, TREE, WITH_CRITIC, ObjectiveConfig
+from slipstream.common.config.objective_config import DISTILLATION, TREE, WITH_CRITIC, ObjectiveConfig
 from slipstream.learner.batch.pack import TokenSequence, numbered
 from slipstream.learner.credit.batch_advantages import advantages_by_batch, advantages_by_critic, advantages_by_teacher
 from slipstream.learner.credit.measure import Measured
@@ -11,7 +11,6 @@ from slipstream.learner.credit.sibling_advantages import (
     GROUP_RELATIVE,
     TURN_RELATIVE,
     advantages_by_group,
-    advantages_by_task,
     advantages_by_turn,
     advantages_of_turns,
     same_state_advantages,
@@ -38,8 +37,6 @@ def sequences_with_advantages(
         return numbered(advantages_by_turn(_members(groups, episodes), objective))
     if objective.advantage == TREE:
         return numbered(advantages_by_tree(groups, _members(groups, episodes), objective))
-    if objective.advantage in BATCH_SHRUNK:
-        return numbered(advantages_by_task(_members(groups, episodes), objective))
     if objective.advantage == DISTILLATION:
         return numbered(advantages_by_teacher(episodes))
     if objective.advantage in WITH_CRITIC:

@@ -47,9 +47,8 @@ _ONLY_WITH = {
     "clip_high": ("surrogate", {"ppo_clip", "gspo"}),
     "dual_clip": ("surrogate", {"ppo_clip", "gspo"}),
     "ratio_low": ("surrogate", {"cispo"}),
-    "ratio_high": ("surrogate", {"cispo", "dppo_tv", "dppo_kl"}),
+    "ratio_high": ("surrogate", {"cispo", "dppo_tv"}),
     "max_total_variation": ("surrogate", {"dppo_tv"}),
-    "max_binary_kl": ("surrogate", {"dppo_kl"}),
     "mask_low": ("correction", set(MASK_BOUNDS)),
     "mask_high": ("correction", set(MASK_BOUNDS)),
     "max_behaviour_weight": ("correction", {"truncated_is", "decoupled"}),
@@ -244,7 +243,7 @@ def _check_teacher_url(config: Config) -> None:
 
 
 def _check_reuse(objective: ObjectiveConfig, max_uses: int) -> None:
-    clips = objective.surrogate in ("ppo_clip", "gspo", "dppo_tv", "dppo_kl")
+    clips = objective.surrogate in ("ppo_clip", "gspo", "dppo_tv")
     # What parts of the user's do is measured in slipstream.learner.probation.own_parts.
     bounded = clips or objective.has_own_loss or objective.correction.endswith("_mask")
     if objective.correction == "truncated_is" or (objective.correction != "decoupled" and not bounded):
@@ -259,7 +258,7 @@ def _check_reuse(objective: ObjectiveConfig, max_uses: int) -> None:
 
 def _check_anchor(objective: ObjectiveConfig) -> None:
     has_weights = objective.correction in ("truncated_is", "decoupled")
-    if has_weights and objective.surrogate in ("dppo_tv", "dppo_kl", "policy_gradient"):
+    if has_weights and objective.surrogate in ("dppo_tv", "policy_gradient"):
         refuse(
             "correction",
             objective.correction,

@@ -29,7 +29,6 @@ _BOUNDS = {
     "ratio_low": 0.0,
     "ratio_high": 1e9,
     "max_total_variation": 1e9,
-    "max_binary_kl": 1e9,
     "mask_low": 0.0,
     "mask_high": 1e9,
     "max_behaviour_weight": 1e9,

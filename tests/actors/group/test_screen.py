@@ -150,8 +150,8 @@ def test_the_supply_opens_groups_with_the_configured_screen_and_counts_short_one
         (["replay.screen_size=1"], "`replay.screen_size` must be 0, or 2 to replay.group_size - 1 = 7, got 1; 0 plays"),
         (["replay.screen_size=8"], "`replay.screen_size` must be 0, or 2 to replay.group_size - 1 = 7, got 8"),
         (
-            ["replay.screen_size=4", "objective.advantage=shrunk"],
-            "`replay.screen_size` must be 0 with this objective (advantage shrunk, allocation last_token), got 4",
+            ["replay.screen_size=4", "objective.advantage=reinforce_pp"],
+            "`replay.screen_size` must be 0 with this objective (advantage reinforce_pp, allocation last_token), got 4",
         ),
         (
             ["replay.screen_size=4", "env.rewards.better={part: judge, compare: listwise}"],

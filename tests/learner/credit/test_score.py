@@ -15,7 +15,6 @@ from transformers import AutoModelForSequenceClassification
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.config.model_config import LoraConfig, TinyModelConfig
 from slipstream.common.config.objective_config import (
-    BATCH_SHRUNK,
     DISTILLATION,
     GIGPO,
     GROUP_RELATIVE,
@@ -183,7 +182,7 @@ def test_a_model_of_the_process_needs_an_objective_that_reads_turns(
 
 OBJECTIVES: list[dict[str, Any]] = [
     {"advantage": advantage, "allocation": allocation, **more}
-    for advantage in (*GROUP_RELATIVE, *GIGPO, "reinforce_pp", *BATCH_SHRUNK, *WITH_CRITIC, DISTILLATION, OWN)
+    for advantage in (*GROUP_RELATIVE, *GIGPO, "reinforce_pp", *WITH_CRITIC, DISTILLATION, OWN)
     for allocation in ("last_token", "uniform_positive", "discounted", "per_turn")
     for more in (
         {},

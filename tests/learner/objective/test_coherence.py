@@ -29,15 +29,15 @@ def test_every_preset_loads_over_the_quickstart_and_goes_together(preset: Path) 
 
 def test_there_is_a_preset_for_every_surrogate() -> None:
     chosen = {load_config(str(preset), []).objective.surrogate for preset in PRESETS}
-    assert chosen == {"ppo_clip", "gspo", "cispo", "dppo_tv", "dppo_kl"}  # policy_gradient is V-trace's part
+    assert chosen == {"ppo_clip", "gspo", "cispo", "dppo_tv"}  # policy_gradient is V-trace's part
 
 
 @pytest.mark.parametrize(
     ("overrides", "reason", "cure"),
     [
         (
-            ["surrogate=dppo_kl", "correction=truncated_is"],
-            "dppo_kl is defined by the ratio to the behaviour policy",
+            ["surrogate=dppo_tv", "correction=truncated_is"],
+            "dppo_tv is defined by the ratio to the behaviour policy",
             "choose correction none or a mask",
         ),
         (

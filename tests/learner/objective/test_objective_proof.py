@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from slipstream.common.config.config import Config, load_config
-from slipstream.common.config.objective_config import BATCH_SHRUNK, GROUP_RELATIVE, TREE, WITH_CRITIC, ObjectiveConfig
+from slipstream.common.config.objective_config import GROUP_RELATIVE, TREE, WITH_CRITIC, ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from slipstream.learner.batch.pack import Packed, count_loss_tokens, count_trajectories, pack
@@ -67,9 +67,9 @@ ELSEWHERE = {
     "reward_model_weight": "test_score",
 }
 WORDS = {
-    "advantage": (*GROUP_RELATIVE, *BATCH_SHRUNK, "gigpo", "gigpo_centred", TREE, "reinforce_pp", *WITH_CRITIC),
+    "advantage": (*GROUP_RELATIVE, "gigpo", "gigpo_centred", TREE, "reinforce_pp", *WITH_CRITIC),
     "allocation": ("last_token", "uniform_positive", "discounted", "per_turn"),
-    "surrogate": ("ppo_clip", "gspo", "cispo", "dppo_tv", "dppo_kl", "policy_gradient"),
+    "surrogate": ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient"),
     "correction": ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled"),
     "kl_place": ("loss", "reward"),
     "normalisation": ("tokens", "sequences", "constant"),
@@ -297,7 +297,7 @@ def weighed(*values: object) -> tuple[Packed, int, Tensor]:
     measured = Measured(
         values=in_order("values") if objective.critic != "none" else None,
         reference_logprobs=in_order("reference") if in_reward else None,
-        current_logprobs=in_order("current") if objective.advantage in ("vtrace", "opob") else None,
+        current_logprobs=in_order("current") if objective.advantage == "vtrace" else None,
     )
     sequences = sequences_with_advantages(groups, objective=objective, measured=measured)
     divisor = loss_divisor(

@@ -49,5 +49,5 @@ def test_a_bound_acts_where_tokens_get_to_it() -> None:
     assert acts(ObjectiveConfig(clip_high=3.9), "clip_high")
     assert not acts(ObjectiveConfig(clip_high=4.5), "clip_high")  # the token mask ends at a ratio of 5
     assert acts(ObjectiveConfig(clip_high=4.5), "clip_high", without={"mask_high": 1e9})
-    assert acts(ObjectiveConfig(surrogate="dppo_kl", correction="none"), "max_binary_kl")
+    assert acts(ObjectiveConfig(surrogate="dppo_tv", correction="none"), "max_total_variation")
     assert acts(ObjectiveConfig(correction="decoupled", dual_clip=3.0), "clip_low")

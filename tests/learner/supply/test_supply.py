@@ -308,7 +308,7 @@ def test_what_was_sampled_otherwise_than_the_learner_reckons_is_dropped(
     assert {group.ticket.sampling.temperature for group in batch.groups} == {1.0}
 
 
-@pytest.mark.parametrize("advantage", ["group_standardised", "gigpo", "gae", "reinforce_pp", "shrunk"])
+@pytest.mark.parametrize("advantage", ["group_standardised", "gigpo", "gae", "reinforce_pp"])
 def test_groups_of_trees_are_dropped_where_a_resumed_objective_would_count_shared_tokens_again(
     buffer: Views, run_id: str, shutdown: Shutdown, advantage: str
 ) -> None:

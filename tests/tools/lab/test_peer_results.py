@@ -39,6 +39,6 @@ def test_a_goal_is_reached_where_the_line_through_the_points_first_crosses_it() 
 
 
 def test_the_table_names_the_seeds_that_never_reached_a_goal() -> None:
-    text = table([result(0.4, 0.84), result(0.4, 0.6, seed=1)], ["default", "shrunk"])
+    text = table([result(0.4, 0.84), result(0.4, 0.6, seed=1)], ["default", "other"])
     assert "| default | **18 s** (18 s, never) | **1,818** (1,818, never) | (never, never) |" in text
-    assert "**72%** (84%, 60%)" in text and "**1.25**" in text and "**50 ms**" in text and "shrunk" not in text
+    assert "**72%** (84%, 60%)" in text and "**1.25**" in text and "**50 ms**" in text and "other" not in text
