@@ -18,9 +18,6 @@ GROUP_RELATIVE = ("group_standardised", "group_centred", "leave_one_out")  # the
 WITH_CRITIC = ("gae", "bi_level_gae", "vtrace")  # they need a critic's values
 OWN = ("advantage", "surrogate", "correction")  # the parts that may also be `module:function` of the user's
 
-# The usual bounds of each mask: of a token's ratio, of a sequence's product of ratios, and of their geometric mean.
-MASK_BOUNDS = {"token_mask": (0.5, 5.0), "sequence_mask": (0.5, 2.0), "geometric_mask": (0.99, 1.01)}
-
 
 @dataclass(kw_only=True, slots=True)
 class ObjectiveConfig:
@@ -43,9 +40,9 @@ class ObjectiveConfig:
     ratio_low: float = 0.0  # cispo: lowest weight of a token
     ratio_high: float = 5.0  # cispo, dppo_tv: highest weight of a token
     max_total_variation: float = 0.2  # dppo_tv: the most that a token's probability may have changed
-    correction: str = "token_mask"  # or none, sequence_mask, geometric_mask, truncated_is, decoupled, module:function
-    mask_low: float | None = None  # masks leave out lower ratios; None: 0.5 of a token or sequence, 0.99 of a mean
-    mask_high: float | None = None  # masks leave out higher ratios; None: 5 of a token, 2 of a sequence, 1.01 of a mean
+    correction: str = "token_mask"  # or none, truncated_is, decoupled, module:function
+    mask_low: float = 0.5  # token_mask: tokens of a lower ratio are left out
+    mask_high: float = 5.0  # token_mask: tokens of a higher ratio are left out
     max_behaviour_weight: float = 2.0  # truncated_is clips the importance weight here, decoupled omits tokens above
     proximal_decay: float = 0.9  # truncated_is, decoupled: decay of the average of weights that is the proximal policy
     max_negative_kl: float = 0.1  # nats per token: sequences further from behaviour train no negatives; 0 is off
@@ -82,12 +79,6 @@ class ObjectiveConfig:
         return self.correction in ("truncated_is", "decoupled")
 
     @property
-    def mask_bounds(self) -> tuple[float, float]:
-        """The lowest and the highest ratio that the mask keeps; without a mask, every ratio is kept."""
-        low, high = MASK_BOUNDS.get(self.correction, (0.0, math.inf))
-        return low if self.mask_low is None else self.mask_low, high if self.mask_high is None else self.mask_high
-
-    @property
     def compares_returns_alone(self) -> bool:
         """Whether a group teaches exactly if its attempts' returns differ, which are known when they are stored."""
         by_turn = self.advantage in GIGPO or self.allocation == "per_turn"
@@ -122,7 +113,7 @@ class ObjectiveConfig:
             ("critic", ("none", "own", "shared")),
             ("allocation", ("last_token", "uniform_positive", "discounted", "per_turn")),
             ("surrogate", ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient")),
-            ("correction", ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled")),
+            ("correction", ("none", "token_mask", "truncated_is", "decoupled")),
             ("kl_place", ("loss", "reward")),
             ("normalisation", ("tokens", "sequences", "constant")),
         ):
@@ -142,13 +133,12 @@ class ObjectiveConfig:
             self.dual_clip,
             "3 is usual",
         )
-        low, high = self.mask_bounds
         require(
-            0 <= low < 1 < high,
+            0 <= self.mask_low < 1 < self.mask_high,
             "objective.mask_low, objective.mask_high",
             "below and above 1",
-            (low, high),
-            f"leave them out for the usual bounds of {self.correction}",
+            (self.mask_low, self.mask_high),
+            "0.5 and 5 are usual",
         )
         require(
             0 <= self.ratio_low <= 1 < self.ratio_high,

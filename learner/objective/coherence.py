@@ -14,7 +14,6 @@ from slipstream.common.config.objective_config import (
     DISTILLATION,
     GIGPO,
     GROUP_RELATIVE,
-    MASK_BOUNDS,
     TREE,
     WITH_CRITIC,
     ObjectiveConfig,
@@ -49,8 +48,8 @@ _ONLY_WITH = {
     "ratio_low": ("surrogate", {"cispo"}),
     "ratio_high": ("surrogate", {"cispo", "dppo_tv"}),
     "max_total_variation": ("surrogate", {"dppo_tv"}),
-    "mask_low": ("correction", set(MASK_BOUNDS)),
-    "mask_high": ("correction", set(MASK_BOUNDS)),
+    "mask_low": ("correction", {"token_mask"}),
+    "mask_high": ("correction", {"token_mask"}),
     "max_behaviour_weight": ("correction", {"truncated_is", "decoupled"}),
     "proximal_decay": ("correction", {"truncated_is", "decoupled"}),
     "normalisation_tokens": ("normalisation", {"constant"}),
@@ -245,14 +244,14 @@ def _check_teacher_url(config: Config) -> None:
 def _check_reuse(objective: ObjectiveConfig, max_uses: int) -> None:
     clips = objective.surrogate in ("ppo_clip", "gspo", "dppo_tv")
     # What parts of the user's do is measured in slipstream.learner.probation.own_parts.
-    bounded = clips or objective.has_own_loss or objective.correction.endswith("_mask")
+    bounded = clips or objective.has_own_loss or objective.correction == "token_mask"
     if objective.correction == "truncated_is" or (objective.correction != "decoupled" and not bounded):
         refuse(
             "surrogate, objective.correction",
             (objective.surrogate, objective.correction),
             f"replay.max_uses is {max_uses}, and token weights are capped but never 0: each use of a group pushes its "
             "tokens further, without limit",
-            "choose ppo_clip without truncated_is, a mask, or replay.max_uses=1",
+            "choose ppo_clip without truncated_is, token_mask, or replay.max_uses=1",
         )
 
 
@@ -264,7 +263,7 @@ def _check_anchor(objective: ObjectiveConfig) -> None:
             objective.correction,
             f"{objective.surrogate} is defined by the ratio to the behaviour policy, but this correction moves that "
             "ratio out of the surrogate, into a weight",
-            "choose correction none or a mask, or surrogate ppo_clip or cispo",
+            "choose correction none or token_mask, or surrogate ppo_clip or cispo",
         )
 
 

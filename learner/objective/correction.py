@@ -14,7 +14,7 @@ from torch import Tensor
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.imported import imported
 from slipstream.learner.objective.of_shape import of_shape
-from slipstream.learner.objective.ratio import Sequences, geometric_ratio, product_ratio, ratio
+from slipstream.learner.objective.ratio import Sequences, ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +42,6 @@ def correction(
 
     none            anchor behaviour, no weights
     token_mask      anchor behaviour, masks tokens whose ratio is out of bounds
-    sequence_mask   the same by the ratio of the whole sequence
-    geometric_mask  the same by the geometric mean of the sequence's ratios
     truncated_is    anchor proximal, weights min(proximal / behaviour, cap)
     decoupled       anchor proximal, weights proximal / behaviour, masks tokens above the cap
     module:function what the user's function of current, behaviour, advantages and sequences returns
@@ -87,18 +85,11 @@ def _configured(
     lagged_ratio = ratio(current, other_logprobs=behaviour_logprobs)
     nothing = torch.zeros_like(lagged_ratio, dtype=torch.bool)
     anchor, weights, masked, truncated = behaviour_logprobs, torch.ones_like(lagged_ratio), nothing, nothing
-    low, high = objective.mask_bounds
     match objective.correction:
         case "none":
             pass
         case "token_mask":
-            masked = outside(lagged_ratio, low=low, high=high)
-        case "sequence_mask":
-            whole = product_ratio(current, other_logprobs=behaviour_logprobs, sequences=sequences)
-            masked = outside(whole, low=low, high=high)
-        case "geometric_mask":
-            mean = geometric_ratio(current, other_logprobs=behaviour_logprobs, sequences=sequences)
-            masked = outside(mean, low=low, high=high)
+            masked = outside(lagged_ratio, low=objective.mask_low, high=objective.mask_high)
         case "truncated_is":
             anchor = _needed(proximal_logprobs, objective)
             behaviour_weights = ratio(anchor, other_logprobs=behaviour_logprobs)
@@ -139,9 +130,6 @@ def outside(lagged_ratio: Float[Tensor, " tokens"], *, low: float, high: float) 
     """IcePop's mask, https://arxiv.org/abs/2510.18855: True where the two policies differ too much.
 
         masked = ratio < low or ratio > high
-
-    With the ratio of a sequence instead of a token, it is the sequence mask of
-    https://yingru.notion.site/271211a558b7808d8b12d403fd15edda (When Speed Kills Stability).
 
     With [0.5, 5], ratios 0.4, 0.5, 1, 5 and 6 give True, False, False, False, True.
     """

@@ -48,22 +48,10 @@ def ratio(
     return torch.exp((current_logprobs - other_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
-def product_ratio(
-    current_logprobs: Float[Tensor, " tokens"], *, other_logprobs: Float[Tensor, " tokens"], sequences: Sequences
-) -> Float[Tensor, " tokens"]:
-    """How many times more likely the whole sequence is under the current policy; the same for each of its tokens.
-
-        ratio = exp(sum over the sequence of (current - other))
-
-    Two tokens of ratios 2 and 0.5 make a sequence of ratio 1, ten tokens of 1.1 one of 2.59.
-    """
-    return torch.exp(sequences.sums(current_logprobs - other_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-
-
 def geometric_ratio(
     current_logprobs: Float[Tensor, " tokens"], *, other_logprobs: Float[Tensor, " tokens"], sequences: Sequences
 ) -> Float[Tensor, " tokens"]:
-    """The geometric mean of a sequence's ratios: `product_ratio` made independent of length.
+    """The geometric mean of a sequence's ratios; the same for each of its tokens.
 
         ratio = exp(mean over the sequence of (current - other))
 

@@ -5,7 +5,6 @@ python -m slipstream.learner.probation.bounds < {objective, max_lag, max_uses}
 If the objective is refused, the reason is on stdout, and the exit code is 2.
 """
 
-import dataclasses
 import json
 import sys
 
@@ -47,8 +46,6 @@ def check_bounds(objective: ObjectiveConfig, *, max_lag: int, max_uses: int, dev
     bound has no effect.
     """
     check_own_parts(objective, max_lag=max_lag, max_uses=max_uses, device=device)
-    low, high = objective.mask_bounds
-    objective = dataclasses.replace(objective, mask_low=low, mask_high=high)
     if max_lag > 0:
         _check_weights(objective, max_lag)
     _check_reach(objective)

@@ -130,8 +130,7 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["actors.transport=smoke"], "`actors.transport` must be broadcast, pull or disk, got 'smoke'"),
         (
             ["objective.correction=clip"],
-            "`objective.correction` must be none, token_mask, sequence_mask, geometric_mask, truncated_is, decoupled "
-            "or module:function",
+            "`objective.correction` must be none, token_mask, truncated_is, decoupled or module:function, got 'clip'",
         ),
         (["objective.advantage=tree_sibling"], "got 'tree_sibling'; use tree, with replay.num_trees"),
         (["objective.critic=both"], "`objective.critic` must be none, own or shared, got 'both'; try none first"),
@@ -141,12 +140,12 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["objective.normalisation=batch"], "`objective.normalisation` must be tokens, sequences or constant"),
         (
             ["objective.mask_low=1.5"],
-            "must be below and above 1, got (1.5, 5.0); leave them out for the usual bounds of",
+            "must be below and above 1, got (1.5, 5.0); 0.5 and 5 are usual",
         ),
-        (["objective.correction=geometric_mask", "objective.mask_high=0.9"], "below and above 1, got (0.99, 0.9)"),
+        (["objective.mask_high=0.9"], "below and above 1, got (0.5, 0.9)"),
         (
-            ["objective.geometric_mask_high=1.1"],
-            "unknown config key `objective.geometric_mask_high`; did you mean `objective.mask_high`?",
+            ["objective.token_mask_high=1.1"],
+            "unknown config key `objective.token_mask_high`; did you mean `objective.mask_high`?",
         ),
         (["fit.held_out=0"], "`fit` is no section: its keys are options of a verb; use `slipstream sft --held-out`"),
         (["objective.dual_clip=1.1"], "`objective.dual_clip` must be 0, or > 1 + objective.clip_high = 1.28, got 1.1"),

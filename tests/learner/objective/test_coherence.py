@@ -38,7 +38,7 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
         (
             ["surrogate=dppo_tv", "correction=truncated_is"],
             "dppo_tv is defined by the ratio to the behaviour policy",
-            "choose correction none or a mask",
+            "choose correction none or token_mask",
         ),
         (
             ["surrogate=dppo_tv", "correction=decoupled"],
@@ -58,7 +58,6 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
             "ratio_high (it is 25) to 20 at most",
         ),
         (["correction=none"], "a token of negative advantage can get a weight of 2e+08", "set objective.dual_clip=3"),
-        (["correction=sequence_mask"], "a token of negative advantage can get a weight", "set objective.dual_clip=3"),
         (
             ["mask_high=.inf"],
             "a token of negative advantage can get a weight",
@@ -95,11 +94,6 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
             "change one of the two",
         ),
         (
-            ["correction=geometric_mask", "dual_clip=3"],
-            "objective.mask_low=0.99 stops every token before it",
-            "change one of the two",
-        ),
-        (
             ["advantage=gigpo", "allocation=per_turn"],
             "no effect with objective.advantage gigpo",
             "gae or group_centred or group_standardised or leave_one_out or reinforce_pp or vtrace",
@@ -121,7 +115,7 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
             "use 0.1, with which they did not collapse",
         ),
         (["surrogate=cispo", "clip_high=0.3"], "no effect with objective.surrogate cispo", "gspo or ppo_clip"),
-        (["correction=none", "mask_high=3"], "no effect with objective.correction none", "or token_mask"),
+        (["correction=none", "mask_high=3"], "no effect with objective.correction none", "choose token_mask"),
         (["normalisation_tokens=64"], "no effect with objective.normalisation tokens", "choose constant"),
         (
             ["advantage=gae"],
@@ -156,7 +150,7 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
         (
             ["advantage=vtrace", "critic=own", "surrogate=policy_gradient", "correction=truncated_is"],
             "policy_gradient is defined by the ratio to the behaviour policy",
-            "choose correction none or a mask",
+            "choose correction none or token_mask",
         ),
         (["kl_place=reward"], "no effect with objective.kl_coefficient 0", "set kl_coefficient above 0"),
         (["reference_every=10"], "no effect with objective.kl_coefficient 0", "leave it out"),

@@ -173,7 +173,7 @@ def test_a_trajectory_is_one_however_its_branches_are_packed(ranks: Ranks) -> No
 @any_batch
 def test_the_guards_weights_are_those_of_the_gradient(tokens: Tokens) -> None:
     for surrogate in ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient"):
-        for correction in ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled"):
+        for correction in ("none", "token_mask", "truncated_is", "decoupled"):
             objective = ObjectiveConfig(surrogate=surrogate, correction=correction, dual_clip=3.0)
             current = tokens.current.clone().requires_grad_()
             read = loss_tokens(

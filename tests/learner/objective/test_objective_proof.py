@@ -70,7 +70,7 @@ WORDS = {
     "advantage": (*GROUP_RELATIVE, "gigpo", "gigpo_centred", TREE, "reinforce_pp", *WITH_CRITIC),
     "allocation": ("last_token", "uniform_positive", "discounted", "per_turn"),
     "surrogate": ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient"),
-    "correction": ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled"),
+    "correction": ("none", "token_mask", "truncated_is", "decoupled"),
     "kl_place": ("loss", "reward"),
     "normalisation": ("tokens", "sequences", "constant"),
 }
@@ -135,10 +135,8 @@ def changes(objective: ObjectiveConfig) -> Iterator[tuple[str, str | float]]:
         yield from (
             (name, word) for word in words if word != getattr(objective, name) and computes(objective, name, word)
         )
-    low, high = objective.mask_bounds
-    with_bounds = dataclasses.replace(objective, mask_low=low, mask_high=high)
     for name in NUMBERS:
-        value = getattr(with_bounds, name)
+        value = getattr(objective, name)
         for changed in [value * 0.7, value * 1.3] if value else [SWITCHED_ON[name]] if name in SWITCHED_ON else []:
             if isinstance(value, int) and not isinstance(value, bool):
                 changed = round(changed)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slipstream.learner.batch.pack import pack
-from slipstream.learner.objective.ratio import geometric_ratio, product_ratio, ratio
+from slipstream.learner.objective.ratio import geometric_ratio, ratio
 from tests.learner.policies import Tokens, any_batch, float64, of_lengths
 from tests.tools.run.tiny_model import random_sequence
 
@@ -19,22 +19,19 @@ def test_a_ratio_says_how_many_times_likelier_a_token_became() -> None:
     assert ratio(float64(0.6, 0.3).log(), other_logprobs=float64(0.3, 0.6).log()).tolist() == pytest.approx([2, 0.5])
 
 
-def test_the_ratio_of_a_sequence_is_the_product_or_the_geometric_mean_of_its_tokens() -> None:
+def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens() -> None:
     current, other, sequences = float64(0.8, 0.1, 0.3).log(), float64(0.2, 0.1, 0.1).log(), of_lengths(2, 1)
-    assert product_ratio(current, other_logprobs=other, sequences=sequences).tolist() == pytest.approx([4, 4, 3])
     assert geometric_ratio(current, other_logprobs=other, sequences=sequences).tolist() == pytest.approx([2, 2, 3])
 
 
 @any_batch
 def test_sequence_ratios_equal_a_derivation_by_probabilities(tokens: Tokens) -> None:
-    products = product_ratio(tokens.current, other_logprobs=tokens.behaviour, sequences=tokens.sequences)
     means = geometric_ratio(tokens.current, other_logprobs=tokens.behaviour, sequences=tokens.sequences)
     for members in tokens.members:
         product = 1.0
         for index in members:
             product *= math.exp(tokens.current[index]) / math.exp(tokens.behaviour[index])
         for index in members:
-            assert float(products[index]) == pytest.approx(min(max(product, math.exp(-20)), math.exp(20)), rel=1e-9)
             assert float(means[index]) == pytest.approx(product ** (1 / len(members)), rel=1e-9)
 
 
@@ -42,7 +39,6 @@ def test_a_ratio_beyond_all_bounds_is_finite_with_its_square() -> None:
     far, zero = torch.tensor([200.0]), torch.tensor([0.0])
     for found in (
         ratio(far, other_logprobs=zero),
-        product_ratio(far, other_logprobs=zero, sequences=of_lengths(1)),
         geometric_ratio(far, other_logprobs=zero, sequences=of_lengths(1)),
     ):
         assert bool(torch.isfinite(found.square()).all())

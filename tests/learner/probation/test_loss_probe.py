@@ -16,8 +16,6 @@ from slipstream.learner.probation.loss_probe import acts, weight_bound
         (ObjectiveConfig(correction="none"), (1, 1.28), (1e8, math.inf)),
         (ObjectiveConfig(surrogate="cispo", correction="none", ratio_high=7.0), (7, 7), (7, 7)),
         (ObjectiveConfig(surrogate="dppo_tv", correction="none", ratio_high=20.0), (20, 20), (20, 20)),
-        # A token that is 2e8 times likelier hides in a sequence whose neighbour is as much unlikelier.
-        (ObjectiveConfig(correction="sequence_mask"), (1, 1.28), (1e8, math.inf)),
         # A token that is as likely as it was has the ratio of a sequence whose other token is 7e7 times likelier.
         (ObjectiveConfig(surrogate="gspo", clip_low=3e-4, clip_high=4e-4), (0.5, 1.1), (8e3, math.inf)),
         (ObjectiveConfig(correction="truncated_is", dual_clip=3.0), (2, 2.56), (3.4, 6)),

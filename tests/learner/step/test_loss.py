@@ -187,7 +187,7 @@ def test_the_gradient_of_the_default_is_that_of_differences(tokens: Tokens) -> N
 def test_a_token_of_vanishing_behaviour_probability_gives_no_nan() -> None:
     current, behaviour = torch.tensor([-0.1, -1.0]), torch.tensor([-200.0, -1.0])
     for surrogate in ("ppo_clip", "gspo", "cispo", "dppo_tv"):
-        for correction in ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled"):
+        for correction in ("none", "token_mask", "truncated_is", "decoupled"):
             loss, slope = loss_and_gradient(
                 current, behaviour, torch.tensor([-1.0, 1.0]), surrogate=surrogate, correction=correction
             )
