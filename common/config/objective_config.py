@@ -22,8 +22,7 @@ OWN = ("advantage", "surrogate", "correction")  # the parts that may also be `mo
 @dataclass(kw_only=True, slots=True)
 class ObjectiveConfig:
     advantage: str = "group_standardised"  # or group_centred, leave_one_out, gigpo, tree, gae, module:function, ...
-    allocation: str = "last_token"  # how rewards go to tokens: last_token, uniform_positive, discounted, per_turn
-    allocation_discount: float = 0.95  # discounted: a turn's part of the return, divided by the next turn's
+    allocation: str = "last_token"  # which token gets a reward: last_token of the episode, or per_turn the turn's last
     gamma: float = 1.0  # discount of a reward: gigpo for each turn before it, others for each sampled token before it
     same_state_weight: float = 1.0  # gigpo: weight of the comparison of turns that began in one state; 0 is GRPO
     gae_lambda: float = 1.0  # gae, bi_level_gae: 1 uses only the rewards, 0 only the critic's next value
@@ -111,7 +110,7 @@ class ObjectiveConfig:
                 (*GROUP_RELATIVE, *GIGPO, TREE, "reinforce_pp", DISTILLATION, *WITH_CRITIC),
             ),
             ("critic", ("none", "own", "shared")),
-            ("allocation", ("last_token", "uniform_positive", "discounted", "per_turn")),
+            ("allocation", ("last_token", "per_turn")),
             ("surrogate", ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient")),
             ("correction", ("none", "token_mask", "truncated_is", "decoupled")),
             ("kl_place", ("loss", "reward")),
@@ -163,7 +162,7 @@ class ObjectiveConfig:
         )
 
     def _check_estimates(self) -> None:
-        for name in ("gamma", "turn_gamma", "allocation_discount"):
+        for name in ("gamma", "turn_gamma"):
             value = getattr(self, name)
             require(0 < value <= 1, f"objective.{name}", "in (0, 1]", value, "1 does not discount")
         for name in ("gae_lambda", "turn_lambda"):

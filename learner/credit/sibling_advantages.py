@@ -14,7 +14,7 @@ from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.pack import TokenSequence, sequences_of
 from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory, penalties_of_turns
-from slipstream.learner.credit.token_rewards import allocated, over_all_tokens, rewards_of_turns, tokens_of_turns
+from slipstream.learner.credit.token_rewards import over_all_tokens, rewards_of_turns, tokens_of_turns
 from slipstream.learner.objective.advantage import (
     centred_advantages,
     gigpo_advantages,
@@ -42,8 +42,8 @@ def advantages_by_group(
 
         advantage = GROUP_RELATIVE(returns) - PENALTY_RELATIVE(kl_coefficient * summed k1)
 
-    `objective.allocation` distributes the first term over the tokens; see `_distributed`. A function of the user's gets
-    the returns alone; then penalties are centred.
+    With the allocation `per_turn` the first term is one number for each turn: see `advantages_of_turns`. A function of
+    the user's gets the returns alone; then penalties are centred.
 
     With group_standardised this is GRPO's balance: as in its loss, the divergence is weighed against one standard
     deviation of the returns. Returns (1, 0) and penalties (0.2, 0) give 0.707 - 0.1 and -0.707 + 0.1.
@@ -54,41 +54,16 @@ def advantages_by_group(
     for members in groups:
         trajectories = [member.trajectory for member in members]
         losses = penalties_of([float(member.penalties.sum()) for member in members])
-        if objective.allocation != "last_token":
-            gains = _distributed(trajectories, objective, advantages_of)
-            for trajectory, gain, loss in zip(trajectories, gains, losses, strict=True):
-                sequences.append(sequences_of(trajectory, advantage=over_all_tokens(trajectory, gain - loss)))
+        if objective.allocation == "per_turn":
+            of_turns = advantages_of_turns(trajectories, advantages_of)
+            for trajectory, gain, loss in zip(trajectories, of_turns, losses, strict=True):
+                of_sampled = np.repeat(gain - loss, tokens_of_turns(trajectory))
+                sequences.append(sequences_of(trajectory, advantage=over_all_tokens(trajectory, of_sampled)))
             continue
         advantages = advantages_of([trajectory.total_reward for trajectory in trajectories]) - losses
         for trajectory, advantage in zip(trajectories, advantages, strict=True):
             sequences.append(sequences_of(trajectory, advantage=float(advantage)))
     return sequences
-
-
-def _distributed(
-    trajectories: Sequence[Trajectory],
-    objective: ObjectiveConfig,
-    compared: Callable[[Sequence[float]], npt.NDArray[np.float64]],
-) -> list[Float[np.ndarray, " _tokens"]]:
-    """The advantage of each sampled token of a group: what is still to come of its trajectory's advantage.
-
-        share = allocation(advantage of the trajectory)          its sum over tokens is that advantage
-        advantage[t] = sum over tokens u >= t of share[u]
-
-    So the first token has the whole advantage. With `last_token` every token has it, as in GRPO. With `per_turn` the
-    rewards still to come are compared at each turn, with 0 for siblings that have ended: see `advantages_of_turns`.
-    """
-    tokens = [tokens_of_turns(trajectory) for trajectory in trajectories]
-    if objective.allocation == "per_turn":
-        of_turns = advantages_of_turns(trajectories, compared)
-        return [np.repeat(advantages, each) for advantages, each in zip(of_turns, tokens, strict=True)]
-    advantages = compared([trajectory.total_reward for trajectory in trajectories])
-    gains = []
-    for advantage, turn_tokens in zip(advantages, tokens, strict=True):
-        whole = np.zeros(len(turn_tokens))
-        whole[-1] = advantage
-        gains.append(returns_to_go(allocated(whole, turn_tokens, objective), gamma=1.0))
-    return gains
 
 
 def advantages_of_turns(

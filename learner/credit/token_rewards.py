@@ -8,29 +8,13 @@ from jaxtyping import Float, Int
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
-from slipstream.learner.objective import allocation
+from slipstream.learner.objective.allocation import last_token, per_turn
 
 
 def token_rewards(trajectory: Trajectory, *, objective: ObjectiveConfig) -> Float[np.ndarray, " tokens"]:
     """The reward of each sampled token, in order, by `objective.allocation`."""
-    return allocated(rewards_of_turns(trajectory), tokens_of_turns(trajectory), objective)
-
-
-def allocated(
-    turn_rewards: Float[np.ndarray, " turns"], turn_tokens: Int[np.ndarray, " turns"], objective: ObjectiveConfig
-) -> Float[np.ndarray, " tokens"]:
-    """Distribute the rewards of turns over their tokens, by `objective.allocation`."""
-    match objective.allocation:
-        case "last_token":
-            return allocation.last_token(turn_rewards, turn_tokens)
-        case "uniform_positive":
-            return allocation.uniform_positive(turn_rewards, turn_tokens)
-        case "discounted":
-            return allocation.discounted(turn_rewards, turn_tokens, discount=objective.allocation_discount)
-        case "per_turn":
-            return allocation.per_turn(turn_rewards, turn_tokens)
-        case unknown:
-            raise ValueError(f"no allocation {unknown!r}")
+    allocate = per_turn if objective.allocation == "per_turn" else last_token
+    return allocate(rewards_of_turns(trajectory), tokens_of_turns(trajectory))
 
 
 def rewards_of_turns(trajectory: Trajectory) -> Float[np.ndarray, " turns"]:

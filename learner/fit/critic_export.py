@@ -47,7 +47,6 @@ def predicted(objective: ObjectiveConfig) -> Kind:
             "objective.critic=own or shared"
         )
     by_turn = objective.advantage == "bi_level_gae" or objective.allocation == "per_turn"
-    allocation = objective.allocation
     for is_other, key, value, why in (
         (objective.gamma != 1, "gamma", objective.gamma, "discounted returns"),
         (objective.turn_gamma != 1, "turn_gamma", objective.turn_gamma, "discounted returns"),
@@ -58,7 +57,6 @@ def predicted(objective: ObjectiveConfig) -> Kind:
             "returns less their KL penalties",
         ),
         (objective.reward_model != "", "reward_model", objective.reward_model, "returns with that model's scores"),
-        (not by_turn and allocation != "last_token", "allocation", allocation, "what is left of a divided return"),
     ):
         if is_other:
             raise ConfigError(

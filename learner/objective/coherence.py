@@ -41,7 +41,6 @@ _ONLY_WITH = {
     "max_rho": ("advantage", {"vtrace"}),
     "critic_warmup_steps": ("critic", {"own", "shared"}),
     "value_coefficient": ("critic", {"shared"}),
-    "allocation_discount": ("allocation", {"discounted"}),
     "clip_low": ("surrogate", {"ppo_clip", "gspo"}),
     "clip_high": ("surrogate", {"ppo_clip", "gspo"}),
     "dual_clip": ("surrogate", {"ppo_clip", "gspo"}),

@@ -9,7 +9,7 @@ from slipstream.common.config.objective_config import GROUP_RELATIVE, ObjectiveC
 from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from slipstream.learner.credit.sibling_advantages import GROUP_RELATIVE as COMPARED
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
-from slipstream.learner.objective.allocation import discounted, last_token, per_turn, uniform_positive
+from slipstream.learner.objective.allocation import last_token, per_turn
 from tests.learner.even_game import group_of
 from tests.tools.run.tiny_model import a_trajectory
 
@@ -21,29 +21,14 @@ def test_the_last_token_gets_the_whole_return() -> None:
     assert last_token(*TWO_TURNS).tolist() == [0, 0, 0, 0, 0.5]
 
 
-def test_a_positive_return_is_spread_evenly_and_a_negative_one_is_not() -> None:
-    assert uniform_positive(*TWO_TURNS) == pytest.approx([0.1] * 5)
-    assert uniform_positive(np.array([-1.0, 0.5]), np.array([2, 3])).tolist() == [0, 0, 0, 0, -0.5]
-
-
-def test_earlier_turns_get_a_discounted_part() -> None:
-    # Parts 1/7, 2/7 and 4/7.
-    assert discounted(np.array([0.0, 0.0, 7.0]), np.array([1, 2, 1]), discount=0.5) == pytest.approx([1, 0, 2, 4])
-
-
 def test_each_turn_keeps_its_own_reward() -> None:
     assert per_turn(*TWO_TURNS).tolist() == [0, 1, 0, 0, -0.5]
 
 
-@given(TURNS, st.floats(0.05, 1))
-def test_every_allocation_conserves_the_return(turns: list[tuple[float, int]], discount: float) -> None:
+@given(TURNS)
+def test_every_allocation_conserves_the_return(turns: list[tuple[float, int]]) -> None:
     rewards, tokens = np.array([turn[0] for turn in turns]), np.array([turn[1] for turn in turns])
-    for found in (
-        last_token(rewards, tokens),
-        uniform_positive(rewards, tokens),
-        discounted(rewards, tokens, discount=discount),
-        per_turn(rewards, tokens),
-    ):
+    for found in (last_token(rewards, tokens), per_turn(rewards, tokens)):
         assert len(found) == tokens.sum()
         assert found.sum() == pytest.approx(rewards.sum(), abs=1e-9)
 
@@ -55,15 +40,8 @@ def test_per_turn_conserves_each_turns_reward_as_well(turns: list[tuple[float, i
     assert [float(of_turn.sum()) for of_turn in of_turns] == rewards.tolist()
 
 
-@given(TURNS)
-def test_without_discount_every_turn_gets_an_equal_part(turns: list[tuple[float, int]]) -> None:
-    rewards, tokens = np.array([turn[0] for turn in turns]), np.array([turn[1] for turn in turns])
-    ends = np.cumsum(tokens) - 1
-    assert discounted(rewards, tokens, discount=1.0)[ends] == pytest.approx([rewards.sum() / len(turns)] * len(turns))
-
-
 GROUPS = st.lists(TURNS, min_size=2, max_size=5)
-ALLOCATIONS = ("last_token", "uniform_positive", "discounted", "per_turn")
+ALLOCATIONS = ("last_token", "per_turn")
 
 
 def attempt(turns: list[tuple[float, int]]) -> Trajectory:
@@ -131,17 +109,14 @@ def test_at_each_turn_the_group_centred_advantages_of_all_members_add_up_to_0(
     ("allocation", "won", "lost"),
     [
         ("last_token", [0.5] * 4, [-0.5] * 4),
-        ("uniform_positive", [0.5, 0.375, 0.25, 0.125], [-0.5] * 4),
-        ("discounted", [0.5, 0.5, 0.4, 0.4], [-0.5, -0.5, -0.4, -0.4]),  # parts of a fifth and four fifths
         ("per_turn", [0.5, 0.5, 1.0, 1.0], [-0.5, -0.5, -1.0, -1.0]),
     ],
 )
 def test_a_token_gets_what_is_still_to_come_of_the_advantage(
     allocation: str, won: list[float], lost: list[float]
 ) -> None:
-    settings = {"allocation_discount": 0.25} if allocation == "discounted" else {}
     group = [[(0.0, 2), (2.0, 2)], [(1.0, 2), (0.0, 2)]]
-    found = advantages(group, advantage="group_centred", allocation=allocation, **settings)
+    found = advantages(group, advantage="group_centred", allocation=allocation)
     assert [each.tolist() for each in found] == [pytest.approx(won), pytest.approx(lost)]
 
 
@@ -151,4 +126,4 @@ def test_equal_returns_of_unequal_turns_teach_by_turn_alone() -> None:
     for advantage in GROUP_RELATIVE:
         assert teaches(apart, objective=ObjectiveConfig(advantage=advantage, allocation="per_turn"))
         assert not teaches(alike, objective=ObjectiveConfig(advantage=advantage, allocation="per_turn"))
-        assert not teaches(apart, objective=ObjectiveConfig(advantage=advantage, allocation="discounted"))
+        assert not teaches(apart, objective=ObjectiveConfig(advantage=advantage, allocation="last_token"))

@@ -131,7 +131,7 @@ def test_every_key_of_distillation_acts_and_no_token_weighs_without_a_bound() ->
         ([*DISTIL, "objective.reference_model=a", "objective.kl_place=loss"], "kl_place=reward"),
         ([*DISTIL, "objective.reference_model=a", "objective.reference_every=2"], "would replace"),
         ([*DISTIL, "objective.reference_model=a", "objective.reward_model=b"], "learns from no reward"),
-        ([*DISTIL, "objective.reference_model=a", "objective.allocation=uniform_positive"], "no effect"),
+        ([*DISTIL, "objective.reference_model=a", "objective.allocation=per_turn"], "no effect"),
         ([*DISTIL, "objective.reference_model=a", "objective.gamma=0.9"], "no effect"),
         ([*DISTIL, "objective.reference_model=a", "replay.keep_fraction=0.5"], "replay.keep_fraction.*learns nothing"),
         (["objective.reference_model=a"], "no effect with objective.kl_coefficient 0"),

@@ -183,7 +183,7 @@ def test_a_model_of_the_process_needs_an_objective_that_reads_turns(
 OBJECTIVES: list[dict[str, Any]] = [
     {"advantage": advantage, "allocation": allocation, **more}
     for advantage in (*GROUP_RELATIVE, *GIGPO, "reinforce_pp", *WITH_CRITIC, DISTILLATION, OWN)
-    for allocation in ("last_token", "uniform_positive", "discounted", "per_turn")
+    for allocation in ("last_token", "per_turn")
     for more in (
         {},
         {"critic": "own"},

@@ -97,13 +97,11 @@ def test_gamma_discounts_by_sampled_tokens_and_not_by_those_of_the_environment()
     ("allocation", "expected"),
     [
         ("last_token", [0, 0, 3]),
-        ("uniform_positive", [1, 1, 1]),
-        ("discounted", [0, 1, 2]),
         ("per_turn", [0, 1, 2]),
     ],
 )
 def test_rewards_go_to_the_tokens_that_the_allocation_names(allocation: str, expected: list[float]) -> None:
-    objective = ObjectiveConfig(allocation=allocation, allocation_discount=0.5)
+    objective = ObjectiveConfig(allocation=allocation)
     assert token_rewards(two_turns(1.0, 2.0), objective=objective).tolist() == pytest.approx(expected)
 
 
@@ -238,7 +236,7 @@ def test_groups_are_strangers_to_each_others_states() -> None:
 
 
 @pytest.mark.parametrize("preset", sorted(Path("conf/objective").glob("*.yaml")), ids=lambda path: path.stem)
-@pytest.mark.parametrize("allocation", ["", "last_token", "uniform_positive", "discounted", "per_turn"])
+@pytest.mark.parametrize("allocation", ["", "last_token", "per_turn"])
 def test_where_a_screen_is_accepted_a_group_of_equal_returns_teaches_nothing(preset: Path, allocation: str) -> None:
     """A screen ends such a group, here one of equal returns whose turns earned differently in the same states."""
     settings = [f"objective.allocation={allocation}"] if allocation else []

@@ -322,8 +322,6 @@ def test_a_critic_that_predicts_no_return_is_refused() -> None:
         ({"advantage": "bi_level_gae", "turn_gamma": 0.9}, r"objective\.turn_gamma is 0\.9, .* discounted returns"),
         ({"kl_place": "reward", "kl_coefficient": 0.1}, r"kl_place is reward, .* returns less their KL penalties"),
         ({"reward_model": "FOLDER"}, r"reward_model is FOLDER, .* returns with that model's scores"),
-        ({"allocation": "uniform_positive"}, r"allocation is uniform_positive, .* what is left of a divided return"),
-        ({"allocation": "discounted"}, r"allocation is discounted, .* what is left of a divided return"),
     ):
         with pytest.raises(ConfigError, match=why):
             predicted(ObjectiveConfig(**({"advantage": "gae", "critic": "own"} | changes)))

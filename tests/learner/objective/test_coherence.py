@@ -98,11 +98,6 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
             "no effect with objective.advantage gigpo",
             "gae or group_centred or group_standardised or leave_one_out or reinforce_pp or vtrace",
         ),
-        (
-            ["advantage=reinforce_pp", "allocation_discount=0.5"],
-            "no effect with objective.allocation last_token",
-            "choose discounted",
-        ),
         (["gamma=0.9"], "it has no effect with objective.advantage group_standardised", "leave it out"),
         (
             ["same_state_weight=2"],

@@ -43,7 +43,6 @@ NUM_RANDOM = 12
 OF_WEIGHING = (
     "advantage",
     "allocation",
-    "allocation_discount",
     "gamma",
     "same_state_weight",
     "gae_lambda",
@@ -68,7 +67,7 @@ ELSEWHERE = {
 }
 WORDS = {
     "advantage": (*GROUP_RELATIVE, "gigpo", "gigpo_centred", TREE, "reinforce_pp", *WITH_CRITIC),
-    "allocation": ("last_token", "uniform_positive", "discounted", "per_turn"),
+    "allocation": ("last_token", "per_turn"),
     "surrogate": ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient"),
     "correction": ("none", "token_mask", "truncated_is", "decoupled"),
     "kl_place": ("loss", "reward"),
