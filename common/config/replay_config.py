@@ -82,7 +82,7 @@ class ReplayConfig:
     target_lag: int = 2  # optimizer steps of work that actors may be ahead; 0 is synchronous
     drop_zero_variance: bool = True  # replace groups in which nothing has an advantage; false: train every group
     max_lag: int = 8  # optimizer steps; older tokens are left out of the loss, groups without newer tokens are dropped
-    order: str = "oldest"  # which ready groups a step takes: oldest, freshest, uniform or prioritised
+    order: str = "oldest"  # which ready groups a step takes: oldest, freshest or uniform
     max_uses: int = 1  # the most steps that learn from one group
     keep_fraction: float = 1.0  # fraction of a step's candidates to keep, those whose returns differ most; others drop
     samples_per_insert: float = 0.0  # the average uses of a group; 0: only max_uses limits
@@ -109,20 +109,13 @@ class ReplayConfig:
         require(self.target_lag >= 0, "replay.target_lag", ">= 0", self.target_lag, "use 0 for synchronous training")
         require(self.max_lag >= 0, "replay.max_lag", ">= 0", self.max_lag, "use 0 for synchronous training")
         require(
-            self.order in ("oldest", "freshest", "uniform", "prioritised"),
+            self.order in ("oldest", "freshest", "uniform"),
             "replay.order",
-            "oldest, freshest, uniform or prioritised",
+            "oldest, freshest or uniform",
             self.order,
             "oldest is the default",
         )
         require(self.max_uses >= 1, "replay.max_uses", ">= 1", self.max_uses, "1 trains each group once")
-        require(
-            self.order != "prioritised" or self.max_uses > 1,
-            "replay.max_uses",
-            ">= 2 where `replay.order` is prioritised",
-            self.max_uses,
-            "a group gets its score at its first use",
-        )
         require(
             self.samples_per_insert == 0 or 1 <= self.samples_per_insert <= self.max_uses,
             "replay.samples_per_insert",

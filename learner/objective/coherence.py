@@ -104,7 +104,6 @@ def _check_choice(config: Config) -> None:
     replay = config.replay
     for name, chosen, value, other in (
         ("replay.keep_fraction", replay.keep_fraction < 1, replay.keep_fraction, "1"),
-        ("replay.order", replay.order == "prioritised", replay.order, "oldest, freshest or uniform"),
         ("env.repeat", config.env.repeat > 0, config.env.repeat, "0"),
     ):
         if chosen and config.objective.reward_model:

@@ -120,8 +120,6 @@ class Supply:
             useful, rejected = self._sorted_out(claimed)
             for reason, groups in rejected.items():
                 self._drop(groups, reason, dropped)
-            if replay.order == ClaimOrder.PRIORITISED.value:  # by the spread of its returns: how much it can teach
-                self._buffer.prioritise({group.ticket.group_id: spread(group) for group in useful})
             kept += useful
             if not claimed and self._is_solved(started):
                 self._drop(kept, "surplus", dropped)

@@ -30,7 +30,6 @@ class StoredGroup:
     num_stored: int  # the group's own counter
     finished: int  # its place in the order in which groups became ready; -1 before that
     newest_policy_version: int  # -1 before the first member
-    score: float  # infinite if it has none
     uses: list[int]  # the steps that claimed it
     has_fence: bool  # an actor leases it
     has_judge: bool  # a judge leases it
@@ -98,7 +97,6 @@ def _stored_group(
         num_stored=int(row[b"num_stored"]),
         finished=int(row.get(b"finished", -1)),
         newest_policy_version=int(row.get(b"newest_policy_version", -1)),
-        score=float(row.get(b"score", "inf")),
         uses=[int(step) for step in row.get(b"uses", b"").split(b",") if step],
         has_fence=b"fence" in row,
         has_judge=b"judge_fence" in row,
@@ -173,12 +171,11 @@ def _wrong_indexes(groups: list[StoredGroup], indexes: list[Scores]) -> list[str
     ready = [group for group in groups if group.state == "ready"]
     expected: list[Scores] = [
         {group.group_id: group.newest_policy_version for group in ready},
-        {f"{group.finished:016d}:{group.group_id}": -group.score for group in ready},
         {group.group_id: group.uses[-1] for group in ready if group.uses},
     ]
     return [
         f"the index of ready groups by {what} is {found}, expected {right}"
-        for what, found, right in zip(("version", "score", "step"), indexes, expected, strict=True)
+        for what, found, right in zip(("version", "step"), indexes, expected, strict=True)
         if found != right
     ]
 

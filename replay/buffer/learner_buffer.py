@@ -6,9 +6,8 @@ states of a group.
 
 import itertools
 import logging
-import math
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import redis
@@ -122,14 +121,6 @@ class LearnerBuffer:
         # Only now: if a claim raised half-way, the learner's next attempt repeats the same claim and gets its groups.
         self._num_claims += 1
         return [group for group in groups if not self._came_before(group)]
-
-    def prioritise(self, scores: Mapping[int, float]) -> None:
-        """Set the scores of ready groups, by id, for `ClaimOrder.PRIORITISED`. Raises ValueError for NaN."""
-        unscored = [group_id for group_id, score in scores.items() if math.isnan(score)]
-        if unscored:
-            raise ValueError(f"scores must be numbers, got NaN for groups {unscored}; leave those groups out")
-        for batch in in_batches(list(scores.items())):
-            self._verbs.call("prioritise", self._verbs.epoch, *itertools.chain.from_iterable(batch))
 
     def drop(self, group_ids: Iterable[int], reason: str) -> None:
         """Drop groups, in any state, and count them under `reason`.

@@ -55,7 +55,6 @@ LEARNERS = (
     "acquire_epoch",
     "open",
     "claim",
-    "prioritise",
     "drop",
     "settle",
     "reopen",

@@ -61,7 +61,6 @@ _ACTORS_STREAM_KEYS = (
     ":judging",
     ":ready",
     ":ready_by_version",
-    ":ready_by_score",
     ":visits",
     ":group:*",
     ":blob:*",

@@ -13,9 +13,6 @@ class ClaimOrder(enum.Enum):
     """The groups that finished last."""
     UNIFORM = "uniform"
     """Random groups without replacement; the same seed, step and groups give the same choice."""
-    PRIORITISED = "prioritised"
-    """The groups with the highest score; among equal scores, those that finished first. Groups without a score come
-    before all others, so that each is used once (Schaul et al. 2016, https://arxiv.org/abs/1511.05952)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

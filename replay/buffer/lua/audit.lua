@@ -1,7 +1,7 @@
 -- audit: -> {counters, groups, indexes, damaged}, at one instant.
 -- groups: {state, group_id, score in that state, the fields in NEEDED, {payload key, its time to live in ms ...}} each.
--- indexes: the ready groups by version, by score and by step. damaged: each malformed key, or key and field.
-local NEEDED = { num_members = true, num_stored = true, finished = true, newest_policy_version = true, score = true,
+-- indexes: the ready groups by version and by step. damaged: each malformed key, or key and field.
+local NEEDED = { num_members = true, num_stored = true, finished = true, newest_policy_version = true,
   uses = true, fence = true, judge_fence = true, is_judged = true, verdict = true }
 local groups, damaged = {}, {}
 
@@ -33,7 +33,7 @@ for _, state in ipairs(STATES) do
   end
 end
 local indexes = {}
-for _, index in ipairs({ ':ready_by_version', ':ready_by_score', ':ready_by_step' }) do
+for _, index in ipairs({ ':ready_by_version', ':ready_by_step' }) do
   indexes[#indexes + 1] = readable(base .. index, 'ZRANGE', 0, -1, 'WITHSCORES')
 end
 local books = readable(counters, 'HGETALL')

@@ -8,8 +8,8 @@ for _, state in ipairs(STATES) do
   end
   if redis.call('ZCOUNT', name, '(1e15', '+inf') > 0 then error('DAMAGED: an actor set back a group, ' .. state) end
 end
-local num_ready = redis.call('ZCARD', base .. ':ready')
-for _, index in ipairs({ ':ready_by_version', ':ready_by_score' }) do
-  if redis.call('ZCARD', base .. index) ~= num_ready then error('DAMAGED: ' .. base .. index .. ' is incomplete') end
+local index = base .. ':ready_by_version'
+if redis.call('ZCARD', index) ~= redis.call('ZCARD', base .. ':ready') then
+  error('DAMAGED: ' .. index .. ' is incomplete')
 end
 return redis.call('HGETALL', counters)

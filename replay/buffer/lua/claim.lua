@@ -49,9 +49,6 @@ local candidate = {
     local place = random_place(i)
     return redis.call('ZRANGE', base .. ':ready', place, place)[1]
   end,
-  prioritised = function(i)
-    return string.match(redis.call('ZRANGE', base .. ':ready_by_score', i, i)[1], ':(.*)$')
-  end,
 }
 
 -- The groups to claim, each with its uses so far. A group is used once per step: groups that this step has claimed

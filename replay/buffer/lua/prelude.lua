@@ -95,13 +95,8 @@ local function last_use(id)
   return last_in(uses_of(id))
 end
 
--- A ready group is also in index sets, so that no verb has to read every group: by version, by score, and by step after
--- its first use. A name in the index of scores begins with the order of finishing, so that equal scores are sorted by
--- age.
-local function place_among_scores(id)
-  return string.format('%016d:%s', redis.call('HGET', group_key(id), 'finished'), id)
-end
-
+-- A ready group is also in index sets, so that no verb has to read every group: by version, and by step after its first
+-- use.
 local function leave(id, state)
   redis.call('ZREM', base .. ':' .. state, id)
   count(state, -1)
@@ -111,7 +106,6 @@ local function leave(id, state)
     redis.call('HDEL', group_key(id), 'judge_fence', 'judge', 'judge_request')
   elseif state == 'ready' then
     redis.call('ZREM', base .. ':ready_by_version', id)
-    redis.call('ZREM', base .. ':ready_by_score', place_among_scores(id))
     if redis.call('ZREM', base .. ':ready_by_step', id) == 1 then count('ready_uses', 0 - num_uses(id)) end
   end
 end
@@ -123,10 +117,9 @@ local function enter(id, state, score)
 end
 
 local function enter_ready(id)
-  local group = redis.call('HMGET', group_key(id), 'finished', 'newest_policy_version', 'score')
+  local group = redis.call('HMGET', group_key(id), 'finished', 'newest_policy_version')
   enter(id, 'ready', group[1])
   redis.call('ZADD', base .. ':ready_by_version', group[2], id)
-  redis.call('ZADD', base .. ':ready_by_score', group[3] and 0 - group[3] or '-inf', place_among_scores(id))
   local step = last_use(id)
   if step then
     redis.call('ZADD', base .. ':ready_by_step', step, id)
@@ -217,13 +210,12 @@ end
 local function flaw_of_complete(group, state)
   if whole(group[2]) ~= whole(group[1]) then return 'has ' .. group[2] .. ' of ' .. group[1] .. ' members' end
   if not whole(group[8]) then return 'has a missing or malformed newest policy version' end
-  if group[14] and not whole(group[14]) then return 'has a malformed count of judgings' end
+  if group[13] and not whole(group[13]) then return 'has a malformed count of judgings' end
   if state == 'judging' then
-    return group[13] and 'is judged already' or group[15] and not whole(group[15]) and 'has a malformed fence' or nil
+    return group[12] and 'is judged already' or group[14] and not whole(group[14]) and 'has a malformed fence' or nil
   end
-  if group[12] and not group[13] then return 'was not judged' end
+  if group[11] and not group[12] then return 'was not judged' end
   if not may_be_followed(group[7]) then return 'has a missing or malformed order of finishing' end
-  if group[9] and not tonumber(group[9]) then return 'has a score that is not a number' end
 end
 
 -- What is wrong with a group in `state`; nil if it is sound. Verbs never write such a group: a person, a hostile actor
@@ -231,7 +223,7 @@ end
 local function flaw(id, state)
   if not whole(id) then return 'is not a group id' end
   local group = or_nothing(redis.pcall('HMGET', group_key(id), 'num_members', 'num_stored', 'max_attempts', 'opened_ms',
-    'changed_ms', 'ticket', 'finished', 'newest_policy_version', 'score', 'fence', 'uses', 'is_judged', 'verdict',
+    'changed_ms', 'ticket', 'finished', 'newest_policy_version', 'fence', 'uses', 'is_judged', 'verdict',
     'num_judgings', 'judge_fence', 'grows_to'))
   if not group then return 'is stored in a key of another type' end
   for i, name in ipairs({ 'num_members', 'num_stored', 'max_attempts', 'opened_ms', 'changed_ms' }) do
@@ -239,11 +231,11 @@ local function flaw(id, state)
   end
   local num_members = tonumber(group[1])
   if num_members < 1 or num_members > MAX_MEMBERS then return 'has ' .. group[1] .. ' members' end
-  if group[16] and (whole(group[16]) or 0) <= num_members then return 'has a malformed size to grow to' end
+  if group[15] and (whole(group[15]) or 0) <= num_members then return 'has a malformed size to grow to' end
   if not group[6] then return 'lacks its ticket' end
-  local uses = group[11] or ''
+  local uses = group[10] or ''
   if string.gsub(uses, '%d+,', '') ~= '' or string.find(uses, TOO_LONG) then return 'has uses that are not steps' end
-  if state == 'leased' and not whole(group[10]) then return 'has a missing or malformed fence' end
+  if state == 'leased' and not whole(group[9]) then return 'has a missing or malformed fence' end
   if state == 'claimed' and not last_in(uses) then return 'is claimed for no step' end
   local complete = state == 'judging' or state == 'ready' or state == 'claimed'
   return flaw_of_members(id, num_members, tonumber(group[2])) or complete and flaw_of_complete(group, state) or nil

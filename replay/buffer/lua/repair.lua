@@ -19,7 +19,7 @@ end
 local function remove_other_types()
   remove_unless('hash', counters)
   for _, set in ipairs({ 'queued', 'leased', 'judging', 'ready', 'claimed', 'quarantined', 'ready_by_version',
-    'ready_by_score', 'ready_by_step' }) do
+    'ready_by_step' }) do
     remove_unless('zset', base .. ':' .. set)
   end
   remove_unless('list', base .. ':last_claim')
@@ -102,14 +102,13 @@ end
 
 -- Corrects the place of a group in the sorted set of its state, and adds a ready group to the indexes.
 local function put_in_place(id, state)
-  local group = redis.call('HMGET', group_key(id), 'finished', 'newest_policy_version', 'score')
+  local group = redis.call('HMGET', group_key(id), 'finished', 'newest_policy_version')
   local place = state == 'queued' and id or state == 'ready' and group[1] or state == 'claimed' and last_use(id)
   if place then redis.call('ZADD', base .. ':' .. state, place, id) end
   if state ~= 'leased' then redis.call('HDEL', group_key(id), 'fence', 'actor', 'request') end
   if state ~= 'judging' then redis.call('HDEL', group_key(id), 'judge_fence', 'judge', 'judge_request') end
   if state ~= 'ready' then return end
   redis.call('ZADD', base .. ':ready_by_version', group[2], id)
-  redis.call('ZADD', base .. ':ready_by_score', group[3] and 0 - group[3] or '-inf', place_among_scores(id))
   local step = last_use(id)
   if step then
     redis.call('ZADD', base .. ':ready_by_step', step, id)
@@ -149,7 +148,7 @@ end
 remove_other_types()
 remove_malformed_counters()
 local groups = sound_groups()
-redis.call('DEL', base .. ':ready_by_version', base .. ':ready_by_score', base .. ':ready_by_step')
+redis.call('DEL', base .. ':ready_by_version', base .. ':ready_by_step')
 for _, group in ipairs(groups) do
   add_up(group[1], group[2])
   put_in_place(group[1], group[2])

@@ -159,10 +159,9 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["optim.schedule=step"], "`optim.schedule` must be constant, linear or cosine"),
         (["learner.publish_every=0"], "`learner.publish_every` must be >= 1, got 0"),
         (["warm_start.noise=1"], "`warm_start.noise` must be in [0, 1), got 1.0"),
-        (["replay.order=newest"], "`replay.order` must be oldest, freshest, uniform or prioritised, got 'newest'"),
+        (["replay.order=newest"], "`replay.order` must be oldest, freshest or uniform, got 'newest'"),
         (["replay.lease_ttl_s=.inf"], "`replay.lease_ttl_s` must be >= 1, got inf; try 10"),
         (["replay.max_uses=0"], "`replay.max_uses` must be >= 1, got 0; 1 trains each group once"),
-        (["replay.order=prioritised"], "`replay.max_uses` must be >= 2 where `replay.order` is prioritised, got 1"),
         (
             ["replay.max_uses=2", "replay.samples_per_insert=2.5"],
             "`replay.samples_per_insert` must be 0, or in [1, replay.max_uses = 2], got 2.5",

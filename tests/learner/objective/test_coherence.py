@@ -185,7 +185,6 @@ def test_on_policy_the_plain_policy_gradient_is_reinforce_and_accepted() -> None
 
 CHOOSING = {
     "replay.keep_fraction": ["replay.keep_fraction=0.5"],
-    "replay.order": ["replay.order=prioritised", "replay.max_uses=2"],
     "env.repeat": ["env.repeat=0.5"],
 }
 

@@ -11,11 +11,11 @@ import redis
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.shutdown import Shutdown
-from slipstream.common.records.trajectory import Fork, Outcome, Task
+from slipstream.common.records.trajectory import Fork, Outcome
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.supply.supplies import Supplies, merged
-from slipstream.learner.supply.supply import Supply, SupplyDried, ticket_of
+from slipstream.learner.supply.supply import Supply, SupplyDried
 from slipstream.learner.supply.task_order import task_index
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.records.ticket import InsertResult, Lease
@@ -230,23 +230,6 @@ def test_samples_per_insert_holds_the_uses_to_an_average(buffer: Views, run_id: 
     assert ledger.claims == 40
     assert 40 <= 2 * ledger.finished + 2 <= 44  # the buffer is one step of two groups
     assert buffer.audit() == []
-
-
-def test_prioritised_groups_come_again_by_how_far_their_returns_lie_apart(
-    buffer: Views, run_id: str, shutdown: Shutdown
-) -> None:
-    settings = config("replay.max_uses=3", "replay.order=prioritised", "replay.target_lag=2")
-    task = Task(env="shop", split="train", index=0)
-    buffer.learner.open([ticket_of(group_id, task, settings, step=1, min_policy_version=0) for group_id in range(4)])
-    spread = {0: 0.1, 1: 0.4, 2: 0.3, 3: 0.2}
-    work(buffer.actor, run_id, returns=lambda group_id: (0.0, spread[group_id]))
-    again = Supply(buffer.learner, settings, first_group_id=4)
-    batches = []
-    for step in (1, 2, 3):
-        batch = again.next_batch(step, policy_version=0, published_version=0, shutdown=shutdown)
-        assert batch is not None
-        batches.append([group.ticket.group_id for group in batch.groups])
-    assert batches == [[0, 1], [2, 3], [1, 2]]
 
 
 def test_groups_without_variance_are_dropped_and_replaced(buffer: Views, run_id: str, shutdown: Shutdown) -> None:

@@ -1,4 +1,4 @@
-"""The verbs of the learner: open, claim, prioritise, drop, settle and reopen."""
+"""The verbs of the learner: open, claim, drop, settle and reopen."""
 
 import time
 
@@ -137,7 +137,6 @@ def test_a_claim_drops_groups_without_a_token_within_max_lag(buffer: Views, run_
 
 def test_a_claim_takes_groups_in_the_order_that_is_asked_for(buffer: Views, run_id: str) -> None:
     make_ready(buffer, run_id, *range(6))
-    buffer.learner.prioritise({1: 0.5, 2: -3.0, 3: 0.5, 4: 1e300, 0: float("inf"), 77: 9.0})
 
     def claimed(order: ClaimOrder, num_groups: int, seed: int = 0) -> list[int]:
         groups = buffer.learner.claim(1, num_groups, policy_version=0, max_lag=0, order=order, seed=seed)
@@ -146,18 +145,11 @@ def test_a_claim_takes_groups_in_the_order_that_is_asked_for(buffer: Views, run_
 
     assert claimed(ClaimOrder.OLDEST, 3) == [0, 1, 2]
     assert claimed(ClaimOrder.FRESHEST, 3) == [5, 4, 3]
-    assert claimed(ClaimOrder.PRIORITISED, 6) == [0, 5, 4, 1, 3, 2]  # 5 has no score; 0 finished first
     draws = [claimed(ClaimOrder.UNIFORM, 3, seed) for seed in range(40)]
     assert draws == [claimed(ClaimOrder.UNIFORM, 3, seed) for seed in range(40)]
     assert sorted(claimed(ClaimOrder.UNIFORM, 6, seed=1)) == list(range(6))
     assert {draw[0] for draw in draws} == {draw[2] for draw in draws} == set(range(6))
     assert len({tuple(draw) for draw in draws}) > 20
-
-
-def test_a_score_that_is_no_number_is_refused(buffer: Views, run_id: str) -> None:
-    make_ready(buffer, run_id, 0)
-    with pytest.raises(ValueError, match=r"got NaN for groups \[0\]; leave those groups out"):
-        buffer.learner.prioritise({0: float("nan")})
 
 
 def twice_each(buffer: Views, step: int, num_groups: int, *, policy_version: int = 0) -> list[int]:

@@ -17,7 +17,6 @@ from slipstream.common.process.connection import connect
 from slipstream.common.records.trajectory import Outcome
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import Ledger
-from slipstream.replay.records.sampler import ClaimOrder
 from slipstream.replay.records.ticket import Group, InsertResult, Lease
 from slipstream.replay.server.server import Server
 from tests.proxy import Fault, Nth, Proxy
@@ -87,11 +86,6 @@ def claims_poison(scene: Scene) -> list[int]:
     return ids(scene.buffer.learner.claim(2, 2, policy_version=0, max_lag=0))
 
 
-def prioritises(scene: Scene) -> list[int]:
-    scene.buffer.learner.prioritise({1: 1.0, 2: 2.0})
-    return ids(scene.buffer.learner.claim(2, 1, policy_version=0, max_lag=0, order=ClaimOrder.PRIORITISED))
-
-
 def finishes_the_group(scene: Scene) -> list[bool]:
     return [scene.insert(member) in (InsertResult.STORED, InsertResult.DUPLICATE) for member in (1, 2)]
 
@@ -141,7 +135,6 @@ VERBS: dict[str, Callable[[Scene], object]] = {
     "open": lambda scene: scene.buffer.learner.open([ticket(6), ticket(7)]),
     "claim": lambda scene: ids(scene.buffer.learner.claim(2, 2, policy_version=0, max_lag=0)),
     "claim what is poisoned": claims_poison,
-    "prioritise": prioritises,
     "drop": lambda scene: scene.buffer.learner.drop([0, 1, 3, 4], "zero_variance"),
     "settle": lambda scene: scene.buffer.learner.settle(1),
     "reopen": lambda scene: scene.buffer.learner.reopen(0),

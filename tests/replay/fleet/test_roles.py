@@ -237,7 +237,6 @@ def test_an_actor_cannot_act_as_a_learner_by_the_learners_scripts(
         forger.learner.acquire_epoch,
         lambda: forger.learner.open([ticket(9)]),
         lambda: forger.learner.claim(1, 1, policy_version=0, max_lag=0),
-        lambda: forger.learner.prioritise({0: 1.0}),
         lambda: forger.learner.drop([0], "spite"),
         lambda: forger.learner.settle(1),
         lambda: forger.learner.reopen(0),

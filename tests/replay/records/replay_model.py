@@ -27,7 +27,6 @@ class ModelGroup:
     newest: int = -1  # policy version
     finished: int = 0
     uses: list[int] = field(default_factory=list)  # steps
-    score: float = float("inf")
     poisoned: bool = False
     set_aside: int = 0  # the order of it
     is_judged: bool = False
@@ -314,18 +313,12 @@ class Model:
                 return ready
             case ClaimOrder.FRESHEST:
                 return ready[::-1]
-            case ClaimOrder.PRIORITISED:
-                return sorted(ready, key=lambda group_id: -self.groups[group_id].score)
             case ClaimOrder.UNIFORM:
                 for i in range(len(ready)):
                     draw = hashlib.sha1(f"{seed}:{step}:{i}".encode()).hexdigest()[:12]
                     j = i + int(draw, 16) % (len(ready) - i)
                     ready[i], ready[j] = ready[j], ready[i]
                 return ready
-
-    def prioritise(self, scores: dict[int, float]) -> None:
-        for group_id in self.in_state("ready"):
-            self.groups[group_id].score = scores.get(group_id, self.groups[group_id].score)
 
     def drop(self, group_ids: list[int], reason: str) -> None:
         for group_id in group_ids:

@@ -36,7 +36,6 @@ KEYS = [
     "train:judging",
     "train:ready",
     "train:ready_by_version",
-    "train:ready_by_score",
     "train:claimed",
     "train:quarantined",
     "train:visits",

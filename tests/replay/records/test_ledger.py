@@ -41,7 +41,6 @@ MAX_ATTEMPTS, MAX_QUARANTINED = 3, 2
 ZOMBIE_VERBS: dict[str, Callable[[LearnerBuffer], Any]] = {
     "open": lambda zombie: zombie.open([ticket(1 << 20)]),
     "claim": lambda zombie: zombie.claim(1, 1, policy_version=0, max_lag=0),
-    "prioritise": lambda zombie: zombie.prioritise({0: 1.0}),
     "drop": lambda zombie: zombie.drop(range(99), "zombie"),
     "settle": lambda zombie: zombie.settle(1 << 20),
     "reopen": lambda zombie: zombie.reopen(0),
@@ -251,13 +250,6 @@ class Books(RuleBasedStateMachine):
             member, (attempt, fence) = min(group.stored.items())
             blob = key(self.run_id, "train", "blob", group_id, member, attempt, fence)
             assert self.client.set(blob, b"garbage", xx=True)
-
-    @rule(data=st.data(), scores=st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1e300]), min_size=4, max_size=4))
-    @precondition(lambda self: self.model.groups)
-    def prioritise(self, data: st.DataObject, scores: list[float]) -> None:
-        scored = dict(zip(self.draw_groups(data), scores, strict=False))
-        self.model.prioritise(scored)
-        self.learner.prioritise(scored)
 
     @rule(data=st.data(), lost=st.booleans())
     @precondition(lambda self: self.model.groups)
