@@ -85,7 +85,6 @@ class ReplayConfig:
     order: str = "oldest"  # which ready groups a step takes: oldest, freshest or uniform
     max_uses: int = 1  # the most steps that learn from one group
     keep_fraction: float = 1.0  # fraction of a step's candidates to keep, those whose returns differ most; others drop
-    samples_per_insert: float = 0.0  # the average uses of a group; 0: only max_uses limits
     lease_ttl_s: float = 10.0  # an actor that sends no heartbeat for this long loses its leases
     max_attempts: int = 4  # attempts at a member before its group is dropped
     max_trajectory_bytes: int = 8 << 20  # larger trajectories are refused
@@ -116,13 +115,6 @@ class ReplayConfig:
             "oldest is the default",
         )
         require(self.max_uses >= 1, "replay.max_uses", ">= 1", self.max_uses, "1 trains each group once")
-        require(
-            self.samples_per_insert == 0 or 1 <= self.samples_per_insert <= self.max_uses,
-            "replay.samples_per_insert",
-            f"0, or in [1, replay.max_uses = {self.max_uses}]",
-            self.samples_per_insert,
-            "with 0 only max_uses limits",
-        )
         require(1 <= self.lease_ttl_s < math.inf, "replay.lease_ttl_s", ">= 1", self.lease_ttl_s, "try 10")
         require(self.max_attempts >= 1, "replay.max_attempts", ">= 1", self.max_attempts, "1 never repeats an attempt")
         require(

@@ -23,7 +23,7 @@ from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.records.failures import Failure
 from slipstream.replay.records.ledger import Ledger
-from slipstream.replay.records.sampler import ClaimOrder, Reuse
+from slipstream.replay.records.sampler import ClaimOrder
 from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.replay.run.diagnosis import FEWEST_EPISODES, Diagnosis
 from slipstream.replay.run.outlook import Outlook, outlook
@@ -79,13 +79,7 @@ class Supply:
         replay = config.replay
         # The number of groups that a step's groups are chosen from.
         self._num_candidates = math.ceil(replay.groups_per_step / replay.keep_fraction)
-        self._in_order = replay.target_lag == 0 and replay.max_uses == 1 and not replay.samples_per_insert
-        self._reuse = Reuse(
-            max_uses=replay.max_uses,
-            samples_per_insert=replay.samples_per_insert,
-            # A step claims all its groups at once, so claims may be ahead of inserts by that many.
-            error_buffer=self._num_candidates,
-        )
+        self._in_order = replay.target_lag == 0 and replay.max_uses == 1
 
     def next_batch(
         self,
@@ -171,7 +165,7 @@ class Supply:
             max_lag=max_lag,
             order=ClaimOrder(replay.order),
             seed=self._config.run.seed,
-            reuse=self._reuse,
+            max_uses=replay.max_uses,
         )
         return sorted(claimed, key=lambda group: group.ticket.group_id)
 
@@ -261,26 +255,18 @@ class Supply:
     def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int, useful: float) -> int:
         """The number of groups to open so that `num_uses` more uses are possible, the rest of this step's included.
 
-        Each group may be used `max_uses` times, but only once per step, and as often as the rate limiter allows. With
-        one use each: queued + leased + judging + ready <= (candidates * min(target_lag + 1, steps left) - kept) / u,
-        where candidates are those of a step, and u, `useful`, is the expected share of groups that teach. The early
-        groups of a synchronous step count too.
+        Each group may be used `max_uses` times, but only once per step. With one use each: queued + leased + judging +
+        ready <= (candidates * min(target_lag + 1, steps left) - kept) / u, where candidates are those of a step, and u,
+        `useful`, is the expected share of groups that teach. The early groups of a synchronous step count too.
         """
-        reuse = self._reuse
+        max_uses = self._config.replay.max_uses
         wanted = (self._num_candidates - len(kept)) / useful
         unfinished = ledger.queued + ledger.leased + ledger.judging + len(self._early)
-        uses_left = reuse.max_uses * (unfinished + ledger.ready) - ledger.ready_uses
-        still_ready = sum(group.num_uses < reuse.max_uses for group in kept)
-        room = math.ceil(
-            max(
-                (num_uses / useful - uses_left) / reuse.max_uses,
-                wanted - (unfinished + ledger.ready - still_ready),
-            )
+        uses_left = max_uses * (unfinished + ledger.ready) - ledger.ready_uses
+        still_ready = sum(group.num_uses < max_uses for group in kept)
+        return math.ceil(
+            max((num_uses / useful - uses_left) / max_uses, wanted - (unfinished + ledger.ready - still_ready))
         )
-        if reuse.samples_per_insert:
-            needed = (ledger.claims + num_uses - reuse.error_buffer) / reuse.samples_per_insert
-            room = max(room, math.ceil(needed) - ledger.finished - unfinished)
-        return room
 
     def _useful_share(self) -> float:
         """The share of the newest claimed groups that taught something, as if a step's groups before them all had."""

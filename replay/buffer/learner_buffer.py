@@ -20,7 +20,7 @@ from slipstream.replay.buffer.verbs import BATCH_GROUPS, LEARNERS, NO_STEP, Verb
 from slipstream.replay.records.failures import Failure, Quarantined, cut_reason, read_failures
 from slipstream.replay.records.keys import key, shard_name
 from slipstream.replay.records.ledger import Ledger, ledger_of
-from slipstream.replay.records.sampler import ONCE, ClaimOrder, Reuse
+from slipstream.replay.records.sampler import ClaimOrder
 from slipstream.replay.records.ticket import Group, Ticket, decode_ticket
 from slipstream.replay.records.verdict import Verdict, with_verdict
 
@@ -91,15 +91,15 @@ class LearnerBuffer:
         max_lag: int,
         order: ClaimOrder = ClaimOrder.OLDEST,
         seed: int = 0,
-        reuse: Reuse = ONCE,
+        max_uses: int = 1,
     ) -> list[Group]:
-        """Take the first `num_groups` ready groups in `order`, for `step`; [] if there are fewer or `reuse` forbids it.
+        """Take the first `num_groups` ready groups in `order`, for `step`; [] if there are fewer.
 
-        A group with uses left stays ready for later steps. First, ready groups whose newest token is more than
-        `max_lag` versions older than `policy_version` are dropped as `too_old`: none of their tokens would be trained.
-        A group with an invalid payload is quarantined, and a group that lost a payload is dropped. A group that was
-        returned before comes again if the server lost that claim: it counts as trained once, with `step`. All three are
-        missing from the result: claim again for the rest of the batch.
+        A step uses a group at most once; a group that fewer than `max_uses` steps have used stays ready. First, ready
+        groups whose newest token is more than `max_lag` versions older than `policy_version` are dropped as `too_old`:
+        none of their tokens would be trained. A group with an invalid payload is quarantined, and a group that lost a
+        payload is dropped. A group that was returned before comes again if the server lost that claim: it counts as
+        trained once, with `step`. All three are missing from the result: claim again for the rest of the batch.
         """
         self._last_step_made = step - 1
         arguments = (
@@ -110,9 +110,7 @@ class LearnerBuffer:
             policy_version - max_lag,
             order.value,
             seed,
-            reuse.max_uses,
-            reuse.samples_per_insert,
-            reuse.error_buffer,
+            max_uses,
         )
         reply = None
         while reply is None:

@@ -39,7 +39,6 @@ class Ledger:
     claimed: int
     quarantined: int
     finished: int  # times that a group became ready; a requeued group counts again
-    claims: int  # uses of groups without those that reopen took back: a group claimed for two steps counts twice
     ready_uses: int  # uses of the groups that are ready
     inserted: int  # trajectories, like the next three fields
     trained_trajectories: int

@@ -1,13 +1,12 @@
--- claim: (epoch, number, step, num_groups, oldest_allowed, order, seed, max_uses, samples_per_insert, error_buffer)
--- -> {group id, ticket, uses, verdict, member records ...} for each; an empty list if there are fewer or the limiter forbids it;
--- false if stale groups may be left to sweep: call it again. The claims of an epoch are numbered: a claim that is
--- repeated because its reply was lost gets the same groups again, and a late one gets nothing.
+-- claim: (epoch, number, step, num_groups, oldest_allowed, order, seed, max_uses) -> {group id, ticket, uses, verdict,
+-- member records ...} for each; an empty list if there are fewer; false if stale groups may be left to sweep: call it
+-- again. The claims of an epoch are numbered: a claim that is repeated because its reply was lost gets the same groups
+-- again, and a late one gets nothing.
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 local number = tonumber(ARGV[2])
 local step, num_groups, oldest_allowed = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local order, seed, max_uses = ARGV[6], ARGV[7], tonumber(ARGV[8])
-local samples_per_insert, error_buffer = tonumber(ARGV[9]), tonumber(ARGV[10])
 local SWEEP = 100
 local last_claim = base .. ':last_claim' -- epoch, number, group ids ...
 
@@ -22,12 +21,6 @@ local function sweep()
     drop(id, 'too_old')
   end
   return #stale < SWEEP
-end
-
-local function within_limit()
-  if samples_per_insert == 0 then return true end
-  local made = redis.call('HMGET', counters, 'claims', 'finished')
-  return (made[1] or 0) + num_groups <= samples_per_insert * (made[2] or 0) + error_buffer
 end
 
 local num_ready
@@ -67,7 +60,7 @@ end
 
 local function claim()
   num_ready = redis.call('ZCARD', base .. ':ready')
-  local chosen = within_limit() and choose() or {}
+  local chosen = choose()
   redis.call('DEL', last_claim)
   redis.call('RPUSH', last_claim, ARGV[1], number)
   if #chosen < num_groups then return end
@@ -78,7 +71,6 @@ local function claim()
     redis.call('HSET', group_key(id), 'uses', uses)
     if num_in(uses) < max_uses then enter_ready(id) else enter(id, 'claimed', step) end
   end
-  count('claims', #chosen)
 end
 
 -- A key of another type reads as missing: then no claim is known to be the last.

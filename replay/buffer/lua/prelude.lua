@@ -308,15 +308,14 @@ local function close(id, account)
   count(account, 1)
 end
 
--- Removes the uses by steps after `step`; returns how many.
+-- Removes the uses by steps after `step`.
 local function take_back(id, step)
-  local before, kept = num_uses(id), ''
-  if before == 0 then return 0 end
-  for use in string.gmatch(uses_of(id), '%d+') do
+  local uses, kept = uses_of(id), ''
+  if uses == '' then return end
+  for use in string.gmatch(uses, '%d+') do
     if tonumber(use) <= tonumber(step) then kept = kept .. use .. ',' end
   end
   redis.call('HSET', group_key(id), 'uses', kept)
-  return before - num_uses(id)
 end
 
 -- Retires a group that a model has learned from: it becomes claimed for the step of its last use, and is settled with

@@ -10,7 +10,7 @@ for state, used in pairs({ claimed = ':claimed', ready = ':ready_by_step' }) do
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', base .. used, '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[3])) do
     must_be_sound(id, state)
     leave(id, state)
-    count('claims', 0 - take_back(id, ARGV[2]))
+    take_back(id, ARGV[2])
     enter_ready(id)
     num_reopened = num_reopened + 1
   end

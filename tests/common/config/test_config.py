@@ -162,11 +162,6 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["replay.order=newest"], "`replay.order` must be oldest, freshest or uniform, got 'newest'"),
         (["replay.lease_ttl_s=.inf"], "`replay.lease_ttl_s` must be >= 1, got inf; try 10"),
         (["replay.max_uses=0"], "`replay.max_uses` must be >= 1, got 0; 1 trains each group once"),
-        (
-            ["replay.max_uses=2", "replay.samples_per_insert=2.5"],
-            "`replay.samples_per_insert` must be 0, or in [1, replay.max_uses = 2], got 2.5",
-        ),
-        (["replay.samples_per_insert=0.5"], "must be 0, or in [1, replay.max_uses = 1], got 0.5"),
         (["env.max_invalid_turns=12"], "`env.max_invalid_turns` must be < env.max_turns = 12, got 12; an episode ends"),
         (["env.mixture.a.name=kg", "env.name=grid"], "`env.name` must be left out with env.mixture (a), got 'grid'"),
         (["env.mixture.a.name=kg", "env.options.hops=1"], "env.mixture.LABEL.options; env.mixture={} removes them all"),

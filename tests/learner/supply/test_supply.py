@@ -184,8 +184,8 @@ def test_groups_that_are_used_twice_are_half_as_many(buffer: Views, run_id: str,
     batches = train(supply, buffer, run_id, shutdown, steps=9)
     assert batches[:5] == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5]]
     ledger = buffer.learner.ledger()
-    # 18 uses; the last two groups had one step left to be used in.
-    assert (ledger.claims, ledger.opened, ledger.trained, ledger.ready, ledger.dropped) == (18, 10, 8, 2, {})
+    # The last two groups had one step left to be used in.
+    assert (ledger.opened, ledger.trained, ledger.ready, ledger.dropped) == (10, 8, 2, {})
     assert buffer.audit() == []
 
 
@@ -220,15 +220,6 @@ def test_no_group_is_used_twice_in_one_step(buffer: Views, run_id: str, shutdown
     ledger = buffer.learner.ledger()
     assert (ledger.dropped, ledger.ready, ledger.ready_uses) == ({"zero_variance": 1}, 1, 1)
     assert ledger.queued >= 1  # another for this step: 1 has been used in it
-    assert buffer.audit() == []
-
-
-def test_samples_per_insert_holds_the_uses_to_an_average(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
-    settings = config("replay.max_uses=4", "replay.samples_per_insert=2", "replay.max_lag=9", "learner.steps=20")
-    train(Supply(buffer.learner, settings, first_group_id=0), buffer, run_id, shutdown, steps=20)
-    ledger = buffer.learner.ledger()
-    assert ledger.claims == 40
-    assert 40 <= 2 * ledger.finished + 2 <= 44  # the buffer is one step of two groups
     assert buffer.audit() == []
 
 

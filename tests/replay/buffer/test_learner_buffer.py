@@ -11,7 +11,7 @@ from slipstream.replay.buffer.bulk import Bulk
 from slipstream.replay.buffer.listing import list_groups
 from slipstream.replay.buffer.verbs import MAX_QUARANTINED
 from slipstream.replay.records.keys import FencedOut, epoch_key, key
-from slipstream.replay.records.sampler import ClaimOrder, Reuse
+from slipstream.replay.records.sampler import ClaimOrder
 from slipstream.replay.records.ticket import InsertResult
 from tests.replay.records.attempts import (
     Views,
@@ -73,8 +73,7 @@ def test_a_group_whose_claims_the_server_lost_is_trained_once(
     buffer: Views, redis_client: redis.Redis, run_id: str, max_uses: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def claimed(step: int) -> list[int]:
-        reuse = Reuse(max_uses=max_uses, samples_per_insert=0, error_buffer=0)
-        return ids(buffer.learner.claim(step, 1, policy_version=0, max_lag=0, reuse=reuse))
+        return ids(buffer.learner.claim(step, 1, policy_version=0, max_lag=0, max_uses=max_uses))
 
     make_ready(buffer, run_id, 0, 1)
     names = f"{key(run_id)}:*"
@@ -119,7 +118,7 @@ def test_a_copy_of_a_claim_that_arrives_late_takes_nothing(buffer: Views, run_id
     make_ready(buffer, run_id, 0, 1, 2)
     assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
     assert buffer.learner.claim(2, 9, policy_version=0, max_lag=0) == []
-    rest = (0, "oldest", 0, 1, 0, 0)  # oldest version, order, seed, and each group once
+    rest = (0, "oldest", 0, 1)  # oldest version, order, seed, and each group once
     verbs = buffer.learner._verbs
     assert verbs.call("claim", verbs.epoch, 0, 1, 1, *rest) == []  # held up on its way since step 1
     assert verbs.call("claim", verbs.epoch, 1, 2, 1, *rest) == []  # the one that found too few: it was answered so
@@ -153,8 +152,7 @@ def test_a_claim_takes_groups_in_the_order_that_is_asked_for(buffer: Views, run_
 
 
 def twice_each(buffer: Views, step: int, num_groups: int, *, policy_version: int = 0) -> list[int]:
-    reuse = Reuse(max_uses=2, samples_per_insert=0, error_buffer=0)
-    return ids(buffer.learner.claim(step, num_groups, policy_version=policy_version, max_lag=0, reuse=reuse))
+    return ids(buffer.learner.claim(step, num_groups, policy_version=policy_version, max_lag=0, max_uses=2))
 
 
 def test_a_group_with_uses_left_stays_ready_and_is_used_once_a_step(buffer: Views, run_id: str) -> None:
@@ -166,7 +164,7 @@ def test_a_group_with_uses_left_stays_ready_and_is_used_once_a_step(buffer: View
     assert twice_each(buffer, 2, 2) == [0, 1]
     assert buffer.learner.settle(1) == 0
     ledger = buffer.learner.ledger()
-    assert (ledger.ready, ledger.claimed, ledger.claims, ledger.ready_uses) == (1, 2, 5, 1)
+    assert (ledger.ready, ledger.claimed, ledger.ready_uses) == (1, 2, 1)
     assert buffer.learner.settle(2) == 2
     assert buffer.learner.ledger().trained == 2 and buffer.audit() == []
 
@@ -178,7 +176,7 @@ def test_a_resumed_learner_takes_back_the_uses_of_later_steps_only(buffer: Views
     buffer.learner.acquire_epoch()
     assert buffer.learner.reopen(1) == 3
     ledger = buffer.learner.ledger()
-    assert (ledger.ready, ledger.claims, ledger.ready_uses) == (3, 2, 2)
+    assert (ledger.ready, ledger.ready_uses) == (3, 2)
     assert twice_each(buffer, 2, 3) == [0, 1, 2]
     assert (buffer.learner.ledger().claimed, buffer.learner.ledger().ready_uses) == (2, 1)
     assert buffer.audit() == []
@@ -203,24 +201,6 @@ def test_a_drop_takes_back_the_use_that_it_was_claimed_for_and_no_earlier_one(bu
     assert (ledger.dropped, ledger.claimed, ledger.ready) == ({"zero_variance": 1}, 1, 0)
     assert buffer.learner.settle(1) == 1  # in step 1 a model learned from group 0
     assert buffer.audit() == []
-
-
-def test_the_limiter_lets_a_claim_wait_for_the_inserts_that_pay_for_it(buffer: Views, run_id: str) -> None:
-    make_ready(buffer, run_id, *range(4))
-
-    def claim(step: int, num_groups: int) -> list[int]:
-        reuse = Reuse(max_uses=4, samples_per_insert=1.5, error_buffer=1)
-        return ids(buffer.learner.claim(step, num_groups, policy_version=0, max_lag=0, reuse=reuse))
-
-    assert claim(1, 4) == [0, 1, 2, 3]
-    assert claim(2, 4) == []  # 8 > 1.5 * 4 + 1
-    assert claim(2, 3) == [0, 1, 2]  # 7 <= 7
-    assert claim(3, 1) == []
-    make_ready(buffer, run_id, 4)
-    assert claim(3, 1) == [0]  # 8 <= 1.5 * 5 + 1
-    assert buffer.learner.ledger().claims == 8 and buffer.audit() == []
-    assert buffer.learner.reopen(1) == 3
-    assert buffer.learner.ledger().claims == 4
 
 
 def test_a_sweep_of_many_old_groups_is_not_made_in_one_go(buffer: Views, run_id: str) -> None:

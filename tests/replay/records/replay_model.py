@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from slipstream.replay.records.ledger import STATES, Ledger
-from slipstream.replay.records.sampler import ClaimOrder, Reuse
+from slipstream.replay.records.sampler import ClaimOrder
 from slipstream.replay.records.ticket import InsertResult
 
 NO_STEP = 1 << 53
@@ -41,10 +41,10 @@ class ModelGroup:
 class Model:
     """What the stream should be."""
 
-    def __init__(self, *, max_attempts: int, max_quarantined: int, reuse: Reuse) -> None:
+    def __init__(self, *, max_attempts: int, max_quarantined: int, max_uses: int) -> None:
         self.max_attempts = max_attempts
         self.max_quarantined = max_quarantined
-        self.reuse = reuse
+        self.max_uses = max_uses
         self.groups: dict[int, ModelGroup] = {}
         self.counts: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
@@ -95,7 +95,6 @@ class Model:
                     "opened",
                     "trained",
                     "finished",
-                    "claims",
                     "inserted",
                     "trained_trajectories",
                     "dedup_hits",
@@ -288,23 +287,16 @@ class Model:
                 self._give_up(group_id, "too_old")
         ready = self._ready_in(order, seed, step)
         usable = [i for i in ready if self.groups[i].uses[-1:] != [step] and len(self.groups[i].uses) < self.max_uses]
-        per_insert, claimed = self.reuse.samples_per_insert, self.counts["claims"] + num_groups
-        paid_for = not per_insert or claimed <= per_insert * self.counts["finished"] + self.reuse.error_buffer
-        if len(usable) < num_groups or not paid_for:
+        if len(usable) < num_groups:
             return []
         for group_id in usable[:num_groups]:
             group = self.groups[group_id]
             group.uses.append(step)
-            self.counts["claims"] += 1
             group.state = "claimed" if len(group.uses) == self.max_uses else "ready"
         poisoned = [group_id for group_id in usable[:num_groups] if self.groups[group_id].poisoned]
         for group_id in poisoned:
             self.quarantine(group_id, last_step_made=step - 1)
         return [group_id for group_id in usable[:num_groups] if group_id not in poisoned]
-
-    @property
-    def max_uses(self) -> int:
-        return self.reuse.max_uses
 
     def _ready_in(self, order: ClaimOrder, seed: int, step: int) -> list[int]:
         ready = sorted(self.in_state("ready"), key=lambda group_id: self.groups[group_id].finished)
@@ -339,7 +331,7 @@ class Model:
         self.last_step_made = NO_STEP
         later = [i for i in self.in_state("ready", "claimed") if self.groups[i].uses and self.groups[i].uses[-1] > step]
         for group_id in later:
-            self.counts["claims"] -= self._take_back(group_id, step)
+            self._take_back(group_id, step)
             self.groups[group_id].state = "ready"
         return len(later)
 
@@ -379,11 +371,9 @@ class Model:
 
     # ---
 
-    def _take_back(self, group_id: int, step: int) -> int:
+    def _take_back(self, group_id: int, step: int) -> None:
         group = self.groups[group_id]
-        before = len(group.uses)
         group.uses = [use for use in group.uses if use <= step]
-        return before - len(group.uses)
 
     def _give_up(self, group_id: int, reason: str) -> None:
         if self.groups[group_id].uses:

@@ -29,7 +29,7 @@ from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import FencedOut, key
 from slipstream.replay.records.ledger import read_ledger
-from slipstream.replay.records.sampler import ClaimOrder, Reuse
+from slipstream.replay.records.sampler import ClaimOrder
 from slipstream.replay.records.ticket import InsertResult, Lease
 from slipstream.replay.server.server import start_server
 from tests.replay.records.attempts import Views, attempt_at, make_buffer, partial_of, ticket, verdict_on
@@ -120,21 +120,11 @@ class Books(RuleBasedStateMachine):
 
     @initialize(
         max_uses=st.integers(1, 3),
-        samples_per_insert=st.sampled_from([0.0, 0.0, 1.0, 1.5, 2.0]),
-        error_buffer=st.integers(0, 2),
         versions=st.lists(VERSIONS, min_size=1, max_size=4),
         num_queued=st.integers(1, 3),
     )
-    def begin(
-        self,
-        max_uses: int,
-        samples_per_insert: float,
-        error_buffer: int,
-        versions: list[tuple[int, ...]],
-        num_queued: int,
-    ) -> None:
-        reuse = Reuse(max_uses=max_uses, samples_per_insert=samples_per_insert, error_buffer=error_buffer)
-        self.model = Model(max_attempts=MAX_ATTEMPTS, max_quarantined=MAX_QUARANTINED, reuse=reuse)
+    def begin(self, max_uses: int, versions: list[tuple[int, ...]], num_queued: int) -> None:
+        self.model = Model(max_attempts=MAX_ATTEMPTS, max_quarantined=MAX_QUARANTINED, max_uses=max_uses)
         self.produce(versions)
         self.open(num_queued, 2, lost=False)
 
@@ -222,7 +212,7 @@ class Books(RuleBasedStateMachine):
                 max_lag=max_lag,
                 order=order,
                 seed=seed,
-                reuse=self.model.reuse,
+                max_uses=self.model.max_uses,
             ),
         )
         assert [group.ticket.group_id for group in claimed] == expected

@@ -2,7 +2,6 @@
 
 from slipstream.common.records.trajectory import Outcome
 from slipstream.replay.records.keys import key
-from slipstream.replay.records.sampler import Reuse
 from tests.tools.replay.inspected import Inspected
 
 
@@ -45,8 +44,7 @@ def test_a_change_that_the_state_of_a_group_forbids_is_refused_with_code_1(inspe
 def test_a_group_that_a_step_was_trained_on_is_used_no_more_and_still_counts(inspected: Inspected) -> None:
     inspected.open(1)
     inspected.fill()
-    twice = Reuse(max_uses=2, samples_per_insert=0.0, error_buffer=0.0)
-    assert len(inspected.buffer.learner.claim(1, 1, policy_version=4, max_lag=9, reuse=twice)) == 1
+    assert len(inspected.buffer.learner.claim(1, 1, policy_version=4, max_lag=9, max_uses=2)) == 1
     [group] = inspected.json("groups")
     assert group["state"] == "ready" and group["uses"] == [1]
     assert "a step was trained on it, so it cannot be queued again" in inspected("requeue", "1", code=1)
