@@ -180,13 +180,6 @@ def _check_groups(config: Config) -> None:
         "the bonus of a turn depends on when it is given, so attempts that share the turn would differ in it",
     )
     require(
-        replay.screen_size == 0 or config.objective.compares_returns_alone,
-        "replay.screen_size",
-        f"0 with this objective (advantage {config.objective.advantage}, allocation {config.objective.allocation})",
-        replay.screen_size,
-        "it may learn from attempts that earned the same; group_standardised compares their returns alone",
-    )
-    require(
         replay.num_trees == 0 or replay.max_fork_turn < config.env.max_turns,
         "replay.max_fork_turn",
         f"< env.max_turns = {config.env.max_turns} with replay.num_trees",
@@ -209,19 +202,12 @@ def _check_reward_model(config: Config) -> None:
 
 def _check_judges(config: Config) -> None:
     """Raise ConfigError unless groups can be judged as a whole as `env.rewards` says."""
-    replay, comparisons = config.replay, config.env.comparisons()
-    require(
-        not (replay.screen_size and comparisons),
-        "replay.screen_size",
-        f"0 with a judge of whole groups, as in {', '.join(comparisons)}",
-        replay.screen_size,
-        "a screen compares the returns before the judge has marked them",
-    )
-    for key, compare in comparisons.items():
+    group_size = config.replay.group_size
+    for key, compare in config.env.comparisons().items():
         require(
-            compare != "pairwise" or 2 <= replay.group_size <= MAX_PAIRED,
+            compare != "pairwise" or 2 <= group_size <= MAX_PAIRED,
             f"{key}.compare",
-            f"listwise with replay.group_size = {replay.group_size}",
+            f"listwise with replay.group_size = {group_size}",
             compare,
             f"pairwise needs 2 to {MAX_PAIRED} members: it asks twice about each two",
         )

@@ -78,12 +78,6 @@ class ObjectiveConfig:
         return self.correction in ("truncated_is", "decoupled")
 
     @property
-    def compares_returns_alone(self) -> bool:
-        """Whether a group teaches exactly if its attempts' returns differ, which are known when they are stored."""
-        by_turn = self.advantage in GIGPO or self.allocation == "per_turn"
-        return self.compares_siblings and not (by_turn or self.returns_come_later or "advantage" in self.own_parts)
-
-    @property
     def teacher_url(self) -> str:
         """The address of the teacher's server; empty if the reference is no server's."""
         return self.reference_model if self.reference_model.startswith(("http://", "https://")) else ""

@@ -75,7 +75,6 @@ class SamplingConfig:
 @dataclass(kw_only=True, slots=True)
 class ReplayConfig:
     group_size: int = 8  # sibling attempts at one task
-    screen_size: int = 0  # attempts that a group begins with; the others follow if their returns differ; 0: all at once
     num_trees: int = 0  # attempts of a group that begin at the start; the others fork from them; 0: all, and no trees
     max_fork_turn: int = 4  # a fork begins after 1 to this many turns, drawn before the group is played
     groups_per_step: int = 8  # groups that one optimizer step consumes
@@ -93,7 +92,7 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         require(1 <= self.group_size <= 4096, "replay.group_size", "1 to 4096", self.group_size, "8 is the default")
-        self._check_growth()
+        self._check_trees()
         require(self.groups_per_step >= 1, "replay.groups_per_step", ">= 1", self.groups_per_step, "try 8")
         require(
             0 < self.keep_fraction <= 1, "replay.keep_fraction", "in (0, 1]", self.keep_fraction, "1 keeps every group"
@@ -125,22 +124,8 @@ class ReplayConfig:
             "8 MiB is the default",
         )
 
-    def _check_growth(self) -> None:
-        """Raise ConfigError unless the screen and the trees of a group fit its size, and each other."""
-        require(
-            self.screen_size == 0 or 2 <= self.screen_size < self.group_size,
-            "replay.screen_size",
-            f"0, or 2 to replay.group_size - 1 = {self.group_size - 1}",
-            self.screen_size,
-            "0 plays all attempts at once",
-        )
-        require(
-            self.screen_size == 0 or self.drop_zero_variance,
-            "replay.screen_size",
-            "0 where replay.drop_zero_variance is false",
-            self.screen_size,
-            "a screen is there to drop such groups early",
-        )
+    def _check_trees(self) -> None:
+        """Raise ConfigError unless the trees of a group fit its size."""
         least = max(2, math.ceil(self.group_size / MAX_TREE_SIZE))
         require(
             self.num_trees == 0 or least <= self.num_trees < self.group_size,
@@ -150,10 +135,3 @@ class ReplayConfig:
             f"trees are compared with each other, and have at most {MAX_TREE_SIZE} attempts; 0 is without trees",
         )
         require(self.max_fork_turn >= 1, "replay.max_fork_turn", ">= 1", self.max_fork_turn, "4 is the default")
-        require(
-            self.num_trees == 0 or self.screen_size == 0,
-            "replay.screen_size",
-            "0 with replay.num_trees",
-            self.screen_size,
-            "it would let the returns of attempts decide whether others fork from them, which biases the gradient",
-        )

@@ -26,10 +26,9 @@ class Choice(NamedTuple):
 class Curriculum:
     """Distributes groups over the entries of `env.mixture` by weight; what is too hard or too easy gets less.
 
-    It measures success on all claimed groups of new tasks, including those that teach nothing. Of a group with a screen
-    only the screen counts: whether the other members were played depends on its returns. A restarted learner begins
-    with no measurements, and has them again after a few groups of each environment. A share `env.repeat` of the groups
-    repeats tasks of `MixedTasks`.
+    It measures success on all claimed groups of new tasks, including those that teach nothing. A restarted learner
+    begins with no measurements, and has them again after a few groups of each environment. A share `env.repeat` of the
+    groups repeats tasks of `MixedTasks`.
     """
 
     def __init__(self, config: EnvConfig, *, seed: int) -> None:
@@ -51,8 +50,7 @@ class Curriculum:
             if self._config.repeat:
                 self._mixed[task.env].observe(task.index, [trajectory.total_reward for trajectory in trajectories])
             if not group.ticket.is_repeat:
-                measured = trajectories[: group.ticket.screen_size or None]
-                self._success[task.env].append(sum(each.success for each in measured) / len(measured))
+                self._success[task.env].append(sum(each.success for each in trajectories) / len(trajectories))
 
     def weights(self) -> dict[str, float]:
         """The current weight of each environment; the weights need not add up to 1."""

@@ -364,7 +364,6 @@ def ticket_of(group_id: int, task: Task, config: Config, *, step: int, min_polic
         group_id=group_id,
         task=task,
         num_members=config.replay.group_size,
-        screen_size=config.replay.screen_size,
         num_trees=config.replay.num_trees,
         max_fork_turn=config.replay.max_fork_turn if config.replay.num_trees else 0,
         min_policy_version=min_policy_version,

@@ -70,10 +70,7 @@ class LearnerBuffer:
 
         Ids at or below the highest one ever opened are skipped.
         """
-        rows = [
-            (ticket.group_id, ticket.num_members, encode(ticket), int(ticket.is_judged), ticket.screen_size)
-            for ticket in tickets
-        ]
+        rows = [(ticket.group_id, ticket.num_members, encode(ticket), int(ticket.is_judged)) for ticket in tickets]
         group_ids = [group_id for group_id, *_ in rows]
         if group_ids != sorted(set(group_ids)):
             raise ValueError(f"tickets must be in rising order of group_id, got {group_ids}; sort them")

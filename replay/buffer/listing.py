@@ -51,7 +51,6 @@ class ListedGroup:
     holder: str  # the actor or the judge that leases it; "" if it is not leased
     lease_left_s: float | None  # below 0 for a lease that expired and was not swept yet; None if it is not leased
     attempts: int  # the largest number of attempts that any member has started
-    num_members: int  # that it has now: those of its screen, or all of the ticket's
     newest_policy_version: int | None  # None while no member is stored
     uses: list[int]  # the steps that claimed it, in order
     members: dict[int, ListedMember]
@@ -151,7 +150,6 @@ def _listed(state: str, score: float, row: dict[str, bytes], now_s: float) -> Li
         holder=row.get("judge" if state == "judging" else "actor", b"").decode(errors="replace"),
         lease_left_s=score / 1000 - now_s if state == "leased" or "judge" in row else None,
         attempts=max(attempts, default=0) + 1,
-        num_members=int(row["num_members"]),
         newest_policy_version=int(row["newest_policy_version"]) if "newest_policy_version" in row else None,
         uses=[int(step) for step in row.get("uses", b"").decode().split(",") if step],
         members={member: _member(row[f"member:{member}"]) for member in sorted(stored)},

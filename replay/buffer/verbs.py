@@ -18,9 +18,6 @@
                +---- requeue -------------- quarantined  <--  poison, or a person's request, from any state
                    (leased, judging, ready too)
 
-A group with a screen has fewer members at first. When these are stored and their returns differ, the group grows, and
-`insert` queues it again for its other members. If they are equal, the group is complete with them.
-
 A group that a judge marks as a whole is `judging` between leased and ready. A judge leases it there, and its verdict
 makes the group ready. It waits again after the lease has expired or the judging has failed, and is dropped as
 `judge_failed` when it has no attempts left.

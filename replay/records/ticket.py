@@ -10,10 +10,7 @@ from slipstream.common.records.trajectory import MAX_TURNS, InvalidTrajectory, O
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The order to roll out one group: `num_members` attempts at `task`.
-
-    With `screen_size` the group begins with that many members, and gets the others only if the returns of these differ.
-    """
+    """The order to roll out one group: `num_members` attempts at `task`."""
 
     group_id: Annotated[int, msgspec.Meta(ge=0, lt=10**14)]  # rises, and is never used twice in a run
     task: Task
@@ -24,7 +21,6 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: int  # of the group; a member's seed is made of it, the member and the attempt
     is_judged: bool = False  # a judge marks the whole group before it is ready
     is_repeat: bool = False  # of a task that was chosen by how earlier attempts at it ended
-    screen_size: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # 0: all members at once
     num_trees: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # members that begin at the start; 0: all, and no trees
     max_fork_turn: Annotated[int, msgspec.Meta(ge=0, le=MAX_TURNS)] = 0  # the most turns that two members share
 
@@ -54,18 +50,14 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def decode_ticket(frame: bytes, group_id: int, *, num_members: int) -> Ticket:
-    """The ticket in `frame`, for the members that the group has now: those of its screen, or all.
-
-    Raises WireError unless it is the ticket of `group_id`, and the group may have `num_members` members.
-    """
+    """The ticket in `frame`. Raises WireError unless it is that of `group_id`, with `num_members` members."""
     ticket = decode(Ticket, frame)
-    if ticket.group_id != group_id or num_members not in (ticket.num_members, ticket.screen_size):
-        screen = f" ({ticket.screen_size} at first)" if ticket.screen_size else ""
+    if (ticket.group_id, ticket.num_members) != (group_id, num_members):
         raise WireError(
-            f"the ticket is of group {ticket.group_id} with {ticket.num_members} members{screen}, expected group "
-            f"{group_id} with {num_members}"
+            f"the ticket is of group {ticket.group_id} with {ticket.num_members} members, expected group {group_id} "
+            f"with {num_members}"
         )
-    return msgspec.structs.replace(ticket, num_members=num_members)
+    return ticket
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

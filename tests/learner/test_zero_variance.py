@@ -7,7 +7,6 @@ import pytest
 import redis
 
 from slipstream.common.config.config import load_config
-from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
 from slipstream.learner.supply.supply import Supply
@@ -65,8 +64,3 @@ def test_a_group_that_teaches_nothing_has_no_advantage_beside_others(preset: Pat
 def test_dapo_drops_such_groups_whatever_the_file_before_it_says() -> None:
     assert not load_config("conf/quickstart.yaml", []).replay.drop_zero_variance
     assert load_config("conf/quickstart.yaml", [], presets=["conf/objective/dapo.yaml"]).replay.drop_zero_variance
-
-
-def test_a_screen_would_end_the_groups_that_are_to_be_trained() -> None:
-    with pytest.raises(ConfigError, match=r"`replay.screen_size` must be 0 where replay.drop_zero_variance is false"):
-        load_config(None, [KEEPS, "replay.screen_size=4"])

@@ -26,13 +26,6 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
     """
     facts = calibrate(config)
     require(
-        not config.replay.screen_size,
-        "replay.screen_size",
-        "0 in a simulation",
-        config.replay.screen_size,
-        "groups are simulated with all their members at once",
-    )
-    require(
         not config.replay.num_trees,
         "replay.num_trees",
         "0 in a simulation",

@@ -1,10 +1,8 @@
 -- insert: (group_id, member, record, environment, return, 1 for a success or else 0, then bucket, visits, bucket, visits
 -- as in visits.py), payload in KEYS[2]. Commits the payload that was SET just before, removes its time to live, and
--- counts its episode as produced, and its states as visited. The last member of a screen completes the group if all of
--- the screen have the same return; if not, the group grows, and is queued again for its other members.
+-- counts its episode as produced, and its states as visited. The last member completes the group.
 local MAX_ENVIRONMENT = 256 -- bytes
 local NUM_BUCKETS = 262144 -- as in visits.py
-local RESOLUTION = 1e-6 -- returns that differ by less are equal; RETURN_RESOLUTION in learner/objective/advantage.py
 local id, member, record = ARGV[1], ARGV[2], ARGV[3]
 local environment, total_reward, success = ARGV[4], ARGV[5], ARGV[6]
 local group = group_key(id)
@@ -24,8 +22,7 @@ for i = 7, #ARGV, 2 do
 end
 -- One command reads all fields: servers spend most of their time on this verb.
 local facts = or_nothing(redis.pcall('HMGET', group, 'member:' .. member, 'fence', 'attempt:' .. member,
-  'partial:' .. member, 'newest_policy_version', 'num_stored', 'num_members', 'grows_to', 'lowest_return',
-  'highest_return')) or {}
+  'partial:' .. member, 'newest_policy_version', 'num_stored', 'num_members')) or {}
 local stored, partial = facts[1], facts[4]
 if stored and read_record(stored) == payload then
   count('dedup_hits', 1)
@@ -42,13 +39,6 @@ if redis.call('PERSIST', KEYS[2]) == 0 then return 'full' end
 local num_stored = (whole(facts[6]) or 0) + 1
 redis.call('HSET', group, 'num_stored', num_stored, 'newest_policy_version', math.max(newest, whole(facts[5]) or newest),
   'member:' .. member, record)
-local grows_to = whole(facts[8])
-local lowest = math.min(earned, tonumber(facts[9] or '') or earned)
-local highest = math.max(earned, tonumber(facts[10] or '') or earned)
-if grows_to then
-  redis.call('HSET', group, 'lowest_return', string.format('%.17g', lowest), 'highest_return',
-    string.format('%.17g', highest))
-end
 if partial then
   -- A partial of an earlier lease came with this lease and was resumed; a partial of this lease was never needed.
   local _, _, handed_in_under = read_record(partial)
@@ -66,11 +56,7 @@ end
 for i = 7, #ARGV, 2 do increase(base .. ':visits', string.format('%d', ARGV[i]), ARGV[i + 1]) end
 if num_stored == tonumber(facts[7]) then
   leave(id, 'leased')
-  if grows_to and highest - lowest > RESOLUTION then
-    redis.call('HSET', group, 'num_members', grows_to)
-    redis.call('HDEL', group, 'grows_to', 'lowest_return', 'highest_return')
-    enter(id, 'queued', id)
-  elseif redis.call('HEXISTS', group, 'is_judged') == 1 then
+  if redis.call('HEXISTS', group, 'is_judged') == 1 then
     enter(id, 'judging', now_ms())
   else
     finish(id)

@@ -224,14 +224,13 @@ local function flaw(id, state)
   if not whole(id) then return 'is not a group id' end
   local group = or_nothing(redis.pcall('HMGET', group_key(id), 'num_members', 'num_stored', 'max_attempts', 'opened_ms',
     'changed_ms', 'ticket', 'finished', 'newest_policy_version', 'fence', 'uses', 'is_judged', 'verdict',
-    'num_judgings', 'judge_fence', 'grows_to'))
+    'num_judgings', 'judge_fence'))
   if not group then return 'is stored in a key of another type' end
   for i, name in ipairs({ 'num_members', 'num_stored', 'max_attempts', 'opened_ms', 'changed_ms' }) do
     if not whole(group[i]) then return (group[i] and 'has a malformed ' or 'lacks ') .. name end
   end
   local num_members = tonumber(group[1])
   if num_members < 1 or num_members > MAX_MEMBERS then return 'has ' .. group[1] .. ' members' end
-  if group[15] and (whole(group[15]) or 0) <= num_members then return 'has a malformed size to grow to' end
   if not group[6] then return 'lacks its ticket' end
   local uses = group[10] or ''
   if string.gsub(uses, '%d+,', '') ~= '' or string.find(uses, TOO_LONG) then return 'has uses that are not steps' end

@@ -11,14 +11,12 @@ for i = 2, #ARGV do
     num_requeued = num_requeued + 1
   elseif state == 'quarantined' or state == 'leased' or state == 'judging' or (state == 'ready' and not last_use(id)) then
     must_be_sound(id, state)
-    local opened = redis.call('HMGET', group, 'num_members', 'ticket', 'max_attempts', 'opened_ms', 'is_judged',
-      'grows_to')
+    local opened = redis.call('HMGET', group, 'num_members', 'ticket', 'max_attempts', 'opened_ms', 'is_judged')
     leave(id, state)
     remove_group(id, 'dropped:requeued')
     redis.call('HSET', group, 'num_members', opened[1], 'ticket', opened[2], 'max_attempts', opened[3],
       'opened_ms', opened[4], 'num_stored', 0, 'requeued', ARGV[1])
     if opened[5] then redis.call('HSET', group, 'is_judged', opened[5]) end
-    if opened[6] then redis.call('HSET', group, 'grows_to', opened[6]) end
     enter(id, 'queued', id)
     num_requeued = num_requeued + 1
   end

@@ -296,7 +296,6 @@ def test_trees_are_accepted_with_their_advantage() -> None:
         (["objective.advantage=tree"], "replay.num_trees is 0.*or choose leave_one_out"),
         (["replay.num_trees=2"], "must be 0 with objective.advantage group_standardised.*compare them with themselves"),
         ([*TREE, "objective.normalisation=sequences"], "a fork trains only its own tokens"),
-        ([*TREE, "replay.screen_size=4"], "`replay.screen_size` must be 0 with replay.num_trees.*biases the gradient"),
         (
             ["objective.advantage=tree", "replay.num_trees=1"],
             "`replay.num_trees` must be 0, or 2 to replay.group_size - 1 = 7",

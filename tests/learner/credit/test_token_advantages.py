@@ -1,15 +1,12 @@
 """Advantages as they arrive at the tokens of a batch."""
 
 import math
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from slipstream.common.config.config import load_config
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from slipstream.learner.credit.measure import Measured
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
@@ -233,24 +230,6 @@ def test_groups_are_strangers_to_each_others_states() -> None:
     assert together == advantages([first], advantage="gigpo", gamma=0.9) + advantages(
         [second], advantage="gigpo", gamma=0.9
     )
-
-
-@pytest.mark.parametrize("preset", sorted(Path("conf/objective").glob("*.yaml")), ids=lambda path: path.stem)
-@pytest.mark.parametrize("allocation", ["", "last_token", "per_turn"])
-def test_where_a_screen_is_accepted_a_group_of_equal_returns_teaches_nothing(preset: Path, allocation: str) -> None:
-    """A screen ends such a group, here one of equal returns whose turns earned differently in the same states."""
-    settings = [f"objective.allocation={allocation}"] if allocation else []
-    try:
-        objective = load_config(None, [*settings, "replay.screen_size=4"], presets=[str(preset)]).objective
-    except ConfigError as error:
-        assert "replay.screen_size" in str(error) or allocation, "every preset can be tried as it is"
-        return
-    assert not teaches(group_of(two_turns(1.0, 0.0), two_turns(0.0, 1.0)), objective=objective)
-
-
-@pytest.mark.parametrize("preset", ["grpo", "dr_grpo", "rloo", "dapo"])
-def test_a_screen_is_accepted_where_returns_alone_are_compared(preset: str) -> None:
-    load_config(None, ["replay.screen_size=4"], presets=[f"conf/objective/{preset}.yaml"])
 
 
 def test_a_group_teaches_where_something_in_it_has_an_advantage() -> None:

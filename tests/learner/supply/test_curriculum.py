@@ -223,25 +223,6 @@ def test_a_group_is_observed_at_its_first_use_only() -> None:
     assert curriculum.mixed_tasks()["easy"] == {}, "nor of the task, whose newest group had equal returns"
 
 
-def test_the_success_of_groups_with_a_screen_is_that_of_their_screens() -> None:
-    """By hand: 6 of the screens' 8 episodes succeed. With all members it would be (1/8 + 1/8 + 1 + 1) / 4 = 0.56."""
-    screened = [
-        finished(0, label="easy", successes=[True, False] + [False] * 6),
-        finished(1, label="easy", successes=[True, False] + [False] * 6),
-        finished(2, label="easy", successes=[True, True]),
-        finished(3, label="easy", successes=[True, True]),
-    ]
-    groups = [
-        msgspec.structs.replace(group, ticket=msgspec.structs.replace(group.ticket, screen_size=2))
-        for group in screened
-    ]
-    assert 2 * len(groups) >= FEWEST
-    for limits, weight in (((0.74, 0.76), 1.0), ((0.0, 0.74), 0.2), ((0.76, 1.0), 0.2)):
-        curriculum = Curriculum(mixture(min_success=limits[0], max_success=limits[1], aside_weight=0.2), seed=2)
-        curriculum.observe(groups * 2)
-        assert curriculum.weights() == {"craft": 3.0, "easy": weight}
-
-
 def test_a_choice_that_is_taken_back_leaves_its_task_known() -> None:
     curriculum = repeating()
     curriculum.observe([finished(index, successes=MIXED) for index in range(20)])

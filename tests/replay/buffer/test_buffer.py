@@ -57,7 +57,7 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Views, redis_client: redis
         assert buffer.audit() == []
         return first
 
-    tickets = [part for group_id in (0, 1, 2, 3) for part in (group_id, 1, msgspec.msgpack.encode(group_id), 0, 0)]
+    tickets = [part for group_id in (0, 1, 2, 3) for part in (group_id, 1, msgspec.msgpack.encode(group_id), 0)]
     assert twice("open", epoch, 3, *tickets) == 4
     assert buffer.learner.ledger().opened == 4
     fence, *_ = twice("lease", "a", "request-1", 60_000)  # type: ignore[misc]
@@ -80,7 +80,7 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Views, redis_client: redis
             assert buffer.actor._verbs._scripts["insert"](keys=[buffer.base, blob], args=arguments) == expected
     assert buffer.learner.ledger().ready == 2
 
-    rest = (0, "oldest", 0, 1, 0, 0)  # oldest version, order, seed, and each group once
+    rest = (0, "oldest", 0, 1)  # oldest version, order, seed, and each group once
     claimed = twice("claim", epoch, 1, 5, 1, *rest)
     assert buffer.learner._verbs.call("claim", epoch, 1, 5, 1, *rest) == claimed
     assert (buffer.learner.ledger().claimed, buffer.learner.ledger().ready) == (1, 1)

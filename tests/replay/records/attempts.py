@@ -85,7 +85,6 @@ def ticket(
     min_policy_version: int = 0,
     env: str = "shop",
     is_judged: bool = False,
-    screen_size: int = 0,
     num_trees: int = 0,
     max_fork_turn: int = 0,
 ) -> Ticket:
@@ -97,7 +96,6 @@ def ticket(
         sampling=SAMPLING,
         seed=7,
         is_judged=is_judged,
-        screen_size=screen_size,
         num_trees=num_trees,
         max_fork_turn=max_fork_turn,
     )

@@ -15,9 +15,7 @@ NO_STEP = 1 << 53
 class ModelGroup:
     """What a group should be."""
 
-    num_members: int  # now: those of its screen, until it grows
-    grows_to: int = 0
-    rewards: list[float] = field(default_factory=list)  # of the stored members
+    num_members: int
     state: str = "queued"
     fence: int = 0  # of the lease that holds it
     attempts: Counter[int] = field(default_factory=Counter)
@@ -133,7 +131,6 @@ class Model:
         if group is None or not self.holds(group_id, fence) or group.missing().get(member) != attempt:
             return self._counted("fenced_inserts", InsertResult.FENCED)
         group.stored[member] = (attempt, fence)
-        group.rewards.append(reward)
         self.earned += reward
         self.work["produced"] += 1
         group.newest = max(group.newest, policy_version)
@@ -142,9 +139,7 @@ class Model:
             self.discarded["superseded"] += 1
         elif partial is not None:
             self.counts["partials_resumed"] += 1
-        if not group.missing() and group.grows_to and len(set(group.rewards)) > 1:
-            group.num_members, group.grows_to, group.state = group.grows_to, 0, "queued"
-        elif not group.missing() and group.is_judged:
+        if not group.missing() and group.is_judged:
             group.state = "judging"
         elif not group.missing():
             self._finish(group)
@@ -269,12 +264,12 @@ class Model:
 
     # --- Learners.
 
-    def open(self, num_groups: int, num_members: int, *, is_judged: bool = False, grows_to: int = 0) -> range:
-        """The ids of the new groups; `num_members` are those of the screen if the groups may grow."""
+    def open(self, num_groups: int, num_members: int, *, is_judged: bool = False) -> range:
+        """The ids of the new groups."""
         first = self.counts["opened"]
         self.counts["opened"] += num_groups
         for group_id in range(first, first + num_groups):
-            self.groups[group_id] = ModelGroup(num_members=num_members, is_judged=is_judged, grows_to=grows_to)
+            self.groups[group_id] = ModelGroup(num_members=num_members, is_judged=is_judged)
         return range(first, first + num_groups)
 
     def claim(
@@ -363,9 +358,7 @@ class Model:
             self.dropped_trajectories["requeued"] += len(group.stored)
             self.work["dropped:requeued"] += len(group.stored)
             self._discard_all(group, "requeued")
-            self.groups[group_id] = ModelGroup(
-                num_members=group.num_members, is_judged=group.is_judged, grows_to=group.grows_to
-            )
+            self.groups[group_id] = ModelGroup(num_members=group.num_members, is_judged=group.is_judged)
             num_requeued += 1
         return num_requeued
 

@@ -146,16 +146,12 @@ class Books(RuleBasedStateMachine):
     @rule(
         num_groups=st.integers(1, 3),
         num_members=st.integers(1, 3),
-        grows_by=st.sampled_from([0, 0, 1, 2]),
         is_judged=st.booleans(),
         lost=st.booleans(),
     )
-    def open(self, num_groups: int, num_members: int, lost: bool, is_judged: bool = False, grows_by: int = 0) -> None:
-        in_all, screen_size = num_members + grows_by, num_members if grows_by else 0
-        ids = self.model.open(num_groups, num_members, is_judged=is_judged, grows_to=in_all if grows_by else 0)
-        tickets = [
-            ticket(group_id, num_members=in_all, is_judged=is_judged, screen_size=screen_size) for group_id in ids
-        ]
+    def open(self, num_groups: int, num_members: int, lost: bool, is_judged: bool = False) -> None:
+        ids = self.model.open(num_groups, num_members, is_judged=is_judged)
+        tickets = [ticket(group_id, num_members=num_members, is_judged=is_judged) for group_id in ids]
         assert self.losing(lost, lambda: self.learner.open(tickets)) == (0 if lost else num_groups)
 
     @rule(lost=st.booleans())
@@ -450,21 +446,6 @@ class Books(RuleBasedStateMachine):
             assert self.actor.insert(lease, trajectory) is InsertResult.STORED
             self.model.insert(trajectory.group_id, member, 0, lease.fence, policy_version)
         assert lease.ticket.group_id in self.model.in_state("judging")
-
-    @rule(rewards=st.sampled_from([(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)]), lost=st.booleans())
-    def produce_a_screen(self, rewards: tuple[float, float], lost: bool) -> None:
-        while self.model.in_state("queued"):
-            self.lease("b", lost=False)
-        self.open(1, 2, lost=False, grows_by=1)
-        self.lease("c", lost=False)
-        _, lease = self.leases[-1]
-        for member, reward in enumerate(rewards):
-            trajectory = attempt_at(lease, member, run_id=self.run_id, reward=reward)
-            self.losing(lost, lambda trajectory=trajectory: self.actor.insert(lease, trajectory))
-            for _ in range(1 + lost):
-                self.model.insert(trajectory.group_id, member, 0, lease.fence, 0, reward)
-        state = "ready" if len(set(rewards)) == 1 else "queued"
-        assert lease.ticket.group_id in self.model.in_state(state)
 
     @rule(judge=st.sampled_from("jk"), lost=st.booleans())
     @precondition(lambda self: self.model.in_state("judging"))

@@ -31,13 +31,13 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("verb", ["up", "learner", "actors", "doctor", "plan", "launch", "judge"])
-def test_a_screen_and_a_judge_of_groups_are_refused_by_every_verb_at_once(
+def test_groups_that_are_too_large_for_pairs_are_refused_by_every_verb_at_once(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [verb, *(["kubernetes"] if verb == "launch" else []), f"run.root={tmp_path}", "replay.screen_size=4"]
-    assert main([*command, f"env.rewards.better={BY_URL}"]) == 2
+    command = [verb, *(["kubernetes"] if verb == "launch" else []), f"run.root={tmp_path}", "replay.group_size=101"]
+    assert main([*command, f"env.rewards.better={BY_URL.replace('listwise', 'pairwise')}"]) == 2
     said = capsys.readouterr().err
-    assert "`replay.screen_size` must be 0 with a judge of whole groups, as in env.rewards.better, got 4" in said
+    assert "`env.rewards.better.compare` must be listwise with replay.group_size = 101, got 'pairwise'" in said
 
 
 @pytest.mark.parametrize("verb", ["up", "actors", "plan"])
