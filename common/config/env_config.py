@@ -41,7 +41,6 @@ class EnvConfig:
     step_timeout_s: float = 30.0  # a reset or step that takes longer is an env failure
     episode_timeout_s: float = 600.0  # an episode that takes longer is stopped and played again
     num_train_tasks: int = 100_000  # train tasks, in a seeded order; none is visited twice before all had their turn
-    repeat: float = 0.0  # share of the groups that repeat a task on which attempts differed, instead of a new task
 
     def __post_init__(self) -> None:
         require(self.max_turns >= 1, "env.max_turns", ">= 1", self.max_turns, "an episode has at least one turn")
@@ -63,7 +62,6 @@ class EnvConfig:
             value = getattr(self, name)
             require(value > 0, f"env.{name}", "> 0", value, "leave it out for the default")
         require(self.num_train_tasks >= 1, "env.num_train_tasks", ">= 1", self.num_train_tasks, "100000 is the default")
-        require(0 <= self.repeat < 1, "env.repeat", "in [0, 1)", self.repeat, "0 never repeats a task, 0.75 is usual")
         require(
             not (self.rewards and self.mixture),
             "env.rewards",

@@ -1,7 +1,4 @@
-"""The headline numbers of a run: reward and success of the newest finished episodes of new tasks.
-
-They include the episodes of dropped groups, and leave out repeated tasks.
-"""
+"""The headline numbers of a run: reward and success of the newest finished episodes, those of dropped groups too."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -35,7 +32,7 @@ def headline(records: Sequence[Mapping[str, float]]) -> Headline | None:
         if num_episodes >= NUM_EPISODES:
             break
         if "produced/success" in record:
-            count = record.get("produced/new_episodes", record["produced/episodes"])
+            count = record["produced/episodes"]
             num_episodes += count
             rewards += count * record["produced/reward"]
             successes += count * record["produced/success"]

@@ -63,10 +63,6 @@ class RunDir:
         """The highest version number that may have been published."""
         return self.path / "highest_version.json"
 
-    def mixed_tasks(self, shard: int) -> Path:
-        """The tasks that a shard's groups may repeat."""
-        return self.path / f"mixed_tasks-{shard:02d}.json"
-
     @property
     def fit(self) -> Path:
         """What the checkpoints of `slipstream sft`, `dpo`, `reward` or `prm` depend on."""

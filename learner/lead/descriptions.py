@@ -11,7 +11,6 @@ SHOWN = {
     "train on is biased by length.",
     "overview/seconds": "Mean wall clock of an episode, in seconds. It grows: environments or engines get slower.",
     "produced/episodes": "Training episodes that finished since the last step. 0: actors are stuck, or wait.",
-    "produced/success_of_repeats": "Success of repeated tasks, which were chosen for earlier failures.",
     "produced/success_in_*": "Success of the finished episodes of one environment. All rise; one falls: more weight.",
     "produced/reward_in_*": "Mean return of the finished episodes of one environment.",
     "produced/share_of_*": "Share of one environment among the finished episodes. Healthy: its weight in the mixture.",

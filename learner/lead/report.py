@@ -16,7 +16,7 @@ from slipstream.learner.objective.lag import BUCKETS, bucket_of
 from slipstream.learner.publisher.publish import PublishStats
 from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.replay.fleet.fleet import Member
-from slipstream.replay.records.ledger import REPEATED, Ledger
+from slipstream.replay.records.ledger import Ledger
 
 # What ends an episode of the policy's that the environment has not ended.
 LIMITS = [reason for reason, outcome in OUTCOME_OF.items() if outcome is Outcome.POLICY and reason != StopReason.DONE]
@@ -49,30 +49,21 @@ def step_metrics(
 
 
 def add_produced(metrics: Metrics, before: Ledger, now: Ledger) -> None:
-    """Add reward and success of every episode that ended since `before`, including those of dropped groups.
-
-    Repeats are shown apart: their tasks were chosen because attempts at them fail.
-    """
+    """Add reward and success of every episode that ended since `before`, including those of dropped groups."""
     metrics.add("produced/episodes", max(0, now.inserted - before.inserted))
-    environments = [account for account in now.episodes if not account.endswith(REPEATED)]
-    num_new = sum(now.episodes[env] - before.episodes.get(env, 0) for env in environments)
-    if len(environments) < len(now.episodes):
-        metrics.add("produced/new_episodes", max(0, num_new))
-    for account, episodes in now.episodes.items():
-        count = episodes - before.episodes.get(account, 0)
-        successes = now.successes.get(account, 0) - before.successes.get(account, 0)
-        returns = now.returns.get(account, 0.0) - before.returns.get(account, 0.0)
+    num_new = sum(now.episodes.values()) - sum(before.episodes.get(env, 0) for env in now.episodes)
+    for env, episodes in now.episodes.items():
+        count = episodes - before.episodes.get(env, 0)
+        successes = now.successes.get(env, 0) - before.successes.get(env, 0)
+        returns = now.returns.get(env, 0.0) - before.returns.get(env, 0.0)
         if not 0 <= successes <= count:
             continue  # the server restarted with older data: the episodes since `before` are unknown
-        if account.endswith(REPEATED):
-            metrics.add("produced/success_of_repeats", successes, count)
-            continue
         metrics.add("produced/reward", returns, count)
         metrics.add("produced/success", successes, count)
-        if len(environments) > 1:
-            metrics.add(f"produced/reward_in_{account}", returns, count)
-            metrics.add(f"produced/success_in_{account}", successes, count)
-            metrics.add(f"produced/share_of_{account}", count, num_new)
+        if len(now.episodes) > 1:
+            metrics.add(f"produced/reward_in_{env}", returns, count)
+            metrics.add(f"produced/success_in_{env}", successes, count)
+            metrics.add(f"produced/share_of_{env}", count, num_new)
 
 
 def add_flow(metrics: Metrics, batch: Batch, before: Ledger, now: Ledger) -> None:

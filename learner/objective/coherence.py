@@ -68,7 +68,7 @@ def check_coherence(config: Config) -> None:
     if config.replay.max_uses > 1:
         _check_reuse(objective, config.replay.max_uses)
     _check_effect(objective)
-    _check_choice(config)
+    _check_kept(config)
     _check_trees(config)
     if config.replay.max_lag > 0:
         _check_proximal(objective, config.replay.max_lag)
@@ -99,28 +99,26 @@ def _check_critic(objective: ObjectiveConfig, num_steps: int) -> None:
         )
 
 
-def _check_choice(config: Config) -> None:
-    """Refuse to choose groups and tasks by the spread of returns where that is not known, or always 0."""
-    replay = config.replay
-    for name, chosen, value, other in (
-        ("replay.keep_fraction", replay.keep_fraction < 1, replay.keep_fraction, "1"),
-        ("env.repeat", config.env.repeat > 0, config.env.repeat, "0"),
-    ):
-        if chosen and config.objective.reward_model:
-            raise ConfigError(
-                f"`{name}` must be {other} with objective.reward_model, got {value!r}: it chooses by the "
-                "rewards of the environment, before the reward model scores them; leave it out"
-            )
-        if chosen and config.objective.advantage == DISTILLATION:
-            raise ConfigError(
-                f"`{name}` must be {other} with objective.advantage {DISTILLATION}, got {value!r}: it chooses by the "
-                "spread of rewards, from which distillation learns nothing; leave it out"
-            )
-        if chosen and replay.group_size == 1:
-            raise ConfigError(
-                f"`{name}` must be {other} with replay.group_size 1, got {value!r}: it chooses by the spread of a "
-                "group's returns, which is always 0 for one return; leave it out, or use groups of 2 or more"
-            )
+def _check_kept(config: Config) -> None:
+    """Refuse to keep groups by the spread of their returns where that is not known, or always 0."""
+    kept = config.replay.keep_fraction
+    if kept == 1:
+        return
+    if config.objective.reward_model:
+        raise ConfigError(
+            f"`replay.keep_fraction` must be 1 with objective.reward_model, got {kept}: it chooses by the rewards of "
+            "the environment, before the reward model scores them; leave it out"
+        )
+    if config.objective.advantage == DISTILLATION:
+        raise ConfigError(
+            f"`replay.keep_fraction` must be 1 with objective.advantage {DISTILLATION}, got {kept}: it chooses by the "
+            "spread of rewards, from which distillation learns nothing; leave it out"
+        )
+    if config.replay.group_size == 1:
+        raise ConfigError(
+            f"`replay.keep_fraction` must be 1 with replay.group_size 1, got {kept}: it chooses by the spread of a "
+            "group's returns, which is always 0 for one return; leave it out, or use groups of 2 or more"
+        )
 
 
 def _check_trees(config: Config) -> None:

@@ -10,13 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.patience import RedisAway
-from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.ranks.share import share
-from slipstream.learner.supply import mixed_tasks
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.learner.supply.supply import Supply
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
@@ -33,10 +31,8 @@ def shards_of(rank: int, *, num_shards: int, num_ranks: int) -> range:
 class Supplies:
     """One `Supply` for each shard that this rank reads."""
 
-    def __init__(self, supplies: Mapping[int, Supply]) -> None:
-        """`supplies` by shard."""
-        self._by_shard = supplies
-        self._supplies = list(supplies.values())
+    def __init__(self, supplies: Sequence[Supply]) -> None:
+        self._supplies = supplies
 
     @classmethod
     def begin(
@@ -55,23 +51,14 @@ class Supplies:
         num_shards = config.redis.num_shards
         replay = dataclasses.replace(config.replay, groups_per_step=config.replay.groups_per_step // num_shards)
         part = dataclasses.replace(config, replay=replay)
-        supplies = {}
+        supplies = []
         for shard, buffer in buffers.items():
             first = max(progress.next_group_id, buffer.ledger().last_group_id + 1)
             first += (shard - first) % num_shards
-            supplies[shard] = Supply(
-                buffer, part, first_group_id=first, every=num_shards, refusals=refusals, found=found
+            supplies.append(
+                Supply(buffer, part, first_group_id=first, every=num_shards, refusals=refusals, found=found)
             )
         return cls(supplies)
-
-    def save_tasks(self, run_dir: RunDir) -> None:
-        """Write which tasks may be repeated, for `load_tasks` after a restart."""
-        for shard, supply in self._by_shard.items():
-            mixed_tasks.save(supply.curriculum.mixed_tasks(), run_dir.mixed_tasks(shard))
-
-    def load_tasks(self, run_dir: RunDir) -> None:
-        for shard, supply in self._by_shard.items():
-            supply.curriculum.restore(mixed_tasks.load(run_dir.mixed_tasks(shard)))
 
     def next_batch(self, progress: Progress, shutdown: Shutdown) -> Batch | None:
         """This rank's part of the next batch; None if a stop was requested, or if this rank reads no shard.

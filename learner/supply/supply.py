@@ -18,7 +18,7 @@ from slipstream.envhub.rewards.part import actors_judge, judged_envs, reward_par
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.credit.token_advantages import teaches
 from slipstream.learner.credit.tree import why_not_trained
-from slipstream.learner.supply.curriculum import Choice, Curriculum
+from slipstream.learner.supply.curriculum import Curriculum
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.records.failures import Failure
@@ -67,14 +67,13 @@ class Supply:
         self._config = config
         self._next_group_id = first_group_id
         self._every = every
-        self.curriculum = Curriculum(config.env, seed=config.run.seed)
+        self._curriculum = Curriculum(config.env, seed=config.run.seed)
         self._judged_envs = judged_envs(config.env.entries())
         self._taught = deque[bool](maxlen=USEFUL_WINDOW)
         self._dropped_returns: list[float] = []  # of the members of groups dropped for the present step
         # Of the members of the groups that were dropped for the present step because all had the same return.
         self._equal_returns, self._equal_successes = list[float](), list[float]()
         self._awaited = set[int]()  # ids of a synchronous step's groups that were not claimed at the last look
-        self._choices = dict[int, Choice]()  # by id, of the groups that were opened for a synchronous step
         self._early = dict[int, Group]()  # by id, claimed ones that wait for groups with lower ids
         replay = config.replay
         # The number of groups that a step's groups are chosen from.
@@ -110,7 +109,7 @@ class Supply:
             claimed = self._claim(
                 step, wanted - len(kept), policy_version=policy_version, max_lag=policy_version - oldest
             )
-            self.curriculum.observe(claimed)
+            self._curriculum.observe(claimed)
             useful, rejected = self._sorted_out(claimed)
             for reason, groups in rejected.items():
                 self._drop(groups, reason, dropped)
@@ -189,14 +188,9 @@ class Supply:
         """Drop what was opened for a synchronous step that is complete without it. Unfinished ones have no returns."""
         if not self._in_order:
             return
-        unclaimed = self._buffer.unclaimed()
-        for group_id in sorted(unclaimed | self._early.keys()):
-            if group_id in self._choices:
-                self.curriculum.take_back(self._choices[group_id])
-        self._choices.clear()
         self._drop(self._early.values(), "surplus", dropped)
         self._early.clear()
-        if unclaimed:
+        if unclaimed := self._buffer.unclaimed():
             before = self._buffer.ledger().dropped.get("surplus", 0)
             self._buffer.drop(unclaimed, reason="surplus")  # some may have failed, and are dropped already
             if num_new := self._buffer.ledger().dropped.get("surplus", 0) - before:
@@ -245,12 +239,9 @@ class Supply:
         self._next_group_id += room * self._every
 
     def _ticket(self, group_id: int, *, step: int, min_policy_version: int) -> Ticket:
-        choice = self.curriculum.choose(group_id)
-        if self._in_order:
-            self._choices[group_id] = choice
-        ticket = ticket_of(group_id, choice.task, self._config, step=step, min_policy_version=min_policy_version)
-        is_judged = choice.task.env in self._judged_envs
-        return msgspec.structs.replace(ticket, is_repeat=choice.is_repeat, is_judged=is_judged)
+        task = self._curriculum.choose(group_id)
+        ticket = ticket_of(group_id, task, self._config, step=step, min_policy_version=min_policy_version)
+        return msgspec.structs.replace(ticket, is_judged=task.env in self._judged_envs)
 
     def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int, useful: float) -> int:
         """The number of groups to open so that `num_uses` more uses are possible, the rest of this step's included.

@@ -163,7 +163,7 @@ class ActorBuffer:
                     group_id,
                     member,
                     record,
-                    *result_of(trajectory, is_repeat=lease.ticket.is_repeat),
+                    *result_of(trajectory),
                     *(visits_of(trajectory) if self._counts_visits and verb == "insert" else ()),
                 )
                 calls.append((keys, arguments))

@@ -15,7 +15,6 @@ from slipstream.common.records.trajectory import (
     encode_trajectory,
 )
 from slipstream.replay.buffer.bulk import Bulk, Payload
-from slipstream.replay.records.ledger import REPEATED
 from slipstream.replay.records.ticket import Ticket
 
 MAX_DURATION_MS = 1e12  # of an episode: an actor's wrong clock must not spoil the books
@@ -49,15 +48,11 @@ def record_of(trajectory: Trajectory, *, fence: int, num_bytes: int) -> str:
     )
 
 
-def result_of(trajectory: Trajectory, *, is_repeat: bool) -> tuple[str, ...]:
-    """The result of an episode for the books: account, return, and "1" for a success or "0"; () for a partial.
-
-    The account is the environment; repeats have accounts of their own, as they are harder than a new task is by now.
-    """
+def result_of(trajectory: Trajectory) -> tuple[str, ...]:
+    """The result of an episode for the books: environment, return, and "1" for a success or "0"; () for a partial."""
     if trajectory.outcome is not Outcome.POLICY:
         return ()
-    account = trajectory.task.env + (REPEATED if is_repeat else "")
-    return account, repr(trajectory.total_reward), str(int(trajectory.success))
+    return trajectory.task.env, repr(trajectory.total_reward), str(int(trajectory.success))
 
 
 def sender_of(record: bytes) -> str:

@@ -21,7 +21,6 @@ from slipstream.replay.records.keys import key
 from slipstream.replay.records.records import read_or_nothing
 
 _COUNT = re.compile(rb"\d{1,18}")
-REPEATED = "+repeated"  # ends the account of repeated tasks, beside that of their environment
 STATES = ("queued", "leased", "judging", "ready", "claimed", "quarantined")
 
 
@@ -55,7 +54,7 @@ class Ledger:
     expired_judgings: int  # leases of judges
     fenced_verdicts: int  # verdicts whose lease was lost
     redone_members: int  # members whose attempt was repeated
-    episodes: dict[str, int]  # trajectories inserted, by environment, repeats apart; like the next two fields
+    episodes: dict[str, int]  # trajectories inserted, by environment; like the next two fields
     successes: dict[str, int]  # those of them that solved their task
     returns: dict[str, float]  # the sum of their returns
     # By account: `produced` counts inserted trajectories; `trained` and `dropped:REASON` those of groups that left;

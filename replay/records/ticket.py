@@ -20,7 +20,6 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sampling: Sampling
     seed: int  # of the group; a member's seed is made of it, the member and the attempt
     is_judged: bool = False  # a judge marks the whole group before it is ready
-    is_repeat: bool = False  # of a task that was chosen by how earlier attempts at it ended
     num_trees: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # members that begin at the start; 0: all, and no trees
     max_fork_turn: Annotated[int, msgspec.Meta(ge=0, le=MAX_TURNS)] = 0  # the most turns that two members share
 

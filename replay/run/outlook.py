@@ -11,8 +11,8 @@ class Outlook(enum.Enum):
     SOLVED = "the tasks are solved: stop here, or use harder tasks"
     HOPELESS = "no episode earns anything: use a warm start, easier tasks or partial rewards"
     STUCK = (
-        "siblings earn the same: use easier or harder tasks, larger groups, `env.repeat`, or an `objective.advantage` "
-        "that does not compare siblings, such as reinforce_pp"
+        "siblings earn the same: use easier or harder tasks, larger groups, or an `objective.advantage` that does not "
+        "compare siblings, such as reinforce_pp"
     )
 
 

@@ -149,7 +149,7 @@ def _produced(steps: Sequence[Record], name: str) -> list[tuple[float, float, fl
     counted = [record for record in steps if name in record and record.get("produced/episodes", 0) >= 1]
     means = []
     for records in _binned(counted, PRODUCED_BINS):
-        counts = [record.get("produced/new_episodes", record["produced/episodes"]) for record in records]
+        counts = [record["produced/episodes"] for record in records]
         if sum(counts) >= 1:
             total = sum(record[name] * count for record, count in zip(records, counts, strict=True))
             means.append((records[-1]["step"], total / sum(counts), sum(counts)))

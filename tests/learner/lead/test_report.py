@@ -282,21 +282,6 @@ def test_rewards_are_recorded_by_environment_in_a_mixture() -> None:
     assert later.means() == {"produced/episodes": 0.0}
 
 
-def test_repeated_tasks_are_shown_apart_from_new_ones() -> None:
-    """Of 6 new episodes 3 succeed, of 10 repeats 1: the headline is 3 of 6."""
-    counters = books(trajectories__inserted=16, episodes__shop=6, successes__shop=3, returns__shop=3)
-    repeats = {b"episodes:shop+repeated": b"10", b"successes:shop+repeated": b"1", b"returns:shop+repeated": b"1"}
-    metrics = Metrics()
-    add_produced(metrics, ledger_of({}), ledger_of(counters | repeats))
-    assert metrics.means() == {
-        "produced/episodes": 16,
-        "produced/new_episodes": 6,
-        "produced/success": 0.5,
-        "produced/reward": 0.5,
-        "produced/success_of_repeats": 0.1,
-    }
-
-
 @pytest.mark.parametrize("books_now", [(7, 1, 0), (9, 0, 9), (9, 7, 9)])
 def test_a_server_that_came_back_with_less_tells_no_rate_beyond_0_and_1(books_now: tuple[int, int, int]) -> None:
     """Of 8 episodes and 4 successes it lost some, and played others since."""

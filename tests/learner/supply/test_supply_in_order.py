@@ -1,4 +1,4 @@
-"""A synchronous step after a resume, beside a quarantined group, and with surplus groups of repeated tasks."""
+"""A synchronous step after a resume, and beside a quarantined group."""
 
 import redis
 
@@ -70,23 +70,3 @@ def test_a_synchronous_step_leaves_a_quarantined_group_in_quarantine(
     ledger = buffer.learner.ledger()
     assert (ledger.quarantined, ledger.dropped) == (1, batch.num_dropped)
     assert buffer.audit() == []
-
-
-def test_repeated_tasks_of_surplus_groups_stay_known(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
-    """Two of the groups are trained; the other ones, which are played or finished early, are dropped."""
-    leases = dict[int, Lease]()
-
-    def finish_one(_: float) -> None:
-        leases.update({lease.ticket.group_id: lease for lease in all_leased(buffer)})
-        group_id = next(group_id for group_id in (3, 0, 1) if group_id in leases)
-        finish(buffer, leases.pop(group_id), run_id)
-
-    supply = Supply(buffer.learner, config(*SYNCHRONOUS, "env.repeat=0.99"), first_group_id=0, sleep=finish_one)
-    (label,) = supply.curriculum.mixed_tasks()
-    supply.curriculum.restore({label: dict.fromkeys(range(40, 45), 0.1)})
-    supply._taught += [False] * 6
-    batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
-    assert batch is not None and batch.num_dropped["surplus"] == len(leases) + 1
-    observed = {group.ticket.task.index: 0.25 for group in batch.groups}
-    assert observed.keys() < set(range(40, 45))
-    assert supply.curriculum.mixed_tasks() == {label: dict.fromkeys(range(40, 45), 0.1) | observed}

@@ -68,7 +68,7 @@ def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> H
     for _ in range(MAX_WAVES):
         ids = range(first_group_id + len(played), first_group_id + len(played) + room)
         tickets = [
-            ticket_of(group_id, curriculum.choose(group_id).task, config, step=1, min_policy_version=policy_version)
+            ticket_of(group_id, curriculum.choose(group_id), config, step=1, min_policy_version=policy_version)
             for group_id in ids
         ]
         groups = _rolled_out(tickets, setup)

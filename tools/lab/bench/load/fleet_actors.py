@@ -256,7 +256,7 @@ class Actor:
         frame, base = encode_trajectory(trajectory), self._base(lease.shard)
         blob = f"{base}:blob:{lease.group_id}:{member}:0:{lease.fence}"
         record = record_of(trajectory, fence=lease.fence, num_bytes=len(frame))
-        result = result_of(trajectory, is_repeat=False)
+        result = result_of(trajectory)
         call = self._call(lease.shard, "insert", [base, blob], lease.group_id, member, record, *result)
         return [("SET", blob, frame, "EX", ORPHAN_TTL_S, "NX"), call]
 
