@@ -6,11 +6,6 @@ from dataclasses import dataclass
 from slipstream.common.process.config_error import require
 from slipstream.common.process.imported import is_own
 
-# Names from the literature that are not values here: why, and what to use instead.
-NOT_YET = {
-    "tree_sibling": "use tree, with replay.num_trees",
-}
-
 GIGPO = ("gigpo", "gigpo_centred")  # they also compare turns that began in one state
 TREE = "tree"  # the advantage that compares attempts where they fork from each other
 DISTILLATION = "distillation"  # the advantage that compares each token with a teacher
@@ -99,10 +94,7 @@ class ObjectiveConfig:
 
     def _check_words(self) -> None:
         for name, words in (
-            (
-                "advantage",
-                (*GROUP_RELATIVE, *GIGPO, TREE, "reinforce_pp", DISTILLATION, *WITH_CRITIC),
-            ),
+            ("advantage", (*GROUP_RELATIVE, *GIGPO, TREE, "reinforce_pp", DISTILLATION, *WITH_CRITIC)),
             ("critic", ("none", "own", "shared")),
             ("allocation", ("last_token", "per_turn")),
             ("surrogate", ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient")),
@@ -111,10 +103,11 @@ class ObjectiveConfig:
             ("normalisation", ("tokens", "sequences", "constant")),
         ):
             word = getattr(self, name)
-            cure = NOT_YET.get(word, f"try {words[0]} first")
             known = [*words, "module:function"] if name in OWN else [*words]
             contract = f"{', '.join(known[:-1])} or {known[-1]}"
-            require(word in words or name in self.own_parts, f"objective.{name}", contract, word, cure)
+            require(
+                word in words or name in self.own_parts, f"objective.{name}", contract, word, f"try {words[0]} first"
+            )
 
     def _check_surrogate(self) -> None:
         require(0 < self.clip_low < 1, "objective.clip_low", "in (0, 1)", self.clip_low, "0.2 is usual")

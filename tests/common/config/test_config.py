@@ -132,7 +132,7 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
             ["objective.correction=clip"],
             "`objective.correction` must be none, token_mask, truncated_is, decoupled or module:function, got 'clip'",
         ),
-        (["objective.advantage=tree_sibling"], "got 'tree_sibling'; use tree, with replay.num_trees"),
+        (["objective.advantage=siblings"], "vtrace or module:function, got 'siblings'; try group_standardised first"),
         (["objective.critic=both"], "`objective.critic` must be none, own or shared, got 'both'; try none first"),
         (["objective.same_state_weight=-1"], "`objective.same_state_weight` must be >= 0, got -1.0; 0 is off"),
         (["objective.surrogate=vtrace"], "policy_gradient or module:function, got 'vtrace'; try ppo_clip first"),
