@@ -70,7 +70,7 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     assert fresh is not None
     learner.progress = fresh
     supplies = _supplies(learner, lead, shutdown)
-    versions = VersionWriter(published, ranks=ranks, publisher=lead.publisher if lead else None)
+    versions = VersionWriter(published, ranks=ranks, publisher=lead.publisher)
     try:
         return Training(learner=learner, lead=lead, versions=versions, supplies=supplies, shutdown=shutdown).run()
     except FencedOut:
@@ -151,8 +151,6 @@ class Training:
         clock.lap("record")
         if step % config.learner.checkpoint_every == 0 or is_last:
             self._checkpoint()
-            if config.env.repeat:
-                self.supplies.save_tasks(learner.run_dir)
         clock.lap("checkpoint")
         if step > config.objective.critic_warmup_steps:
             self.stall_guard.after(step, metrics, batch.groups)
@@ -220,74 +218,7 @@ def _recover(learner: Learner) -> None:
         catch_up(learner, durable_step=durable_step)
 
 
-def _step(
-    learner: Learner,
-    lead: Lead | None,
-    versions: VersionWriter,
-    supplies: Supplies | None,
-    clock: Clock,
-    standstill: Standstill,
-    shutdown: Shutdown,
-) -> bool:
-    """Make one optimizer step, from claim to checkpoint, and tell `standstill` of it; return whether it was made.
-
-    Not if a stop was requested before its batch was complete, or if the tasks are solved: no group teaches anything.
-    The step is recorded before its checkpoint, so the record of the next step contains the time of the checkpoint.
-    """
-    learner.checkpoints.raise_failure()
-    before, config = learner.progress, learner.config.learner
-    part = supplies.next_batch(before, shutdown) if supplies else None
-    batch = whole_batch(part, num_shards=learner.config.redis.num_shards, ranks=learner.ranks)
-    clock.lap("wait")
-    if batch is None:
-        return False
-    if not batch.groups:
-        standstill.end_as_solved(before.step)
-        return False
-    if lead:
-        lead.archive(batch, before)
-    clock.lap("archive")
-    batch = scored(learner, batch)
-    metrics = train_on(learner, batch, clock)
-    step, last = learner.progress.step, config.steps
-    if step % config.publish_every == 0 or step == last:
-        _publish(learner, lead, versions)
-    clock.lap("publish")
-    if lead:
-        lead.evaluate_regularly(learner.progress)
-        clock.lap("evaluate")
-        lead.record_step(batch, metrics, before, clock.take())
-    clock.lap("record")
-    if step % config.checkpoint_every == 0 or step == last:
-        _checkpoint(learner, lead)
-    clock.lap("checkpoint")
-    if step > learner.config.objective.critic_warmup_steps:
-        standstill.after(step, metrics, batch.groups)
-    return True
-
-
-def _describe_run(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Links:
-    """Become the run's learner before the model is loaded: actors load theirs meanwhile. Raises ConfigError."""
-    folder = Path(config.model.path or run_dir.model)
-    client, *further = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
-    vocab_size = vocab_size_of(folder)
-    try:  # actors pull whole weights as a version, but adapters need the folder's
-        files = model_files(folder, with_weights=config.model.lora.rank > 0)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return join_run(
-        client,
-        config,
-        model_folder=folder,
-        model_files=files,
-        vocab_size=vocab_size,
-        tokenizer_root=tokenizer_root(load_tokenizer(folder, config.model.template_arguments)),
-        own_modules=own_modules(config.env),
-        further=further,
-    )
-
-
-def _take_the_lead(learner: Learner, links: Links, published: Published) -> Lead:
+def _take_the_lead(learner: Learner, connections: Connections, published: Published) -> Lead:
     config = learner.config
     tokenizer = load_tokenizer(learner.model.folder, config.model.template_arguments)
     publishing = publisher_settings(
