@@ -16,7 +16,7 @@ from tests.tools.viewer.viewed import HOSTILE, make_viewed_run
 
 REPOSITORY = Path(__file__).parents[2]
 PLACES = {
-    "": "step 7",
+    "#from/0": "step 7",
     "#steps/6": "2 of 2 groups",
     "#steps/6/groups/1": "click[1] ü",
     "#steps/6/groups/1/members/1": "log-probability -0.5 ",
@@ -43,16 +43,14 @@ def served(run_dir: RunDir) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def written(run_dir: RunDir) -> str:
-    """The address of the file that `slipstream view --file` writes."""
-    target = run_dir.path / "view.html"
+    """The address of the file that `slipstream report --steps` writes."""
+    target = run_dir.path / "report.html"
     command = [
         sys.executable,
         "-m",
         "slipstream.tools.cli.cli",
-        "view",
+        "report",
         str(run_dir.path),
-        "--file",
-        str(target),
         "--steps",
         "6:7",
     ]
@@ -121,9 +119,17 @@ def test_a_place_that_is_not_there_is_named(served: str, written: str, tmp_path:
     assert "this file does not contain steps/9" in dom_of(f"{written}#steps/9", tmp_path)
 
 
-def test_the_report_is_drawn(run_dir: RunDir, tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "slipstream.tools.cli.cli", "report", str(run_dir.path)], cwd=REPOSITORY, check=True
-    )
-    shown = dom_of((run_dir.path / "report" / "report.html").as_uri(), tmp_path)
+@pytest.mark.parametrize("kind", ["served", "written"])
+def test_the_page_opens_on_the_report(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    shown = dom_of(request.getfixturevalue(kind), tmp_path)
+    assert '<article id="report"><h1>seen</h1>' in shown and '<main id="main"></main>' in shown
     assert "<svg" in shown and "In thirty seconds" in shown and "optimizer steps" in shown
+    assert '<article id="report" hidden="">' in dom_of(request.getfixturevalue(kind) + "#steps/6", tmp_path)
+
+
+def test_a_report_without_steps_is_shown_without_a_script(run_dir: RunDir, tmp_path: Path) -> None:
+    target = tmp_path / "plain.html"
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "report", str(run_dir.path), "--file", str(target)]
+    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=300)
+    shown = dom_of(target.as_uri(), tmp_path / "browser")
+    assert "<svg" in shown and "In thirty seconds" in shown and "<script" not in shown

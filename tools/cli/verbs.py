@@ -19,12 +19,11 @@ from slipstream.tools.play.serve_options import ServeOptions
 from slipstream.tools.run.acl_options import AclOptions, FleetOption
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.export_options import ExportOptions
-from slipstream.tools.see.report_options import ReportOptions
 from slipstream.tools.see.top_options import TopOptions
 from slipstream.tools.see.track.track_options import TrackOptions
 from slipstream.tools.simulate.simulate_options import SimulateOptions
 from slipstream.tools.terminal.options import options_of
-from slipstream.tools.viewer.view_options import ViewOptions
+from slipstream.tools.viewer.view_options import ReportOptions, ViewOptions
 
 
 def run_name(text: str) -> str:
@@ -152,20 +151,20 @@ VERBS = {
     ),
     "report": Verb(
         "write a page about RUN, or a comparison of several: `slipstream report RUN [RUN ...]`",
-        "slipstream.tools.see.report:report",
-        ("run.name", "run.root"),
-        lambda given: {"runs": given.runs},
-        ReportOptions,
-        of_runs=True,
-    ),
-    "view": Verb(
-        "look into the steps, groups and episodes of RUN in a browser: `slipstream view RUN`",
-        "slipstream.tools.viewer.viewer:view",
+        "slipstream.tools.viewer.viewer:report",
         ("run.name", "run.root", "model.path"),
         lambda given: {"runs": given.runs, "force": given.force},
-        ViewOptions,
+        ReportOptions,
         of_runs=True,
         arguments=FORCE,
+    ),
+    "view": Verb(
+        "show the report, the steps, groups and episodes of RUN in a browser: `slipstream view RUN`",
+        "slipstream.tools.viewer.viewer:view",
+        ("run.name", "run.root", "model.path"),
+        lambda given: {"runs": given.runs},
+        ViewOptions,
+        of_runs=True,
     ),
     "top": Verb("watch a run in the terminal", "slipstream.tools.see.top:top", RUN, own=TopOptions, joins=True),
     "track": Verb(

@@ -1,7 +1,6 @@
 """`slipstream up`: a whole run on this machine, supervised: Redis, a learner, actors, TensorBoard."""
 
 import contextlib
-import json
 import math
 import os
 import shlex
@@ -34,9 +33,8 @@ from slipstream.tools.run.child import EXIT_BAD_INPUT, Child, kill, print_failur
 from slipstream.tools.run.devices import VARIABLE, split_devices, visible_devices
 from slipstream.tools.run.doctor import print_missing
 from slipstream.tools.run.sharing import share_gpus
-from slipstream.tools.see.report import FOLDER as REPORT_FOLDER
-from slipstream.tools.see.report import write_report
-from slipstream.tools.see.summary import summary_rows
+from slipstream.tools.see.report_page import REPORT, page, report_of
+from slipstream.tools.see.summary import read_summary, summary_rows
 from slipstream.tools.see.view import View, held_out, show
 from slipstream.tools.terminal.table import cell, print_table
 
@@ -214,17 +212,18 @@ def _supervise(
         ):
             child.ask_to_end()
             child.wait(grace_s)
-    is_finished = not failed and learner.exit_code == 0 and run_dir.summary.exists()
-    if is_finished:
-        print_table("Summary", summary_rows(json.loads(run_dir.summary.read_text())))
-    show(console, lambda: _print_next(config, run_dir, is_finished=is_finished))
+    summary = read_summary(run_dir) if not failed and learner.exit_code == 0 else None
+    if summary:
+        print_table("Summary", summary_rows(summary))
+    show(console, lambda: _print_next(config, run_dir, is_finished=summary is not None))
     return failed.exit_code or 1 if failed else shutdown.exit_code
 
 
 def _print_next(config: Config, run_dir: RunDir, *, is_finished: bool) -> None:
     """Write the report, and print where it is and what a person can do with the run."""
-    page = write_report([run_dir.path], run_dir.path / REPORT_FOLDER)
-    print_table("Next", {"report": str(page)} | next_commands(config, run_dir, is_finished=is_finished))
+    target = run_dir.path / REPORT
+    write_whole(target, page(report_of([run_dir.path])))
+    print_table("Next", {"report": str(target)} | next_commands(config, run_dir, is_finished=is_finished))
 
 
 def next_commands(config: Config, run_dir: RunDir, *, is_finished: bool) -> dict[str, str]:

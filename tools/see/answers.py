@@ -1,34 +1,18 @@
-"""The five questions that a reader of a report asks first, each answered in one line."""
+"""The questions that a reader of a report asks first, each answered in one line."""
 
 import time
 from collections.abc import Sequence
 from statistics import fmean
 
-from slipstream.common.process.headline import headline, wilson
+from slipstream.common.process.headline import headline, interval
 from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.records.ledger import ledger_of
 from slipstream.replay.run.diagnosis import Diagnosis, Facts, diagnose_records, was_refused
-from slipstream.tools.see.blocks import Rows
 from slipstream.tools.see.run_files import Record, RunFiles
 
 NEWEST = 10  # steps, over which the present state is judged; of a long run, which side waits in its last quarter
 LATEST_S = 4e9  # Unix time; a later one is damage
 UNKNOWN = "not recorded"
-
-
-def answers(runs: Sequence[RunFiles]) -> Rows:
-    """A row for each question, a column for each run."""
-    asked = {
-        "state": _state,
-        "is it learning?": _learning,
-        "held-out tasks": _held_out,
-        "how stale is the data?": _stale,
-        "which side waits?": _waiting,
-        "what does it cost?": _cost,
-        "is anything failing?": _failing,
-    }
-    rows = [[question, *(answer(run) for run in runs)] for question, answer in asked.items()]
-    return Rows(head=["", *(run.name for run in runs)], rows=rows)
 
 
 def newest(steps: Sequence[Record], name: str) -> float | None:
@@ -80,9 +64,8 @@ def _held_out(run: RunFiles) -> str:
 
 
 def _evaluation(record: Record) -> str:
-    sampled = record["eval/success_sampled"]
-    low, high = wilson(min(max(sampled, 0.0), 1.0), round(record["eval/num_tasks"]))
-    return f"{sampled:.3f} ({low:.2f} to {high:.2f}) at step {record['step']:.0f}"
+    sampled = min(max(record["eval/success_sampled"], 0.0), 1.0)
+    return f"{interval(sampled, round(record['eval/num_tasks']))} at step {record['step']:.0f}"
 
 
 def _stale(run: RunFiles) -> str:
@@ -102,14 +85,10 @@ def _waiting(run: RunFiles) -> str:
 
 def recorded_diagnosis(run: RunFiles) -> Diagnosis | None:
     """The state of a run by its newest recorded steps, whether or not its processes are alive; None without a step."""
-    steps = [record for record in run.steps if "perf/learner_busy" in record]
-    newest_steps = steps[-max(NEWEST, len(steps) // 4) :]
-    return diagnose_records(_facts(run, newest_steps)) if newest_steps else None
-
-
-def _facts(run: RunFiles, steps: Sequence[Record]) -> Facts:
-    """What a directory says of a run, without its processes."""
-    return Facts(
+    steps = recent([record for record in run.steps if "perf/learner_busy" in record])
+    if not steps:
+        return None
+    facts = Facts(
         run_id=run.name,
         state=RunState.TRAINING,
         members=(),
@@ -122,13 +101,17 @@ def _facts(run: RunFiles, steps: Sequence[Record]) -> Facts:
         max_lag=run.config.replay.max_lag if run.config else 0,
         now_s=time.time(),
     )
+    return diagnose_records(facts)
+
+
+def recent(steps: Sequence[Record]) -> Sequence[Record]:
+    """The newest quarter of the steps, or all of fewer than NEWEST."""
+    return steps[-max(NEWEST, len(steps) // 4) :]
 
 
 def _cost(run: RunFiles) -> str:
-    dollars, each = (
-        newest(run.steps[-1:], "fleet/cost_dollars"),
-        newest(run.steps[-1:], "fleet/dollars_per_million_tokens"),
-    )
+    last = run.steps[-1] if run.steps else {}
+    dollars, each = last.get("fleet/cost_dollars"), last.get("fleet/dollars_per_million_tokens")
     if run.summary and run.summary.cost.dollars:
         dollars, each = run.summary.cost.dollars, run.summary.cost.dollars_per_million_tokens
     if not dollars:
@@ -147,3 +130,14 @@ def _failing(run: RunFiles) -> str:
         if ledger.quarantined:
             found.append(f"{ledger.quarantined} groups are quarantined")
     return "; ".join(found) or ("nothing that is recorded" if run.steps else UNKNOWN)
+
+
+ANSWERS = {
+    "state": _state,
+    "is it learning?": _learning,
+    "held-out tasks": _held_out,
+    "how stale is the data?": _stale,
+    "which side waits?": _waiting,
+    "what does it cost?": _cost,
+    "is anything failing?": _failing,
+}

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.wire import MALFORMED
 from slipstream.learner.lead.tally import load_tally
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.run.archive import Archive, ArchiveError
 from slipstream.replay.run.observer import last_line
+from slipstream.tools.see.summary import Summary, read_summary
 
 T = TypeVar("T")
 LARGEST = 1e300  # a larger number is damage; sums of such numbers stay finite
@@ -30,39 +28,6 @@ MAX_LOG_BYTES = 64 << 20  # of the end of each log
 _LOGGED = re.compile(rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (WARNING|ERROR|CRITICAL) ", re.MULTILINE)
 
 Record = Mapping[str, float]
-
-
-class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
-    """An evaluation, as fractions of `num_tasks`."""
-
-    sampled: float
-    greedy: float
-    num_tasks: int
-
-
-class CostSummary(msgspec.Struct, frozen=True, kw_only=True):
-    dollars: float
-    dollars_per_million_tokens: float | None
-    tokens_trained: int
-    wasted_tokens: dict[str, int]
-
-
-class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens a second over the whole run."""
-
-    generated: float
-    trained: float
-
-
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report shows of `summary.json`."""
-
-    eval: dict[str, HeldOut]
-    ledger: dict[str, Any]  # of a newer or older program, it may have other fields
-    tokens_per_s: Speed
-    cost: CostSummary
-    first_reward_s: float | None
-    wall_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +50,7 @@ class RunFiles:
     steps: Sequence[Record]  # of optimizer steps, in order
     evaluations: Sequence[Record]
     summary: Summary | None
-    ledger: Ledger | None
-    ledger_source: str  # where `ledger` was read
+    ledger: Ledger | None  # of the summary, else of the newest checkpoint
     episode_time: EpisodeTime | None
     complaints: Mapping[str, int]  # warnings and errors by log
     error: str  # with which the learner ended; empty if it did not, or if that is not known
@@ -109,10 +73,10 @@ def read_run(run_dir: RunDir) -> RunFiles:
     steps = _in_order([record for record in records if "trained/reward" in record])
     if not steps:
         missing.append(f"{run_dir.metrics} has no optimizer step: the run has made none, or the file is damaged")
-    summary = attempt(lambda: _summary(run_dir))
+    summary = attempt(lambda: read_summary(run_dir))
     if summary is None and not run_dir.summary.exists():
         missing.append(f"{run_dir.summary} does not exist: the run has not finished")
-    ledger = attempt(lambda: _ledger(run_dir, summary))
+    tally = attempt(lambda: load_tally(run_dir.tally)) if summary is None and run_dir.tally.exists() else None
     archived = attempt(lambda: _episode_time(run_dir, config))
     return RunFiles(
         name=run_dir.path.name,
@@ -121,8 +85,7 @@ def read_run(run_dir: RunDir) -> RunFiles:
         steps=steps,
         evaluations=_in_order([record for record in records if "eval/success_sampled" in record]),
         summary=summary,
-        ledger=ledger,
-        ledger_source="summary.json" if summary else "the newest checkpoint's tally.json",
+        ledger=summary.ledger if summary else tally.recorded if tally else None,
         episode_time=archived,
         complaints=attempt(lambda: _complaints(run_dir)) or {},
         error=_error(run_dir),
@@ -134,24 +97,6 @@ def _config(run_dir: RunDir) -> Config:
     if not run_dir.config.is_file():
         raise ConfigError(f"{run_dir.config} does not exist: differences from the defaults are unknown")
     return load_config(str(run_dir.config), [])
-
-
-def _summary(run_dir: RunDir) -> Summary | None:
-    if not run_dir.summary.exists():
-        return None
-    try:
-        return msgspec.json.decode(run_dir.summary.read_bytes(), type=Summary)
-    except MALFORMED as error:
-        raise ConfigError(f"{run_dir.summary} is damaged: {error}") from error
-
-
-def _ledger(run_dir: RunDir, summary: Summary | None) -> Ledger | None:
-    if summary is not None:
-        try:
-            return msgspec.convert(summary.ledger, Ledger)
-        except MALFORMED as error:
-            raise ConfigError(f"the ledger in {run_dir.summary} is damaged: {error}") from error
-    return load_tally(run_dir.tally).recorded if run_dir.tally.exists() else None
 
 
 def _episode_time(run_dir: RunDir, config: Config | None) -> EpisodeTime | None:

@@ -4,12 +4,10 @@ A run's own Redis server ends with `slipstream up`. So a run whose server answer
 """
 
 import enum
-import json
 import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import redis
@@ -22,6 +20,7 @@ from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.server.server import password_of
+from slipstream.tools.see.summary import Summary, read_summary
 from slipstream.tools.terminal.table import print_rows
 
 CONNECT_S = 1.0
@@ -75,16 +74,6 @@ def standing(config: Config) -> Standing:
     return Standing.FINISHED if run_dir.summary.is_file() else Standing.STOPPED
 
 
-def read_summary(run_dir: RunDir) -> dict[str, Any]:
-    """The run's `summary.json`. Raises ConfigError if it cannot be read."""
-    try:
-        summary: dict[str, Any] = json.loads(run_dir.summary.read_text())
-        summary["cost"]["dollars"]  # as a sign that it is whole
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{run_dir.summary} is damaged: {error!r}; remove it") from error
-    return summary
-
-
 def has_ended(config: Config) -> bool:
     """Whether the run's own server has ended with the run."""
     return _is_own(config) and not _answers(config.redis.url)
@@ -114,7 +103,7 @@ def _row(run_dir: RunDir) -> tuple[float, list[str]]:
 
 def _read_row(run_dir: RunDir) -> tuple[float, list[str]]:
     name, config = run_dir.path.name, load_config(str(run_dir.config), [])
-    records, summary = read_metrics(run_dir.metrics), read_summary(run_dir) if run_dir.summary.is_file() else {}
+    records, summary = read_metrics(run_dir.metrics), read_summary(run_dir)
     steps = [record for record in records if "trained/reward" in record]
     held_out = [record["eval/success_sampled"] for record in records if "eval/success_sampled" in record]
     newest, last = headline(steps), steps[-1] if steps else {}
@@ -130,9 +119,9 @@ def _read_row(run_dir: RunDir) -> tuple[float, list[str]]:
     ]
 
 
-def _cost(summary: Mapping[str, Any], last: Mapping[str, float]) -> str:
+def _cost(summary: Summary | None, last: Mapping[str, float]) -> str:
     """The dollars that the run's actors have cost; empty if no price is configured."""
-    dollars = summary["cost"]["dollars"] if summary else last.get("fleet/cost_dollars", 0.0)
+    dollars = summary.cost.dollars if summary else last.get("fleet/cost_dollars", 0.0)
     return f"${dollars:.2f}" if dollars else ""
 
 

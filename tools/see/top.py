@@ -1,7 +1,6 @@
 """`slipstream top`: watch a run in the terminal, from any machine that can reach its Redis and its directory."""
 
 import json
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -13,8 +12,8 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
 from slipstream.tools.see.run_client import clients_of
-from slipstream.tools.see.runs import Standing, read_summary, standing
-from slipstream.tools.see.summary import summary_rows
+from slipstream.tools.see.runs import Standing, standing
+from slipstream.tools.see.summary import read_summary, summary_rows
 from slipstream.tools.see.top_options import TopOptions
 from slipstream.tools.see.view import View, show
 from slipstream.tools.terminal.table import print_table
@@ -26,7 +25,7 @@ def top(config: Config, *, options: TopOptions) -> int:
     """Show the run until Ctrl-C, or once. Of a finished run, show the summary; wait for one that has not started."""
     run_dir = RunDir(config.run.root, config.run.name)
     if standing(config) is Standing.FINISHED:
-        return _show_finished(config.run.name, read_summary(run_dir), as_json=options.json)
+        return _show_finished(run_dir, as_json=options.json)
     console = Console()
     once = options.once or options.json or not console.is_terminal
     shutdown = Shutdown()
@@ -44,10 +43,13 @@ def top(config: Config, *, options: TopOptions) -> int:
     return 0
 
 
-def _show_finished(name: str, summary: dict[str, Any], *, as_json: bool) -> int:
+def _show_finished(run_dir: RunDir, *, as_json: bool) -> int:
+    """Raises ConfigError."""
+    name, summary = run_dir.path.name, read_summary(run_dir)
     if as_json:
-        print(json.dumps({"run": name, "state": RunState.FINISHED.value, "summary": summary}))
-    else:
+        written = json.loads(run_dir.summary.read_text())
+        print(json.dumps({"run": name, "state": RunState.FINISHED.value, "summary": written}))
+    elif summary:
         print_table(f"Slipstream: {name} has finished", summary_rows(summary))
     return 0
 

@@ -5,6 +5,7 @@ const STEPS_A_PAGE = 50;
 const COLOURS = ["#cfe3f5", "#fbe0b8", "#d5edd8", "#ecd7f0", "#f8d3d0", "#d3ecec", "#e6e2c0", "#dcdfe4"];
 const embedded = document.getElementById("pages") && JSON.parse(document.getElementById("pages").textContent);
 const main = document.getElementById("main");
+const report = document.getElementById("report"); // the first page
 let run;
 
 class Elsewhere extends Error {} // the reader has gone to another page meanwhile
@@ -350,10 +351,11 @@ async function showSearch(text, before, hits) {
   main.replaceChildren(el("p", {}, `${hits.length} turns contain "${text}"${unreadable}`), table(["episode", "", "in", "text"], rows), more);
 }
 
-// Places: #steps/12/groups/345/members/6/COLOUR, #steps/12/groups/345/tree, #from/50, #search/TEXT.
+// Places, besides the report: #steps/12/groups/345/members/6/COLOUR, #steps/12/groups/345/tree, #from/50, #search/TEXT.
 
 function trail(parts) {
   const links = [link("", run.name)];
+  if (parts[0] === "from") links.push(link(parts.join("/"), "steps"));
   if (parts[0] === "steps") {
     for (let place = 0; place + 1 < parts.length; place += 2) {
       links.push(link(parts.slice(0, place + 2).join("/"), `${parts[place].slice(0, -1)} ${parts[place + 1]}`));
@@ -375,9 +377,11 @@ async function navigate() {
   const place = location.hash.slice(1);
   const parts = place.split("/");
   await guarded(async () => {
-    if (!run || place === "") run = await get("run");
+    report.hidden = place !== "";
+    if (!run || parts[0] !== "steps") run = await get("run");
     trail(parts);
     window.scrollTo(0, 0);
+    if (place === "") return main.replaceChildren();
     if (parts[0] === "search") return showSearch(decodeURIComponent(place.slice(7)), run.steps[run.steps.length - 1] + 1, []);
     if (parts[0] !== "steps") return showSteps(Math.max(0, Number(parts[1]) || 0));
     const [step, group, member] = [1, 3, 5].map((index) => (parts[index] === undefined ? undefined : Number(parts[index])));

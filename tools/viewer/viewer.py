@@ -1,52 +1,97 @@
-"""`slipstream view RUN`: look into what a run was trained on, in a browser, from its archive on disk."""
+"""`slipstream view RUN` and `slipstream report RUN [RUN ...]`: one page about runs, in a browser or as a file."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.run_dir import RunDir, write_whole
 from slipstream.tools.data.row_files import check_writable
+from slipstream.tools.see.report_page import REPORT, digest, page, report_of
 from slipstream.tools.see.runs import find_run
-from slipstream.tools.viewer.pages import Pages
-from slipstream.tools.viewer.server import serve
-from slipstream.tools.viewer.single_file import write_file
-from slipstream.tools.viewer.view_options import ViewOptions
+from slipstream.tools.viewer.archive_pages import ArchivePages
+from slipstream.tools.viewer.page_server import serve
+from slipstream.tools.viewer.view_options import ReportOptions, ViewOptions
+
+HEADER = """<header><nav id="trail"></nav><a href="#from/0">steps</a><form id="search">\
+<input name="text" placeholder="search all steps" maxlength="1000"></form></header>
+"""
+MAX_FILE_CHARS = 256 << 20  # a browser loads the whole file
 
 
-def view(config: Config, *, runs: Sequence[str], force: bool, options: ViewOptions) -> int:
-    """Serve the page of the run, or write it to options.file; return 0. Raises ConfigError, NotRecorded."""
+def view(config: Config, *, runs: Sequence[str], options: ViewOptions) -> int:
+    """Serve the page of the run, which opens on its report; return 0. Raises ConfigError, NotRecorded."""
     if len(runs) > 1:
         raise ConfigError(f"`slipstream view` shows one run, got {', '.join(runs)}; start it once for each")
     run_dir = find_run(runs[0] if runs else config.run.name, config.run.root)
-    if not run_dir.config.is_file():
-        raise ConfigError(f"{run_dir.config} does not exist; give the directory of a run")
-    if options.file:
-        _check_target(Path(options.file), run_dir, force=force)
-    elsewhere = [f"model.path={config.model.path}"] if config.model.path else []
-    pages = Pages(load_config(str(run_dir.config), elsewhere), run_dir)
-    if options.file:
-        print(f"view: {write_file(pages, Path(options.file), steps=_steps(pages, options.steps))}")
-    else:
-        serve(pages, port=options.port)
+    serve(_pages(config, run_dir), lambda: viewer_page(run_dir.path), port=options.port)
     return 0
 
 
-def _check_target(target: Path, run_dir: RunDir, *, force: bool) -> None:
-    """Raise ConfigError unless the page can be written to `target`, which must not be among the files of the run."""
-    if target.resolve().is_relative_to(run_dir.path.resolve()):
-        raise ConfigError(f"--file {target} is in the directory of the run, {run_dir.path}; choose another folder")
-    check_writable(target, force=force)
+def report(config: Config, *, runs: Sequence[str], force: bool, options: ReportOptions) -> int:
+    """Write the report as a file, with the episodes of options.steps; return 0. Raises ConfigError, NotRecorded."""
+    run_dirs = [find_run(word, config.run.root) for word in runs or [config.run.name]]
+    folders = [run_dir.path for run_dir in run_dirs]
+    target = (folders[0] if len(folders) == 1 else Path(config.run.root)) / REPORT
+    if options.file:
+        target = Path(options.file)
+        if inside := [folder for folder in folders if target.resolve().is_relative_to(folder.resolve())]:
+            raise ConfigError(f"--file {target} is in the directory of the run, {inside[0]}; choose another folder")
+        check_writable(target, force=force)
+    if not options.steps:
+        text = page(report_of(folders))
+    elif len(folders) == 1:
+        text = viewer_page(folders[0], data=_data(_pages(config, run_dirs[0]), options.steps))
+    else:
+        raise ConfigError(f"--steps {options.steps} are of one run, got {', '.join(runs)}; write a file for each")
+    try:
+        write_whole(target, text)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror}; name another by --file") from error
+    print(f"report: {target}")
+    return 0
 
 
-def _steps(pages: Pages, wanted: str) -> list[int]:
-    """The archived steps among those that are wanted; the newest by default. Raises ConfigError if there is none."""
-    if not wanted:
-        return pages.steps[-1:]
+def viewer_page(folder: Path, *, data: str = "") -> str:
+    """The report of a run with the viewer of its archive, which shows `data`, or else asks the server."""
+    script = (Path(__file__).parent / "viewer.js").read_text()
+    policy = f"script-src {digest(script)}; " + ("" if data else "connect-src 'self'; ")
+    embedded = f'<script type="application/json" id="pages">{data}</script>\n' if data else ""
+    body = f'{HEADER}{report_of([folder])}\n<main id="main"></main>\n{embedded}<script>{script}</script>'
+    return page(body, policy=policy)
+
+
+def _pages(config: Config, run_dir: RunDir) -> ArchivePages:
+    if not run_dir.config.is_file():
+        raise ConfigError(f"{run_dir.config} does not exist; give the directory of a run")
+    elsewhere = [f"model.path={config.model.path}"] if config.model.path else []
+    return ArchivePages(load_config(str(run_dir.config), elsewhere), run_dir)
+
+
+def _data(pages: ArchivePages, wanted: str) -> str:
+    """Every page of the wanted steps by path, as JSON in which no tag can begin or end. Raises ConfigError."""
     first, last = map(int, wanted.split(":"))
-    found = [step for step in pages.steps if first <= step <= last]
-    if not found:
+    steps = [step for step in pages.steps if first <= step <= last]
+    if not steps:
         raise ConfigError(
             f"--steps {wanted} has no archived step; the archive has {pages.steps[0]} to {pages.steps[-1]}"
         )
-    return found
+    parts, num_chars = [_entry("run", pages.run(steps))], 0
+    for path in (path for step in steps for path in _paths(pages, step)):
+        parts.append(_entry(path, pages.page(path)))
+        num_chars += len(parts[-1])
+        if num_chars > MAX_FILE_CHARS:
+            raise ConfigError(f"--steps {wanted} are too much for one file; give fewer")
+    return "{" + ",\n".join(parts) + "}"
+
+
+def _paths(pages: ArchivePages, step: int) -> Iterator[str]:
+    yield f"steps/{step}"
+    for group in pages.page(f"steps/{step}")["groups"]:
+        path = f"steps/{step}/groups/{group['group_id']}"
+        yield from (path, *(f"{path}/members/{member['member']}" for member in group["members"]))
+
+
+def _entry(path: str, value: object) -> str:
+    return f"{json.dumps(path)}:{json.dumps(value, allow_nan=False)}".replace("<", "\\u003c")

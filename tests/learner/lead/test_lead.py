@@ -31,7 +31,7 @@ from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.records.ticket import Group
 from slipstream.tools.run.up import progress_line
-from slipstream.tools.see.summary import summary_rows
+from slipstream.tools.see.summary import read_summary, summary_rows
 from tests.learner.lead.test_report import STEP, TIMES_S
 from tests.learner.publisher.offers import empty_offer
 from tests.learner.supply.test_supply import shutdown, work
@@ -170,7 +170,9 @@ def test_success_is_of_all_finished_episodes_and_that_of_trained_ones_is_named_s
     lead.write_summary()
     summary = json.loads(RunDir(tmp_path, run_id).summary.read_text())
     assert (summary["produced"]["num_episodes"], summary["produced"]["success"]) == (8, 0.75)
-    assert summary_rows(summary)["success of the last 8 episodes"] == "75.0%, between 40.9% and 92.9% (95 %)"
+    written = read_summary(RunDir(tmp_path, run_id))
+    assert written is not None
+    assert summary_rows(written)["success of the last 8 episodes"] == "75.0%, between 40.9% and 92.9% (95 %)"
 
 
 def test_every_episode_is_in_one_record_also_where_a_learner_makes_steps_again(

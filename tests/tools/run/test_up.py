@@ -165,9 +165,9 @@ def test_a_run_that_is_stopped_and_then_killed_is_gone_on_with_to_its_end(tmp_pa
     assert summary["ledger"]["balanced"] and summary["ledger"]["trained"] == 2 * last
     assert set(summary["eval"]) == {"initial", "final"}
     assert "Summary" in third.said() and "ledger: balanced" in third.said()
-    assert f"report: {third.dir.path}/report/report.html" in third.said()
+    assert f"report: {third.dir.path}/report.html" in third.said()
     assert f"exported model: {third.dir.trained_model}\n" in third.said()
-    assert f"{last} of {last} steps, finished" in (third.dir.path / "report" / "report.html").read_text()
+    assert f"{last} of {last} steps, finished" in (third.dir.path / "report.html").read_text()
     its_password_is_in_no_file_but_its_own(third.dir)
     the_trained_model_can_be_evaluated(tmp_path)
 

@@ -1,5 +1,6 @@
 """`slipstream report`: what a run's directory holds, as a page; whatever is damaged is named and hides nothing else."""
 
+import html
 import json
 import re
 import shlex
@@ -14,7 +15,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.records.ledger import ledger_of
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.tools.cli.cli import main
-from slipstream.tools.see.chart import Layer, Line, layer_chart, line_chart, plain, share_bars
+from slipstream.tools.see.curves import Point, draw
 from tests.common.process.test_headline import step
 from tests.replay.run.test_replay_archive import group
 from tests.tools.see.test_runs import SUMMARY, make_run, with_own_server
@@ -57,15 +58,21 @@ def make_whole_run(root: Path, name: str, *settings: str) -> RunDir:
 
 
 def reported(run_dir: RunDir) -> str:
-    """The report of the run as Markdown."""
+    """The report of the run as HTML."""
     assert main(["report", str(run_dir.path)]) == 0
-    return (run_dir.path / "report" / "report.md").read_text()
+    return (run_dir.path / "report.html").read_text()
 
 
-def row(text: str, name: str) -> list[str]:
+def row(page: str, name: str) -> list[str]:
     """The cells of the table's row `name`."""
-    (line,) = re.findall(rf"^\| {re.escape(name)} \|(.*)\|$", text, re.MULTILINE)
-    return [cell.strip().replace("\\", "") for cell in line.split(" | ")]
+    (line,) = re.findall(rf"<tr><td>{re.escape(name)}</td>(.*)</tr>", page)
+    return [html.unescape(cell) for cell in re.findall("<td>(.*?)</td>", line)]
+
+
+def drawn(page: str) -> dict[str, ElementTree.Element]:
+    """The figures of a page, by caption."""
+    figures = re.findall("<figcaption>(.*?)</figcaption>(<svg.*?</svg>)", page, re.DOTALL)
+    return {caption: ElementTree.fromstring(svg) for caption, svg in figures}
 
 
 def test_the_first_table_answers_the_five_questions(tmp_path: Path) -> None:
@@ -88,23 +95,28 @@ def test_the_first_table_answers_the_five_questions(tmp_path: Path) -> None:
 def test_accounts_faults_settings_and_commands_are_listed(tmp_path: Path) -> None:
     run_dir = make_whole_run(tmp_path, "one", "optim=lr: 0.25")
     text = reported(run_dir)
-    assert row(text, "groups trained") == ["30"] and row(text, "trajectories dropped: zero\\_variance") == ["20"]
-    assert row(text, "leases that expired") == ["3"] and row(text, "attempts that failed and were redone") == [
-        "2 env_failure"
-    ]
+    assert row(text, "groups trained") == ["30"] and row(text, "trajectories dropped") == ["20 zero_variance"]
+    assert row(text, "held-out success, final")[0].endswith("sampled, 75.0% greedy, of 4 tasks")
+    assert row(text, "leases that expired") == ["3"]
+    assert row(text, "attempts that failed and were redone") == ["2 env_failure"]
+    assert row(text, "learner, wait") == ["33%"] and row(text, "learner, a step") == ["0.75 s"]
     assert row(text, "optim.lr")[1] == "0.25" and row(text, "learner.steps")[1] == "40"
     assert f"slipstream up --resume one run.root={tmp_path} learner.steps=MORE" in text
-    charts = {path.stem for path in (run_dir.path / "report").glob("*.svg")}
-    assert charts == set(re.findall(r"\]\((\w+)\.svg\)", text))
-    assert charts >= {"success", "reward", "lag", "step_time_one", "episode_time", "accounts", "goodput", "speed"}
+    assert [caption.partition(":")[0] for caption in drawn(text)] == [
+        "Success of all finished episodes, and of held-out tasks, with 95 % intervals",
+        "Mean return of all finished episodes",
+        "Lag",
+        "Effective sample size",
+        "Tokens a second",
+        "Goodput",
+    ]
     assert "What is missing" not in text
 
 
 def test_the_page_needs_no_other_file_and_runs_no_script(tmp_path: Path) -> None:
     run_dir = make_whole_run(tmp_path, "one")
-    reported(run_dir)
-    page = (run_dir.path / "report" / "report.html").read_text()
-    assert "default-src 'none'; style-src 'sha256-" in page and page.count("<svg") >= 8
+    page = reported(run_dir)
+    assert "default-src 'none'; style-src 'sha256-" in page and "script-src" not in page
     assert not re.search(r"<script|\son\w+=|\ssrc=|<link|url\(|style=", page)
 
 
@@ -114,7 +126,7 @@ def test_the_command_that_repeats_a_run_starts_another_one_with_its_settings(
     monkeypatch.setenv(PASSWORD_VARIABLE, "none")
     config = with_own_server(make_run(tmp_path, "one", age_s=60))
     assert config.redis.url
-    (line,) = [line for line in reported(RunDir(tmp_path, "one")).splitlines() if line.startswith("slipstream up /")]
+    (line,) = re.findall("slipstream up /.*", html.unescape(reported(RunDir(tmp_path, "one"))))
     capsys.readouterr()
     assert main([*shlex.split(line, comments=True)[1:], "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("redis: a server of its own\n")
@@ -124,10 +136,10 @@ def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     make_whole_run(tmp_path, "one", "optim=lr: 0.25")
     make_whole_run(tmp_path, "two", "optim=lr: 0.5")
     assert main(["report", "one", "two", f"run.root={tmp_path}"]) == 0
-    text = (tmp_path / "report" / "report.md").read_text()
-    between = text[text.index("Between the runs:") : text.index("Different from the defaults:")]
+    text = (tmp_path / "report.html").read_text()
+    between = text[text.index("differ between the runs") : text.index("differ from the defaults")]
     assert row(between, "optim.lr")[1:] == ["0.25", "0.5"] and "learner" not in between
-    success = ElementTree.parse(tmp_path / "report" / "success.svg")
+    success = next(iter(drawn(text).values()))
     names = [element.text for element in success.iter("{http://www.w3.org/2000/svg}text")]
     assert {"one: all episodes", "two: all episodes", "two: held-out, sampled"} <= set(names)
 
@@ -169,8 +181,8 @@ def test_a_damaged_file_is_named_and_the_rest_is_reported(tmp_path: Path, damage
     spoil, named = DAMAGE[damage]
     spoil(run_dir)
     text = reported(run_dir)
-    assert named in text[text.index("What is missing") :].replace("\\", "")
-    for kept in ("expired" if "summary" not in damage else "goodput", "slipstream view"):
+    assert named in html.unescape(text[text.index("What is missing") :])
+    for kept in ("leases that expired" if "summary" not in damage else "Goodput", "slipstream view"):
         assert kept in text
 
 
@@ -192,16 +204,16 @@ def test_odd_numbers_in_the_metrics_end_no_report(tmp_path: Path, line: str) -> 
     append(run_dir.metrics, line)
     text = reported(run_dir)
     assert "nan" not in text and "leases that expired" in text
-    for chart in (run_dir.path / "report").glob("*.svg"):
-        ElementTree.parse(chart)
-        assert "nan" not in chart.read_text() and "inf" not in chart.read_text()
+    for figure in drawn(text).values():
+        assert "inf" not in ElementTree.tostring(figure, encoding="unicode")
 
 
 def test_a_run_with_nothing_but_its_settings_gives_a_report_of_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.yaml").touch()
     text = reported(RunDir(tmp_path, "empty"))
-    assert row(text, "state") == ["no step was made"] and text.count("| empty |") >= 3
+    assert row(text, "state") == ["no step was made"]
+    assert "metrics.jsonl has no optimizer step" in text and "summary.json does not exist" in text
 
 
 def test_a_run_that_does_not_exist_is_named_with_those_that_do(
@@ -212,11 +224,13 @@ def test_a_run_that_does_not_exist_is_named_with_those_that_do(
     assert f"no run 'none': {tmp_path}/none is not a directory; runs under {tmp_path}/: one" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = make_whole_run(tmp_path, "one")
-    (tmp_path / "file").write_text("")
-    assert main(["report", str(run_dir.path), "--to", str(tmp_path / "file" / "x")]) == 2
-    assert "file/x cannot be written: Not a directory; give another folder by --to" in capsys.readouterr().err
+    (run_dir.path / "report.html").mkdir()
+    assert main(["report", str(run_dir.path)]) == 2
+    assert "report.html cannot be written: Is a directory; name another by --file" in capsys.readouterr().err
+    assert main(["report", str(run_dir.path), "--file", str(tmp_path / "other.html")]) == 0
+    assert row((tmp_path / "other.html").read_text(), "leases that expired") == ["3"]
 
 
 HOSTILE = "<script>alert(1)</script>|`x`\n# y \x1b[2J\u202e[a](javascript:b) <img src=x onerror=c>"
@@ -228,31 +242,25 @@ def test_text_of_a_run_stays_text(tmp_path: Path) -> None:
     summary["ledger"]["dropped"] = {HOSTILE: 10}
     summary["ledger"]["failed"] = {HOSTILE: 2}
     run_dir.summary.write_text(json.dumps(summary))
-    text = reported(run_dir)
-    page = (run_dir.path / "report" / "report.html").read_text()
-    drawn = (run_dir.path / "report" / "accounts.svg").read_text()
-    assert "&lt;script&gt;alert(1)" in page and "\\<script\\>alert" in text and "dropped: &lt;script&gt;" in drawn
-    for shown in (page, text, drawn):
-        assert not re.search(r"(?<!\\)<(script|img)|\x1b|\u202e|\n# y", shown)
-    ElementTree.fromstring(drawn)
+    page = reported(run_dir)
+    assert "dropped: &lt;script&gt;alert(1)" in page and "{&#x27;text&#x27;: &#x27;&lt;script&gt;" in page
+    assert not re.search(r"<(script|img)|\x1b|\u202e|\n# y", page)
 
 
 @pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-1e12, 1e12], [1e-9, 2e-9], [0.0, 1e300]])
-def test_a_chart_of_any_finite_numbers_is_drawn_within_its_frame(values: list[float]) -> None:
-    points = plain(enumerate(values))
-    drawn = line_chart([Line(name="a", points=points)], across="x", upwards="y")
-    layers = layer_chart([Layer(name="a", values=[abs(v) for v in values])], range(len(values)), across="", upwards="")
-    for svg in (drawn, layers):
-        tree = ElementTree.fromstring(svg)
-        for shape in tree.iter():
-            for pair in shape.get("points", "").split():
-                x, y = map(float, pair.split(","))
-                assert 0 <= x <= 720 and 0 <= y <= 300
+def test_curves_of_any_finite_numbers_are_drawn_within_their_frame(values: list[float]) -> None:
+    points = [Point(step=place, value=value, low=value, high=value) for place, value in enumerate(values)]
+    tree = ElementTree.fromstring(draw({"a": points}))
+    _, _, width, height = map(float, tree.get("viewBox", "").split())
+    for line in tree.iter("{http://www.w3.org/2000/svg}polyline"):
+        for pair in line.get("points", "").split():
+            x, y = map(float, pair.split(","))
+            assert 0 <= x <= width and 0 <= y <= height
 
 
-def test_bars_are_as_wide_as_their_shares() -> None:
-    tree = ElementTree.fromstring(share_bars([("run", [("trained", 3.0), ("dropped", 1.0), ("none", 0.0)])]))
-    background, trained, dropped = [
-        float(rect.get("width", "")) for rect in tree.iter("{http://www.w3.org/2000/svg}rect")
-    ]
-    assert background == 720 and trained == pytest.approx(3 * dropped, abs=0.5)
+def test_a_curve_begins_at_zero_and_each_point_shows_its_step_and_interval() -> None:
+    tree = ElementTree.fromstring(draw({"a": [Point(step=3, value=0.5, low=0.25, high=0.75)]}))
+    texts = [text.text for text in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"0", "0.6", "a"} <= set(texts)
+    (title,) = tree.iter("{http://www.w3.org/2000/svg}title")
+    assert title.text == "a, step 3: 0.5 (0.25 to 0.75)"

@@ -11,16 +11,18 @@ import redis
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.fleet import Fleet, RunState
+from slipstream.replay.records.ledger import ledger_of
 from slipstream.replay.server.server import start_private_server
 from slipstream.tools.cli.cli import main
 from slipstream.tools.see.runs import Standing, runs, standing
 from tests.common.process.test_headline import step
 from tests.replay.buffer.every_verb import FACTS, MEMBER
 
+FINAL = {"sampled": 0.5, "greedy": 0.75, "num_tasks": 4, "sampled_in": {}, "greedy_in": {}}
 SUMMARY = {
-    "eval": {"final": {"sampled": 0.5, "greedy": 0.75, "num_tasks": 4}},
-    "eval_during": [],
-    "ledger": {"inserted": 64, "trained_trajectories": 32, "dropped_trajectories": {}, "balanced": True},
+    "eval": {"final": FINAL},
+    "eval_during": [FINAL | {"step": 2, "policy_version": 2}],
+    "ledger": ledger_of({}).to_dict(),
     "lag": {"0": 32},
     "tokens_per_s": {"generated": 1.0, "trained": 1.0},
     "produced": None,
@@ -141,6 +143,9 @@ def test_top_shows_the_summary_of_a_finished_run(tmp_path: Path, capsys: pytest.
     assert main(["top", "run.name=done", f"run.root={tmp_path}"]) == 0
     said = capsys.readouterr().out
     assert "Slipstream: done has finished" in said and "ledger: balanced" in said
+    assert "held-out success, by step: 2: 50.0%" in said
+    assert main(["top", "--json", "run.name=done", f"run.root={tmp_path}"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run": "done", "state": "finished", "summary": SUMMARY}
 
 
 NEEDING = [["scale"], ["replay", "audit"], ["replay", "groups"], ["replay", "failures"]]

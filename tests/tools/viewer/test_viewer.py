@@ -1,8 +1,6 @@
-"""`slipstream view`: what an archive holds, page by page, on loopback or in one file; hostile text stays text."""
+"""`slipstream view`, and `report` with steps: what an archive holds, page by page; hostile text stays text."""
 
 import asyncio
-import base64
-import hashlib
 import json
 import math
 import os
@@ -21,14 +19,17 @@ from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.replay.records.token_record import CLIPPED, LEFT_OUT, TRAINED, write_tokens
 from slipstream.replay.run.archive import ArchiveWriter
 from slipstream.tools.cli.cli import main
-from slipstream.tools.viewer.pages import Pages
-from slipstream.tools.viewer.server import FOLDER, HEADERS, make_app
+from slipstream.tools.see.report_page import digest
+from slipstream.tools.viewer import viewer
+from slipstream.tools.viewer.archive_pages import ArchivePages
+from slipstream.tools.viewer.page_server import HEADERS, make_app
+from slipstream.tools.viewer.viewer import viewer_page
 from tests.common.text.small_tokenizer import END
 from tests.tools.viewer.viewed import HOSTILE, archived, group_of, make_viewed_run, tokens_of
 
 
-def pages_of(run_dir: RunDir) -> Pages:
-    return Pages(load_config(str(run_dir.config), []), run_dir)
+def pages_of(run_dir: RunDir) -> ArchivePages:
+    return ArchivePages(load_config(str(run_dir.config), []), run_dir)
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +38,11 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 @pytest.fixture(scope="module")
-def pages(run_dir: RunDir) -> Pages:
+def pages(run_dir: RunDir) -> ArchivePages:
     return pages_of(run_dir)
 
 
-def test_the_run_lists_its_archived_steps_with_their_numbers(pages: Pages) -> None:
+def test_the_run_lists_its_archived_steps_with_their_numbers(pages: ArchivePages) -> None:
     run = pages.page("run")
     assert (run["name"], run["env"], run["max_lag"], run["steps"]) == ("seen", "shop", 2, [6, 7])
     assert run["metrics"]["trained/success"] == [0.5, 0.5]
@@ -49,7 +50,7 @@ def test_the_run_lists_its_archived_steps_with_their_numbers(pages: Pages) -> No
     assert run["metrics"]["produced/success"] == [None, None]
 
 
-def test_a_step_shows_what_it_was_trained_on(pages: Pages) -> None:
+def test_a_step_shows_what_it_was_trained_on(pages: ArchivePages) -> None:
     step = pages.page("steps/6")
     assert step["facts"]["num_trajectories"] == 4 and step["facts"]["trained_reward"] == 0.5
     first, second = step["groups"]
@@ -60,13 +61,13 @@ def test_a_step_shows_what_it_was_trained_on(pages: Pages) -> None:
     assert (solved["success"], solved["rewards"], solved["num_turns"], solved["lag"]) == (True, {"task": 1.0}, 2, 2)
 
 
-def test_siblings_are_shown_turn_by_turn(pages: Pages) -> None:
+def test_siblings_are_shown_turn_by_turn(pages: ArchivePages) -> None:
     group = pages.page("steps/6/groups/1")
     actions = [[turn["action"] for turn in member["turns"]] for member in group["members"]]
     assert actions == [[f"click[0] ü{END}", f"buy{END}"], [f"click[1] ü{END}", f"buy{END}"]]
 
 
-def test_every_sampled_token_has_its_text_version_lag_and_log_probability(pages: Pages) -> None:
+def test_every_sampled_token_has_its_text_version_lag_and_log_probability(pages: ArchivePages) -> None:
     episode = pages.page("steps/6/groups/1/members/1")
     assert episode["lags"] == {"3": 2, "7": 1}
     first, last = (turn["tokens"] for turn in episode["turns"])
@@ -76,7 +77,7 @@ def test_every_sampled_token_has_its_text_version_lag_and_log_probability(pages:
     assert set(first["logprobs"]) == {-0.5} and len(first["logprobs"]) == len(first["texts"])
 
 
-def test_every_sampled_token_has_its_advantage_ratio_and_fate_where_they_are_recorded(pages: Pages) -> None:
+def test_every_sampled_token_has_its_advantage_ratio_and_fate_where_they_are_recorded(pages: ArchivePages) -> None:
     episode = pages.page("steps/6/groups/1/members/1")
     tokens = [turn["tokens"] for turn in episode["turns"]]
     ratios, fates, advantages = (
@@ -116,7 +117,7 @@ def test_parts_that_do_not_fit_an_episode_are_not_shown(tmp_path: Path) -> None:
 
 
 def test_a_search_finds_text_in_all_steps_newest_first_and_goes_on_where_it_stopped(
-    pages: Pages, monkeypatch: pytest.MonkeyPatch
+    pages: ArchivePages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = pages.search("CLICK[1]", before=8)
     assert [(hit["step"], hit["group_id"], hit["member"], hit["turn"], hit["where"]) for hit in found["hits"]] == [
@@ -127,7 +128,7 @@ def test_a_search_finds_text_in_all_steps_newest_first_and_goes_on_where_it_stop
     assert found["next"] is None and f"click[1] ü{END}" in found["hits"][0]["excerpt"]
     assert pages.search("plain dress", before=7)["hits"][0]["where"] == "prompt"
     assert pages.search("nothing of this", before=8) == {"hits": [], "unreadable": [], "next": None}
-    monkeypatch.setattr("slipstream.tools.viewer.pages.MAX_HITS", 1)
+    monkeypatch.setattr("slipstream.tools.viewer.archive_pages.MAX_HITS", 1)
     assert pages.search("click", before=8)["next"] == 7
     assert {hit["step"] for hit in pages.search("click", before=7)["hits"]} == {6}
 
@@ -145,23 +146,23 @@ def test_a_running_run_shows_the_steps_that_it_makes_meanwhile(tmp_path: Path) -
 @pytest.mark.parametrize(
     "path", ["", "steps", "steps/x", "steps/8", "steps/6/groups/9", "steps/6/groups/1/members/2", "../config.yaml"]
 )
-def test_a_page_that_is_not_there_is_named(pages: Pages, path: str) -> None:
+def test_a_page_that_is_not_there_is_named(pages: ArchivePages, path: str) -> None:
     with pytest.raises(NotRecorded, match=r"no page|has no step 8|not trained on group 9|no member 2"):
         pages.page(path)
 
 
-async def asked(pages: Pages, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
-    async with TestClient(TestServer(make_app(pages))) as client:
+async def asked(pages: ArchivePages, path: str, front: str = "", **headers: str) -> tuple[int, str, dict[str, str]]:
+    async with TestClient(TestServer(make_app(pages, lambda: front))) as client:
         response = await client.get(path, headers=headers)
         return response.status, await response.text(), dict(response.headers)
 
 
-def ask(pages: Pages, path: str, **headers: str) -> tuple[int, Any]:
+def ask(pages: ArchivePages, path: str, **headers: str) -> tuple[int, Any]:
     status, text, _ = asyncio.run(asked(pages, path, **headers))
     return status, json.loads(text)
 
 
-def test_the_server_answers_pages_searches_and_errors_as_json(pages: Pages, run_dir: RunDir) -> None:
+def test_the_server_answers_pages_searches_and_errors_as_json(pages: ArchivePages, run_dir: RunDir) -> None:
     assert ask(pages, "/api/steps/6/groups/1") == (200, pages.page("steps/6/groups/1"))
     assert ask(pages, "/api/search?text=buy&before=7")[1]["hits"][0]["step"] == 6
     assert ask(pages, "/api/steps/8")[0] == 404 and "has no step 8" in ask(pages, "/api/steps/8")[1]["error"]
@@ -170,12 +171,16 @@ def test_the_server_answers_pages_searches_and_errors_as_json(pages: Pages, run_
     assert ask(pages, f"/api/search?text=buy&before={'9' * 40}")[0] == 200
 
 
-def test_the_page_may_run_its_own_script_alone_and_is_refused_under_another_name(pages: Pages) -> None:
-    status, text, headers = asyncio.run(asked(pages, "/"))
+def test_the_page_may_run_its_own_script_alone_and_is_refused_under_another_name(
+    pages: ArchivePages, run_dir: RunDir
+) -> None:
+    status, text, headers = asyncio.run(asked(pages, "/", front=viewer_page(run_dir.path)))
     assert status == 200 and HEADERS.items() <= headers.items()
-    assert "default-src 'none'; script-src 'self'" in headers["Content-Security-Policy"]
-    assert re.findall(r"<script.*?>|\son\w+=", text) == ['<script src="viewer.js">']
-    assert asyncio.run(asked(pages, "/viewer.js"))[0] == 200
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    body, _, script = text.partition("<script>")
+    assert f"script-src {digest(script[: script.index('</script>')])}; connect-src 'self'; base-uri 'none'" in body
+    assert not re.search(r"<script|\son\w+=|\ssrc=", body) and "<script" not in script
+    assert body.index("In thirty seconds") < body.index('<main id="main">')
     for name in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil:1"):
         assert asyncio.run(asked(pages, "/api/run", Host=name))[0] == 403
     for name in ("localhost", "localhost:9", "127.0.0.1:80"):
@@ -183,8 +188,7 @@ def test_the_page_may_run_its_own_script_alone_and_is_refused_under_another_name
 
 
 def test_no_text_is_ever_parsed_as_html() -> None:
-    script = (FOLDER / "viewer.js").read_text()
-    code = re.sub(r"//.*", "", script)
+    code = re.sub(r"//.*", "", (Path(viewer.__file__).parent / "viewer.js").read_text())
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|eval\(|Function\(", code
     )
@@ -195,7 +199,7 @@ def hostile_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("hostile")
     run_dir = make_viewed_run(folder, heard=HOSTILE)
     target = folder / "view.html"
-    assert main(["view", str(run_dir.path), "--file", str(target), "--steps", "6:7"]) == 0
+    assert main(["report", str(run_dir.path), "--file", str(target), "--steps", "6:7"]) == 0
     yield target.read_text()
 
 
@@ -211,10 +215,9 @@ def test_hostile_text_in_one_file_opens_no_tag_and_only_our_script_may_run(hosti
     assert len(re.findall(r"<script", hostile_file)) == 2 and hostile_file.count("</script>") == 2
     assert "<img" not in hostile_file and "<!--" not in hostile_file
     script = hostile_file[hostile_file.rindex("<script>") + 8 : hostile_file.rindex("</script>")]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"default-src 'none'; script-src 'sha256-{digest}'" in hostile_file
+    assert f"script-src {digest(script)}; base-uri 'none'" in hostile_file
     rest = re.sub(r"<script.*</script>", "", hostile_file, flags=re.DOTALL)
-    assert not re.search(r"https?://|\ssrc=|\shref=|\son\w+=", rest)
+    assert not re.search(r"\ssrc=|\shref=[^#]*[:/]|\son\w+=", rest)
 
 
 def damaged(run_dir: RunDir) -> None:
@@ -249,13 +252,16 @@ def test_a_number_that_json_does_not_have_is_left_out(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[list[str], str]] = {
-    "no such run": (["none"], "no run 'none'"),
-    "two runs": (["seen", "seen"], "shows one run"),
-    "a port that is none": (["seen", "--port", "70000"], "--port"),
-    "steps that are not archived": (["seen", "--file", "x.html", "--steps", "1:5"], "has no archived step"),
-    "steps that are none": (["seen", "--file", "x.html", "--steps", "all"], "FIRST:LAST"),
-    "a file in place of a folder": (["seen", "--file", f"{__file__}/x.html"], f"{__file__} is not a directory"),
-    "steps without a file": (["seen", "--steps", "6:7"], "together with --file"),
+    "no such run": (["view", "none"], "no run 'none'"),
+    "two runs": (["view", "seen", "seen"], "shows one run"),
+    "a port that is none": (["view", "seen", "--port", "70000"], "--port"),
+    "steps that are not archived": (["report", "seen", "--steps", "1:5"], "has no archived step"),
+    "steps that are none": (["report", "seen", "--steps", "all"], "FIRST:LAST"),
+    "steps of two runs": (["report", "seen", "seen", "--steps", "6:7"], "--steps 6:7 are of one run, got seen, seen"),
+    "a file in place of a folder": (
+        ["report", "seen", "--file", f"{__file__}/x.html"],
+        f"{__file__} is not a directory",
+    ),
 }
 
 
@@ -263,7 +269,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
 def test_a_mistake_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str) -> None:
     make_viewed_run(tmp_path)
     arguments, named = WRONG[mistake]
-    assert main(["view", *arguments, f"run.root={tmp_path}"]) == 2
+    assert main([*arguments, f"run.root={tmp_path}"]) == 2
     assert named in capsys.readouterr().err
 
 
@@ -283,9 +289,9 @@ def test_one_file_replaces_no_other_unless_it_is_forced_and_never_one_of_the_run
     }
     before = run_dir.config.read_bytes()
     for target, why in refused.items():
-        assert main(["view", str(run_dir.path), "--file", str(target)]) == 2
+        assert main(["report", str(run_dir.path), "--file", str(target)]) == 2
         assert str(target) in (message := capsys.readouterr().err) and why in message
-        assert (main(["view", str(run_dir.path), "--file", str(target), "--force"]) == 0) is (target == mine)
+        assert (main(["report", str(run_dir.path), "--file", str(target), "--force"]) == 0) is (target == mine)
     assert mine.read_text().startswith("<!doctype html>") and pipe.is_fifo()
     assert run_dir.config.read_bytes() == before and not of_run.exists()
 
@@ -296,7 +302,7 @@ def test_a_run_without_an_archive_or_a_tokenizer_is_named(tmp_path: Path, capsys
     assert main(["view", str(run_dir.path)]) == 2
     assert f"{run_dir.model} is not on this host; give a copy as model.path=FOLDER" in capsys.readouterr().err
     target = tmp_path / "view.html"
-    assert main(["view", str(run_dir.path), f"model.path={moved}", "--file", str(target)]) == 0
+    assert main(["report", str(run_dir.path), f"model.path={moved}", "--file", str(target), "--steps", "6:6"]) == 0
     ArchiveWriter(run_dir.trajectories, "seen", epoch=1).cut_after(0)
     assert main(["view", str(run_dir.path)]) == 2
     assert "has no step: the run has made no step yet" in capsys.readouterr().err

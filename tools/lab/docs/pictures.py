@@ -138,7 +138,7 @@ def _shoot(run_dir: RunDir) -> None:
     with _serving(board, port):
         time.sleep(10)  # it reads the files
         _screenshot(pinned_link(f"http://127.0.0.1:{port}"), "tensorboard.png", width=2100, height=1160)
-    _screenshot((run_dir.path / "report" / "report.html").absolute().as_uri(), "report.png", height=1300)
+    _screenshot((run_dir.path / "report.html").absolute().as_uri(), "report.png", height=1300)
     port = free_port(0)
     with _serving([*_slipstream(["view"]), str(run_dir.path), "--port", str(port)], port):
         group = _mixed_group(Archive(run_dir.trajectories, NAME))

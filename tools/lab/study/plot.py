@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from slipstream.tools.see.chart import COLOURS
+from slipstream.tools.see.curves import COLOURS
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 420, 60, 150, 30, 50
 APART = 5  # pixels between the whiskers of one column's lines

@@ -35,7 +35,7 @@ SHOWN_METRICS = ("trained/reward", "trained/success", "produced/success", "lag/m
 _PATH = re.compile(r"run|steps/(\d{1,9})(?:/groups/(\d{1,15})(?:/members/(\d{1,4}))?)?")
 
 
-class Pages:
+class ArchivePages:
     """Reads the archive of one run."""
 
     def __init__(self, config: Config, run_dir: RunDir) -> None:

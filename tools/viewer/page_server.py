@@ -5,28 +5,20 @@ import json
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.replay.buffer.listing import NotRecorded
-from slipstream.tools.viewer.pages import Pages
+from slipstream.tools.viewer.archive_pages import ArchivePages
 
-FOLDER = Path(__file__).parent
-FILES = {"/": ("viewer.html", "text/html"), "/viewer.js": ("viewer.js", "text/javascript")}
-FILES |= {"/viewer.css": ("viewer.css", "text/css")}
 MAX_SEARCH_CHARS = 1000
 # A page of another site may make a browser connect here under a name of its own, to read as that site: such a name is
 # refused. The port is not compared, as it differs behind a tunnel.
 NAMES = ("127.0.0.1", "localhost")
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
-)
 HEADERS = {
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": "frame-ancestors 'none'",  # the page itself has the rest of its policy
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -34,8 +26,8 @@ HEADERS = {
 }
 
 
-def serve(pages: Pages, *, port: int) -> None:
-    """Serve until Ctrl-C or SIGTERM. Raises ConfigError if the port is in use."""
+def serve(pages: ArchivePages, front: Callable[[], str], *, port: int) -> None:
+    """Serve the page that `front` makes, until Ctrl-C or SIGTERM. Raises ConfigError if the port is in use."""
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -44,11 +36,11 @@ def serve(pages: Pages, *, port: int) -> None:
         raise ConfigError(f"--port {port} on 127.0.0.1: {error.strerror}; leave it out for any free port") from error
     address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
     print(f"look at {address} (Ctrl-C ends it)", flush=True)
-    web.run_app(make_app(pages), sock=listening, print=None, access_log=None)
+    web.run_app(make_app(pages, front), sock=listening, print=None, access_log=None)
 
 
-def make_app(pages: Pages) -> web.Application:
-    """The application. One thread reads the archive, as a step may need much memory."""
+def make_app(pages: ArchivePages, front: Callable[[], str]) -> web.Application:
+    """The application. One thread reads the run, as a step may need much memory."""
     reader = ThreadPoolExecutor(max_workers=1)
 
     async def answer(read: Callable[[], dict[str, Any]]) -> web.Response:
@@ -60,9 +52,9 @@ def make_app(pages: Pages) -> web.Application:
         except NotRecorded as error:
             return _json(json.dumps({"error": str(error)}), status=404)
 
-    async def file(request: web.Request) -> web.Response:
-        name, kind = FILES[request.path]
-        return web.Response(text=(FOLDER / name).read_text(), content_type=kind)
+    async def whole(_: web.Request) -> web.Response:
+        text = await asyncio.get_running_loop().run_in_executor(reader, front)
+        return web.Response(text=text, content_type="text/html")
 
     async def page(request: web.Request) -> web.Response:
         return await answer(lambda: pages.page(request.match_info["path"]))
@@ -75,8 +67,7 @@ def make_app(pages: Pages) -> web.Application:
         return await answer(lambda: pages.search(text, before=int(before[:9])))
 
     app = web.Application(middlewares=[_guard])
-    for path in FILES:
-        app.router.add_get(path, file)
+    app.router.add_get("/", whole)
     app.router.add_get("/api/search", search)
     app.router.add_get("/api/{path:.*}", page)
     return app
@@ -90,7 +81,7 @@ def _json(text: str, *, status: int = 200) -> web.Response:
 async def _guard(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Refuse other names than loopback's, and forbid the page everything but its own script and style."""
+    """Refuse other names than loopback's."""
     response: web.StreamResponse
     if request.host.rpartition(":")[0] not in NAMES and request.host not in NAMES:
         response = web.Response(status=403, text="open the viewer by http://127.0.0.1:PORT/")
