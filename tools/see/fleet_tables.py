@@ -15,60 +15,38 @@ MAX_LISTED = 16  # more actors than these are shown as one line for each kind
 
 
 def actors_table(members: Sequence[Member]) -> Table:
-    """What each actor among `members` does, and where it runs; of a large fleet, one line for each kind of actor.
+    """What each actor among `members` does, and where it runs; of a large fleet, one line for each kind and state.
 
-    Where all run on the same, it is printed once, below: a column of it would be narrow beside long names.
+    In such a line, versions are the lowest and the highest; episodes and tokens are sums, the KV's use a mean, the
+    pause the longest. Where all run on the same, it is printed once, below: a column of it would be narrow beside long
+    names.
     """
     actors = [member for member in members if member.role == "actor"]
-    listed, kinds = len(actors) <= MAX_LISTED, {runs_on(actor) for actor in actors}
+    listed, places = len(actors) <= MAX_LISTED, {runs_on(actor) for actor in actors}
+    kinds = defaultdict[tuple[str, str, str], list[Member]](list)
+    for actor in actors:
+        kinds[actor.name if listed else "", runs_on(actor), actor.state.value].append(actor)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
     for column in ("actor" if listed else "actors", "state", "version", "episodes", "tokens/s", "KV", "pause ms"):
         table.add_column(column, no_wrap=True)  # a terminal of 80 columns must show these in full
-    rows = [_actor_row(actor) for actor in actors] if listed else _kind_rows(actors)
-    if len(kinds) == 1:
-        table.caption = cell(f"runs on: {kinds.pop()}")
-        rows = [row[:-1] for row in rows]
+    if len(places) == 1:
+        table.caption = cell(f"runs on: {places.pop()}")
     else:
         table.add_column("runs on")
-    for row in rows:
-        table.add_row(*map(cell, row))
-    return table
-
-
-def _actor_row(member: Member) -> list[str]:
-    return [
-        member.name,
-        member.state.value,
-        str(member.policy_version),
-        f"{member.num_episodes} of {member.max_episodes}",
-        f"{member.tokens_per_s:.0f}",
-        f"{member.kv_use:.0%}",
-        f"{1e3 * member.last_pause_s:.0f}",
-        runs_on(member),
-    ]
-
-
-def _kind_rows(actors: Sequence[Member]) -> list[list[str]]:
-    """One row for all actors that run on the same and are in the same state, the largest number first.
-
-    Versions are the lowest and the highest; episodes and tokens are sums, the KV's use a mean, the pause the longest.
-    """
-    kinds = defaultdict[tuple[str, str], list[Member]](list)
-    for actor in actors:
-        kinds[runs_on(actor), actor.state.value].append(actor)
-    return [
-        [
-            str(len(kind)),
+    for (name, where, state), kind in sorted(kinds.items(), key=lambda item: -len(item[1])):
+        versions = sorted({actor.policy_version for actor in kind})
+        row = [
+            name if listed else str(len(kind)),
             state,
-            f"{min(actor.policy_version for actor in kind)}-{max(actor.policy_version for actor in kind)}",
+            "-".join(map(str, dict.fromkeys((versions[0], versions[-1])))),
             f"{sum(actor.num_episodes for actor in kind)} of {sum(actor.max_episodes for actor in kind)}",
             f"{sum(actor.tokens_per_s for actor in kind):.0f}",
             f"{fmean(actor.kv_use for actor in kind):.0%}",
             f"{1e3 * max(actor.last_pause_s for actor in kind):.0f}",
             where,
         ]
-        for (where, state), kind in sorted(kinds.items(), key=lambda item: -len(item[1]))
-    ]
+        table.add_row(*map(cell, row[: len(table.columns)]))
+    return table
 
 
 def runs_on(member: Member) -> str:
