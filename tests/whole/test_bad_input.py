@@ -24,7 +24,7 @@ from slipstream.replay.server.server import Server
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.judge_rows import read_judge
 from slipstream.tools.data.paraphrase import read_paraphraser
-from slipstream.tools.road.road_file import read_road
+from slipstream.tools.road.road_file import read_file
 from slipstream.tools.run.check_input import check_model_folder
 from slipstream.tools.run.prepare import prepare
 from slipstream.tools.run.up import free_port
@@ -115,7 +115,7 @@ def test_a_file_that_is_no_configuration_is_named(refused: Refused, tmp_path: Pa
 
 READERS: dict[str, Callable[[str], object]] = {
     "a configuration": lambda path: load_config(path, []),
-    "a road": lambda path: read_road(path, []),
+    "a road": read_file,
     "a rubric": lambda path: read_rubric("env.rewards.judge.rubric", path),
     "a judge": lambda path: read_judge(Path(path)),
     "a paraphraser": lambda path: read_paraphraser(Path(path), format_name="", seed=0),

@@ -30,7 +30,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def main(argv: list[str] | None = None) -> int:
     """Return the exit code: 0 done, 1 failed, 2 bad input (a retry cannot help), 75 preempted, 130 Ctrl-C."""
-    arguments = _parsed(argv)
+    arguments = parsed(argv)
     try:
         code = _run(arguments)
         sys.stdout.flush()  # here, where a full disk is reported
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    config = _load(arguments)
+    config = load(arguments)
     if arguments.print_config:
         print(dump_config(config), end="")
         return 0
@@ -71,7 +71,7 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parsed(argv: list[str] | None) -> argparse.Namespace:
+def parsed(argv: list[str] | None) -> argparse.Namespace:
     """The arguments, with settings before, between and after the options."""
     words = sys.argv[1:] if argv is None else argv
     parser = _parser(next((word for word in words if word in VERBS), None))
@@ -159,20 +159,21 @@ def _settings() -> _Parser:
     return settings
 
 
-def _load(arguments: argparse.Namespace) -> Config:
+def load(arguments: argparse.Namespace) -> Config:
     """The configuration without its password, which is moved to an environment variable that children inherit."""
+    verb = VERBS[arguments.verb]
+    if verb.has_stages:
+        shared = placed("slipstream.tools.road.road_file:read_file")(arguments.road).settings
+        arguments.settings = [*shared, *arguments.settings]
     files = [setting for setting in arguments.settings if "=" not in setting]
     overrides = [setting for setting in arguments.settings if "=" in setting]
-    if files and (arguments.resume or arguments.replay_archive):
+    if (files or verb.has_stages) and (arguments.resume or arguments.replay_archive):
         raise ConfigError(
-            f"got the config file {', '.join(files)} with --resume or --replay-archive, which use the configuration of "
-            "an existing run; leave the file out, and change single settings as key=value"
+            f"got {', '.join(files) or arguments.road} with --resume or --replay-archive, which use the configuration "
+            "of an existing run; leave the file out, and change single settings as key=value"
         )
     if arguments.resume and arguments.replay_archive:
         raise ConfigError("got both --resume, which continues a run, and --replay-archive, which begins one; give one")
-    verb = VERBS[arguments.verb]
-    if verb.has_stages:
-        return _shared_by_stages(arguments, files, overrides)
     named = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     root = named.get("run.root", Config().run.root)
     if arguments.resume:
@@ -193,17 +194,6 @@ def _load(arguments: argparse.Namespace) -> Config:
         os.environ[PASSWORD_VARIABLE] = own
     if verb.moves_weights:
         load_key(config.weights.key_file)
-    return config
-
-
-def _shared_by_stages(arguments: argparse.Namespace, files: list[str], overrides: list[str]) -> Config:
-    """The configuration that the stages of a road share, without its password. Raises ConfigError."""
-    if files or arguments.resume:
-        raise ConfigError(
-            f"got {', '.join(files) or '--resume'}; a road names its config files itself, under `config`, and the same "
-            "command continues it"
-        )
-    config: Config = placed("slipstream.tools.road.road_file:read_road")(arguments.road, overrides).config
     return config
 
 

@@ -273,7 +273,7 @@ VERBS = {
         "run the stages of a file one after another, from a base model to an agent, with an evaluation after each",
         "slipstream.tools.road.road:road",
         (*LEARNER, "actors"),
-        lambda given: {"path": given.road, "overrides": given.settings, "dry_run": given.dry_run},
+        lambda given: {"path": given.road, "settings": given.settings, "dry_run": given.dry_run},
         arguments=ROAD | DRY_RUN,
         loads_model=True,
         has_stages=True,

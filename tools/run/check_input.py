@@ -77,7 +77,7 @@ def check_input(config: Config, *, to_come: Collection[str] = ()) -> None:
         )
     check_held_out(config)
     _check_experts(config)
-    if config.model.path:
+    if config.model.path and config.model.path not in to_come:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
     objective = config.objective  # these two are loaded after the warm start
     for key, folder in (("reward_model", objective.reward_model), ("reference_model", objective.reference_model)):
@@ -202,8 +202,11 @@ async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part]) -> N
         await env.close()
 
 
-def check_collect(config: Config, options: CollectOptions) -> None:
-    """Raise ConfigError for more tasks than there are, or for what the environment does not support."""
+def check_collect(config: Config, options: CollectOptions, *, to_come: Collection[str] = ()) -> None:
+    """Raise ConfigError for more tasks than there are, or for what the environment does not support.
+
+    Paths `to_come` are made before the episodes are played, so they are not looked at.
+    """
     last = options.first_task + options.num_tasks
     if last > config.env.num_train_tasks:
         raise ConfigError(
@@ -215,7 +218,10 @@ def check_collect(config: Config, options: CollectOptions) -> None:
             "`--server` needs another env.action_format than tools, and model.context=stop, got "
             f"{config.env.action_format} and {config.model.context}: a server gets texts, and all of them"
         )
-    if options.retrace and not Path(options.retrace).is_file():
+    judge = options.reward_model
+    if judge and judge not in to_come and not judge.startswith(("http://", "https://")) and not Path(judge).is_dir():
+        raise ConfigError(f"`--reward-model` must be a folder, or the URL of a server, got {judge!r}; correct it")
+    if options.retrace and options.retrace not in to_come and not Path(options.retrace).is_file():
         raise ConfigError(
             f"`--retrace` must name a file of rows that `slipstream collect` wrote, got {options.retrace!r}"
         )

@@ -1,13 +1,9 @@
 """The options of one verb: a frozen dataclass, filled from `--option value`. The comment of a field is its help."""
 
 import argparse
-import contextlib
 import dataclasses
-import difflib
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.terminal.config_help import comment
 
 T = TypeVar("T")
@@ -34,28 +30,6 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
 def options_of(kind: type[T], arguments: argparse.Namespace) -> T:
     """The parsed options. Raises ConfigError."""
     return kind(**{item.name: getattr(arguments, item.name) for item in dataclasses.fields(kind)})  # type: ignore[arg-type]
-
-
-def options_from(kind: type[T], values: Mapping[str, object]) -> T:
-    """The options of a file: `values` by the name of the field. Raises ConfigError."""
-    known = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    given = {}
-    for name, value in values.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            raise ConfigError(f"unknown option `{name}`; {f'did you mean `{near[0]}`?' if near else ', '.join(known)}")
-        given[name] = _converted(name, value, known[name].type)
-    return kind(**given)
-
-
-def _converted(name: str, value: object, kind: Any) -> object:
-    """`value` as `kind`; a whole number may stand for any number, and YAML reads 1e-3 as text."""
-    if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):
-            return float(value)
-    if type(value) is not kind:
-        raise ConfigError(f"option `{name}` must be of type {kind.__name__}, got {value!r}; correct it")
-    return value
 
 
 def as_arguments(options: Any) -> list[str]:

@@ -15,7 +15,7 @@ from slipstream.common.config.config import key_paths, load_config
 from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.replay.server.server import start_server
-from slipstream.tools.cli.cli import _parsed, _parser, main
+from slipstream.tools.cli.cli import _parser, main, parsed
 from slipstream.tools.cli.verbs import VERBS, called
 from slipstream.tools.play.serve_options import ServeOptions
 from slipstream.tools.run.collect_options import CollectOptions
@@ -94,7 +94,7 @@ OPERANDS = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_options_of_a_verb_are_the_arguments_of_its_function(verb: str) -> None:
-    run = called(_parsed([verb, *OPERANDS.get(verb, [])]))
+    run = called(parsed([verb, *OPERANDS.get(verb, [])]))
     assert isinstance(run, functools.partial)
     options = list(inspect.signature(run.func).parameters)[1:]
     assert sorted(run.keywords) == sorted(options)
@@ -109,7 +109,7 @@ def test_the_options_of_a_verb_are_the_arguments_of_its_function(verb: str) -> N
     ],
 )
 def test_the_own_options_of_a_verb_are_written_as_they_are_read(verb: str, given: object) -> None:
-    arguments = _parsed([verb, *OPERANDS.get(verb, []), *as_arguments(given), "run.name=x"])
+    arguments = parsed([verb, *OPERANDS.get(verb, []), *as_arguments(given), "run.name=x"])
     assert options_of(type(given), arguments) == given
     assert arguments.settings == ["run.name=x"]
 

@@ -1,15 +1,11 @@
-"""Walks a road of stand-ins: `python -m tests.tools.road.stand_in_road FILE [a.b=c ...]`."""
+"""`slipstream road` with stand-ins for its verbs: `python -m tests.tools.road.stand_in_road FILE [a.b=c ...]`."""
 
 import sys
 
-from slipstream.common.process.config_error import ConfigError
-from slipstream.tools.road.road import walk_road
-from slipstream.tools.road.road_file import read_road
-
-VERBS = (sys.executable, "-m", "tests.tools.road.road_verbs")
+from slipstream.tools.cli.cli import main
+from slipstream.tools.road import road
 
 if __name__ == "__main__":
-    try:
-        sys.exit(walk_road(read_road(sys.argv[1], sys.argv[2:]), cli=VERBS, prepare=(*VERBS, "prepare")))
-    except ConfigError as error:
-        sys.exit(f"{error}")
+    road.CLI = [sys.executable, "-m", "tests.tools.road.road_verbs"]
+    road.PREPARE = [*road.CLI, "prepare"]
+    sys.exit(main(["road", *sys.argv[1:]]))
