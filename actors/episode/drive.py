@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, EngineError, Sampler
 from slipstream.actors.episode.answer import Boundary, check_observation
+from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.resume import ReplayMismatch
-from slipstream.actors.episode.tape import Tape
 from slipstream.common.records.trajectory import Sampling, Trajectory
 from slipstream.common.text.codec import end_tokens
 from slipstream.envhub.driving import DrivingEnv, Ending, Parse, Reply, Request, Terms
@@ -48,12 +48,14 @@ def terms_of(
     )
 
 
-async def drive(tape: Tape, *, env: DrivingEnv, sampler: Sampler, terms: Terms, step_timeout_s: float) -> Trajectory:
-    """Play one episode to its end. The generations that `tape` has already are answered from it.
+async def drive(
+    record: EpisodeRecord, *, env: DrivingEnv, sampler: Sampler, terms: Terms, step_timeout_s: float
+) -> Trajectory:
+    """Play one episode to its end. The generations that `record` has already are answered from it.
 
     Raises EnvError, ReplayMismatch, and the errors of `sampler`.
     """
-    calls = Calls(tape, sampler)
+    calls = Calls(record, sampler)
     playing = asyncio.create_task(_ending(env, terms, calls))
     ends: set[asyncio.Future[Any]] = {playing, calls.failed}
     try:
@@ -75,10 +77,10 @@ async def drive(tape: Tape, *, env: DrivingEnv, sampler: Sampler, terms: Terms, 
             playing.exception()  # else asyncio would log it: the episode may have failed for another reason
     if (mismatch := calls.unrepeated()) is not None:
         raise mismatch
-    if not tape.turns:
+    if not record.turns:
         raise EnvError("the episode ended before any generation was complete")
-    tape.end(ending, env_s=calls.idle_s)
-    return tape.trajectory(ending.stop_reason)
+    record.end(ending, env_s=calls.idle_s)
+    return record.trajectory(ending.stop_reason)
 
 
 async def _ending(env: DrivingEnv, terms: Terms, calls: "Calls") -> Ending:
@@ -94,14 +96,14 @@ async def _ending(env: DrivingEnv, terms: Terms, calls: "Calls") -> Ending:
 class Calls:
     """The generations of one episode: sampled, or repeated from the record of a preempted actor."""
 
-    def __init__(self, tape: Tape, sampler: Sampler) -> None:
-        self.task = tape.attempt.task
+    def __init__(self, record: EpisodeRecord, sampler: Sampler) -> None:
+        self.task = record.attempt.task
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tape = tape
+        self._record = record
         self._sampler = sampler
-        self._recorded = _recorded(tape)  # those that were not repeated yet
+        self._recorded = _recorded(record)  # those that were not repeated yet
         self._all_repeated = asyncio.Event()
-        self._numbers = itertools.count(len(tape.turns))
+        self._numbers = itertools.count(len(record.turns))
         self._running: set[asyncio.Task[Completion]] = set()
         self._num_waiting = 0  # for recorded generations to be repeated
         self._is_over = False
@@ -143,7 +145,7 @@ class Calls:
         is_valid = await self._is_valid(request, completion.tokens)
         if self._is_over:
             raise EnvError(OVER)
-        self._tape.add_call(request.prompt, completion, valid_action=is_valid, generate_s=generate_s, env_s=idle_s)
+        self._record.add_call(request.prompt, completion, valid_action=is_valid, generate_s=generate_s, env_s=idle_s)
         return Reply(tokens=completion.tokens, logprobs=completion.logprobs, finish_reason=completion.finish_reason)
 
     def end(self) -> None:
@@ -157,7 +159,7 @@ class Calls:
     async def _sample(self, request: Request) -> Completion:
         if self._is_over:
             raise EnvError(OVER)
-        attempt = self._tape.attempt
+        attempt = self._record.attempt
         sampling = attempt.sampling
         if request.max_tokens is not None:
             fewer = min(max(request.max_tokens, 1), sampling.max_turn_tokens)
@@ -202,19 +204,19 @@ class Calls:
         if not self._recorded:
             return None
         return ReplayMismatch(
-            f"{len(self._recorded)} of its {len(self._tape.turns)} recorded prompts were not sent again"
+            f"{len(self._recorded)} of its {len(self._record.turns)} recorded prompts were not sent again"
         )
 
 
-def _recorded(tape: Tape) -> list[tuple[list[int], Reply]]:
-    """The prompt and the answer of each turn of `tape`."""
+def _recorded(record: EpisodeRecord) -> list[tuple[list[int], Reply]]:
+    """The prompt and the answer of each turn of `record`."""
     found = []
-    for turn in tape.turns:
-        branch = max(start for start in tape.branch_starts if start < turn.start)
+    for turn in record.turns:
+        branch = max(start for start in record.branch_starts if start < turn.start)
         reply = Reply(
-            tokens=tape.tokens[turn.start : turn.stop],
-            logprobs=tape.logprobs[turn.start : turn.stop],
+            tokens=record.tokens[turn.start : turn.stop],
+            logprobs=record.logprobs[turn.start : turn.stop],
             finish_reason=turn.finish_reason,
         )
-        found.append((tape.tokens[branch : turn.start], reply))
+        found.append((record.tokens[branch : turn.start], reply))
     return found

@@ -18,7 +18,7 @@ from slipstream.actors.engine.choices import widest
 from slipstream.actors.engine.engine import Completion, Restriction, Sampler, Scorer
 from slipstream.actors.episode.actions import bare
 from slipstream.actors.episode.answer import Boundary
-from slipstream.actors.episode.tape import Attempt
+from slipstream.actors.episode.episode_record import Attempt
 from slipstream.common.records.kept_sets import MAX_KEPT_TOKENS
 from slipstream.common.text.action_format import ActionFormat, marks_of
 from slipstream.common.text.chat import Chat, end_of_turn_text

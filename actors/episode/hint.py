@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from slipstream.actors.episode.tape import Exchange
+from slipstream.actors.episode.episode_record import Exchange
 
 INTRODUCTION = "You have attempted this task before."
 REQUEST = "Attempt the task again from the start. Learn from these attempts."

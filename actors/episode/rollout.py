@@ -15,8 +15,8 @@ from slipstream.actors.episode.actions import Actions
 from slipstream.actors.episode.answer import Boundary, answer, in_tokens, state_key
 from slipstream.actors.episode.drive import drive, terms_of
 from slipstream.actors.episode.enforced import Enforcer
+from slipstream.actors.episode.episode_record import EpisodeRecord, Exchange
 from slipstream.actors.episode.resume import ReplayMismatch, replay
-from slipstream.actors.episode.tape import Exchange, Tape
 from slipstream.actors.episode.thought_limit import ThoughtLimit
 from slipstream.common.config.config import Config
 from slipstream.common.config.env_config import MixtureEntry
@@ -118,7 +118,7 @@ async def _closing(env: Env | DrivingEnv, name: str, *, timeout_s: float) -> Asy
 
 
 async def rollout(
-    tape: Tape,
+    record: EpisodeRecord,
     *,
     env: Env | DrivingEnv,
     sampler: Sampler,
@@ -127,10 +127,10 @@ async def rollout(
     allowance: Allowance,
     parse: Parse | None = None,
 ) -> Trajectory:
-    """Play one episode to its end, from the current end of `tape`.
+    """Play one episode to its end, from the current end of `record`.
 
     Raises EpisodeFailed if it ended for a reason other than the policy, and EngineDied if no other episode can continue
-    either. If this is cancelled, the tape has everything so far.
+    either. If this is cancelled, the record has everything so far.
     """
     if allowance.max_thought_tokens:
         sampler = ThoughtLimit(
@@ -141,15 +141,17 @@ async def rollout(
             if isinstance(env, DrivingEnv):
                 terms = terms_of(
                     tokenizer,
-                    tape.attempt.sampling,
+                    record.attempt.sampling,
                     max_tokens=allowance.max_tokens,
                     max_turns=allowance.max_turns,
-                    started_at_s=tape.started_at_s,
+                    started_at_s=record.started_at_s,
                     parse=parse,
                 )
-                return await drive(tape, env=env, sampler=sampler, terms=terms, step_timeout_s=allowance.step_timeout_s)
-            chat = Chat(tokenizer, rules=allowance.rules, started_at_s=tape.started_at_s)
-            return await _play(tape, env, sampler, chat, action_format, allowance, parse)
+                return await drive(
+                    record, env=env, sampler=sampler, terms=terms, step_timeout_s=allowance.step_timeout_s
+                )
+            chat = Chat(tokenizer, rules=allowance.rules, started_at_s=record.started_at_s)
+            return await _play(record, env, sampler, chat, action_format, allowance, parse)
     except TimeoutError:
         raise EpisodeFailed(
             StopReason.TIME_LIMIT, f"it took longer than `env.episode_timeout_s` = {allowance.episode_timeout_s} s"
@@ -165,7 +167,7 @@ async def rollout(
 
 
 async def _play(
-    tape: Tape,
+    record: EpisodeRecord,
     env: Env,
     sampler: Sampler,
     chat: Chat,
@@ -174,7 +176,7 @@ async def _play(
     parse: Parse | None,
 ) -> Trajectory:
     step_timeout_s = allowance.step_timeout_s
-    observation = await _first_observation(env, tape.attempt.task, timeout_s=step_timeout_s)
+    observation = await _first_observation(env, record.attempt.task, timeout_s=step_timeout_s)
     actions = Actions.of(
         observation,
         action_format,
@@ -183,31 +185,31 @@ async def _play(
         enforces=allowance.enforces_admissible,
     )
     generator = _generator(sampler, chat, action_format, allowance)
-    tape.opening = with_instructions(await actions.listed(tuple(observation.messages)), action_format)
-    tape.exchanges, tape.columns = [], observation.columns
-    opening = in_tokens(partial(chat.open, tools=actions.tools), tape.opening)
-    if tape.turns:
-        await replay(tape, opening=opening, env=env, chat=chat, actions=actions, step_timeout_s=step_timeout_s)
+    record.opening = with_instructions(await actions.listed(tuple(observation.messages)), action_format)
+    record.exchanges, record.columns = [], observation.columns
+    opening = in_tokens(partial(chat.open, tools=actions.tools), record.opening)
+    if record.turns:
+        await replay(record, opening=opening, env=env, chat=chat, actions=actions, step_timeout_s=step_timeout_s)
     else:
-        tape.add_prompt(Extension(tokens=opening, new_branch=False))
-    stop_reason = spent(tape, allowance)
+        record.add_prompt(Extension(tokens=opening, new_branch=False))
+    stop_reason = spent(record, allowance)
     while stop_reason is None:
         if chat.is_summarising:
-            await _summarise(tape, sampler, chat)
-            stop_reason = spent(tape, allowance)
+            await _summarise(record, sampler, chat)
+            stop_reason = spent(record, allowance)
             continue
         chosen_in = state_key(env)
         turn_started = time.perf_counter()
-        prompt, possible = tape.prompt(), await actions.possible(env)
-        completion = await _sampled(tape, generator, chat, possible)
-        tape.add_completion(completion)
+        prompt, possible = record.prompt(), await actions.possible(env)
+        completion = await _sampled(record, generator, chat, possible)
+        record.add_completion(completion)
         reply = chat.reply(completion.tokens)
         action = await actions.read(chat, reply, tokens=completion.tokens, prompt=prompt, possible=possible)
         generated = time.perf_counter()
         observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
         if not observation.rewards:
             raise EnvError("step returned no rewards; return a reward of 0 if nothing was earned")
-        tape.add_turn(
+        record.add_turn(
             completion,
             observation,
             state_key=chosen_in,
@@ -216,13 +218,13 @@ async def _play(
             env_s=time.perf_counter() - generated,
         )
         shown = await actions.shown(action, observation)
-        tape.exchanges.append(Exchange(reply=reply, action=action.text, answer=shown))
+        record.exchanges.append(Exchange(reply=reply, action=action.text, answer=shown))
         if observation.done:
             stop_reason = StopReason.DONE
         else:
-            tape.add_prompt(in_tokens(chat.extend, shown))
-            stop_reason = spent(tape, allowance)
-    return _whole(tape, stop_reason, max_tokens=allowance.max_tokens)
+            record.add_prompt(in_tokens(chat.extend, shown))
+            stop_reason = spent(record, allowance)
+    return _whole(record, stop_reason, max_tokens=allowance.max_tokens)
 
 
 async def _first_observation(env: Env, task: Task, *, timeout_s: float) -> Observation:
@@ -233,13 +235,13 @@ async def _first_observation(env: Env, task: Task, *, timeout_s: float) -> Obser
     return observation
 
 
-def _whole(tape: Tape, stop_reason: StopReason, *, max_tokens: int) -> Trajectory:
-    """The episode on `tape`. Raises EnvError if it has no turn."""
-    if not tape.turns:
+def _whole(record: EpisodeRecord, stop_reason: StopReason, *, max_tokens: int) -> Trajectory:
+    """The episode on `record`. Raises EnvError if it has no turn."""
+    if not record.turns:
         raise EnvError(
-            f"its first prompt of {len(tape.tokens)} tokens leaves no room in `model.max_tokens` = {max_tokens}"
+            f"its first prompt of {len(record.tokens)} tokens leaves no room in `model.max_tokens` = {max_tokens}"
         )
-    return tape.trajectory(stop_reason)
+    return record.trajectory(stop_reason)
 
 
 def _generator(sampler: Sampler, chat: Chat, action_format: ActionFormat, allowance: Allowance) -> Sampler | Enforcer:
@@ -249,23 +251,23 @@ def _generator(sampler: Sampler, chat: Chat, action_format: ActionFormat, allowa
     return Enforcer(sampler, chat.tokenizer, action_format, max_tokens=allowance.max_tokens, rank=allowance.rank)
 
 
-async def _sampled(tape: Tape, sampler: Sampler | Enforcer, chat: Chat, possible: list[str]) -> Completion:
+async def _sampled(record: EpisodeRecord, sampler: Sampler | Enforcer, chat: Chat, possible: list[str]) -> Completion:
     """What the policy writes in the next turn."""
-    attempt, prompt, turn = tape.attempt, tape.prompt(), len(tape.turns)
+    attempt, prompt, turn = record.attempt, record.prompt(), len(record.turns)
     if isinstance(sampler, Enforcer):
         return await sampler.generate(prompt, attempt=attempt, turn=turn, actions=possible, chat=chat)
     return await sampler.generate(prompt, attempt.sampling, seed=attempt.turn_seed(turn))
 
 
-async def _summarise(tape: Tape, sampler: Sampler, chat: Chat) -> None:
+async def _summarise(record: EpisodeRecord, sampler: Sampler, chat: Chat) -> None:
     """Have the policy summarise the episode so far: a turn without an action, trained like the others."""
-    attempt, started = tape.attempt, time.perf_counter()
-    completion = await sampler.generate(tape.prompt(), attempt.sampling, seed=attempt.turn_seed(len(tape.turns)))
-    tape.add_completion(completion)
+    attempt, started = record.attempt, time.perf_counter()
+    completion = await sampler.generate(record.prompt(), attempt.sampling, seed=attempt.turn_seed(len(record.turns)))
+    record.add_completion(completion)
     summary = chat.reply(completion.tokens)
-    tape.add_summary(completion, generate_s=time.perf_counter() - started)
-    tape.exchanges.append(Exchange(reply=summary, action=summary, answer=()))
-    tape.add_prompt(in_tokens(chat.extend, ()))
+    record.add_summary(completion, generate_s=time.perf_counter() - started)
+    record.exchanges.append(Exchange(reply=summary, action=summary, answer=()))
+    record.add_prompt(in_tokens(chat.extend, ()))
 
 
 def with_instructions(messages: tuple[Message, ...], action_format: ActionFormat) -> tuple[Message, ...]:
@@ -278,13 +280,13 @@ def with_instructions(messages: tuple[Message, ...], action_format: ActionFormat
     return (Message(role="system", content=action_format.instructions), *messages)
 
 
-def spent(tape: Tape, allowance: Allowance) -> StopReason | None:
+def spent(record: EpisodeRecord, allowance: Allowance) -> StopReason | None:
     """The limit that allows no further turn; None if there is room."""
-    if len(tape.turns) >= allowance.max_turns:
+    if len(record.turns) >= allowance.max_turns:
         return StopReason.MAX_TURNS
-    if len(tape.tokens) - tape.branch_starts[-1] >= allowance.max_tokens:
+    if len(record.tokens) - record.branch_starts[-1] >= allowance.max_tokens:
         return StopReason.MAX_TOKENS
     most = allowance.max_invalid_turns
-    if 0 < most <= len(tape.turns) and not any(turn.valid_action for turn in tape.turns[-most:]):
+    if 0 < most <= len(record.turns) and not any(turn.valid_action for turn in record.turns[-most:]):
         return StopReason.MAX_INVALID_TURNS
     return None

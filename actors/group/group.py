@@ -11,9 +11,9 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Engine, EngineDied
-from slipstream.actors.episode.resume import forked_tape, resumed_tape
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
+from slipstream.actors.episode.resume import forked_record, resumed_record
 from slipstream.actors.episode.rollout import Allowance, EpisodeFailed, fresh_env, rollout
-from slipstream.actors.episode.tape import Attempt, Tape
 from slipstream.actors.group.inserts import Inserts
 from slipstream.actors.group.reward import Scoring, rewarded
 from slipstream.actors.group.siblings import ParentLost, Siblings
@@ -84,7 +84,7 @@ class EpisodeSetup:
     scoring: Scoring | None = None  # None: the rewards of the environments are the whole reward
 
 
-Unstored = dict[int, Tape | Trajectory]
+Unstored = dict[int, EpisodeRecord | Trajectory]
 """By member: a running episode, or a finished one that is not stored yet."""
 
 
@@ -143,7 +143,7 @@ def _hand_in(lease: Lease, unstored: Unstored, buffer: ActorBuffer) -> int:
     return num_tokens
 
 
-def _store_so_far(lease: Lease, made: Tape | Trajectory, buffer: ActorBuffer) -> bool:
+def _store_so_far(lease: Lease, made: EpisodeRecord | Trajectory, buffer: ActorBuffer) -> bool:
     """Store the whole turns of a member; return whether they are stored.
 
     False if there is no whole turn yet, turns of a parent are not replayed yet, the server has no memory left, or the
@@ -159,9 +159,9 @@ def _store_so_far(lease: Lease, made: Tape | Trajectory, buffer: ActorBuffer) ->
     return result in (InsertResult.STORED, InsertResult.DUPLICATE)
 
 
-def _num_sampled_here(lease: Lease, made: Tape | Trajectory) -> int:
+def _num_sampled_here(lease: Lease, made: EpisodeRecord | Trajectory) -> int:
     """The sampled tokens of an attempt, without those of the partial that it continues, or of its parent."""
-    identity = made.attempt if isinstance(made, Tape) else made
+    identity = made.attempt if isinstance(made, EpisodeRecord) else made
     if _resumes(lease, identity.member, identity.attempt):
         earlier = lease.partials[identity.member].turns
     else:
@@ -215,12 +215,12 @@ async def _play_once(
 
     Raises ParentLost.
     """
-    tape = await _tape(lease, member, attempt, siblings, setup)
-    unstored[member] = tape
+    record = await _begun(lease, member, attempt, siblings, setup)
+    unstored[member] = record
     try:
-        async with fresh_env(setup.envs, tape.attempt.task, timeout_s=setup.allowance.step_timeout_s) as env:
+        async with fresh_env(setup.envs, record.attempt.task, timeout_s=setup.allowance.step_timeout_s) as env:
             trajectory = await rollout(
-                tape,
+                record,
                 env=env,
                 sampler=setup.engine,
                 tokenizer=setup.tokenizer,
@@ -230,12 +230,12 @@ async def _play_once(
             )
             is_scored = setup.scoring is not None and bool(setup.scoring.parts_for(trajectory))
             if is_scored:
-                tape.reopen_last_turn()  # without its reward the episode cannot be stored, but its other turns can
+                record.reopen_last_turn()  # without its reward the episode cannot be stored, but its other turns can
             else:
                 unstored[member] = trajectory
         if is_scored:
             with setup.episodes.aside():
-                trajectory = await rewarded(trajectory, tape, scoring=setup.scoring)
+                trajectory = await rewarded(trajectory, record, scoring=setup.scoring)
             unstored[member] = trajectory
         if await _insert(lease, trajectory, setup.inserts, buffer):
             setup.episodes.kept_tokens += _num_sampled_here(lease, trajectory)
@@ -269,8 +269,8 @@ async def _insert(lease: Lease, trajectory: Trajectory, inserts: Inserts, buffer
     return result is not InsertResult.FENCED
 
 
-async def _tape(lease: Lease, member: int, attempt: int, siblings: Siblings, setup: EpisodeSetup) -> Tape:
-    """The tape of an attempt: empty, as a preempted actor left it, or with the first turns of its parent.
+async def _begun(lease: Lease, member: int, attempt: int, siblings: Siblings, setup: EpisodeSetup) -> EpisodeRecord:
+    """The record of an attempt: empty, as a preempted actor left it, or with the first turns of its parent.
 
     Waits until the parent is stored. Raises ParentLost.
     """
@@ -286,8 +286,8 @@ async def _tape(lease: Lease, member: int, attempt: int, siblings: Siblings, set
         provenance=setup.provenance,
     )
     if _resumes(lease, member, attempt):
-        return resumed_tape(identity, lease.partials[member])
+        return resumed_record(identity, lease.partials[member])
     if forked := await siblings.parent_of(member):
         parent, fork = forked
-        return forked_tape(identity, parent, fork)
-    return Tape(attempt=identity)
+        return forked_record(identity, parent, fork)
+    return EpisodeRecord(attempt=identity)

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import EngineDied
 from slipstream.actors.episode.answer import Boundary
+from slipstream.actors.episode.episode_record import EpisodeRecord, Exchange
 from slipstream.actors.episode.rollout import EpisodeFailed
-from slipstream.actors.episode.tape import Exchange, Tape
 from slipstream.common.records.message import Message
 from slipstream.common.records.reward_protocol import ScoredEpisode
 from slipstream.common.records.trajectory import StopReason, Trajectory
@@ -44,8 +44,8 @@ class Scoring:
         return parts
 
 
-async def rewarded(trajectory: Trajectory, tape: Tape, *, scoring: Scoring | None) -> Trajectory:
-    """The finished episode of `tape` with the reward that its parts compose; itself if it has none.
+async def rewarded(trajectory: Trajectory, record: EpisodeRecord, *, scoring: Scoring | None) -> Trajectory:
+    """The finished episode of `record` with the reward that its parts compose; itself if it has none.
 
     Needs no environment, and the engine only for a judge that is the run's own policy. Raises EpisodeFailed if a part
     fails, EngineDied if that engine died.
@@ -54,7 +54,7 @@ async def rewarded(trajectory: Trajectory, tape: Tape, *, scoring: Scoring | Non
         return trajectory
     started, mark = time.perf_counter(), begin_episode()
     try:
-        episode = _episode(trajectory, tape, scoring)
+        episode = _episode(trajectory, record, scoring)
         compared = group_parts(parts)
         alone = tuple(part for part in parts if not isinstance(part.measure, GroupJudge))
         result = composed(episode, alone, await _measured(episode, alone, scoring.step_timeout_s))
@@ -114,8 +114,8 @@ async def _values(part: Part, episode: Episode, timeout_s: float) -> Values:
         raise EnvError(f"`{part.key}`: {error}") from error
 
 
-def _episode(trajectory: Trajectory, tape: Tape, scoring: Scoring) -> Episode:
-    opening, exchanges = tape.opening, tape.exchanges
+def _episode(trajectory: Trajectory, record: EpisodeRecord, scoring: Scoring) -> Episode:
+    opening, exchanges = record.opening, record.exchanges
     if not opening:  # the environment renders prompts itself, so there are only tokens
         opening, exchanges = _decoded(trajectory, scoring.tokenizer)
     messages = list(opening)
@@ -125,7 +125,7 @@ def _episode(trajectory: Trajectory, tape: Tape, scoring: Scoring) -> Episode:
     plain = [{"role": message.role, "content": message.content} for message in messages]
     return Episode(
         task=trajectory.task,
-        columns=tape.columns,
+        columns=record.columns,
         prompt=plain[: len(opening)],
         messages=plain[: len(plain) - len(ending)],
         ending=plain[len(plain) - len(ending) :],

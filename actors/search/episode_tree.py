@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.hint import FAILED, hint_of
-from slipstream.actors.episode.resume import resumed_tape
+from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed
-from slipstream.actors.episode.tape import Attempt, Tape
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.search.stretch import Stretch, play_stretch
 from slipstream.actors.search.tree_search import START, State
@@ -154,12 +154,12 @@ class EpisodeTree:
         """Play from `state`; return where that led, or None if the environment, the engine or the values failed."""
         attempt = replace(self._attempt, member=next(self._members))
         before = self._stretches.get(state)
-        tape = resumed_tape(attempt, before.record) if before else Tape(attempt=attempt)
-        num_failed, sampled_before = 0, sum(tape.loss_mask)
+        record = resumed_record(attempt, before.record) if before else EpisodeRecord(attempt=attempt)
+        num_failed, sampled_before = 0, sum(record.loss_mask)
         try:
             async with self._room:
                 begin = before.saved if before else None
-                stretch = await play_stretch(tape, setup=self._setup, num_turns=num_turns, begin=begin, hint=hint)
+                stretch = await play_stretch(record, setup=self._setup, num_turns=num_turns, begin=begin, hint=hint)
             return await self._state(stretch), stretch  # without a place in the engine: values may be slow
         except EpisodeFailed as failure:
             num_failed = 1
@@ -172,10 +172,10 @@ class EpisodeTree:
             )
             return None
         finally:
-            num_played = len(tape.turns) - len(state.actions) + num_failed
+            num_played = len(record.turns) - len(state.actions) + num_failed
             self._num_turns += num_played
             self._collected.num_turns += num_played
-            self._collected.num_sampled += sum(tape.loss_mask) - sampled_before
+            self._collected.num_sampled += sum(record.loss_mask) - sampled_before
             self._collected.num_failed += num_failed
 
     def _keep(self, state: State, stretch: Stretch) -> None:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from slipstream.actors.episode.episode_record import EpisodeRecord, Exchange
 from slipstream.actors.episode.rollout import fresh_env, rollout, spent
-from slipstream.actors.episode.tape import Exchange, Tape
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.group.reward import rewarded
 from slipstream.actors.search.search_env import Saved, SearchEnv
@@ -27,23 +27,23 @@ class Stretch:
 
 
 async def play_stretch(
-    tape: Tape, *, setup: EpisodeSetup, num_turns: int, begin: Saved | None = None, hint: str = ""
+    record: EpisodeRecord, *, setup: EpisodeSetup, num_turns: int, begin: Saved | None = None, hint: str = ""
 ) -> Stretch:
-    """Continue the episode on `tape` for `num_turns`, or to its end. Raises EpisodeFailed, EngineDied.
+    """Continue the episode on `record` for `num_turns`, or to its end. Raises EpisodeFailed, EngineDied.
 
-    `begin` is the state of the environment after the turns on `tape`; without, their actions are replayed. The first
+    `begin` is the state of the environment after the turns on `record`; without, their actions are replayed. The first
     messages end with `hint`. It does not work with an environment that runs its episodes itself: those have no
     stretches.
     """
     allowance = setup.allowance
-    max_turns = min(len(tape.turns) + num_turns, allowance.max_turns)
-    async with fresh_env(setup.envs, tape.attempt.task, timeout_s=allowance.step_timeout_s) as env:
+    max_turns = min(len(record.turns) + num_turns, allowance.max_turns)
+    async with fresh_env(setup.envs, record.attempt.task, timeout_s=allowance.step_timeout_s) as env:
         if not isinstance(env, DrivingEnv):
             num_steps = num_turns if max_turns < allowance.max_turns else 0  # nothing follows the last turn
             lists_actions = allowance.shows_admissible or allowance.enforces_admissible
             env = SearchEnv(env, begin=begin, num_steps=num_steps, hint=hint, lists_actions=lists_actions)
         trajectory = await rollout(
-            tape,
+            record,
             env=env,
             sampler=setup.engine,
             tokenizer=setup.tokenizer,
@@ -52,10 +52,10 @@ async def play_stretch(
             parse=setup.parse,
         )
     if trajectory.stop_reason is not StopReason.DONE and max_turns < allowance.max_turns:
-        stop_reason = spent(tape, allowance)  # the stretch may have ended because the context is full
+        stop_reason = spent(record, allowance)  # the stretch may have ended because the context is full
         if stop_reason is None:
             saved = env.saved if isinstance(env, SearchEnv) else None
-            return Stretch(record=tape.partial(), is_over=False, exchanges=tuple(tape.exchanges), saved=saved)
-        trajectory = tape.trajectory(stop_reason)
-    record = await rewarded(trajectory, tape, scoring=setup.scoring)
-    return Stretch(record=record, is_over=True, exchanges=tuple(tape.exchanges))
+            return Stretch(record=record.partial(), is_over=False, exchanges=tuple(record.exchanges), saved=saved)
+        trajectory = record.trajectory(stop_reason)
+    trajectory = await rewarded(trajectory, record, scoring=setup.scoring)
+    return Stretch(record=trajectory, is_over=True, exchanges=tuple(record.exchanges))

@@ -14,8 +14,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import EngineDied
+from slipstream.actors.episode.episode_record import Attempt
 from slipstream.actors.episode.rollout import EpisodeFailed
-from slipstream.actors.episode.tape import Attempt
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.search.episode_tree import Collected, EpisodeTree
 from slipstream.actors.search.tree_search import START, dfsdt, graph_of_thoughts, mcts, tree_of_thoughts

@@ -19,8 +19,8 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, EngineError, Restriction, Sampler
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import Allowance, EpisodeFailed, fresh_env, rollout
-from slipstream.actors.episode.tape import Attempt, Tape
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.long_work import LongWork, report_on_stderr
@@ -126,13 +126,15 @@ async def play_served(
     work = LongWork("episodes of the server", len(attempts), report=report_on_stderr)
 
     async def play(attempt: Attempt) -> int:
-        tape = Tape(attempt=attempt)
-        sampler = Served(server=server, tape=tape, tokenizer=tokenizer, form=form, max_tokens=config.model.max_tokens)
+        record = EpisodeRecord(attempt=attempt)
+        sampler = Served(
+            server=server, record=record, tokenizer=tokenizer, form=form, max_tokens=config.model.max_tokens
+        )
         async with room:
             try:
                 async with fresh_env(config.env.entries(), attempt.task, timeout_s=config.env.step_timeout_s) as env:
                     episode = await rollout(
-                        tape,
+                        record,
                         env=env,
                         sampler=sampler,
                         tokenizer=tokenizer,
@@ -151,10 +153,10 @@ async def play_served(
 
 @dataclass(kw_only=True, slots=True)
 class Served(Sampler):
-    """Has a server write the turns of one episode, from the messages that its tape has."""
+    """Has a server write the turns of one episode, from the messages that its record has."""
 
     server: ChatServer
-    tape: Tape
+    record: EpisodeRecord
     tokenizer: PreTrainedTokenizerBase
     form: ReplyForm
     max_tokens: int
@@ -181,8 +183,8 @@ class Served(Sampler):
         return reply
 
     def _conversation(self) -> list[dict[str, Any]]:
-        messages = [msgspec.structs.asdict(message) for message in self.tape.opening]
-        for answer, exchange in zip(self.answers, self.tape.exchanges, strict=True):
+        messages = [msgspec.structs.asdict(message) for message in self.record.opening]
+        for answer, exchange in zip(self.answers, self.record.exchanges, strict=True):
             messages.append({"role": "assistant", "content": answer})
             messages += [msgspec.structs.asdict(message) for message in exchange.answer]
         # A server takes a result of a tool only after a call, which these texts are not.

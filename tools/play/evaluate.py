@@ -5,9 +5,9 @@ import dataclasses
 import json
 import logging
 
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord, Exchange
 from slipstream.actors.episode.hint import hint_of
 from slipstream.actors.episode.rollout import EpisodeFailed
-from slipstream.actors.episode.tape import Attempt, Exchange, Tape
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.search.stretch import play_stretch
 from slipstream.common.config.config import Config
@@ -156,11 +156,11 @@ class _Test:
         self, task: Task, member: int, room: asyncio.Semaphore, work: LongWork, *, hint: str = ""
     ) -> "_Ended | None":
         """Play one episode; return None if its environment, the engine or the server of the reward model failed."""
-        tape = Tape(attempt=self._attempt(task, member))
+        record = EpisodeRecord(attempt=self._attempt(task, member))
         try:
             async with room:
                 stretch = await play_stretch(
-                    tape, setup=self.setup, num_turns=self.setup.allowance.max_turns, hint=hint
+                    record, setup=self.setup, num_turns=self.setup.allowance.max_turns, hint=hint
                 )
             value = None
             if self.values:
@@ -171,7 +171,7 @@ class _Test:
         finally:
             work.done()
         action = stretch.actions[-1] if stretch.exchanges else None
-        kind = str(tape.columns.get(self.options.by, ""))
+        kind = str(record.columns.get(self.options.by, ""))
         played = Played.of(stretch.record, action=action, kind=kind, value=value)
         return _Ended(played=played, exchanges=stretch.exchanges)
 

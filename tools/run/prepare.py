@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, Restriction, Sampler
 from slipstream.actors.episode.actions import ADMISSIBLE
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import Allowance, EpisodeFailed, rollout
-from slipstream.actors.episode.tape import Attempt, Tape
 from slipstream.common.config.config import Config, differences, dump_config, load_config
 from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.config.model_config import ModelConfig
@@ -226,7 +226,7 @@ def expert_episodes(
             for group_id, task in tasks.items():
                 episode = runner.run(
                     rollout(
-                        Tape(attempt=_demonstration(config, task, group_id=group_id)),
+                        EpisodeRecord(attempt=_demonstration(config, task, group_id=group_id)),
                         env=envs[task.env],
                         sampler=sampler(envs[task.env], group_id),
                         tokenizer=tokenizer,

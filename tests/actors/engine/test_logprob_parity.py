@@ -19,8 +19,8 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from slipstream.actors.engine.orders import EngineSettings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import Allowance, rollout
-from slipstream.actors.episode.tape import Attempt, Tape
 from slipstream.actors.host.pace import Pace
 from slipstream.actors.host.pin import Pin
 from slipstream.actors.host.refresh import RefreshCounts, keep_fresh
@@ -270,7 +270,7 @@ async def play(
         )
         trajectories.append(
             await rollout(
-                Tape(attempt=attempt),
+                EpisodeRecord(attempt=attempt),
                 env=make_env("shop", OPTIONS),
                 sampler=engine,
                 tokenizer=tokenizer,

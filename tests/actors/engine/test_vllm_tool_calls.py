@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from slipstream.actors.engine.vllm_engine import VllmEngine
-from slipstream.actors.episode.tape import Tape
+from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.records.trajectory import Trajectory, check
 from slipstream.common.text.tokenizer import load_tokenizer
@@ -155,7 +155,7 @@ async def episode(
     return await rollout_of(
         make_any_env("agent", {"agent": f"tests.actors.engine.test_vllm_tool_calls:{agent}"}),  # type: ignore[arg-type]
         engine,
-        tape=Tape(attempt=attempt_on(index, max_turn_tokens=24, seed=index)),
+        record=EpisodeRecord(attempt=attempt_on(index, max_turn_tokens=24, seed=index)),
         tokenizer=load_tokenizer(versions.policies.folder),
         allowance=replace(
             ALLOWANCE,

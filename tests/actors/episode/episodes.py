@@ -8,8 +8,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Sampler
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import Allowance, rollout
-from slipstream.actors.episode.tape import Attempt, Tape
 from slipstream.common.records.trajectory import Provenance, Sampling, Task, TokenArray, Trajectory
 from slipstream.common.text.action_format import FORMATS, ActionFormat
 from slipstream.envhub.driving import Parse
@@ -69,15 +69,15 @@ async def rollout_of(
     env: Env,
     sampler: Sampler,
     *,
-    tape: Tape | None = None,
+    record: EpisodeRecord | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     action_format: ActionFormat = FORMATS["plain"],
     allowance: Allowance = ALLOWANCE,
     parse: Parse | None = None,
 ) -> Trajectory:
-    """An episode of the shop's first task, or the one on `tape`."""
+    """An episode of the shop's first task, or the one on `record`."""
     return await rollout(
-        tape or Tape(attempt=attempt_on()),
+        record or EpisodeRecord(attempt=attempt_on()),
         env=env,
         sampler=sampler,
         tokenizer=tokenizer or shop_tokenizer(),
@@ -89,7 +89,7 @@ async def rollout_of(
 
 def play(env: Env, sampler: Sampler, *, attempt: Attempt | None = None, **settings: Any) -> Trajectory:
     """Roll out one episode, by a clock that skips every wait."""
-    return run_skipping(rollout_of(env, sampler, tape=Tape(attempt=attempt or attempt_on()), **settings))
+    return run_skipping(rollout_of(env, sampler, record=EpisodeRecord(attempt=attempt or attempt_on()), **settings))
 
 
 class Broken(ShopEnv):

@@ -20,9 +20,9 @@ from transformers import (
 
 from slipstream.actors.engine.choices import allowed_tokens, widest
 from slipstream.actors.engine.engine import Completion, Restriction
-from slipstream.actors.episode.resume import resumed_tape
+from slipstream.actors.episode.episode_record import EpisodeRecord
+from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed, rollout
-from slipstream.actors.episode.tape import Tape
 from slipstream.actors.host.rehearse import check_template
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import EnvConfig
@@ -231,18 +231,18 @@ def test_a_turn_never_takes_more_tokens_than_it_may(room: int) -> None:
 def test_a_preempted_episode_continues_with_its_kept_sets() -> None:
     tokenizer, made = byte_tokenizer(CHATML), action_format("action_tag")
 
-    def played(tape: Tape, env: ShopEnv) -> Trajectory:
+    def played(record: EpisodeRecord, env: ShopEnv) -> Trajectory:
         writer = Writer(tokenizer, lambda turn: "so <action>x")
         return asyncio.run(
-            rollout(tape, env=env, sampler=writer, tokenizer=tokenizer, action_format=made, allowance=LONG)
+            rollout(record, env=env, sampler=writer, tokenizer=tokenizer, action_format=made, allowance=LONG)
         )
 
     attempt = attempt_on(max_turn_tokens=200)
-    whole = played(Tape(attempt=attempt), Listing())
-    tape = Tape(attempt=attempt)
-    played(tape, Listing())
-    tape.reopen_last_turn()
-    resumed = resumed_tape(attempt, tape.partial())
+    whole = played(EpisodeRecord(attempt=attempt), Listing())
+    record = EpisodeRecord(attempt=attempt)
+    played(record, Listing())
+    record.reopen_last_turn()
+    resumed = resumed_record(attempt, record.partial())
     assert resumed.kept[0].count_array().tolist() == whole.kept.count_array().tolist()[: sum(resumed.loss_mask)]
     continued = played(resumed, Listing())
     assert (continued.tokens, continued.kept) == (whole.tokens, whole.kept)

@@ -13,9 +13,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.episode.answer import parsed
-from slipstream.actors.episode.resume import resumed_tape
+from slipstream.actors.episode.episode_record import EpisodeRecord
+from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import Allowance, rollout
-from slipstream.actors.episode.tape import Tape
 from slipstream.actors.host.rehearse import check_template
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
@@ -199,9 +199,11 @@ def call_of(action: str) -> str:
     return f"<tool_call>{json.dumps({'name': 'act', 'arguments': {'action': action}})}</tool_call>"
 
 
-async def walked(name: str, walker: Walker, rules: ChatRules, tape: Tape, *, max_turns: int = TURNS) -> Trajectory:
+async def walked(
+    name: str, walker: Walker, rules: ChatRules, record: EpisodeRecord, *, max_turns: int = TURNS
+) -> Trajectory:
     return await rollout(
-        tape,
+        record,
         env=ShopEnv(),
         sampler=walker.engine(),
         tokenizer=walker.tokenizer,
@@ -232,7 +234,7 @@ def test_every_format_plays_with_every_context_and_continues_elsewhere_as_if_it_
     made = action_format(name, OWN)
     write = call_of if name == "tools" else made.write
     walker, attempt = Walker(tokenizer, write), attempt_on(max_turn_tokens=120)
-    whole = asyncio.run(walked(name, walker, rules, Tape(attempt=attempt)))
+    whole = asyncio.run(walked(name, walker, rules, EpisodeRecord(attempt=attempt)))
     check(whole, vocab_size=len(tokenizer))
     assert all(turn.valid_action for turn in whole.turns[:-1])  # the end of the context may cut the last reply
     sampled = sum(int(sequence.loss_mask.sum()) for sequence in sequences_of(whole, advantage=1.0))
@@ -245,11 +247,11 @@ def test_every_format_plays_with_every_context_and_continues_elsewhere_as_if_it_
         assert (whole.stop_reason, len(whole.turns)) == (StopReason.MAX_TURNS, TURNS) and len(whole.branch_starts) > 1
     ends = [place for place, turn in enumerate(whole.turns, start=1) if turn.stop in whole.branch_starts]
     for num_turns in {2, len(whole.turns) - 1, *ends[:2], *(end - 1 for end in ends[:2])} - {0}:
-        tape = Tape(attempt=attempt)
+        record = EpisodeRecord(attempt=attempt)
         first = Walker(tokenizer, write)
-        asyncio.run(walked(name, first, rules, tape, max_turns=num_turns))
+        asyncio.run(walked(name, first, rules, record, max_turns=num_turns))
         second = Walker(tokenizer, write, num_actions=first.num_actions)
-        ended = asyncio.run(walked(name, second, rules, resumed_tape(attempt, tape.partial())))
+        ended = asyncio.run(walked(name, second, rules, resumed_record(attempt, record.partial())))
         assert timeless(ended) == timeless(whole)
 
 
@@ -259,7 +261,7 @@ def test_a_summary_is_sampled_and_trained_and_begins_a_branch_with_the_task_and_
     tokenizer = family_tokenizer("llama3", tmp_path)
     rules = ChatRules(context="summary", max_tokens=CONTEXT_TOKENS)
     walker = Walker(tokenizer, FORMATS["action_tag"].write)
-    whole = asyncio.run(walked("action_tag", walker, rules, Tape(attempt=attempt_on(max_turn_tokens=120))))
+    whole = asyncio.run(walked("action_tag", walker, rules, EpisodeRecord(attempt=attempt_on(max_turn_tokens=120))))
     asked = [place for place, prompt in enumerate(walker.prompts) if SUMMARISE in prompt]
     assert len(asked) >= 2 and len(whole.branch_starts) == len(asked) + 1
     for place in asked:
@@ -280,7 +282,7 @@ def test_nothing_of_an_episode_is_in_the_prompts_of_the_next(tmp_path: Path) -> 
     prompts = []
     for seed in (1, 2):
         walker = Walker(tokenizer, FORMATS["plain"].write)
-        asyncio.run(walked("plain", walker, rules, Tape(attempt=attempt_on(max_turn_tokens=120, seed=seed))))
+        asyncio.run(walked("plain", walker, rules, EpisodeRecord(attempt=attempt_on(max_turn_tokens=120, seed=seed))))
         prompts.append(walker.prompts)
     assert any(SUMMARY in prompt for prompt in prompts[0]) and prompts[0] == prompts[1]
 
@@ -299,14 +301,16 @@ def test_admissible_actions_end_every_observation_and_nothing_else_changes(name:
         text = call_of(env.expert()) if name == "tools" else made.write(env.expert())
         return ids(tokenizer, text + reply_form(tokenizer).ends["user"])
 
-    tape = Tape(attempt=replace(attempt_on(max_turn_tokens=200), task=Task(env="household", split="train", index=3)))
+    record = EpisodeRecord(
+        attempt=replace(attempt_on(max_turn_tokens=200), task=Task(env="household", split="train", index=3))
+    )
     allowance = Allowance(
         max_turns=30, max_tokens=20_000, step_timeout_s=60, episode_timeout_s=600, shows_admissible=True
     )
     engine = ScriptedEngine(acts, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=20_000)
     whole = asyncio.run(
         rollout(
-            tape,
+            record,
             env=env,
             sampler=engine,
             tokenizer=tokenizer,
@@ -319,7 +323,7 @@ def test_admissible_actions_end_every_observation_and_nothing_else_changes(name:
     for prompt, possible in zip(prompts, choices, strict=True):
         assert prompt.rpartition("Possible actions: ")[2].startswith("; ".join(possible))
     assert prompts[-1].count("Possible actions: ") == len(prompts)
-    assert not any("Possible actions" in message.content for message in tape.exchanges[-1].answer)
+    assert not any("Possible actions" in message.content for message in record.exchanges[-1].answer)
 
 
 def test_an_environment_that_lists_no_actions_is_refused_before_an_engine_starts() -> None:
@@ -338,15 +342,15 @@ def test_a_malformed_call_is_answered_and_counts_as_an_invalid_action(tmp_path: 
     good = call_of("search[plain dress]")
     texts = iter([*bad, '<tool_call>{"name": "act", "arguments": {"action": 3}}</tool_call>', good])
     walker = Walker(tokenizer, lambda _: next(texts), max_tokens=4000)
-    tape = Tape(attempt=attempt_on(max_turn_tokens=200))
-    whole = asyncio.run(walked("tools", walker, ChatRules(), tape, max_turns=5))
+    record = EpisodeRecord(attempt=attempt_on(max_turn_tokens=200))
+    whole = asyncio.run(walked("tools", walker, ChatRules(), record, max_turns=5))
     assert [turn.valid_action for turn in whole.turns] == [False] * 4 + [True]
-    for exchange in tape.exchanges[:4]:
+    for exchange in record.exchanges[:4]:
         assert exchange.action == ""
         (message,) = exchange.answer
         assert message.role == "user" and message.content.startswith("The reply must contain exactly one valid call")
-    assert [message.role for message in tape.exchanges[4].answer] == ["tool"]
-    assert "<tool_response>" not in walker.prompts[-1] and tape.exchanges[4].action == "search[plain dress]"
+    assert [message.role for message in record.exchanges[4].answer] == ["tool"]
+    assert "<tool_response>" not in walker.prompts[-1] and record.exchanges[4].action == "search[plain dress]"
 
 
 def test_the_tools_of_an_environment_are_shown_and_its_calls_arrive_as_json(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from slipstream.actors.engine.engine import Sampler
-from slipstream.actors.episode.resume import forked_tape, resumed_tape
-from slipstream.actors.episode.tape import Tape
+from slipstream.actors.episode.episode_record import EpisodeRecord
+from slipstream.actors.episode.resume import forked_record, resumed_record
 from slipstream.actors.host.rehearse import check_template
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
@@ -54,12 +54,12 @@ def test_turns_in_a_row_without_a_valid_action_end_the_episode(
 @pytest.mark.parametrize("written_before", [1, 2])
 def test_a_preempted_episode_ends_at_the_same_turn_elsewhere(written_before: int) -> None:
     async def resumed() -> Trajectory:
-        tape = Tape(attempt=attempt_on())
+        record = EpisodeRecord(attempt=attempt_on())
         cut = replace(TWO, max_turns=written_before)
-        await rollout_of(ShopEnv(), writes(*[VALID, IMPOSSIBLE][:written_before]), tape=tape, allowance=cut)
+        await rollout_of(ShopEnv(), writes(*[VALID, IMPOSSIBLE][:written_before]), record=record, allowance=cut)
         rest = [VALID, IMPOSSIBLE, IMPOSSIBLE][written_before:]
-        elsewhere = resumed_tape(attempt_on(), tape.partial())
-        return await rollout_of(ShopEnv(), writes(*rest), tape=elsewhere, allowance=TWO)
+        elsewhere = resumed_record(attempt_on(), record.partial())
+        return await rollout_of(ShopEnv(), writes(*rest), record=elsewhere, allowance=TWO)
 
     trajectory = asyncio.run(resumed())
     assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.MAX_INVALID_TURNS, 3)
@@ -67,8 +67,8 @@ def test_a_preempted_episode_ends_at_the_same_turn_elsewhere(written_before: int
 
 def test_the_turns_that_an_attempt_has_from_its_sibling_count() -> None:
     parent = play(ShopEnv(), writes(VALID, IMPOSSIBLE, BACK, IMPOSSIBLE, IMPOSSIBLE), allowance=TWO)
-    tape = forked_tape(attempt_on(), parent, Fork(parent=0, num_turns=2))
-    sibling = asyncio.run(rollout_of(ShopEnv(), writes(IMPOSSIBLE), tape=tape, allowance=TWO))
+    record = forked_record(attempt_on(), parent, Fork(parent=0, num_turns=2))
+    sibling = asyncio.run(rollout_of(ShopEnv(), writes(IMPOSSIBLE), record=record, allowance=TWO))
     assert (sibling.stop_reason, len(sibling.turns)) == (StopReason.MAX_INVALID_TURNS, 3)
 
 

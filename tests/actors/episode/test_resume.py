@@ -11,9 +11,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion
-from slipstream.actors.episode.resume import resumed_tape
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
+from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed
-from slipstream.actors.episode.tape import Attempt, Tape
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import (
@@ -120,13 +120,13 @@ def wandering(env: Env, world: World) -> Script:
     return write
 
 
-async def played(world: World, tape: Tape, asked: list[tuple[list[int], int | None]]) -> Trajectory:
-    """The rest of the episode on `tape`, in an environment and an engine of its own."""
+async def played(world: World, record: EpisodeRecord, asked: list[tuple[list[int], int | None]]) -> Trajectory:
+    """The rest of the episode on `record`, in an environment and an engine of its own."""
     env = world.env()
     sampler = Sampled(engine_of(wandering(env, world), max_tokens=LONG.max_tokens, token_time_s=TOKEN_TIME_S))
     try:
         return await rollout_of(
-            env, sampler, tape=tape, tokenizer=world.tokenizer, allowance=replace(LONG, rules=world.rules)
+            env, sampler, record=record, tokenizer=world.tokenizer, allowance=replace(LONG, rules=world.rules)
         )
     finally:
         asked += sampler.asked
@@ -147,16 +147,16 @@ def over_the_wire(partial: Trajectory, tokenizer: PreTrainedTokenizerBase) -> Tr
 
 def expert_partial() -> Trajectory:
     """The first three turns of the expert's episode of the first task."""
-    env, tape = SlowShop(), Tape(attempt=attempt_on())
+    env, record = SlowShop(), EpisodeRecord(attempt=attempt_on())
     sampler = engine_of(expert(env, shop_tokenizer()), token_time_s=TOKEN_TIME_S)
-    run_skipping(preempted(rollout_of(env, sampler, tape=tape), after_s=30.0))
-    assert len(tape.turns) == 3
-    return over_the_wire(tape.partial(), shop_tokenizer())
+    run_skipping(preempted(rollout_of(env, sampler, record=record), after_s=30.0))
+    assert len(record.turns) == 3
+    return over_the_wire(record.partial(), shop_tokenizer())
 
 
 async def resumed_by_expert(partial: Trajectory, attempt: Attempt) -> Trajectory:
     env = ShopEnv()
-    return await rollout_of(env, engine_of(expert(env, shop_tokenizer())), tape=resumed_tape(attempt, partial))
+    return await rollout_of(env, engine_of(expert(env, shop_tokenizer())), record=resumed_record(attempt, partial))
 
 
 def timeless(trajectory: Trajectory) -> Trajectory:
@@ -173,7 +173,7 @@ def test_an_episode_cut_anywhere_and_gone_on_with_elsewhere_is_the_uninterrupted
 
     async def whole() -> tuple[Trajectory, list[tuple[list[int], int | None]], float]:
         asked: list[tuple[list[int], int | None]] = []
-        return await played(world, Tape(attempt=attempt), asked), asked, asyncio.get_running_loop().time()
+        return await played(world, EpisodeRecord(attempt=attempt), asked), asked, asyncio.get_running_loop().time()
 
     uninterrupted, asked_once, took_s = run_skipping(whole())
     assert len(uninterrupted.turns) > 3
@@ -182,18 +182,18 @@ def test_an_episode_cut_anywhere_and_gone_on_with_elsewhere_is_the_uninterrupted
     assert uninterrupted.kept is not None
     nums_of_turns, num_cut_in_steps = set(), 0
     for cut in range(1, int(took_s / CUT_EVERY_S)):
-        tape = Tape(attempt=attempt)
+        record = EpisodeRecord(attempt=attempt)
         asked: list[tuple[list[int], int | None]] = []
-        run_skipping(preempted(played(world, tape, asked), after_s=cut * CUT_EVERY_S - 0.5))
-        if not tape.turns:
+        run_skipping(preempted(played(world, record, asked), after_s=cut * CUT_EVERY_S - 0.5))
+        if not record.turns:
             continue
-        num_cut_in_steps += len(tape.tokens) > tape.prompt_stop
-        partial = over_the_wire(tape.partial(), world.tokenizer)
+        num_cut_in_steps += len(record.tokens) > record.prompt_stop
+        partial = over_the_wire(record.partial(), world.tokenizer)
         assert (partial.stop_reason, partial.outcome) == (StopReason.PREEMPTED, Outcome.PREEMPTED)
         assert uninterrupted.tokens.startswith(partial.tokens)
         assert timeless(uninterrupted).turns[: len(partial.turns)] == timeless(partial).turns
         num_asked = len(asked)
-        resumed = run_skipping(played(world, resumed_tape(attempt, partial), asked))
+        resumed = run_skipping(played(world, resumed_record(attempt, partial), asked))
         assert timeless(resumed) == timeless(uninterrupted)
         assert resumed.turns[: len(partial.turns)] == partial.turns  # their times too are those of the first life
         assert asked[:num_asked] == asked_once[:num_asked]
@@ -205,14 +205,14 @@ def test_an_episode_cut_anywhere_and_gone_on_with_elsewhere_is_the_uninterrupted
 
 def test_an_episode_may_be_preempted_again_and_in_the_middle_of_its_replay() -> None:
     world, attempt = WORLDS["shop"], attempt_on()
-    uninterrupted = run_skipping(played(world, Tape(attempt=attempt), []))
-    tape = Tape(attempt=attempt)
+    uninterrupted = run_skipping(played(world, EpisodeRecord(attempt=attempt), []))
+    record = EpisodeRecord(attempt=attempt)
     for after_s in (30.0, STEP_S / 2, 30.0):  # the second falls into the first step that is done again
-        num_turns = len(tape.turns)
-        run_skipping(preempted(played(world, tape, []), after_s=after_s))
-        assert (len(tape.turns) > num_turns) == (after_s == 30.0)
-        tape = resumed_tape(attempt, over_the_wire(tape.partial(), world.tokenizer))
-    assert timeless(run_skipping(played(world, tape, []))) == timeless(uninterrupted)
+        num_turns = len(record.turns)
+        run_skipping(preempted(played(world, record, []), after_s=after_s))
+        assert (len(record.turns) > num_turns) == (after_s == 30.0)
+        record = resumed_record(attempt, over_the_wire(record.partial(), world.tokenizer))
+    assert timeless(run_skipping(played(world, record, []))) == timeless(uninterrupted)
 
 
 def test_the_time_of_an_episode_is_that_of_all_its_lives_and_its_clock_that_of_one() -> None:
@@ -273,6 +273,6 @@ class Changed(ShopEnv):
 def test_an_environment_that_answers_otherwise_is_a_mismatch_and_nothing_is_sampled(env: Env, complaint: str) -> None:
     sampler = Sampled(engine_of(expert(env, shop_tokenizer()), max_tokens=LONG.max_tokens))
     with pytest.raises(EpisodeFailed, match=complaint) as failed:
-        run_skipping(rollout_of(env, sampler, tape=resumed_tape(attempt_on(), expert_partial())))
+        run_skipping(rollout_of(env, sampler, record=resumed_record(attempt_on(), expert_partial())))
     assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.REPLAY_MISMATCH, Outcome.REPLAY_MISMATCH)
     assert sampler.asked == []

@@ -13,8 +13,8 @@ import openai
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.rollout import fresh_env
-from slipstream.actors.episode.tape import Tape
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import Trajectory, check
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
@@ -118,12 +118,12 @@ def test_20_tool_calls_keep_their_tokens_and_each_branch_is_explained(case: Case
     entry = MixtureEntry(name="agent", options={"agent": "tests.actors.episode.test_tool_call_families:looks"})
 
     async def played() -> Trajectory:
-        tape = Tape(attempt=attempt_on(max_turn_tokens=400))
-        async with fresh_env({"shop": entry}, tape.attempt.task, timeout_s=60.0) as env:
+        record = EpisodeRecord(attempt=attempt_on(max_turn_tokens=400))
+        async with fresh_env({"shop": entry}, record.attempt.task, timeout_s=60.0) as env:
             return await rollout_of(
                 env,
                 engine,
-                tape=tape,
+                record=record,
                 tokenizer=tokenizer,
                 allowance=LONG,
                 parse=parsing(case.parser, tokenizer=tokenizer),

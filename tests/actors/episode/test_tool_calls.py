@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from slipstream.actors.episode.resume import resumed_tape
+from slipstream.actors.episode.episode_record import EpisodeRecord
+from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import fresh_env
-from slipstream.actors.episode.tape import Tape
 from slipstream.common.config.env_config import EnvConfig, MixtureEntry
 from slipstream.common.records.trajectory import Trajectory, check
 from slipstream.common.records.valid_text import valid_text
@@ -205,21 +205,23 @@ async def forbids_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dic
     return {"calls": 0.0}
 
 
-async def played(agent: str, writer: Writer, parse: Parsing | None, *, tape: Tape | None, template: str) -> Trajectory:
-    tape = tape or Tape(attempt=attempt_on(max_turn_tokens=400))
+async def played(
+    agent: str, writer: Writer, parse: Parsing | None, *, record: EpisodeRecord | None, template: str
+) -> Trajectory:
+    record = record or EpisodeRecord(attempt=attempt_on(max_turn_tokens=400))
     entry = MixtureEntry(name="agent", options={"agent": f"tests.actors.episode.test_tool_calls:{agent}"})
-    async with fresh_env({"shop": entry}, tape.attempt.task, timeout_s=60.0) as env:
+    async with fresh_env({"shop": entry}, record.attempt.task, timeout_s=60.0) as env:
         trajectory = await rollout_of(
-            env, writer.engine(), tape=tape, tokenizer=merging_tokenizer(template), allowance=LONG, parse=parse
+            env, writer.engine(), record=record, tokenizer=merging_tokenizer(template), allowance=LONG, parse=parse
         )
     check(trajectory, vocab_size=len(TOKENIZER))
     return trajectory
 
 
 def play(
-    agent: str, writer: Writer, parse: Parsing | None, *, tape: Tape | None = None, template: str = HERMES
+    agent: str, writer: Writer, parse: Parsing | None, *, record: EpisodeRecord | None = None, template: str = HERMES
 ) -> Trajectory:
-    return asyncio.run(played(agent, writer, parse, tape=tape, template=template))
+    return asyncio.run(played(agent, writer, parse, record=record, template=template))
 
 
 def turns_of(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
@@ -293,7 +295,7 @@ def test_the_built_in_loop_plays_by_calls_that_vllms_own_parser_reads() -> None:
         rollout_of(
             env,
             engine,
-            tape=Tape(attempt=attempt_on(max_turn_tokens=200)),
+            record=EpisodeRecord(attempt=attempt_on(max_turn_tokens=200)),
             tokenizer=TOKENIZER,
             action_format=ToolCalls(),
             allowance=replace(LONG, max_tokens=4000),
@@ -393,15 +395,15 @@ def test_a_thought_goes_back_as_an_item() -> None:
 def test_a_preempted_episode_repeats_its_calls_with_the_same_ids() -> None:
     with_ids = HERMES.replace("\n<tool_call>\n", "\n{{ call['id'] }}<tool_call>\n")
     writer = Writer([CALL, CALL, "done"])
-    tape = Tape(attempt=attempt_on(max_turn_tokens=400))
-    whole = play("runs_tools", writer, parsing(), tape=tape, template=with_ids)
-    tape.reopen_last_turn()
+    record = EpisodeRecord(attempt=attempt_on(max_turn_tokens=400))
+    whole = play("runs_tools", writer, parsing(), record=record, template=with_ids)
+    record.reopen_last_turn()
     rest = Writer(["done"])
     resumed = play(
         "runs_tools",
         rest,
         parsing(),
-        tape=resumed_tape(attempt_on(max_turn_tokens=400), tape.partial()),
+        record=resumed_record(attempt_on(max_turn_tokens=400), record.partial()),
         template=with_ids,
     )
     assert len(rest.written) == 1 and resumed.tokens == whole.tokens

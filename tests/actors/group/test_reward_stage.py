@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import redis
 
+from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed, rollout
-from slipstream.actors.episode.tape import Tape
 from slipstream.actors.group.group import rollout_group
 from slipstream.actors.group.reward import Scoring, rewarded
 from slipstream.actors.host.act import act
@@ -221,23 +221,25 @@ def test_a_part_that_fails_fails_the_attempt_which_is_redone_and_is_never_a_rewa
     assert [(member.attempt, member.part_values["staged"]) for member in trained(buffer)] == [(1, 3.0)] * MEMBERS
 
 
-def played(rewards: dict[str, Any], *, split: str = "train", change: Callable[[Tape], None] = lambda tape: None) -> Any:
+def played(
+    rewards: dict[str, Any], *, split: str = "train", change: Callable[[EpisodeRecord], None] = lambda record: None
+) -> Any:
     """An episode with its parts."""
     actor = Actor("actor", "run", turns=TURNS)
     attempt = dataclasses.replace(attempt_on(), task=Task(env="shop", split=split, index=0))
-    tape = Tape(attempt=attempt)
+    record = EpisodeRecord(attempt=attempt)
 
     async def play() -> Trajectory:
         trajectory = await rollout(
-            tape,
+            record,
             env=GuessEnv(turns=TURNS),
             sampler=actor.engine,
             tokenizer=actor.setup.tokenizer,
             action_format=actor.setup.action_format,
             allowance=ALLOWANCE,
         )
-        change(tape)
-        return await rewarded(trajectory, tape, scoring=scoring(actor, rewards))
+        change(record)
+        return await rewarded(trajectory, record, scoring=scoring(actor, rewards))
 
     return asyncio.run(play())
 
@@ -273,8 +275,8 @@ def test_an_episode_of_tokens_alone_is_decoded(own: types.ModuleType) -> None:
     seen = list[Episode]()
     own.see = lambda episode: seen.append(episode) or 1.0  # type: ignore[attr-defined]
 
-    def forget(tape: Tape) -> None:
-        tape.opening, tape.exchanges = (), []
+    def forget(record: EpisodeRecord) -> None:
+        record.opening, record.exchanges = (), []
 
     rewards = {"seen": {"part": f"{OWN}:see"}}
     played(rewards)

@@ -8,8 +8,8 @@ from typing import Any
 
 import openai
 
+from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.rollout import fresh_env
-from slipstream.actors.episode.tape import Tape
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import Trajectory, check
 from tests.actors.episode.episodes import attempt_on, rollout_of
@@ -38,11 +38,13 @@ def play(script: str, words: list[str], writer: Writer, reasoning_parser: str, f
     options = {"agent": "tests.adapters.agents.playing:starts_it", "train": str(tasks), "held_out": str(tasks)}
 
     async def played() -> Trajectory:
-        tape = Tape(attempt=attempt_on(max_turn_tokens=400))
+        record = EpisodeRecord(attempt=attempt_on(max_turn_tokens=400))
         entry = MixtureEntry(name="agent", options=options)
-        async with fresh_env({"shop": entry}, tape.attempt.task, timeout_s=60.0) as env:
+        async with fresh_env({"shop": entry}, record.attempt.task, timeout_s=60.0) as env:
             parse = parsing(reasoning_parser=reasoning_parser)
-            return await rollout_of(env, writer.engine(), tape=tape, tokenizer=TOKENIZER, allowance=LONG, parse=parse)
+            return await rollout_of(
+                env, writer.engine(), record=record, tokenizer=TOKENIZER, allowance=LONG, parse=parse
+            )
 
     trajectory = asyncio.run(played())
     check(trajectory, vocab_size=len(TOKENIZER))

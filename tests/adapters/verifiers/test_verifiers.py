@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env, rollout
-from slipstream.actors.episode.tape import Tape
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, check
 from slipstream.common.text.action_format import FORMATS
@@ -59,10 +59,10 @@ def play(
     task = Task(env="sums", split="train", index=0)
 
     async def one(member: int) -> Trajectory:
-        tape = Tape(attempt=replace(attempt_on(), task=task, member=member))
+        record = EpisodeRecord(attempt=replace(attempt_on(), task=task, member=member))
         async with fresh_env({"sums": options}, task, timeout_s=60.0) as env:
             return await rollout(
-                tape,
+                record,
                 env=env,
                 sampler=engine,
                 tokenizer=tokenizer,

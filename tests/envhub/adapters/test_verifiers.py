@@ -18,9 +18,9 @@ import pytest
 import redis
 
 from slipstream.actors.episode.drive import terms_of
-from slipstream.actors.episode.resume import resumed_tape
+from slipstream.actors.episode.episode_record import EpisodeRecord
+from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env
-from slipstream.actors.episode.tape import Tape
 from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import MixtureEntry
@@ -68,13 +68,17 @@ def engine(token_time_s: float = 0.0) -> ScriptedEngine:
 
 
 async def played(
-    options: MixtureEntry, *, tape: Tape | None = None, sampler: ScriptedEngine | None = None, **settings: Any
+    options: MixtureEntry,
+    *,
+    record: EpisodeRecord | None = None,
+    sampler: ScriptedEngine | None = None,
+    **settings: Any,
 ) -> Trajectory:
     """One episode by the actor's own code, on a fresh environment."""
-    tape = tape or Tape(attempt=attempt_on())
+    record = record or EpisodeRecord(attempt=attempt_on())
     settings.setdefault("allowance", replace(ALLOWANCE, step_timeout_s=DEADLINE_S))
-    async with fresh_env({tape.attempt.task.env: options}, tape.attempt.task, timeout_s=DEADLINE_S) as env:
-        return await rollout_of(env, sampler or engine(), tape=tape, tokenizer=TOKENIZER, **settings)
+    async with fresh_env({record.attempt.task.env: options}, record.attempt.task, timeout_s=DEADLINE_S) as env:
+        return await rollout_of(env, sampler or engine(), record=record, tokenizer=TOKENIZER, **settings)
 
 
 def play(options: MixtureEntry, **settings: Any) -> Trajectory:
@@ -226,13 +230,13 @@ def test_episodes_share_a_process_and_keep_apart_and_it_ends_with_the_last(tmp_p
     pids = tmp_path / "pids"
 
     async def side_by_side() -> list[Trajectory]:
-        tapes = [Tape(attempt=replace(attempt_on(index), member=index)) for index in range(8)]
+        records = [EpisodeRecord(attempt=replace(attempt_on(index), member=index)) for index in range(8)]
         return await asyncio.gather(
-            *(played(part(pids=str(pids)), tape=tape, sampler=engine(token_time_s=0.01)) for tape in tapes)
+            *(played(part(pids=str(pids)), record=record, sampler=engine(token_time_s=0.01)) for record in records)
         )
 
     trajectories = asyncio.run(side_by_side())
-    alone = [play(part(), tape=Tape(attempt=attempt_on(index))) for index in (0, 5)]
+    alone = [play(part(), record=EpisodeRecord(attempt=attempt_on(index))) for index in (0, 5)]
     assert [trajectories[0].tokens, trajectories[5].tokens] == [trajectory.tokens for trajectory in alone]
     assert len({trajectory.tokens for trajectory in trajectories}) == 8
     (pid,) = pids.read_text().split()
@@ -292,26 +296,26 @@ def test_a_lost_episode_that_is_not_yet_closed_does_not_keep_a_dead_process_in_u
     assert not any(is_running(pid) for pid in pids.read_text().split())
 
 
-def cut_in_turn(turn: int, options: MixtureEntry) -> Tape:
-    """The tape of an episode that was cancelled while the engine wrote `turn`."""
-    tape = Tape(attempt=attempt_on())
+def cut_in_turn(turn: int, options: MixtureEntry) -> EpisodeRecord:
+    """The record of an episode that was cancelled while the engine wrote `turn`."""
+    record = EpisodeRecord(attempt=attempt_on())
 
     async def cut() -> None:
         sampler = engine(token_time_s=0.05)
-        playing = asyncio.create_task(played(options, tape=tape, sampler=sampler))
-        await until(lambda: len(tape.turns) == turn and sampler.load().num_running == 1, "the turn is being written")
+        playing = asyncio.create_task(played(options, record=record, sampler=sampler))
+        await until(lambda: len(record.turns) == turn and sampler.load().num_running == 1, "the turn is being written")
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await playing
 
     asyncio.run(cut())
-    return tape
+    return record
 
 
 def test_a_preempted_episode_continues_elsewhere_with_the_sampled_tokens() -> None:
     partial = cut_in_turn(2, part(does="branch")).partial()
     check(partial, vocab_size=100)
-    resumed = play(part(does="branch"), tape=resumed_tape(attempt_on(), partial))
+    resumed = play(part(does="branch"), record=resumed_record(attempt_on(), partial))
     whole = play(part(does="branch"))
     assert (resumed.tokens, resumed.loss_mask, resumed.branch_starts) == (
         whole.tokens,
@@ -327,10 +331,10 @@ def test_a_preempted_episode_does_not_continue_in_another_environment() -> None:
     other = msgspec.structs.replace(partial, tokens=first + partial.tokens[1:])
     brief = replace(ALLOWANCE, step_timeout_s=5.0)
     with pytest.raises(EpisodeFailed, match="2 of its 2 recorded prompts were not sent again") as failed:
-        play(part(does="random"), tape=resumed_tape(attempt_on(), other), allowance=brief)
+        play(part(does="random"), record=resumed_record(attempt_on(), other), allowance=brief)
     assert failed.value.outcome is Outcome.REPLAY_MISMATCH
     with pytest.raises(EpisodeFailed, match="1 of its 1 recorded prompts were not sent again"):
-        play(part(first=20), tape=resumed_tape(attempt_on(), cut_in_turn(1, part()).partial()), allowance=brief)
+        play(part(first=20), record=resumed_record(attempt_on(), cut_in_turn(1, part()).partial()), allowance=brief)
 
 
 def setup_of(run_id: str, options: MixtureEntry) -> EpisodeSetup:
@@ -377,8 +381,8 @@ def test_attempts_that_fail_are_redone_and_then_given_up_with_the_reason(
 def prompts(split: str, options: MixtureEntry) -> set[int]:
     async def first_tokens() -> set[int]:
         tasks = [Task(env="shop", split=split, index=index) for index in range(50)]
-        tapes = [Tape(attempt=replace(attempt_on(), task=task)) for task in tasks]
-        trajectories = await asyncio.gather(*(played(options, tape=tape) for tape in tapes))
+        records = [EpisodeRecord(attempt=replace(attempt_on(), task=task)) for task in tasks]
+        trajectories = await asyncio.gather(*(played(options, record=record) for record in records))
         return {int(trajectory.token_array()[0]) for trajectory in trajectories}
 
     return asyncio.run(first_tokens())

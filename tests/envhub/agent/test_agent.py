@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import redis
 
-from slipstream.actors.episode.resume import resumed_tape
+from slipstream.actors.episode.episode_record import EpisodeRecord
+from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env
-from slipstream.actors.episode.tape import Tape
 from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import MixtureEntry
@@ -63,13 +63,13 @@ def entry(agent: object, **options: Any) -> MixtureEntry:
 
 
 async def played(
-    options: MixtureEntry, model: Model, *, tape: Tape | None = None, template: str = CHATML, **settings: Any
+    options: MixtureEntry, model: Model, *, record: EpisodeRecord | None = None, template: str = CHATML, **settings: Any
 ) -> Trajectory:
-    tape = tape or Tape(attempt=attempt_on())
+    record = record or EpisodeRecord(attempt=attempt_on())
     settings.setdefault("allowance", LONG)
-    async with fresh_env({tape.attempt.task.env: options}, tape.attempt.task, timeout_s=DEADLINE_S) as env:
+    async with fresh_env({record.attempt.task.env: options}, record.attempt.task, timeout_s=DEADLINE_S) as env:
         tokenizer = merging_tokenizer(template)
-        trajectory = await rollout_of(env, model.engine, tape=tape, tokenizer=tokenizer, **settings)
+        trajectory = await rollout_of(env, model.engine, record=record, tokenizer=tokenizer, **settings)
     check(trajectory, vocab_size=VOCABULARY)
     return trajectory
 
@@ -245,8 +245,8 @@ def test_tools_and_tool_messages_reach_the_chat_template() -> None:
 
 
 def test_a_date_of_the_chat_template_is_that_of_the_start_of_the_episode() -> None:
-    tape = Tape(attempt=attempt_on(), started_at_s=86_400.0)
-    text = sequences(play("chats", tape=tape, template="{{ strftime_now('%d %b %Y') }}" + CHATML))[0]
+    record = EpisodeRecord(attempt=attempt_on(), started_at_s=86_400.0)
+    text = sequences(play("chats", record=record, template="{{ strftime_now('%d %b %Y') }}" + CHATML))[0]
     assert text.startswith("02 Jan 1970<|im_start|>")
 
 
@@ -303,56 +303,56 @@ def test_a_call_that_the_agent_gives_up_is_aborted_and_not_recorded() -> None:
     assert model.engine.load().num_running == 0
 
 
-def cut(options: MixtureEntry, model: Model, *, when: Callable[[Tape], bool]) -> Trajectory:
+def cut(options: MixtureEntry, model: Model, *, when: Callable[[EpisodeRecord], bool]) -> Trajectory:
     """The partial of an episode that was cancelled."""
-    tape = Tape(attempt=attempt_on())
+    record = EpisodeRecord(attempt=attempt_on())
 
     async def begin() -> None:
-        playing = asyncio.create_task(played(options, model, tape=tape))
+        playing = asyncio.create_task(played(options, model, record=record))
         async with asyncio.timeout(DEADLINE_S):
-            while not when(tape) or model.engine.load().num_running == 0:  # noqa: ASYNC110 - the episode makes it so
+            while not when(record) or model.engine.load().num_running == 0:  # noqa: ASYNC110 - the episode makes it so
                 await asyncio.sleep(0.001)
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await playing
 
     asyncio.run(begin())
-    partial = tape.partial()
+    partial = record.partial()
     check(partial, vocab_size=VOCABULARY)
     return partial
 
 
 @pytest.mark.parametrize(("agent", "num_turns"), [("chats", 2), ("splits", 3), ("chooses", 2)])
 def test_a_preempted_episode_continues_with_the_tokens_that_were_sampled(agent: str, num_turns: int) -> None:
-    partial = cut(entry(agent), Model(token_time_s=0.02), when=lambda tape: len(tape.turns) >= num_turns)
+    partial = cut(entry(agent), Model(token_time_s=0.02), when=lambda record: len(record.turns) >= num_turns)
     kept = turns_of(partial)
     model = Model()
-    resumed = play(agent, model, tape=resumed_tape(attempt_on(), partial))
+    resumed = play(agent, model, record=resumed_record(attempt_on(), partial))
     assert sorted(turns_of(resumed)) == sorted(kept + model.written)
     assert len(resumed.turns) == len(play(agent).turns) and resumed.total_reward == 1.0
 
 
 def test_an_agent_that_does_not_repeat_its_calls_cannot_be_continued() -> None:
-    partial = cut(entry("never_repeats"), Model(token_time_s=0.02), when=lambda tape: len(tape.turns) == 2)
+    partial = cut(entry("never_repeats"), Model(token_time_s=0.02), when=lambda record: len(record.turns) == 2)
     allowance = replace(LONG, step_timeout_s=1.0)
     with pytest.raises(EpisodeFailed, match="2 of its 2 recorded prompts were not sent again") as failed:
-        play("never_repeats", tape=resumed_tape(attempt_on(), partial), allowance=allowance)
+        play("never_repeats", record=resumed_record(attempt_on(), partial), allowance=allowance)
     assert failed.value.outcome is Outcome.REPLAY_MISMATCH
     with pytest.raises(EpisodeFailed, match="1 of its 2 recorded prompts were not sent again") as failed:
-        play("asks_once", tape=resumed_tape(attempt_on(), cut_chat()))
+        play("asks_once", record=resumed_record(attempt_on(), cut_chat()))
     assert failed.value.outcome is Outcome.REPLAY_MISMATCH
 
 
 def cut_chat() -> Trajectory:
-    return cut(entry("chats"), Model(token_time_s=0.02), when=lambda tape: len(tape.turns) == 2)
+    return cut(entry("chats"), Model(token_time_s=0.02), when=lambda record: len(record.turns) == 2)
 
 
 def test_64_episodes_at_once_keep_apart_while_the_weights_change_in_mid_call() -> None:
     model = Model(token_time_s=0.25)
 
     async def side_by_side() -> list[Trajectory]:
-        tapes = [Tape(attempt=replace(attempt_on(index), member=index)) for index in range(64)]
-        playing = [asyncio.create_task(played(entry("chats"), model, tape=tape)) for tape in tapes]
+        records = [EpisodeRecord(attempt=replace(attempt_on(index), member=index)) for index in range(64)]
+        playing = [asyncio.create_task(played(entry("chats"), model, record=record)) for record in records]
         async with asyncio.timeout(DEADLINE_S):
             while model.engine.load().num_running < 64:  # noqa: ASYNC110 - the episodes make it so
                 await asyncio.sleep(0.001)
@@ -451,8 +451,8 @@ def test_the_modules_of_the_page_are_sequences_of_one_policy_and_leave_nothing_f
         attempt = replace(attempt_on(), task=Task(env="agent", split="train", index=index))
         env = make_any_env("agent", {"agent": "modules_agent:play"})
         allowance = replace(LONG, max_turns=40, max_tokens=4000)
-        tape = Tape(attempt=attempt)
-        return asyncio.run(rollout_of(env, engine, tape=tape, tokenizer=TOKENIZER, allowance=allowance))
+        record = EpisodeRecord(attempt=attempt)
+        return asyncio.run(rollout_of(env, engine, record=record, tokenizer=TOKENIZER, allowance=allowance))
 
     first = episode(0)
     num_first = len(prompts)

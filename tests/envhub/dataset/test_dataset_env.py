@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream.actors.episode.tape import Tape
+from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.group.reward import Scoring, rewarded
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
@@ -70,7 +70,7 @@ def answered(options: dict[str, Any], reply: str, index: int = 0) -> tuple[Obser
 def episode_on(options: dict[str, Any], reply: str, *, rewards: dict[str, Any]) -> Trajectory:
     """The episode of one reply to the first training task, as an actor would store it."""
     tokenizer = merging_tokenizer(CHATML)
-    tape = Tape(attempt=dataclasses.replace(attempt_on(), task=Task(env="dataset", split="train", index=0)))
+    record = EpisodeRecord(attempt=dataclasses.replace(attempt_on(), task=Task(env="dataset", split="train", index=0)))
     scoring = Scoring(
         parts={"dataset": parts_of("env.rewards", rewards)},
         tokenizer=tokenizer,
@@ -82,8 +82,8 @@ def episode_on(options: dict[str, Any], reply: str, *, rewards: dict[str, Any]) 
         engine = engine_of(lambda tokens, seed: [*ids(tokenizer, reply), tokenizer.eos_token_id], max_tokens=4096)
         allowance = dataclasses.replace(ALLOWANCE, max_tokens=4096)
         env = make_env("dataset", options)
-        trajectory = await rollout_of(env, engine, tape=tape, tokenizer=tokenizer, allowance=allowance)
-        return await rewarded(trajectory, tape, scoring=scoring)
+        trajectory = await rollout_of(env, engine, record=record, tokenizer=tokenizer, allowance=allowance)
+        return await rewarded(trajectory, record, scoring=scoring)
 
     return asyncio.run(play())
 

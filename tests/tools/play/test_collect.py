@@ -16,9 +16,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, Restriction
+from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.hint import FAILED, INTRODUCTION, REQUEST
-from slipstream.actors.episode.resume import resumed_tape
-from slipstream.actors.episode.tape import Tape
+from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.host.act import make_setup
 from slipstream.actors.search.episode_tree import Collected, EpisodeTree
@@ -354,13 +354,13 @@ def test_an_episode_in_stretches_is_the_uninterrupted_one(
     attempt = replace(attempt_on(), task=Task(env=config.env.name, split="train", index=0))
 
     async def in_stretches() -> Trajectory:
-        tape = Tape(attempt=attempt)
-        while not (stretch := await play_stretch(tape, setup=setup, num_turns=1)).is_over:
+        record = EpisodeRecord(attempt=attempt)
+        while not (stretch := await play_stretch(record, setup=setup, num_turns=1)).is_over:
             assert stretch.record.stop_reason is StopReason.PREEMPTED
-            tape = resumed_tape(attempt, stretch.record)
+            record = resumed_record(attempt, stretch.record)
         return stretch.record
 
-    whole = asyncio.run(play_stretch(Tape(attempt=attempt), setup=setup, num_turns=9)).record
+    whole = asyncio.run(play_stretch(EpisodeRecord(attempt=attempt), setup=setup, num_turns=9)).record
     assert whole.stop_reason is stop_reason
     assert len(whole.branch_starts) == (len(whole.turns) if template == FORGETS_THOUGHTS else 1)
     assert told(asyncio.run(in_stretches())) == told(whole)

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed
-from slipstream.actors.episode.tape import Attempt, Tape
 from slipstream.actors.group.reward import Scoring, rewarded
 from slipstream.actors.search.episode_tree import Collected, EpisodeTree
 from slipstream.actors.search.tree_search import START
@@ -304,12 +304,12 @@ def test_a_part_of_a_reward_asks_the_server_and_one_that_is_away_is_no_zero(
             config.env.name: parts_of("env.rewards", {"steps": {"part": "reward_model", "url": url, **PART, **changes}})
         }
         read_as(root, parts)
-        tape = Tape(attempt=attempt(config, 0))
+        record = EpisodeRecord(attempt=attempt(config, 0))
         trajectory = await rollout_of(
-            GuessEnv(), stage.engine, tape=tape, tokenizer=stage.tokenizer, allowance=stage.allowance
+            GuessEnv(), stage.engine, record=record, tokenizer=stage.tokenizer, allowance=stage.allowance
         )
         scoring = Scoring(parts=parts, tokenizer=stage.tokenizer, max_turns=TURNS, step_timeout_s=30.0)
-        return await rewarded(trajectory, tape, scoring=scoring)
+        return await rewarded(trajectory, record, scoring=scoring)
 
     async def ask() -> Trajectory:
         async with listening(scorer) as url:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.episode.resume import forked_tape
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
+from slipstream.actors.episode.resume import forked_record
 from slipstream.actors.episode.rollout import Allowance, fresh_env, rollout
-from slipstream.actors.episode.tape import Attempt, Tape
 from slipstream.actors.group.reward import Scoring, rewarded
 from slipstream.actors.group.siblings import parent_among
 from slipstream.common.config.config import Config
@@ -103,38 +103,38 @@ def held_out(setup: StudySetup, *, num_tasks: int) -> list[Trajectory]:
     tasks = [Task(env=setup.config.env.name, split="held_out", index=index) for index in range(num_tasks)]
     config, room = setup.config, setup.sampler.num_slots
     sampling = ticket_of(0, tasks[0], config, step=1, min_policy_version=0).sampling
-    tapes = [Tape(attempt=_attempt(task, config, sampling, group_id=task.index, member=0)) for task in tasks]
+    records = [EpisodeRecord(attempt=_attempt(task, config, sampling, group_id=task.index, member=0)) for task in tasks]
     return [
         trajectory
-        for start in range(0, len(tapes), room)
-        for trajectory in setup.runner.run(_play_all(tapes[start : start + room], setup))
+        for start in range(0, len(records), room)
+        for trajectory in setup.runner.run(_play_all(records[start : start + room], setup))
     ]
 
 
 def _rolled_out(tickets: Sequence[Ticket], setup: StudySetup) -> list[Group]:
     """Play all members of the groups; those that fork from others after these."""
     played: list[dict[int, Trajectory]] = [{} for _ in tickets]
-    while tapes := [
-        tape for ticket, stored in zip(tickets, played, strict=True) for tape in _ready(ticket, stored, setup)
+    while records := [
+        record for ticket, stored in zip(tickets, played, strict=True) for record in _ready(ticket, stored, setup)
     ]:
-        for tape, trajectory in zip(tapes, setup.runner.run(_play_all(tapes, setup)), strict=True):
-            played[tape.attempt.group_id - tickets[0].group_id][tape.attempt.member] = trajectory
+        for record, trajectory in zip(records, setup.runner.run(_play_all(records, setup)), strict=True):
+            played[record.attempt.group_id - tickets[0].group_id][record.attempt.member] = trajectory
     return [
         Group(ticket=ticket, num_uses=1, trajectories=[stored[member] for member in range(ticket.num_members)])
         for ticket, stored in zip(tickets, played, strict=True)
     ]
 
 
-def _ready(ticket: Ticket, stored: Mapping[int, Trajectory], setup: StudySetup) -> list[Tape]:
-    """The tapes of the members that can be played now: those without a parent, and those whose parent is `stored`."""
-    forks, tapes = planned_forks(ticket), []
+def _ready(ticket: Ticket, stored: Mapping[int, Trajectory], setup: StudySetup) -> list[EpisodeRecord]:
+    """The records of the members that can be played now: those without a parent, and those whose parent is `stored`."""
+    forks, records = planned_forks(ticket), []
     for member in range(ticket.num_members):
         if member in stored or (member in forks and forks[member].parent not in stored):
             continue
         attempt = _attempt(ticket.task, setup.config, ticket.sampling, group_id=ticket.group_id, member=member)
         forked = parent_among(stored, member, forks=forks)
-        tapes.append(forked_tape(attempt, *forked) if forked else Tape(attempt=attempt))
-    return tapes
+        records.append(forked_record(attempt, *forked) if forked else EpisodeRecord(attempt=attempt))
+    return records
 
 
 def _attempt(task: Task, config: Config, sampling: Sampling, *, group_id: int, member: int) -> Attempt:
@@ -151,15 +151,15 @@ def _attempt(task: Task, config: Config, sampling: Sampling, *, group_id: int, m
     )
 
 
-async def _play_all(tapes: Sequence[Tape], setup: StudySetup) -> list[Trajectory]:
+async def _play_all(records: Sequence[EpisodeRecord], setup: StudySetup) -> list[Trajectory]:
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_play(tape, setup)) for tape in tapes]
+        tasks = [group.create_task(_play(record, setup)) for record in records]
     return [task.result() for task in tasks]
 
 
-async def _play(tape: Tape, setup: StudySetup) -> Trajectory:
+async def _play(record: EpisodeRecord, setup: StudySetup) -> Trajectory:
     """Play one episode. Raises EpisodeFailed if the environment fails, as a study does not redo episodes."""
-    env_config, attempt = setup.config.env, tape.attempt
+    env_config, attempt = setup.config.env, record.attempt
     scoring = Scoring(
         parts=reward_parts(env_config.entries()),
         tokenizer=setup.tokenizer,
@@ -169,7 +169,7 @@ async def _play(tape: Tape, setup: StudySetup) -> Trajectory:
     with setup.sampler.seat() as seat:
         async with fresh_env(env_config.entries(), attempt.task, timeout_s=env_config.step_timeout_s) as env:
             trajectory = await rollout(
-                tape,
+                record,
                 env=env,
                 sampler=seat,
                 tokenizer=setup.tokenizer,
@@ -178,4 +178,4 @@ async def _play(tape: Tape, setup: StudySetup) -> Trajectory:
                     Allowance.of(setup.config), step_timeout_s=UNHURRIED_S, episode_timeout_s=UNHURRIED_S
                 ),
             )
-    return await rewarded(trajectory, tape, scoring=scoring)
+    return await rewarded(trajectory, record, scoring=scoring)

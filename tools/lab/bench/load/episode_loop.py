@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import Allowance, rollout
-from slipstream.actors.episode.tape import Attempt, Tape
 from slipstream.common.config.config import Config
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.action_format import ActionFormat, format_of
@@ -139,7 +139,7 @@ async def _play(episode: Trajectory, script: Script, engine: ScriptedEngine) -> 
         provenance=episode.provenance,
     )
     again = await rollout(
-        Tape(attempt=attempt),
+        EpisodeRecord(attempt=attempt),
         env=env,
         sampler=engine,
         tokenizer=script.tokenizer,

@@ -70,7 +70,7 @@ class Exchange:
 
 
 @dataclass(kw_only=True, slots=True)
-class Tape:
+class EpisodeRecord:
     """The tokens of a running episode. Element i of each per-token list belongs to `tokens[i]`."""
 
     attempt: Attempt

@@ -1,11 +1,11 @@
-"""A tape of generations that overlap: whichever order they end in, each stays with its prompt."""
+"""A record of generations that overlap: whichever order they end in, each stays with its prompt."""
 
 import random
 from dataclasses import replace
 
 from slipstream.actors.engine.engine import Completion
-from slipstream.actors.episode.resume import resumed_tape
-from slipstream.actors.episode.tape import Tape
+from slipstream.actors.episode.episode_record import EpisodeRecord
+from slipstream.actors.episode.resume import resumed_record
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.trajectory import Sampling, StopReason, VersionSpan, check
 from slipstream.envhub.driving import Ending
@@ -35,19 +35,19 @@ def completion_of(rng: random.Random, number: int) -> Completion:
 def test_every_generation_keeps_its_prompt_logprobs_versions_and_kept_sets_in_any_order() -> None:
     rng = random.Random(3)
     for _ in range(100):
-        tape = Tape(attempt=replace(attempt_on(), sampling=CUT))
+        record = EpisodeRecord(attempt=replace(attempt_on(), sampling=CUT))
         known: list[list[int]] = [[1, 2]]
         calls: list[tuple[list[int], Completion]] = []
         for number in range(rng.randint(1, 8)):
             prompt = rng.choice(known) + [rng.randrange(50) for _ in range(rng.randint(0, 2))]
             completion = completion_of(rng, number)
-            if rng.random() < 0.2 and tape.turns:
-                tape = resumed_tape(tape.attempt, tape.partial())
-            tape.add_call(prompt, completion, generate_s=0.0, env_s=0.0)
+            if rng.random() < 0.2 and record.turns:
+                record = resumed_record(record.attempt, record.partial())
+            record.add_call(prompt, completion, generate_s=0.0, env_s=0.0)
             calls.append((prompt, completion))
             known.append(prompt + completion.tokens)
-        tape.end(Ending(messages=(), rewards={"right": 1.0}, stop_reason=StopReason.DONE), env_s=0.0)
-        trajectory = tape.trajectory(StopReason.DONE)
+        record.end(Ending(messages=(), rewards={"right": 1.0}, stop_reason=StopReason.DONE), env_s=0.0)
+        trajectory = record.trajectory(StopReason.DONE)
         check(trajectory, vocab_size=50)
         tokens, logprobs = trajectory.token_array().tolist(), trajectory.behaviour_logprob_array().tolist()
         versions = trajectory.policy_version_array().tolist()
@@ -76,7 +76,7 @@ def test_every_generation_keeps_its_prompt_logprobs_versions_and_kept_sets_in_an
 
 
 def test_a_generation_extends_a_sequence_that_is_not_the_last() -> None:
-    tape = Tape(attempt=attempt_on())
+    record = EpisodeRecord(attempt=attempt_on())
     for prompt, answer in (([1], 10), ([2], 20), ([1, 10, 3], 11), ([2, 20, 4], 21)):
         completion = Completion(
             tokens=[answer],
@@ -85,7 +85,7 @@ def test_a_generation_extends_a_sequence_that_is_not_the_last() -> None:
             version_spans=[VersionSpan(start=0, stop=1, policy_version=0)],
             finish_reason="stop",
         )
-        tape.add_call(prompt, completion, generate_s=0.0, env_s=0.0)
-    assert tape.tokens == [1, 10, 3, 11, 2, 20, 4, 21]
-    assert tape.branch_starts == [0, 4]
-    assert [(turn.start, turn.stop) for turn in tape.turns] == [(1, 2), (3, 4), (5, 6), (7, 8)]
+        record.add_call(prompt, completion, generate_s=0.0, env_s=0.0)
+    assert record.tokens == [1, 10, 3, 11, 2, 20, 4, 21]
+    assert record.branch_starts == [0, 4]
+    assert [(turn.start, turn.stop) for turn in record.turns] == [(1, 2), (3, 4), (5, 6), (7, 8)]
