@@ -6,12 +6,15 @@ actions then give the same answers, so that another actor can continue the episo
 replays the actions and compares each answer with the record. If one differs, it starts the episode again.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
+
+R = TypeVar("R")
 
 
 class EnvError(RuntimeError):
@@ -86,3 +89,12 @@ class Env(Protocol):
 
     def expert(self) -> str:
         """Return a good next action, for warm starts. It may use the answer."""
+
+
+async def ask(env: Env, question: Callable[[], R]) -> R:
+    """Return `question()`, a call of a method of `env` that is not async.
+
+    The class of a client has `waits_for_server = True`. Such a call then runs in a thread, so that it does not block
+    other episodes.
+    """
+    return await asyncio.to_thread(question) if getattr(env, "waits_for_server", False) else question()

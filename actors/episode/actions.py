@@ -1,58 +1,50 @@
 """Reads the actions of an episode from replies, and gives answers back in the form that the format of actions needs."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.actors.episode.answer import Boundary, parsed
+from slipstream.actors.episode.answer import CheckedEnv, parsed
 from slipstream.common.records.message import Message
-from slipstream.common.records.valid_text import valid_text
 from slipstream.common.text.action_format import ACT, ActionFormat, ParsedAction, ToolCalls, called
-from slipstream.common.text.chat import Chat
+from slipstream.common.text.chat import Chat, Extension
 from slipstream.envhub.driving import Parse
-from slipstream.envhub.env import Env, EnvError, Observation
-from slipstream.envhub.remote.env_client import EnvClient
+from slipstream.envhub.env import EnvError, Observation
 
 ADMISSIBLE = "Possible actions:"
 NO_CALL = "The reply must contain exactly one valid call of a tool."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Actions:
     """How the actions of one episode are written and read."""
 
+    env: CheckedEnv
+    chat: Chat
     action_format: ActionFormat
-    tools: Sequence[Mapping[str, Any]]  # those in the prompts; none unless actions are calls
-    parse: Parse | None  # the engine's parser of calls
-    lists: Env | None  # the environment whose admissible actions are shown; None: they are not
+    parse: Parse | None = None  # the engine's parser of calls
+    shows: bool = False  # each prompt lists the admissible actions
     enforces: bool = False  # no other action than an admissible one is valid
+    tools: Sequence[Mapping[str, Any]] = ()  # those in the prompts; none unless actions are calls
+    possible: Sequence[str] = ()  # the admissible actions now, if they are shown or enforced
 
-    @classmethod
-    def of(
-        cls,
-        first: Observation,
-        action_format: ActionFormat,
-        *,
-        parse: Parse | None,
-        lists: Env | None,
-        enforces: bool = False,
-    ) -> "Actions":
-        """Return those of an episode that begins with `first`. Raises EnvError if calls cannot be read."""
-        if not isinstance(action_format, ToolCalls):
-            return cls(action_format=action_format, tools=(), parse=None, lists=lists, enforces=enforces)
-        if parse is None:
-            raise EnvError("`env.action_format` tools needs `model.tool_parser`, the parser of the model's family")
-        return cls(action_format=action_format, tools=first.tools or (ACT,), parse=parse, lists=lists)
+    async def opening(self, first: Observation) -> tuple[Message, ...]:
+        """Return the first messages as the policy sees them.
 
-    async def possible(self, env: Env) -> list[str]:
-        """Return the actions among which the next one is sampled; none if they are not enforced. Raises EnvError."""
-        return await admissible(env, key="enforce_admissible") if self.enforces else []
+        Raises EnvError if calls cannot be read, or the admissible actions cannot be listed.
+        """
+        if isinstance(self.action_format, ToolCalls):
+            if self.parse is None:
+                raise EnvError("`env.action_format` tools needs `model.tool_parser`, the parser of the model's family")
+            self.tools = first.tools or (ACT,)
+        return with_instructions(await self._listed(tuple(first.messages)), self.action_format)
 
-    async def read(
-        self, chat: Chat, reply: str, *, tokens: list[int], prompt: list[int], possible: Sequence[str]
-    ) -> ParsedAction:
-        """Return the action in `reply`, which `chat` has just recorded and `possible` preceded.
+    def open(self, messages: tuple[Message, ...]) -> Extension:
+        """Begin the conversation with `messages`; return the first prompt."""
+        return Extension(tokens=self.chat.open(messages, tools=self.tools), new_branch=False)
+
+    async def read(self, reply: str, *, tokens: list[int], prompt: list[int]) -> ParsedAction:
+        """Return the action in `reply`, which the conversation has just recorded.
 
         An enforced action that was cut off, or whose mark was written in a way that the engine does not stop at, is
         invalid. Raises EnvError if the format fails, EngineError if the engine cannot parse.
@@ -61,8 +53,8 @@ class Actions:
             tools = [dict(tool) for tool in self.tools]
             answer = await self.parse(reply, tokens=tokens, prompt=prompt, tools=tools)
             return called(answer, as_text=tools == [ACT])
-        action = parsed(self.action_format, chat.answer)
-        if self.enforces and bare(action.text) not in map(bare, possible):
+        action = parsed(self.action_format, self.chat.answer)
+        if self.enforces and bare(action.text) not in map(bare, self.possible):
             return ParsedAction(text="", valid=False)
         return action
 
@@ -73,35 +65,34 @@ class Actions:
         """
         messages = tuple(observation.messages)
         if not observation.done:
-            messages = await self.listed(messages)
+            messages = await self._listed(messages)
         if not isinstance(self.action_format, ToolCalls):
             return messages
         if not action.valid:
             return (Message("user", "\n".join([NO_CALL, *(message.content for message in messages)])),)
         return tuple(Message("tool", each.content) if each.role == "user" else each for each in messages)
 
-    async def listed(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return `messages` with the admissible actions at their end, if these are shown. Raises EnvError."""
-        if self.lists is None or not messages:
+    async def _listed(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Note the actions that are possible now, and return `messages` with them at their end if they are shown."""
+        shows = self.shows and bool(messages)
+        if shows or self.enforces:
+            self.possible = await self.env.admissible(key="show_admissible" if shows else "enforce_admissible")
+        if not shows:
             return messages
-        choices = await admissible(self.lists, key="show_admissible")
         last = messages[-1]
-        return (*messages[:-1], Message(last.role, f"{last.content}\n{ADMISSIBLE} {'; '.join(choices)}"))
+        return (*messages[:-1], Message(last.role, f"{last.content}\n{ADMISSIBLE} {'; '.join(self.possible)}"))
+
+
+def with_instructions(messages: tuple[Message, ...], action_format: ActionFormat) -> tuple[Message, ...]:
+    """The first messages with the instructions of the action format in the system message."""
+    if not action_format.instructions:
+        return messages
+    if messages[0].role == "system":
+        extended = Message(role="system", content=f"{messages[0].content}\n{action_format.instructions}")
+        return (extended, *messages[1:])
+    return (Message(role="system", content=action_format.instructions), *messages)
 
 
 def bare(text: str) -> str:
     """`text` without white space, of which a tokenizer may lose some."""
     return "".join(text.split())
-
-
-async def admissible(env: Env, *, key: str) -> list[str]:
-    """Return the actions that are possible now. Raises EnvError if `env` lists none, which `env.KEY` needs."""
-    with Boundary():
-        if isinstance(env, EnvClient):  # it waits for its server, and must not block other episodes
-            choices = await asyncio.to_thread(env.admissible)
-        else:
-            choices = env.admissible()
-        found = [valid_text(str(choice)) for choice in choices or ()]
-    if not found:
-        raise EnvError(f"`env.{key}` is on, but the environment does not list its actions")
-    return found

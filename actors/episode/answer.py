@@ -6,6 +6,7 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import TypeVar
@@ -13,10 +14,10 @@ from typing import TypeVar
 import numpy as np
 
 from slipstream.common.records.message import Message
-from slipstream.common.records.trajectory import MAX_REWARD, MAX_STATE_KEY
+from slipstream.common.records.trajectory import MAX_REWARD, MAX_STATE_KEY, Task
 from slipstream.common.records.valid_text import valid_text
 from slipstream.common.text.action_format import ActionFormat, ParsedAction
-from slipstream.envhub.env import Env, EnvError, Observation
+from slipstream.envhub.env import Env, EnvError, Observation, ask
 from slipstream.envhub.step_deadline import StepDeadline
 
 MAX_OBSERVATION_CHARS = 4 << 20  # of all its texts together: about a million tokens
@@ -117,21 +118,46 @@ def _place_of(error: BaseException) -> str:
     return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
-def state_key(env: Env) -> str:
-    """The key of `env`'s state for the record: a long key is cut and ends with its digest. Raises EnvError."""
-    try:
+class CheckedEnv:
+    """The environment of an episode: whatever goes wrong in it is an EnvError, and so is an answer that comes late."""
+
+    def __init__(self, env: Env, *, timeout_s: float) -> None:
+        self._env, self._timeout_s = env, timeout_s
+
+    async def reset(self, task: Task) -> Observation:
+        """Return the first observation. Raises EnvError if there is nothing to do."""
+        observation = await answer(partial(self._env.reset, task), timeout_s=self._timeout_s)
+        if observation.done or not observation.messages:
+            raise EnvError("reset returned an observation that is done or has no messages")
+        return observation
+
+    async def step(self, action: str) -> Observation:
+        """Do `action`. Raises EnvError."""
+        return await answer(partial(self._env.step, action), timeout_s=self._timeout_s)
+
+    def state_key(self) -> str:
+        """Return the key of the state for the record: a long key is cut and ends with its digest. Raises EnvError."""
+        try:
+            with Boundary():
+                key = self._env.state_key()
+                if isinstance(key, str) and len(key) > MAX_OBSERVATION_CHARS:
+                    raise EnvError(f"it has {len(key)} characters, the limit is {MAX_OBSERVATION_CHARS}")
+                key = valid_text(key)
+                encoded = key.encode()
+        except EnvError as error:
+            raise EnvError(f"state_key failed: {error}") from error
+        if len(key) <= MAX_STATE_KEY:
+            return key
+        digest = hashlib.blake2b(encoded, digest_size=16).hexdigest()
+        return f"{key[: MAX_STATE_KEY - len(digest) - 1]}~{digest}"
+
+    async def admissible(self, *, key: str) -> list[str]:
+        """Return the actions that are possible now. Raises EnvError if there are none, which `env.KEY` needs."""
         with Boundary():
-            key = env.state_key()
-            if isinstance(key, str) and len(key) > MAX_OBSERVATION_CHARS:
-                raise EnvError(f"it has {len(key)} characters, the limit is {MAX_OBSERVATION_CHARS}")
-            key = valid_text(key)
-            encoded = key.encode()
-    except EnvError as error:
-        raise EnvError(f"state_key failed: {error}") from error
-    if len(key) <= MAX_STATE_KEY:
-        return key
-    digest = hashlib.blake2b(encoded, digest_size=16).hexdigest()
-    return f"{key[: MAX_STATE_KEY - len(digest) - 1]}~{digest}"
+            found = [valid_text(str(choice)) for choice in await ask(self._env, self._env.admissible) or ()]
+        if not found:
+            raise EnvError(f"`env.{key}` is on, but the environment does not list its actions")
+        return found
 
 
 def in_tokens(render: Callable[[tuple[Message, ...]], Rendered], messages: tuple[Message, ...]) -> Rendered:

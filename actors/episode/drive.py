@@ -13,10 +13,10 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, EngineError, Sampler
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.answer import Boundary, check_observation
-from slipstream.actors.episode.episode_record import EpisodeRecord
-from slipstream.actors.episode.resume import ReplayMismatch
-from slipstream.common.records.trajectory import Sampling, Trajectory
+from slipstream.actors.episode.episode_record import EpisodeRecord, ReplayMismatch
+from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.codec import end_tokens
 from slipstream.envhub.driving import DrivingEnv, Ending, Parse, Reply, Request, Terms
 from slipstream.envhub.env import EnvError
@@ -27,46 +27,40 @@ REPEAT_S = 10.0  # a generation that was not recorded waits this long for those 
 END_S = 2.0  # time for an environment to end after it was cancelled
 
 
-def terms_of(
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-    *,
-    max_tokens: int,
-    max_turns: int,
-    started_at_s: float,
-    parse: Parse | None = None,
-) -> Terms:
-    """The terms of an episode for the environment. The tokenizer comes from the model folder of the engine."""
-    return Terms(
-        tokenizer=tokenizer,
-        max_tokens=max_tokens,
-        max_turns=max_turns,
-        sampling=sampling,
-        end_tokens=end_tokens(tokenizer),
-        started_at_s=started_at_s,
-        parse=parse,
-    )
-
-
 async def drive(
-    record: EpisodeRecord, *, env: DrivingEnv, sampler: Sampler, terms: Terms, step_timeout_s: float
+    record: EpisodeRecord,
+    *,
+    env: DrivingEnv,
+    sampler: Sampler,
+    tokenizer: PreTrainedTokenizerBase,
+    allowance: Allowance,
+    parse: Parse | None,
 ) -> Trajectory:
     """Play one episode to its end. The generations that `record` has already are answered from it.
 
     Raises EnvError, ReplayMismatch, and the errors of `sampler`.
     """
-    calls = Calls(record, sampler)
+    calls, timeout_s = Calls(record, sampler), allowance.step_timeout_s
+    terms = Terms(
+        tokenizer=tokenizer,
+        max_tokens=allowance.max_tokens,
+        max_turns=allowance.max_turns,
+        sampling=record.attempt.sampling,
+        end_tokens=end_tokens(tokenizer),
+        started_at_s=record.started_at_s,
+        parse=parse,
+    )
     playing = asyncio.create_task(_ending(env, terms, calls))
     ends: set[asyncio.Future[Any]] = {playing, calls.failed}
     try:
         while not playing.done():
-            left_s = calls.idle_left_s(step_timeout_s)
+            left_s = calls.idle_left_s(timeout_s)
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED, timeout=min(left_s, POLL_S))
             if calls.failed.done():
                 calls.failed.result()
-            if calls.idle_left_s(step_timeout_s) <= 0 and not playing.done():
+            if calls.idle_left_s(timeout_s) <= 0 and not playing.done():
                 raise calls.unrepeated() or EnvError(
-                    f"it neither requested a generation nor ended within {step_timeout_s} s"
+                    f"it neither requested a generation nor ended within {timeout_s} s"
                 )
         ending = playing.result()
     finally:
@@ -101,7 +95,8 @@ class Calls:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._record = record
         self._sampler = sampler
-        self._recorded = _recorded(record)  # those that were not repeated yet
+        # Those that were not repeated yet, each with its prompt.
+        self._recorded = [(record.prompt_before(turn.start), record.reply(turn)) for turn in record.turns]
         self._all_repeated = asyncio.Event()
         self._numbers = itertools.count(len(record.turns))
         self._running: set[asyncio.Task[Completion]] = set()
@@ -206,17 +201,3 @@ class Calls:
         return ReplayMismatch(
             f"{len(self._recorded)} of its {len(self._record.turns)} recorded prompts were not sent again"
         )
-
-
-def _recorded(record: EpisodeRecord) -> list[tuple[list[int], Reply]]:
-    """The prompt and the answer of each turn of `record`."""
-    found = []
-    for turn in record.turns:
-        branch = max(start for start in record.branch_starts if start < turn.start)
-        reply = Reply(
-            tokens=record.tokens[turn.start : turn.stop],
-            logprobs=record.logprobs[turn.start : turn.stop],
-            finish_reason=turn.finish_reason,
-        )
-        found.append((record.tokens[branch : turn.start], reply))
-    return found

@@ -16,40 +16,33 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.choices import widest
 from slipstream.actors.engine.engine import Completion, Restriction, Sampler, Scorer
-from slipstream.actors.episode.actions import bare
+from slipstream.actors.episode.actions import Actions, bare
 from slipstream.actors.episode.answer import Boundary
-from slipstream.actors.episode.episode_record import Attempt
+from slipstream.actors.episode.episode_record import mixed
 from slipstream.common.records.kept_sets import MAX_KEPT_TOKENS
-from slipstream.common.text.action_format import ActionFormat, marks_of
-from slipstream.common.text.chat import Chat, end_of_turn_text
+from slipstream.common.records.trajectory import Sampling
+from slipstream.common.text.action_format import marks_of
+from slipstream.common.text.chat import end_of_turn_text
 from slipstream.common.text.codec import encoder, end_tokens
 from slipstream.envhub.env import EnvError
 
 MAX_ACTION_TOKENS = 100_000  # of all admissible actions of one state together
 
 
-class Enforcer:
-    """Generates the turns of one episode."""
+class Enforcer(Sampler):
+    """Generates the turns of one episode as `sampler` does, each with one of the actions that are possible then."""
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        tokenizer: PreTrainedTokenizerBase,
-        action_format: ActionFormat,
-        *,
-        max_tokens: int,
-        rank: str = "",
-    ) -> None:
+    def __init__(self, sampler: Sampler, actions: Actions, *, max_tokens: int, rank: str = "") -> None:
         """`max_tokens` is the size of the context. With `rank` the likeliest action is taken, see `_likeliest`.
 
         Raises EnvError for a format without marks.
         """
-        marks = marks_of(action_format)
+        marks = marks_of(actions.action_format)
         if marks is None:
             raise EnvError("`env.enforce_admissible` needs an action format with marks, or plain")
-        self._sampler, self._tokenizer, self._format, self._max_tokens = sampler, tokenizer, action_format, max_tokens
-        self._rank = rank
-        self._encode, self._ends = encoder(tokenizer), end_tokens(tokenizer)
+        self._sampler, self._actions, self._tokenizer = sampler, actions, actions.chat.tokenizer
+        self._max_tokens, self._rank = max_tokens, rank
+        self._encode, self._ends = encoder(self._tokenizer), end_tokens(self._tokenizer)
         self._opening = marks.opening.rstrip()
         self._gap = marks.opening[len(self._opening) :]  # between the opening mark and the action
         self._closing = marks.closing
@@ -58,18 +51,25 @@ class Enforcer:
         self._stops = list(stops) if self._opening else []
 
     async def generate(
-        self, prompt: list[int], *, attempt: Attempt, turn: int, actions: Sequence[str], chat: Chat
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        restriction: Restriction | None = None,
     ) -> Completion:
-        """Continue `prompt`, which `chat` has rendered, by turn number `turn`, whose action is one of `actions`.
+        """Continue `tokens`, the last prompt of the conversation. A summary is written freely.
 
         A turn that ends without an opening mark has no action, and one that is cut off may have a part of one. Raises
         EnvError if an action cannot be written, and the errors of the sampler.
         """
-        found = NOTHING
+        chat, found = self._actions.chat, NOTHING
+        if chat.is_summarising:
+            return await self._sampler.generate(tokens, sampling, seed=seed)
         for part in itertools.count():
-            left = min(attempt.sampling.max_turn_tokens, self._max_tokens - len(prompt)) - len(found.tokens)
+            left = min(sampling.max_turn_tokens, self._max_tokens - len(tokens)) - len(found.tokens)
             written = self._written(chat.answer_of(self._decoded(found.tokens)))
-            choices = [] if written is None else self._choices(actions, written=written)
+            choices = [] if written is None else self._choices(self._actions.possible, written=written)
             # The token of the mark may have written a whole action, or one that is not admissible.
             wrote_more = written is not None and not all(choices or [[]])
             if left <= 0 or wrote_more:
@@ -77,11 +77,12 @@ class Enforcer:
             # Without those that would be cut off: less of an action is likelier than all of it.
             whole = [choice for choice in choices if len(choice) < left] if self._rank else []
             if whole:
-                return found.then(await self._likeliest([*prompt, *found.tokens], whole))
+                return found.then(await self._likeliest([*tokens, *found.tokens], whole))
             more = await self._sampler.generate(
-                [*prompt, *found.tokens],
-                msgspec.structs.replace(attempt.sampling, max_turn_tokens=left),
-                seed=attempt.turn_seed(turn, part=part),
+                [*tokens, *found.tokens],
+                msgspec.structs.replace(sampling, max_turn_tokens=left),
+                # One seed for all parts of a turn would give them the same random numbers.
+                seed=mixed(seed, part) if part and seed is not None else seed,
                 restriction=Restriction(choices=choices, stops=[] if choices else self._stops),
             )
             found = found.then(more)
@@ -138,7 +139,7 @@ class Enforcer:
                 continue
             tokens = self._encode(text.removeprefix(written))
             rest = f"{self._opening}{written}{self._decoded(tokens)}" if written else self._decoded(opening + tokens)
-            read = self._format.parse(rest).text
+            read = self._actions.action_format.parse(rest).text
             if bare(action) and bare(read) == bare(action) and not self._ends.intersection(tokens):
                 found.append(tokens)
             elif not written:

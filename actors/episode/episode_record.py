@@ -1,8 +1,9 @@
-"""Collects the tokens of a running episode, and makes its record."""
+"""Collects the tokens of a running episode, and makes its trajectory."""
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,13 +27,17 @@ from slipstream.common.records.trajectory import (
     pack_tokens,
 )
 from slipstream.common.text.chat import Extension
-from slipstream.envhub.driving import Ending
-from slipstream.envhub.env import Observation
+from slipstream.envhub.driving import Ending, Reply
+from slipstream.envhub.env import EnvError, Observation
 
 UNSCORED = {"reward": 0.0}  # of a generation whose episode is scored at its end
 
 
 Moving = TypeVar("Moving", Turn, VersionSpan)
+
+
+class ReplayMismatch(RuntimeError):
+    """The environment behaves differently from the record, so the recorded tokens cannot be continued."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,15 +54,14 @@ class Attempt:
     seed: int
     provenance: Provenance
 
-    def turn_seed(self, turn: int, *, part: int = 0) -> int:
-        """The seed of one generation, so that a trajectory depends only on the weights and on the run's seed.
+    def turn_seed(self, turn: int) -> int:
+        """The seed of one generation, so that a trajectory depends only on the weights and on the run's seed."""
+        return reduce(mixed, (self.group_id, self.member, self.attempt, turn), self.seed)
 
-        A turn of several generations has one for each `part`: one seed would give all the same random numbers.
-        """
-        mixed = self.seed
-        for number in (self.group_id, self.member, self.attempt, turn, *([part] if part else [])):
-            mixed = (mixed * 1_000_003 + number + 1) % (1 << 62)
-        return mixed
+
+def mixed(seed: int, number: int) -> int:
+    """Another seed for each `number`."""
+    return (seed * 1_000_003 + number + 1) % (1 << 62)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +88,7 @@ class EpisodeRecord:
     fork: Fork | None = None  # the turns that it has from a sibling
     prompt_stop: int = 0  # where the last prompt ends; later tokens belong to an unfinished turn
     opening: tuple[Message, ...] = ()  # the first messages; empty if the environment renders prompts itself
-    exchanges: list[Exchange] = field(default_factory=list)  # of the turns; empty in the same case
+    exchanges: list[Exchange] = field(default_factory=list)  # of the turns, once they are played here; also empty
     columns: Mapping[str, Any] = field(default_factory=dict)  # of the task, for the parts of the reward
     score: float = 0.0  # after the last turn
     success: bool = False  # after the last turn
@@ -92,17 +96,57 @@ class EpisodeRecord:
     started: float = field(default_factory=time.perf_counter)
     earlier_s: float = 0.0  # duration of the episode on preempted actors
 
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the next turn is recorded already: a preempted actor played it, or a sibling."""
+        return len(self.exchanges) < len(self.turns)
+
     def prompt(self) -> list[int]:
-        """The current branch, which the next generation continues."""
-        return self.tokens[self.branch_starts[-1] :]
+        """The prompt of the next turn."""
+        return self.prompt_before(self.turns[len(self.exchanges)].start if self.is_replaying else len(self.tokens))
+
+    def prompt_before(self, place: int) -> list[int]:
+        """The branch that has token `place`, up to there."""
+        return self.tokens[max(start for start in self.branch_starts if start < place) : place]
+
+    def reply(self, turn: Turn) -> Reply:
+        """What the policy wrote in a recorded turn."""
+        own = slice(turn.start, turn.stop)
+        return Reply(tokens=self.tokens[own], logprobs=self.logprobs[own], finish_reason=turn.finish_reason)
+
+    def replayed(self, state_key: str) -> Reply | None:
+        """The reply of the next turn if it is recorded. Raises ReplayMismatch if the state was another one then."""
+        if not self.is_replaying:
+            return None
+        number = len(self.exchanges)
+        if state_key != self.turns[number].state_key:
+            raise ReplayMismatch(f"the state before turn {number} differs from the recorded one")
+        return self.reply(self.turns[number])
 
     def add_prompt(self, extension: Extension) -> None:
+        """Add the prompt of the next turn. Raises ReplayMismatch if another one is recorded."""
+        number = len(self.exchanges)
+        start = self.turns[number - 1].stop if number else 0
+        stop = self.turns[number].start if self.is_replaying else self.prompt_stop
+        if start < stop:  # it is recorded
+            self._check_prompt(extension, start=start, stop=stop)
+            return
         if extension.new_branch:
             self.branch_starts.append(len(self.tokens))
         self.tokens += extension.tokens
         self.logprobs += [0.0] * len(extension.tokens)
         self.loss_mask += [False] * len(extension.tokens)
         self.prompt_stop = len(self.tokens)
+
+    def _check_prompt(self, extension: Extension, *, start: int, stop: int) -> None:
+        number = len(self.exchanges) - 1
+        if extension.tokens != self.tokens[start:stop]:
+            differ = f"the answer to turn {number} differs from the recorded one"
+            raise ReplayMismatch(differ if start else "the first messages differ from those recorded")
+        if extension.new_branch != (start in self.branch_starts[1:]):
+            raise ReplayMismatch(
+                f"the prompt after turn {number} begins a branch, or does not, unlike the recorded one"
+            )
 
     def add_completion(self, completion: Completion) -> None:
         start = len(self.tokens)
@@ -117,8 +161,9 @@ class EpisodeRecord:
 
     def add_turn(
         self,
-        completion: Completion,
+        reply: Completion | Reply,
         observation: Observation,
+        exchange: Exchange,
         *,
         state_key: str,
         valid_action: bool,
@@ -127,31 +172,54 @@ class EpisodeRecord:
     ) -> None:
         """Record the turn of the last completion; `state_key` is of the state in which its action was chosen.
 
-        Numbers are converted, because an environment may return numpy's, which cannot be encoded.
+        Numbers are converted, because an environment may return numpy's, which cannot be encoded. Raises EnvError
+        without a reward, and ReplayMismatch if the turn is recorded already and was another one.
         """
-        self.turns.append(
-            Turn(
-                start=len(self.tokens) - len(completion.tokens),
-                stop=len(self.tokens),
-                state_key=state_key,
-                rewards={name: float(reward) for name, reward in observation.rewards.items()},
-                finish_reason=completion.finish_reason,
-                valid_action=valid_action and bool(observation.valid_action),
-                generate_s=generate_s,
-                env_s=env_s,
+        number = len(self.exchanges)
+        rewards = {name: float(reward) for name, reward in observation.rewards.items()}
+        valid_action = valid_action and bool(observation.valid_action)
+        if self.is_replaying:
+            self._check_turn(number, rewards, valid_action=valid_action, done=observation.done)
+        elif not rewards:
+            raise EnvError("step returned no rewards; return a reward of 0 if nothing was earned")
+        else:
+            self.turns.append(
+                Turn(
+                    start=len(self.tokens) - len(reply.tokens),
+                    stop=len(self.tokens),
+                    state_key=state_key,
+                    rewards=rewards,
+                    finish_reason=reply.finish_reason,
+                    valid_action=valid_action,
+                    generate_s=generate_s,
+                    env_s=env_s,
+                )
             )
-        )
+        self.exchanges.append(exchange)
         self.score, self.success = float(observation.score), bool(observation.success)
 
-    def add_summary(self, completion: Completion, *, generate_s: float) -> None:
+    def _check_turn(self, number: int, rewards: dict[str, float], *, valid_action: bool, done: bool) -> None:
+        recorded = self.turns[number]
+        if done:
+            raise ReplayMismatch(f"the episode ends with turn {number}, and the recorded one continued")
+        if not recorded.rewards:  # of a fork
+            self.turns[number] = msgspec.structs.replace(recorded, rewards=rewards)
+        elif recorded.rewards != rewards:
+            raise ReplayMismatch(f"the rewards of turn {number} are {rewards}, recorded {recorded.rewards}")
+        if recorded.valid_action != valid_action:
+            was = "valid" if recorded.valid_action else "invalid"
+            raise ReplayMismatch(f"the action of turn {number} was recorded as {was}")
+
+    def add_summary(self, reply: Completion | Reply, summary: str, *, generate_s: float) -> None:
         """Record the turn of a summary: it earns nothing, and the environment does not see it."""
         nothing = Observation(
             messages=(),
-            rewards=dict.fromkeys(self.turns[-1].rewards, 0.0),
+            rewards=dict.fromkeys(self.turns[len(self.exchanges) - 1].rewards, 0.0),
             score=self.score,
             success=self.success,
         )
-        self.add_turn(completion, nothing, state_key="", valid_action=True, generate_s=generate_s, env_s=0.0)
+        exchange = Exchange(reply=summary, action=summary, answer=())
+        self.add_turn(reply, nothing, exchange, state_key="", valid_action=True, generate_s=generate_s, env_s=0.0)
 
     def reopen_last_turn(self) -> None:
         """Forget the last turn, so that `partial` is of the turns before it: the episode is not over any more."""

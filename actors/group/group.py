@@ -11,9 +11,11 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Engine, EngineDied
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
+from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import forked_record, resumed_record
-from slipstream.actors.episode.rollout import Allowance, EpisodeFailed, fresh_env, rollout
+from slipstream.actors.episode.rollout import EpisodeFailed, rollout
 from slipstream.actors.group.inserts import Inserts
 from slipstream.actors.group.reward import Scoring, rewarded
 from slipstream.actors.group.siblings import ParentLost, Siblings

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Engine, EngineDied
-from slipstream.actors.episode.rollout import Allowance
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
 from slipstream.actors.group.reward import Scoring
 from slipstream.actors.host.beat import Leases, Pulse, keep_beating

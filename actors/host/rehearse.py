@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
+from slipstream.actors.episode.actions import with_instructions
 from slipstream.actors.episode.answer import Boundary, answer
-from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env, with_instructions
+from slipstream.actors.episode.fresh_env import fresh_env
+from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message

@@ -4,18 +4,12 @@ The turns before the stretch are replayed to rebuild the prompt. Their answers c
 takes no step for them. An environment without snapshots takes every step again.
 """
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from slipstream.actors.episode.answer import check_observation
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.env import Env, EnvError, Observation
-from slipstream.envhub.remote.env_client import EnvClient
-
-R = TypeVar("R")
+from slipstream.envhub.env import Env, EnvError, Observation, ask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +53,8 @@ class SearchEnv:
             await self._note("", await self._env.reset(task))
         else:
             self.saved, snapshot = self._begin, self._begin.snapshot
-            await self._ask(lambda: self._env.restore(snapshot))
-            if await self._ask(self._env.state_key) != self._begin.moments[-1].state_key:
+            await ask(self._env, lambda: self._env.restore(snapshot))
+            if await ask(self._env, self._env.state_key) != self._begin.moments[-1].state_key:
                 raise EnvError("a snapshot was restored to another state than it was taken in")
             self._moments = [self._begin.moments[0]]
         return _with_hint(self._moments[0].observation, self._hint)
@@ -78,8 +72,8 @@ class SearchEnv:
         await self._note(action, observation)
         self.saved = None
         is_last = place - max(len(earlier), 1) + 1 == self._num_steps
-        if is_last and not observation.done and not await self._ask(lambda: self._env.replay_only):
-            self.saved = Saved(moments=tuple(self._moments), snapshot=await self._ask(self._env.snapshot))
+        if is_last and not observation.done and not await ask(self._env, lambda: self._env.replay_only):
+            self.saved = Saved(moments=tuple(self._moments), snapshot=await ask(self._env, self._env.snapshot))
         return observation
 
     async def close(self) -> None:
@@ -109,14 +103,10 @@ class SearchEnv:
             Moment(
                 action=action,
                 observation=observation,
-                state_key="" if observation.done else await self._ask(self._env.state_key),
-                admissible=await self._ask(self._env.admissible) if listed else None,
+                state_key="" if observation.done else await ask(self._env, self._env.state_key),
+                admissible=await ask(self._env, self._env.admissible) if listed else None,
             )
         )
-
-    async def _ask(self, question: Callable[[], R]) -> R:
-        """The answer; a client waits for its server, and must not block other episodes."""
-        return await asyncio.to_thread(question) if isinstance(self._env, EnvClient) else question()
 
 
 def _with_hint(first: Observation, hint: str) -> Observation:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 from slipstream.actors.episode.episode_record import EpisodeRecord, Exchange
-from slipstream.actors.episode.rollout import fresh_env, rollout, spent
+from slipstream.actors.episode.fresh_env import fresh_env
+from slipstream.actors.episode.rollout import rollout
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.group.reward import rewarded
 from slipstream.actors.search.search_env import Saved, SearchEnv
@@ -52,7 +53,7 @@ async def play_stretch(
             parse=setup.parse,
         )
     if trajectory.stop_reason is not StopReason.DONE and max_turns < allowance.max_turns:
-        stop_reason = spent(record, allowance)  # the stretch may have ended because the context is full
+        stop_reason = allowance.spent(record)  # the stretch may have ended because the context is full
         if stop_reason is None:
             saved = env.saved if isinstance(env, SearchEnv) else None
             return Stretch(record=record.partial(), is_over=False, exchanges=tuple(record.exchanges), saved=saved)

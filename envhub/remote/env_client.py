@@ -51,6 +51,8 @@ T = TypeVar("T")
 class EnvClient:
     """The `Env` of a remote server. Connects when an episode starts, and uses a slot of the server until `close`."""
 
+    waits_for_server = True
+
     def __init__(self, *, url: str, env: str, options: Mapping[str, Any] | None = None, key_file: str = "") -> None:
         """`env` is the environment's name at the server, `options` are its options. Raises ValueError if invalid.
 

@@ -19,8 +19,10 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, EngineError, Restriction, Sampler
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
-from slipstream.actors.episode.rollout import Allowance, EpisodeFailed, fresh_env, rollout
+from slipstream.actors.episode.fresh_env import fresh_env
+from slipstream.actors.episode.rollout import EpisodeFailed, rollout
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.long_work import LongWork, report_on_stderr

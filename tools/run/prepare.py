@@ -17,8 +17,9 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, Restriction, Sampler
 from slipstream.actors.episode.actions import ADMISSIBLE
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
-from slipstream.actors.episode.rollout import Allowance, EpisodeFailed, rollout
+from slipstream.actors.episode.rollout import EpisodeFailed, rollout
 from slipstream.common.config.config import Config, differences, dump_config, load_config
 from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.config.model_config import ModelConfig

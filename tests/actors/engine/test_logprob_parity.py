@@ -19,8 +19,9 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from slipstream.actors.engine.orders import EngineSettings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
-from slipstream.actors.episode.rollout import Allowance, rollout
+from slipstream.actors.episode.rollout import rollout
 from slipstream.actors.host.pace import Pace
 from slipstream.actors.host.pin import Pin
 from slipstream.actors.host.refresh import RefreshCounts, keep_fresh

@@ -8,8 +8,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Sampler
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
-from slipstream.actors.episode.rollout import Allowance, rollout
+from slipstream.actors.episode.rollout import rollout
 from slipstream.common.records.trajectory import Provenance, Sampling, Task, TokenArray, Trajectory
 from slipstream.common.text.action_format import FORMATS, ActionFormat
 from slipstream.envhub.driving import Parse

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from slipstream.actors.episode import answer as answers
-from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env
+from slipstream.actors.episode.fresh_env import fresh_env
+from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.host.event_loop import run as run_loop
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.message import Message

@@ -14,7 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
-from slipstream.actors.episode.rollout import fresh_env
+from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import Trajectory, check
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine

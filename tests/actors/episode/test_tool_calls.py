@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
+from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import resumed_record
-from slipstream.actors.episode.rollout import fresh_env
 from slipstream.common.config.env_config import EnvConfig, MixtureEntry
 from slipstream.common.records.trajectory import Trajectory, check
 from slipstream.common.records.valid_text import valid_text

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
-from slipstream.actors.episode.rollout import fresh_env
+from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import Trajectory, check
 from tests.actors.episode.episodes import attempt_on, rollout_of

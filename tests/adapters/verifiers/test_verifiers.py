@@ -15,7 +15,8 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
-from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env, rollout
+from slipstream.actors.episode.fresh_env import fresh_env
+from slipstream.actors.episode.rollout import EpisodeFailed, rollout
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, check
 from slipstream.common.text.action_format import FORMATS

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from slipstream.actors.engine.orders import Parsed
-from slipstream.actors.episode.actions import admissible
-from slipstream.actors.episode.answer import answer, state_key
+from slipstream.actors.episode.answer import CheckedEnv
 from slipstream.common.records.message import Message
 from slipstream.common.records.tool_call import ParsedAnswer, ToolCall, written_call
 from slipstream.common.records.trajectory import Sampling
@@ -90,6 +89,9 @@ class Echo:
         return [f"open {HALF}"]
 
 
+ECHO = CheckedEnv(Echo(), timeout_s=5.0)  # type: ignore[arg-type]
+
+
 def requested(body: object) -> Any:
     chat = decoded(json.dumps(body).encode(), ChatRequest, SAMPLING)
     return template_messages(chat.messages)
@@ -111,9 +113,9 @@ BORDERS: dict[str, Callable[[], Any]] = {
             ]
         }
     ),
-    "an observation": lambda: asyncio.run(answer(lambda: Echo().step(""), timeout_s=5.0)),
-    "a state": lambda: state_key(Echo()),  # type: ignore[arg-type]
-    "a listed action": lambda: asyncio.run(admissible(Echo(), key="show_admissible")),  # type: ignore[arg-type]
+    "an observation": lambda: asyncio.run(ECHO.step("")),
+    "a state": lambda: ECHO.state_key(),
+    "a listed action": lambda: asyncio.run(ECHO.admissible(key="show_admissible")),
     "a message to a judge": lambda: msgspec.json.encode([Message("user", HALF)]),
 }
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from slipstream.actors.episode.rollout import with_instructions
+from slipstream.actors.episode.actions import with_instructions
 from slipstream.common.records.message import Message
 from slipstream.common.text.action_format import FORMATS, ActionFormat
 from tests.common.text.small_tokenizer import shop_tokenizer

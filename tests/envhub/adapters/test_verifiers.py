@@ -17,19 +17,20 @@ import numpy as np
 import pytest
 import redis
 
-from slipstream.actors.episode.drive import terms_of
 from slipstream.actors.episode.episode_record import EpisodeRecord
+from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import resumed_record
-from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env
+from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, VersionSpan, check
 from slipstream.common.text.action_format import FORMATS
+from slipstream.common.text.codec import end_tokens
 from slipstream.envhub.adapters.verifiers_env import VerifiersEnv
 from slipstream.envhub.catalogue import make_any_env, make_env
-from slipstream.envhub.driving import Reply, Request
+from slipstream.envhub.driving import Reply, Request, Terms
 from slipstream.envhub.env import EnvError
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from slipstream.tools.run.check_input import check_input
@@ -267,7 +268,14 @@ def test_a_process_that_dies_takes_its_episodes_along_and_the_next_has_a_new_one
 def test_a_lost_episode_that_is_not_yet_closed_does_not_keep_a_dead_process_in_use(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     lost, next_one = (make_any_env("verifiers", part(pids=str(pids)).options) for _ in range(2))
-    terms = terms_of(TOKENIZER, attempt_on().sampling, max_tokens=256, max_turns=8, started_at_s=0.0)
+    terms = Terms(
+        tokenizer=TOKENIZER,
+        max_tokens=256,
+        max_turns=8,
+        sampling=attempt_on().sampling,
+        end_tokens=end_tokens(TOKENIZER),
+        started_at_s=0.0,
+    )
     task = Task(env="verifiers", split="train", index=0)
 
     async def lose_one() -> None:

@@ -15,8 +15,9 @@ import pytest
 import redis
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
+from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import resumed_record
-from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env
+from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import MixtureEntry

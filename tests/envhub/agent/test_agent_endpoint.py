@@ -11,11 +11,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slipstream.actors.episode.drive import terms_of
 from slipstream.common.records.trajectory import Sampling
+from slipstream.common.text.codec import end_tokens
 from slipstream.envhub.agent import request
 from slipstream.envhub.agent.endpoint import Endpoint
-from slipstream.envhub.driving import Reply, Request
+from slipstream.envhub.driving import Reply, Request, Terms
 from slipstream.envhub.env import EnvError
 from tests.actors.episode.episodes import ids
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
@@ -49,7 +49,15 @@ async def served() -> AsyncIterator[Side]:
         tokens = [*ids(TOKENIZER, "ok"), TOKENIZER.eos_token_id]
         return Reply(tokens=tokens, logprobs=[-0.5, -0.25, 0.0], finish_reason="stop")
 
-    endpoint = Endpoint(terms_of(TOKENIZER, SAMPLING, max_tokens=64, max_turns=4, started_at_s=0.0), generate)
+    terms = Terms(
+        tokenizer=TOKENIZER,
+        max_tokens=64,
+        max_turns=4,
+        sampling=SAMPLING,
+        end_tokens=end_tokens(TOKENIZER),
+        started_at_s=0.0,
+    )
+    endpoint = Endpoint(terms, generate)
     async with endpoint.listening() as url, aiohttp.ClientSession() as client:
         yield Side(url, endpoint, prompts, client)
 

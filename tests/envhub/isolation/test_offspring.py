@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slipstream.actors.episode.rollout import EpisodeFailed, fresh_env
+from slipstream.actors.episode.fresh_env import fresh_env
+from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.isolation.offspring import end_offspring_of

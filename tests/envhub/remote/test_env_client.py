@@ -11,9 +11,11 @@ import msgspec
 import pytest
 
 from slipstream.actors.episode.actions import Actions
+from slipstream.actors.episode.answer import CheckedEnv
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Outcome, Task
 from slipstream.common.text.action_format import FORMATS
+from slipstream.common.text.chat import Chat
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, Observation
 from slipstream.envhub.remote.env_client import EnvClient
@@ -182,9 +184,9 @@ def test_what_the_server_refuses_to_make_is_a_value_error_at_the_client(
 def test_tools_and_admissible_actions_of_a_far_environment_are_those_of_a_near_one(host: EnvHost) -> None:
     async def listed(env: Env) -> tuple[Message, ...]:
         try:
-            first = await env.reset(Task(env="grid", split="train", index=0))
-            actions = Actions.of(first, FORMATS["plain"], parse=None, lists=env)
-            return await actions.listed(tuple(first.messages))
+            checked = CheckedEnv(env, timeout_s=60.0)
+            actions = Actions(env=checked, chat=Chat(shop_tokenizer()), action_format=FORMATS["plain"], shows=True)
+            return await actions.opening(await checked.reset(Task(env="grid", split="train", index=0)))
         finally:
             await env.close()
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.episode.rollout import with_instructions
+from slipstream.actors.episode.actions import with_instructions
 from slipstream.common.config.config import Config
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import ActionFormat, format_of

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
+from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
+from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import forked_record
-from slipstream.actors.episode.rollout import Allowance, fresh_env, rollout
+from slipstream.actors.episode.rollout import rollout
 from slipstream.actors.group.reward import Scoring, rewarded
 from slipstream.actors.group.siblings import parent_among
 from slipstream.common.config.config import Config
