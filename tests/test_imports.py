@@ -95,7 +95,7 @@ ENGINE_FILES = (
     "slipstream.actors.engine.vllm_start",
     "slipstream.actors.engine.staged_transfer",
     "slipstream.actors.engine.reload",
-    "slipstream.actors.engine.kept_twin",
+    "slipstream.actors.engine.kept_shadow",
     "slipstream.actors.engine.serve_engine",
     "slipstream.actors.engine.answer_parser",
 )

@@ -1,1 +1,1 @@
-"""How tokens are sampled: vLLM in a process of its own, its twin weights and its parsers."""
+"""How tokens are sampled: vLLM in a process of its own, its shadow models and its parsers."""

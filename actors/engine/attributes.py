@@ -45,8 +45,9 @@ def changed_attribute(before: Attributes, model: nn.Module) -> str | None:
 def derived_tensor(model: nn.Module) -> str | None:
     """A tensor of an object that vLLM processes after each load, and that has memory of its own; None if none has.
 
-    A twin shares these objects with its model, such as the implementation of attention. Their `process_weights_after_
-    loading` may derive a tensor from the weights that they find, which are the old ones while the twin is loaded.
+    A shadow model shares these objects with its model, such as the implementation of attention. Their
+    `process_weights_after_loading` may derive a tensor from the weights that they find, which are the old ones while
+    the shadow is loaded.
     """
     known = storages_of(model)
     for path, module in model.named_modules():

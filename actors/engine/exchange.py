@@ -1,4 +1,4 @@
-"""Exchanges the contents of a model's tensors and of its twin's, in place.
+"""Exchanges the contents of a model's tensors and of its shadow model's, in place.
 
 On a GPU the addresses of the weights must stay: CUDA graphs contain them. So the bytes change places, through a small
 temporary, and no tensor, module or attribute is replaced.
@@ -15,12 +15,12 @@ PIECE_BYTES = 64 << 20  # of the temporary: on an H100 3.1 GB take 7.6 ms with i
 
 
 class Unpaired(ValueError):
-    """The tensors of a model and of its twin do not belong together one by one: nothing can be exchanged."""
+    """The tensors of a model and of its shadow do not belong together one by one: nothing can be exchanged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """As many bytes of the model and of its twin, as flat uint8 tensors that share memory with theirs."""
+    """As many bytes of the model and of its shadow, as flat uint8 tensors that share memory with theirs."""
 
     mine: Tensor
     its: Tensor
@@ -38,29 +38,29 @@ def storages_of(model: nn.Module) -> dict[int, torch.UntypedStorage]:
     return {storage.data_ptr(): storage for storage in storages if storage.nbytes()}
 
 
-def pieces_of(model: nn.Module, twin: nn.Module, *, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
-    """What `exchange` exchanges between `model` and `twin`: each memory once, however many tensors share it.
+def pieces_of(model: nn.Module, shadow: nn.Module, *, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+    """What `exchange` exchanges between `model` and `shadow`: each memory once, however many tensors share it.
 
     Raises Unpaired unless both have the same names with the same kinds of tensors, which share memory alike. Changes
     nothing.
     """
-    mine, its = tensors_of(model), tensors_of(twin)
+    mine, its = tensors_of(model), tensors_of(shadow)
     if mine.keys() != its.keys():
-        raise Unpaired(f"one of the model and its twin has no {min(mine.keys() ^ its.keys())}")
-    partners: dict[int, int] = {}  # addresses in the twin, by those in the model
+        raise Unpaired(f"one of the model and its shadow has no {min(mine.keys() ^ its.keys())}")
+    partners: dict[int, int] = {}  # addresses in the shadow, by those in the model
     for name, tensor in mine.items():
         _check_alike(name, tensor, its[name])
         address, other = (each.untyped_storage().data_ptr() for each in (tensor, its[name]))
         if address and partners.setdefault(address, other) != other:
-            raise Unpaired(f"{name} shares memory with another tensor in only one of the model and its twin")
-    model_storages, twin_storages = storages_of(model), storages_of(twin)
-    _check_apart([*model_storages.values(), *twin_storages.values()])
+            raise Unpaired(f"{name} shares memory with another tensor in only one of the model and its shadow")
+    model_storages, shadow_storages = storages_of(model), storages_of(shadow)
+    _check_apart([*model_storages.values(), *shadow_storages.values()])
     return [
         Piece(mine=one, its=other)
         for address, storage in model_storages.items()
         for one, other in zip(
             torch.split(_flat(storage), piece_bytes),
-            torch.split(_flat(twin_storages[partners[address]]), piece_bytes),
+            torch.split(_flat(shadow_storages[partners[address]]), piece_bytes),
             strict=True,
         )
     ]
@@ -88,7 +88,7 @@ def _check_alike(name: str, mine: Tensor, its: Tensor) -> None:
     one, other = _layout(mine), _layout(its)
     if one != other:
         different = next(field for field in one if one[field] != other[field])
-        raise Unpaired(f"{name} has the {different} {one[different]} in the model and {other[different]} in its twin")
+        raise Unpaired(f"{name} has the {different} {one[different]} in the model and {other[different]} in its shadow")
 
 
 def _layout(tensor: Tensor) -> dict[str, object]:

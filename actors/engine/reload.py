@@ -1,6 +1,6 @@
-"""Loads weights into a vLLM model or its twin, by vLLM's layerwise reload, which also packs them for its kernels.
+"""Loads weights into a vLLM model or its shadow model, by vLLM's layerwise reload, which packs them for kernels too.
 
-In the model itself vLLM loads and packs every tensor while nothing is generated. A twin is loaded beside the model.
+In the model itself vLLM loads and packs every tensor while nothing is generated. A shadow is loaded beside the model.
 """
 
 import copy
@@ -20,7 +20,7 @@ from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import sanitize_layer_refs
 from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 
-from slipstream.actors.engine.twin import swap, twin_of
+from slipstream.actors.engine.shadow_model import shadow_of, swap
 from slipstream.actors.weights.refused import WeightsUnfit
 
 GPT_OSS_EXPERTS = {"gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"}
@@ -28,14 +28,14 @@ GPT_OSS_EXPERTS = {"gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """New weights in a twin of the model."""
+    """New weights in a shadow model."""
 
-    switch: Callable[[], None]  # gives the model these weights and the twin the model's; a second call undoes it
+    switch: Callable[[], None]  # gives the model these weights and the shadow the model's; a second call undoes it
     untouched: list[str]  # parameters of the model that its loader took no tensor for
 
 
 def reload(model: Any, tensors: dict[str, torch.Tensor], model_config: Any) -> list[str]:
-    """Load `tensors` into a model, or a twin; return the names of the parameters that its loader took nothing for."""
+    """Load `tensors` into a model, or a shadow; return the names of the parameters that its loader took nothing for."""
     name_loaders(model)
     initialize_layerwise_reload(model)
     known = [name for name, _ in model.named_parameters()]
@@ -76,60 +76,60 @@ def copy_sinks(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
             sinks.data.copy_(tensor.narrow(0, get_tensor_model_parallel_rank() * len(sinks), len(sinks)))
 
 
-def reloadable_twin(model: nn.Module) -> nn.Module:
-    """A twin of `model` that vLLM can reload as it can `model`."""
-    twin = twin_of(model)
-    for one, other in zip(model.modules(), twin.modules(), strict=True):
+def reloadable_shadow(model: nn.Module) -> nn.Module:
+    """A shadow of `model` that vLLM can reload as it can `model`."""
+    shadow = shadow_of(model)
+    for one, other in zip(model.modules(), shadow.modules(), strict=True):
         _reload_as(one, other)
-    return twin
+    return shadow
 
 
-def forget_reload(twin: nn.Module) -> None:
-    """Remove what vLLM keeps to reload `twin`. It refers to the twin, which would never be freed."""
-    for module in twin.modules():
+def forget_reload(shadow: nn.Module) -> None:
+    """Remove what vLLM keeps to reload `shadow`. It refers to the shadow, which would never be freed."""
+    for module in shadow.modules():
         LAYERWISE_INFO.pop(module, None)
 
 
 def loaded_on_cpu(model: nn.Module, tensors: dict[str, torch.Tensor], model_config: Any) -> Loaded:
-    """Load `tensors` into a new twin of a model on a CPU, whose kernels pack weights into attributes of modules."""
-    twin = reloadable_twin(model)
-    forget_experts(twin)
-    untouched = reload(twin, tensors, model_config)
-    check_experts(twin)
-    repack_embeddings(twin)
-    give_sinks(model, twin)
-    forget_reload(twin)
-    return Loaded(switch=partial(swap, model, twin), untouched=untouched)
+    """Load `tensors` into a new shadow of a model on a CPU, whose kernels pack weights into attributes of modules."""
+    shadow = reloadable_shadow(model)
+    forget_experts(shadow)
+    untouched = reload(shadow, tensors, model_config)
+    check_experts(shadow)
+    repack_embeddings(shadow)
+    give_sinks(model, shadow)
+    forget_reload(shadow)
+    return Loaded(switch=partial(swap, model, shadow), untouched=untouched)
 
 
-def forget_experts(twin: nn.Module) -> None:
-    """Make a reload of `twin` pack its experts for the CPU's kernels, which vLLM does only if there is no kernel yet.
+def forget_experts(shadow: nn.Module) -> None:
+    """Make a reload of `shadow` pack its experts for the CPU's kernels, which vLLM does only if there is no kernel yet.
 
     A reload into packed experts copied the plain weights over the packed ones: logits were wrong by 10 nats, without an
     error.
     """
-    for module in twin.modules():
+    for module in shadow.modules():
         if isinstance(module, FusedMoEMethodBase):
             module.moe_kernel = None
 
 
-def check_experts(twin: nn.Module) -> None:
+def check_experts(shadow: nn.Module) -> None:
     """Raise WeightsUnfit if a reload has not packed the experts again: a forward pass would end the engine.
 
     A loader may copy experts past vLLM's reload, as that of gpt-oss does without `one_by_one`.
     """
-    if any(isinstance(module, FusedMoEMethodBase) and module.moe_kernel is None for module in twin.modules()):
+    if any(isinstance(module, FusedMoEMethodBase) and module.moe_kernel is None for module in shadow.modules()):
         raise WeightsUnfit(
-            f"vLLM's {type(twin).__name__} cannot load experts while it runs: its loader copies them past vLLM's "
+            f"vLLM's {type(shadow).__name__} cannot load experts while it runs: its loader copies them past vLLM's "
             "reload; train another model, or use a version of vLLM that reloads this one"
         )
 
 
-def give_sinks(model: nn.Module, twin: nn.Module) -> None:
-    """Let the attention of `twin` read the sinks of `twin`: its implementation, no module, refers to the model's."""
+def give_sinks(model: nn.Module, shadow: nn.Module) -> None:
+    """Let the attention of `shadow` read its own sinks: the implementation, no module, refers to the model's."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    own = dict(twin.named_parameters())
-    for module in twin.modules():
+    own = dict(shadow.named_parameters())
+    for module in shadow.modules():
         sinks = getattr(module.__dict__.get("impl"), "sinks", None)
         if sinks is None:
             continue
@@ -152,21 +152,21 @@ def repack_embeddings(model: nn.Module) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _reload_as(module: nn.Module, twin: nn.Module) -> None:
+def _reload_as(module: nn.Module, shadow: nn.Module) -> None:
     # Copies, because a reload binds the loaders in this description to the module that it loads.
     info = get_layerwise_info(module)
     described = tuple(
         {name: _unbound(to_meta_tensor(tensor), module) for name, tensor in kind.items()}
         for kind in info.restore_metadata
     )
-    get_layerwise_info(twin).restore_metadata = described
-    get_layerwise_info(twin).restore_device = info.restore_device
+    get_layerwise_info(shadow).restore_metadata = described
+    get_layerwise_info(shadow).restore_device = info.restore_device
 
 
 def _unbound(described: Any, module: nn.Module) -> torch.Tensor:
     """`described` as it was before `module` itself was reloaded: its loader wrapped, and bound to `module`.
 
-    With these a reload of the twin took no tensor at all, without an error.
+    With these a reload of the shadow took no tensor at all, without an error.
     """
     loader = getattr(described, "weight_loader", None)
     if loader is not None:

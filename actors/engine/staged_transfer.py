@@ -2,9 +2,9 @@
 
 vLLM's own transfer engines load while they receive, so a transfer that fails half-way leaves a worker that cannot
 serve. Here a worker first receives the whole buffer into memory and verifies it, while generation continues. Then it
-loads the weights into a twin of the model. Only after that does it open vLLM's weight-update session (start, update,
+loads the weights into a shadow model. Only after that does it open vLLM's weight-update session (start, update,
 finish): on a CPU it swaps the two; on a GPU, where CUDA graphs contain the addresses of the weights, it exchanges their
-contents. Without room for a twin on a GPU, the session loads from host memory.
+contents. Without room for a shadow on a GPU, the session loads from host memory.
 
 Importing this module registers the transfer engine with vLLM; `worker_extension_cls` makes every worker import it.
 """
@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from slipstream.actors.engine.kept_twin import KeptTwin
+from slipstream.actors.engine.kept_shadow import KeptShadow
 from slipstream.actors.engine.reload import Loaded, loaded_on_cpu, reload
 from slipstream.actors.weights.broadcast import Gpu
 from slipstream.actors.weights.receive import Receiver, ReceiverInfo
@@ -43,7 +43,7 @@ class StagedWeights:
 
     policy_version: int
     tensors: dict[str, torch.Tensor]  # in host memory, by the names of the model's loader; empty if they are loaded
-    loaded: Loaded | None  # into a twin; None on a GPU without one: the commit loads
+    loaded: Loaded | None  # into a shadow; None on a GPU without one: the commit loads
 
 
 @dataclass
@@ -51,7 +51,7 @@ class StagedInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """Plain values, which vLLM can send to workers in other processes."""
 
     receiver: dict[str, Any]  # the fields of slipstream.actors.weights.receive.ReceiverInfo
-    twin_room_bytes: int  # of its GPU, which the engine left to a twin
+    shadow_room_bytes: int  # of its GPU, which the engine left to a shadow
 
 
 @dataclass
@@ -80,10 +80,10 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         self._offer: Offer | None = None  # the newest
         self._received: Future[torch.Tensor | None] | None = None  # None at a worker that does not receive
         self._newest: Future[StagedWeights] | None = None  # of the newest offer, once it was received
-        self._committed: StagedWeights | None = None  # with the weights before in its twin, until it is settled
+        self._committed: StagedWeights | None = None  # with the weights before in its shadow, until it is settled
         self._untouched: list[str] = []  # parameters that the last commit brought no tensor for
         self._has_committed = False
-        self._kept_twin: KeptTwin | None = None  # of a model on a GPU
+        self._kept_shadow: KeptShadow | None = None  # of a model on a GPU
         self._folder = ModelFolder(
             Path(vllm_config.model_config.model),
             dtype=vllm_config.model_config.dtype,
@@ -93,8 +93,8 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
     def init_transfer_engine(self, init_info: StagedInitInfo) -> None:
         """Connect the receiver, if this is the engine's first worker."""
         if keeps_addresses(self.device):
-            self._kept_twin = KeptTwin(
-                self.model, self.model_config, device=self.device, room_bytes=init_info.twin_room_bytes
+            self._kept_shadow = KeptShadow(
+                self.model, self.model_config, device=self.device, room_bytes=init_info.shadow_room_bytes
             )
         on_gpu = self.device.type == "cuda"
         if self.parallel_config.rank > 0:
@@ -119,7 +119,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
     def prepare(self, shared_path: str) -> None:
         """Begin to prepare in the background what was received, here or by the first worker at `shared_path`.
 
-        The last commit must be settled: a twin that is kept has the weights before.
+        The last commit must be settled: a shadow that is kept has the weights before.
         """
         assert self._committed is None, "prepare() before the last commit was settled"
         assert self._received is not None and self._offer is not None, "prepare() without stage()"
@@ -157,8 +157,8 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
             received = self._memory.at(shared_path)
         assert received is not None and self._memory is not None, "prepare() after shutdown()"
         tensors = self._folder.tensors(offer.manifest, received)
-        if self._kept_twin is not None:
-            loaded = self._kept_twin.load(tensors, has_committed=self._has_committed)
+        if self._kept_shadow is not None:
+            loaded = self._kept_shadow.load(tensors, has_committed=self._has_committed)
         else:
             loaded = loaded_on_cpu(self.model, tensors, self.model_config)
         self._memory.pinning.used(self._memory.flat)
@@ -173,7 +173,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         self._synchronize()
 
     def receive_weights(self, update_info: StagedUpdateInfo) -> None:
-        """Switch to the twin's weights, or load the staged ones from memory. Nothing is transferred."""
+        """Switch to the shadow's weights, or load the staged ones from memory. Nothing is transferred."""
         assert self._newest is not None and self._newest.done(), "commit before the stage has ended"
         staged = self._newest.result()
         assert staged.policy_version == update_info.policy_version, "commit of another version than the staged one"
@@ -185,7 +185,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         self._committed, self._has_committed = replace(staged, tensors={}), True
 
     def finish_weight_update(self) -> None:
-        """Close the session. The weights before are kept until `settle_weights`, if there is a twin."""
+        """Close the session. The weights before are kept until `settle_weights`, if there is a shadow."""
         self._newest = None
 
     def settle_weights(self, *, revert: bool) -> bool:

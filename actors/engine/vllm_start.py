@@ -25,8 +25,8 @@ from slipstream.actors.engine.candidates import CandidatesCut, kept_of_candidate
 from slipstream.actors.engine.choices import following_tokens
 from slipstream.actors.engine.engine import Restriction
 from slipstream.actors.engine.orders import Ended, EngineSettings, Failed
+from slipstream.actors.engine.shadow_memory import room_for_shadow
 from slipstream.actors.engine.staged_transfer import BACKEND, WORKER_EXTENSION
-from slipstream.actors.engine.twin_memory import room_for_twin
 from slipstream.common.records.kept_sets import MAX_KEPT_TOKENS
 from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.text.codec import end_tokens
@@ -88,7 +88,7 @@ def start_vllm(settings: EngineSettings) -> LLMEngine:
             # vLLM caches the states of layers only at the ends of prefills in parts, which CPU_OPTIONS exclude.
             arguments.enable_prefix_caching = False
         llm = LLMEngine.from_engine_args(arguments)
-    connected = {"receiver": asdict(settings.receiver), "twin_room_bytes": twin_room_bytes(settings, gpu_bytes)}
+    connected = {"receiver": asdict(settings.receiver), "shadow_room_bytes": shadow_room_bytes(settings, gpu_bytes)}
     llm.collective_rpc("init_weight_transfer_engine", args=(connected,))
     llm.set_weight_version(str(settings.policy_version))
     return llm
@@ -138,7 +138,7 @@ def gpu_options(settings: EngineSettings, gpu_bytes: int) -> dict[str, Any]:
 
     With a size of its KV cache an engine shares its GPU: vLLM then asks for that size, and for no share of the GPU. It
     still refuses to start where the share is not free, so the share is next to nothing. Else vLLM gets the engine's
-    share without the room for a twin of the weights.
+    share without the room for a shadow model.
     """
     options: dict[str, Any] = {
         "hf_overrides": {"head_dtype": "float32"},
@@ -146,12 +146,12 @@ def gpu_options(settings: EngineSettings, gpu_bytes: int) -> dict[str, Any]:
     }
     if settings.kv_cache_bytes:
         return options | {"kv_cache_memory_bytes": settings.kv_cache_bytes, "gpu_memory_utilization": 0.01}
-    share = settings.gpu_memory_utilization - twin_room_bytes(settings, gpu_bytes) / gpu_bytes
+    share = settings.gpu_memory_utilization - shadow_room_bytes(settings, gpu_bytes) / gpu_bytes
     return options | {"gpu_memory_utilization": share}
 
 
-def twin_room_bytes(settings: EngineSettings, gpu_bytes: int) -> int:
-    """The bytes of each GPU of `gpu_bytes` that this engine leaves to a twin of its weights; 0 on a CPU.
+def shadow_room_bytes(settings: EngineSettings, gpu_bytes: int) -> int:
+    """The bytes of each GPU of `gpu_bytes` that this engine leaves to a shadow model; 0 on a CPU.
 
     Also 0 for an engine without a run, whose weights never change. Raises ValueError if the folder has neither weights
     nor their shapes, or vLLM refuses its model.
@@ -161,7 +161,7 @@ def twin_room_bytes(settings: EngineSettings, gpu_bytes: int) -> int:
     shapes = tensor_shapes(Path(settings.model_path)).values()
     dtype = getattr(torch, _dtype(settings.dtype, on_gpu=True))
     weights_bytes = dtype.itemsize * sum(map(math.prod, shapes)) // settings.tensor_parallel
-    return room_for_twin(
+    return room_for_shadow(
         share_bytes=int(settings.gpu_memory_utilization * gpu_bytes),
         weights_bytes=weights_bytes,
         episode_bytes=_episode_bytes(settings, dtype),

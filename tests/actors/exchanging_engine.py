@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 from vllm.model_executor.layers import utils
 
-from slipstream.actors.engine import kept_twin, serve_engine, staged_transfer, vllm_start
+from slipstream.actors.engine import kept_shadow, serve_engine, staged_transfer, vllm_start
 from slipstream.actors.engine.exchange import tensors_of
 
 SETTINGS = "EXCHANGING_ENGINE"  # the environment variable
@@ -29,14 +29,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The imitated GPU."""
 
     log: str  # a file
-    room_bytes: int  # that the engine left to a twin
+    room_bytes: int  # that the engine left to a shadow
     free_bytes: int = 1 << 40
     packs: bool = False  # its kernels have attributes of their own, which each load replaces
 
 
 def imitate(settings: Settings) -> None:
     """Make this process an engine on a GPU, as far as weights go."""
-    for name in ("slipstream.actors.engine.kept_twin", MODULE):
+    for name in ("slipstream.actors.engine.kept_shadow", MODULE):
         logging.getLogger(name).addHandler(logging.FileHandler(settings.log))
     logging.getLogger().setLevel(logging.INFO)
 
@@ -47,8 +47,8 @@ def imitate(settings: Settings) -> None:
 
     utils.dispatch_cpu_unquantized_gemm = dispatch
     staged_transfer.keeps_addresses = lambda _: True
-    kept_twin.memory_of = lambda _: (settings.free_bytes, 1 << 40)
-    vllm_start.twin_room_bytes = lambda *_: settings.room_bytes
+    kept_shadow.memory_of = lambda _: (settings.free_bytes, 1 << 40)
+    vllm_start.shadow_room_bytes = lambda *_: settings.room_bytes
     vllm_start.WORKER_EXTENSION = f"{MODULE}.Worker"
     engine = staged_transfer.StagedTransferEngine
     engine.receive_weights = watched(engine.receive_weights)  # type: ignore[method-assign]

@@ -1,13 +1,19 @@
 """What a run needs of GPUs and hosts, from a step on a fake GPU; what does not fit, and what to change.
 
 The learner's numbers are measured on the fake GPU. An engine's are computed: its weights, split evenly over its GPUs,
-a twin of them by the rule of the engine itself, and the keys and values of full attention in every layer that attends;
+a shadow model by the rule of the engine itself, and the keys and values of full attention in every layer that attends;
 what other layers keep of a sequence is left out. RESERVES are estimates.
 """
 
 from dataclasses import dataclass
 
-from slipstream.actors.engine.twin_memory import ENGINE_RESERVE_BYTES, GIB, TWIN_WORK_BYTES, needed_bytes, room_for_twin
+from slipstream.actors.engine.shadow_memory import (
+    ENGINE_RESERVE_BYTES,
+    GIB,
+    SHADOW_WORK_BYTES,
+    needed_bytes,
+    room_for_shadow,
+)
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.publisher.shelf import num_slots
@@ -23,7 +29,7 @@ class EngineMemory:
     """One engine, in bytes on each of its GPUs."""
 
     weights_bytes: int
-    twin_bytes: int  # for new weights beside them; 0 if there is no room: they are loaded while nothing is generated
+    shadow_bytes: int  # for new weights beside them; 0 if there is no room: they are loaded while nothing is generated
     kv_token_bytes: int  # of one token
     kv_bytes: int  # for all keys and values; negative if the weights alone are too large
     taken_bytes: int  # of the GPU, all together
@@ -60,28 +66,30 @@ def engine_memory(config: Config, step: MeasuredStep, *, gpu_bytes: int, beside_
         kv = actors.kv_cache_bytes
         free = gpu_bytes - beside_bytes - weights - kv - ENGINE_RESERVE_BYTES
         fits = needed_bytes(weights, room_bytes=0, total_bytes=gpu_bytes) <= free
-        twin = weights + TWIN_WORK_BYTES if fits else 0
+        shadow = weights + SHADOW_WORK_BYTES if fits else 0
     else:
         share = int(actors.gpu_memory_utilization * gpu_bytes)
         # An engine counts as if every layer attended: vLLM does not say of every hybrid how many do.
         episode = kv_token * step.num_layers // step.num_attending * config.model.max_tokens
-        twin = room_for_twin(share_bytes=share, weights_bytes=weights, episode_bytes=episode)
-        kv = share - weights - twin - ENGINE_RESERVE_BYTES
-    taken = weights + twin + max(0, kv) + ENGINE_RESERVE_BYTES
-    return EngineMemory(weights_bytes=weights, twin_bytes=twin, kv_token_bytes=kv_token, kv_bytes=kv, taken_bytes=taken)
+        shadow = room_for_shadow(share_bytes=share, weights_bytes=weights, episode_bytes=episode)
+        kv = share - weights - shadow - ENGINE_RESERVE_BYTES
+    taken = weights + shadow + max(0, kv) + ENGINE_RESERVE_BYTES
+    return EngineMemory(
+        weights_bytes=weights, shadow_bytes=shadow, kv_token_bytes=kv_token, kv_bytes=kv, taken_bytes=taken
+    )
 
 
 def kv_beside_learner(config: Config, step: MeasuredStep, *, gpu_bytes: int) -> int:
     """The bytes for keys and values of an engine that shares GPUs of `gpu_bytes` with the learner.
 
-    As many as all its episodes can use at their longest, if there are so many; a twin of the weights comes before that,
+    As many as all its episodes can use at their longest, if there are so many; a shadow model comes before that,
     if an episode fits beside it. Raises ConfigError if no episode fits.
     """
     engine = engine_memory(config, step, gpu_bytes=gpu_bytes)
     episode = engine.kv_token_bytes * step.num_layers // step.num_attending * config.model.max_tokens
     left = gpu_bytes - learner_memory(step) - engine.weights_bytes - ENGINE_RESERVE_BYTES
-    beside_twin = left - needed_bytes(engine.weights_bytes, room_bytes=0, total_bytes=gpu_bytes)
-    room = min(beside_twin if beside_twin >= episode else left, config.actors.max_episodes * episode)
+    beside_shadow = left - needed_bytes(engine.weights_bytes, room_bytes=0, total_bytes=gpu_bytes)
+    room = min(beside_shadow if beside_shadow >= episode else left, config.actors.max_episodes * episode)
     if room < episode:
         raise ConfigError(
             f"learner and actor do not fit on one GPU of {gib(gpu_bytes)}: the learner needs "

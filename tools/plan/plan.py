@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.actors.engine.twin_memory import ENGINE_RESERVE_BYTES, GIB
+from slipstream.actors.engine.shadow_memory import ENGINE_RESERVE_BYTES, GIB
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.envhub.rewards.part import reward_parts
@@ -139,8 +139,8 @@ def _engine_rows(config: Config, engine: EngineMemory, *, gpu_bytes: int) -> dic
     at_once = engine.num_tokens // longest
     return {
         "weights, bfloat16": gib(engine.weights_bytes),
-        "twin of the weights, into which new ones are loaded": gib(engine.twin_bytes)
-        if engine.twin_bytes
+        "shadow model, into which new weights are loaded": gib(engine.shadow_bytes)
+        if engine.shadow_bytes
         else "no room: new weights are loaded while nothing is generated",
         "reserve (estimate)": gib(ENGINE_RESERVE_BYTES),
         "KV cache": f"{gib(max(0, engine.kv_bytes))}, {engine.num_tokens} tokens of {engine.kv_token_bytes} bytes",

@@ -5,7 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from slipstream.actors.engine.twin_memory import GIB
+from slipstream.actors.engine.shadow_memory import GIB
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.run.devices import memory_of, split_devices, visible_devices

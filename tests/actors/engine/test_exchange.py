@@ -1,4 +1,4 @@
-"""Exchanging the contents of a model's tensors and its twin's: what it changes, what it leaves, what it refuses."""
+"""Exchanging the contents of a model's tensors and its shadow's: what it changes, what it leaves, what it refuses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.actors.engine.attributes import attributes_of, changed_attribute, derived_tensor
 from slipstream.actors.engine.exchange import Unpaired, exchange, pieces_of, storages_of, tensors_of
-from slipstream.actors.engine.twin import twin_of
+from slipstream.actors.engine.shadow_model import shadow_of
 
 
 class Layer(nn.Module):
@@ -33,13 +33,13 @@ def model_with_tied_weights() -> nn.Module:
 
 
 def other_values(model: nn.Module) -> nn.Module:
-    twin = twin_of(model)
+    shadow = shadow_of(model)
     with torch.no_grad():
-        for tensor in tensors_of(twin).values():
+        for tensor in tensors_of(shadow).values():
             if tensor.is_floating_point():
                 tensor.copy_(torch.randn(tensor.shape))
-        twin["layer"].number.fill_(9)
-    return twin
+        shadow["layer"].number.fill_(9)
+    return shadow
 
 
 def values_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -57,24 +57,24 @@ def test_an_exchange_gives_each_the_others_values_at_the_old_addresses_and_a_sec
     """At the old addresses, as CUDA graphs read them there."""
     with device:
         model = model_with_tied_weights()
-    twin = other_values(model)
-    mine, its = values_of(model), values_of(twin)
+    shadow = other_values(model)
+    mine, its = values_of(model), values_of(shadow)
     addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(model).items()}
     objects = {name: id(tensor) for name, tensor in tensors_of(model).items()}
     assert not same(mine, its) and len(mine) == 7
-    pieces = pieces_of(model, twin, piece_bytes=piece_bytes)
+    pieces = pieces_of(model, shadow, piece_bytes=piece_bytes)
     exchange(pieces)
-    assert same(values_of(model), its) and same(values_of(twin), mine)
+    assert same(values_of(model), its) and same(values_of(shadow), mine)
     assert {name: tensor.data_ptr() for name, tensor in tensors_of(model).items()} == addresses
     assert {name: id(tensor) for name, tensor in tensors_of(model).items()} == objects
     exchange(pieces)
-    assert same(values_of(model), mine) and same(values_of(twin), its)
+    assert same(values_of(model), mine) and same(values_of(shadow), its)
 
 
 def test_memory_that_tensors_share_is_exchanged_once() -> None:
     model = model_with_tied_weights()
-    twin = other_values(model)
-    num_bytes = sum(piece.mine.numel() for piece in pieces_of(model, twin))
+    shadow = other_values(model)
+    num_bytes = sum(piece.mine.numel() for piece in pieces_of(model, shadow))
     assert num_bytes == 11 * 7 * 4 + 5 * 7 * 2 + 6 * 4 + 8  # the embedding, the weight with its view, and the buffers
     assert num_bytes == sum(storage.nbytes() for storage in storages_of(model).values())
     assert model["layer"].view.data_ptr() == model["layer"].weight[1:].data_ptr()
@@ -98,43 +98,43 @@ class Allocations(TorchDispatchMode):
 
 def test_an_exchange_allocates_one_temporary_of_the_size_of_a_piece() -> None:
     model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 3))
-    pieces = pieces_of(model, twin_of(model), piece_bytes=4096)
+    pieces = pieces_of(model, shadow_of(model), piece_bytes=4096)
     with Allocations() as allocations:
         exchange(pieces)
     assert allocations.sizes == [4096]
 
 
 def unlike(change: Callable[[nn.Module], None]) -> nn.Module:
-    twin = other_values(MODEL)
-    change(twin)
-    return twin
+    shadow = other_values(MODEL)
+    change(shadow)
+    return shadow
 
 
 MODEL = model_with_tied_weights()
 
 
 def set_weight(tensor: torch.Tensor) -> Callable[[nn.Module], None]:
-    def change(twin: nn.Module) -> None:
-        twin["layer"].weight = nn.Parameter(tensor, requires_grad=False)
+    def change(shadow: nn.Module) -> None:
+        shadow["layer"].weight = nn.Parameter(tensor, requires_grad=False)
 
     return change
 
 
-def untie(twin: nn.Module) -> None:
-    twin["head"].weight = nn.Parameter(twin["embed"].weight.detach().clone())
+def untie(shadow: nn.Module) -> None:
+    shadow["head"].weight = nn.Parameter(shadow["embed"].weight.detach().clone())
 
 
-def lose(twin: nn.Module) -> None:
-    del twin["layer"].number
+def lose(shadow: nn.Module) -> None:
+    del shadow["layer"].number
 
 
-def share(twin: nn.Module) -> None:
-    twin["layer"].transposed = MODEL["layer"].transposed
+def share(shadow: nn.Module) -> None:
+    shadow["layer"].transposed = MODEL["layer"].transposed
 
 
-def overlap(twin: nn.Module) -> None:
-    data = twin["layer"].weight.view(torch.uint8).numpy()  # another storage at the same memory, a little further on
-    twin["layer"].transposed = torch.from_numpy(data.reshape(-1)[8:32]).view(torch.float32).view(2, 3).t()
+def overlap(shadow: nn.Module) -> None:
+    data = shadow["layer"].weight.view(torch.uint8).numpy()  # another storage at the same memory, a little further on
+    shadow["layer"].transposed = torch.from_numpy(data.reshape(-1)[8:32]).view(torch.float32).view(2, 3).t()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def overlap(twin: nn.Module) -> None:
         (overlap, "overlap"),
     ],
 )
-def test_a_twin_that_is_not_alike_is_refused_and_nothing_is_changed(
+def test_a_shadow_that_is_not_alike_is_refused_and_nothing_is_changed(
     change: Callable[[nn.Module], None], reason: str
 ) -> None:
     before = values_of(MODEL)

@@ -373,7 +373,7 @@ def test_nothing_overlaps_in_an_engine_that_masks_logits(tmp_path: Path) -> None
     assert not gpu_options(small, "env.enforce_admissible=true")["async_scheduling"]
 
 
-def test_an_engine_leaves_the_room_of_a_twin_within_its_share_if_its_kv_cache_keeps_half(tmp_path: Path) -> None:
+def test_an_engine_leaves_the_room_of_a_shadow_within_its_share_if_its_kv_cache_keeps_half(tmp_path: Path) -> None:
     def share(*settings: str, redis_url: str = "redis://127.0.0.1:1") -> float:
         options = gpu_options(str(tmp_path), *settings, redis_url=redis_url)
         assert options.keys() == ALWAYS.keys() | {"gpu_memory_utilization"}
@@ -381,7 +381,7 @@ def test_an_engine_leaves_the_room_of_a_twin_within_its_share_if_its_kv_cache_ke
 
     shapes_folder(tmp_path, num_weights=7 << 30)  # 14 GiB in bfloat16, and 16 with what its load needs
     assert share() == pytest.approx(0.9 - 16 / 80)
-    assert share("model.dtype=float32") == 0.9  # 30 of 41 GiB would be the twin's
+    assert share("model.dtype=float32") == 0.9  # 30 of 41 GiB would be the shadow's
     assert share("model.dtype=float32", "actors.tensor_parallel=2") == pytest.approx(0.9 - 16 / 80)
     assert share("actors.gpu_memory_utilization=0.4") == 0.4
     assert share(redis_url="") == 0.9  # without a run its weights never change

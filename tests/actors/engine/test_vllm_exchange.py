@@ -1,4 +1,4 @@
-"""The GPU's way to commit, with vLLM on a CPU: a twin is kept, and its contents are exchanged with the model's."""
+"""The GPU's way to commit, with vLLM on a CPU: a shadow is kept, and its contents are exchanged with the model's."""
 
 import asyncio
 import re
@@ -74,7 +74,7 @@ def with_another_probe(server: Offers, policies: Policies, number: int, *, probe
     return server.offer_of(weights, policy_version=policy_version, probe=probe_by(policies.models[probe]))
 
 
-def test_the_contents_of_a_kept_twin_are_exchanged_and_exchanged_back(
+def test_the_contents_of_a_kept_shadow_are_exchanged_and_exchanged_back(
     policies: Policies, server: Offers, tmp_path: Path
 ) -> None:
     settings = Settings(log=str(tmp_path / "log"), room_bytes=ROOM)
@@ -94,8 +94,8 @@ def test_the_contents_of_a_kept_twin_are_exchanged_and_exchanged_back(
         committed(engine, server.offer(policies.models[0], policy_version=4))
         check_serves(engine, policies, 0)
     log = Path(settings.log).read_text().splitlines()
-    assert [line for line in log if "twin" in line] == [
-        "new weights are loaded beside those that serve: a twin of 0.0 GiB; 1024.0 GiB of 1024.0 GiB were free"
+    assert [line for line in log if "shadow" in line] == [
+        "new weights are loaded beside those that serve: a shadow model of 0.0 GiB; 1024.0 of 1024.0 GiB were free"
     ]
     assert [line for line in log if "version" in line] == [f"version {each}: addresses kept" for each in (1, 2, 3, 4)]
 
@@ -111,25 +111,25 @@ def test_every_worker_of_an_engine_exchanges_its_part_and_exchanges_it_back(
             committed(engine, with_another_probe(server, policies, 2, probe=0, policy_version=2))
         check_serves(engine, policies, 1)
     log = Path(settings.log).read_text()
-    assert log.count("a twin of") == 2 and log.count("addresses kept") == 4 and "changed" not in log
+    assert log.count("a shadow model of") == 2 and log.count("addresses kept") == 4 and "changed" not in log
 
 
-def test_without_room_of_its_own_a_twin_comes_with_the_second_version(
+def test_without_room_of_its_own_a_shadow_comes_with_the_second_version(
     policies: Policies, server: Offers, tmp_path: Path
 ) -> None:
-    """The twin of a model that was itself reloaded before takes weights too."""
+    """The shadow model of a model that was itself reloaded before takes weights too."""
     settings = Settings(log=str(tmp_path / "log"), room_bytes=0)
     with exchanging(policies, settings) as engine:
         committed(engine, server.offer(policies.models[1], policy_version=1))
         check_serves(engine, policies, 1)
-        assert "a twin of" not in Path(settings.log).read_text()
+        assert "a shadow model of" not in Path(settings.log).read_text()
         with pytest.raises(WeightsUnfit, match="version 2 is refused by its probe"):
             committed(engine, with_another_probe(server, policies, 2, probe=0, policy_version=2))
         check_serves(engine, policies, 1)
         committed(engine, server.offer(policies.models[2], policy_version=3))
         check_serves(engine, policies, 2)
     log = Path(settings.log).read_text()
-    assert "the first version is loaded while nothing is generated" in log and "a twin of" in log
+    assert "the first version is loaded while nothing is generated" in log and "a shadow model of" in log
     assert "changed" not in log
 
 
@@ -137,10 +137,10 @@ def test_without_room_of_its_own_a_twin_comes_with_the_second_version(
     ("changes", "reason"),
     [
         ({"packs": True}, "vLLM keeps weights of this model in .*cpu_linear, outside of its tensors"),
-        ({"free_bytes": 1 << 30}, "a twin needs 2.0 GiB, and 1.0 GiB of 1024.0 GiB are free; for one, lower"),
+        ({"free_bytes": 1 << 30}, "a shadow model needs 2.0 GiB, and 1.0 GiB of 1024.0 GiB are free; for one, lower"),
     ],
 )
-def test_a_model_that_cannot_have_a_twin_is_loaded_in_the_pause_with_the_reason_in_the_log(
+def test_a_model_that_cannot_have_a_shadow_is_loaded_in_the_pause_with_the_reason_in_the_log(
     changes: dict[str, int], reason: str, policies: Policies, server: Offers, tmp_path: Path
 ) -> None:
     settings = msgspec.structs.replace(Settings(log=str(tmp_path / "log"), room_bytes=ROOM), **changes)

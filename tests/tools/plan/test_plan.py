@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import yaml
 
-from slipstream.actors.engine.twin_memory import ENGINE_RESERVE_BYTES, GIB
+from slipstream.actors.engine.shadow_memory import ENGINE_RESERVE_BYTES, GIB
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.plan.measured_step import MeasuredStep
@@ -97,7 +97,7 @@ def test_a_plan_is_printed_with_what_it_is_made_of(tmp_path: Path, capsys: pytes
         assert part in printed
     for part in (
         "peak of a step",
-        "twin of the weights",
+        "shadow model",
         "KV cache",
         "bytes of a publish",
         "split: learner 0; actors 1",
@@ -120,38 +120,38 @@ def test_the_tiny_model_needs_no_plan_and_impossible_hosts_are_refused(capsys: p
             PlanOptions(**options)  # type: ignore[arg-type]
 
 
-def test_an_engine_has_weights_a_twin_of_them_a_reserve_and_what_is_left_for_keys_and_values() -> None:
+def test_an_engine_has_weights_a_shadow_of_them_a_reserve_and_what_is_left_for_keys_and_values() -> None:
     engine = engine_memory(settings(), STEP, gpu_bytes=GPU)
-    assert (engine.weights_bytes, engine.twin_bytes) == (20 * GIB, 22 * GIB)
+    assert (engine.weights_bytes, engine.shadow_bytes) == (20 * GIB, 22 * GIB)
     assert engine.kv_bytes == int(0.9 * GPU) - 42 * GIB - ENGINE_RESERVE_BYTES == 27 * GIB
     assert engine.num_tokens == 27 * 1024
     assert engine.taken_bytes == int(0.9 * GPU)
     four = engine_memory(settings("actors.tensor_parallel=4"), STEP, gpu_bytes=GPU)
-    assert (four.weights_bytes, four.twin_bytes, four.kv_token_bytes) == (5 * GIB, 7 * GIB, 1 << 18)
+    assert (four.weights_bytes, four.shadow_bytes, four.kv_token_bytes) == (5 * GIB, 7 * GIB, 1 << 18)
     sixteen = engine_memory(settings("actors.tensor_parallel=16"), STEP, gpu_bytes=GPU)
     assert sixteen.kv_token_bytes == 1 << 17  # each of 8 heads is on two GPUs
 
 
-def test_an_engine_whose_kv_cache_would_keep_less_than_half_has_no_twin() -> None:
+def test_an_engine_whose_kv_cache_would_keep_less_than_half_has_no_shadow() -> None:
     engine = engine_memory(settings("actors.gpu_memory_utilization=0.8"), STEP, gpu_bytes=GPU)
-    assert (engine.twin_bytes, engine.kv_bytes, engine.taken_bytes) == (0, 41 * GIB, 64 * GIB)
+    assert (engine.shadow_bytes, engine.kv_bytes, engine.taken_bytes) == (0, 41 * GIB, 64 * GIB)
 
 
-def test_for_a_twin_the_longest_episode_counts_as_if_every_layer_attended() -> None:
+def test_for_a_shadow_the_longest_episode_counts_as_if_every_layer_attended() -> None:
     given = settings("model.max_tokens=4096")  # 4 GiB in the layers that attend
-    for num_layers, twin in ((2, 22 * GIB), (12, 22 * GIB), (14, 0)):
+    for num_layers, shadow in ((2, 22 * GIB), (12, 22 * GIB), (14, 0)):
         engine = engine_memory(given, msgspec.structs.replace(STEP, num_layers=num_layers), gpu_bytes=GPU)
-        assert (engine.twin_bytes, engine.kv_token_bytes) == (twin, 1 << 20)
+        assert (engine.shadow_bytes, engine.kv_token_bytes) == (shadow, 1 << 20)
 
 
-def test_beside_a_kv_cache_of_a_given_size_a_twin_is_counted_if_it_leaves_a_tenth_of_the_gpu() -> None:
+def test_beside_a_kv_cache_of_a_given_size_a_shadow_is_counted_if_it_leaves_a_tenth_of_the_gpu() -> None:
     given = settings("actors.kv_cache_bytes=8589934592")
     alone = engine_memory(given, STEP, gpu_bytes=GPU)
-    assert (alone.kv_bytes, alone.twin_bytes, alone.taken_bytes) == (8 * GIB, 22 * GIB, 53 * GIB)
+    assert (alone.kv_bytes, alone.shadow_bytes, alone.taken_bytes) == (8 * GIB, 22 * GIB, 53 * GIB)
     tight = engine_memory(given, STEP, gpu_bytes=GPU, beside_bytes=19 * GIB)
-    assert (tight.twin_bytes, tight.taken_bytes) == (22 * GIB, 53 * GIB)
+    assert (tight.shadow_bytes, tight.taken_bytes) == (22 * GIB, 53 * GIB)
     full = engine_memory(given, STEP, gpu_bytes=GPU, beside_bytes=19 * GIB + 1)
-    assert (full.kv_bytes, full.twin_bytes, full.taken_bytes) == (8 * GIB, 0, 31 * GIB)
+    assert (full.kv_bytes, full.shadow_bytes, full.taken_bytes) == (8 * GIB, 0, 31 * GIB)
 
 
 def test_the_host_has_slots_for_versions_and_a_copy_of_what_is_trained() -> None:
@@ -169,10 +169,10 @@ def test_what_fits_has_no_problem() -> None:
     assert found(settings("actors.kv_cache_bytes=8589934592"), split=SHARED) == []  # 44 + 31 of 80
 
 
-def test_an_engine_beside_the_learner_gets_what_is_left_and_a_twin_if_an_episode_fits_beside_it() -> None:
-    """Learner 44 GiB, weights 20, reserve 3; a token has 1 MiB, a twin needs 22 GiB and a tenth of the GPU."""
+def test_an_engine_beside_the_learner_gets_what_is_left_and_a_shadow_if_an_episode_fits_beside_it() -> None:
+    """Learner 44 GiB, weights 20, reserve 3; a token has 1 MiB, a shadow needs 22 GiB and a tenth of the GPU."""
     at = functools.partial(kv_beside_learner, settings(), STEP)
-    assert at(gpu_bytes=GPU) == 13 * GIB  # no room for a twin
+    assert at(gpu_bytes=GPU) == 13 * GIB  # no room for a shadow
     assert at(gpu_bytes=120 * GIB) == (53 - 22 - 12) * GIB
     assert kv_beside_learner(settings("actors.max_episodes=1"), STEP, gpu_bytes=GPU) == 8 * GIB  # no more is needed
     with pytest.raises(ConfigError, match=r"do not fit on one GPU of 74.0 GiB: the learner needs 44.0 GiB.*8.0 GiB"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.actors.engine.twin_memory import GIB
+from slipstream.actors.engine.shadow_memory import GIB
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.run.sharing import share_gpus

@@ -1,4 +1,4 @@
-"""A model's twin, which is loaded beside it, leaves nothing behind when it is replaced."""
+"""A model's shadow model, which is loaded beside it, leaves nothing behind when it is replaced."""
 
 import gc
 import weakref
@@ -11,35 +11,35 @@ from vllm.model_executor.model_loader.reload import record_metadata_for_reloadin
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, get_layerwise_info
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-from slipstream.actors.engine.reload import forget_reload, reload, reloadable_twin
-from slipstream.actors.engine.twin import swap, twin_of
+from slipstream.actors.engine.reload import forget_reload, reload, reloadable_shadow
+from slipstream.actors.engine.shadow_model import shadow_of, swap
 
 
-def reloaded_twin(model: nn.Module) -> nn.Module:
+def reloaded_shadow(model: nn.Module) -> nn.Module:
     """As after a reload: what vLLM keeps of each layer has a loader that is bound to the layer."""
-    twin = reloadable_twin(model)
-    for layer in twin.modules():
+    shadow = reloadable_shadow(model)
+    for layer in shadow.modules():
         (parameters, _) = get_layerwise_info(layer).restore_metadata
         for tensor in parameters.values():
             tensor.weight_loader = layer.forward
-    return twin
+    return shadow
 
 
-def test_a_twin_that_was_swapped_in_and_out_is_freed() -> None:
+def test_a_shadow_that_was_swapped_in_and_out_is_freed() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     for layer in model.modules():
         weights = {name: tensor.to("meta") for name, tensor in layer._parameters.items() if tensor is not None}
         get_layerwise_info(layer).restore_metadata = (weights, {})
     num_known, freed = len(LAYERWISE_INFO), []
     for version in range(5):
-        twin = reloaded_twin(model)
+        shadow = reloaded_shadow(model)
         with torch.no_grad():
-            twin[0].weight.fill_(version)
-        forget_reload(twin)
-        swap(model, twin)
+            shadow[0].weight.fill_(version)
+        forget_reload(shadow)
+        swap(model, shadow)
         assert model[0].weight.unique().tolist() == [version]
-        freed.append(weakref.ref(twin[1]))
-        del twin
+        freed.append(weakref.ref(shadow[1]))
+        del shadow
         gc.collect()
     assert [reference() for reference in freed] == [None] * 5
     assert len(LAYERWISE_INFO) == num_known
@@ -54,14 +54,14 @@ class Convolution(nn.Module):
         self.register_buffer("flat", self.weight.data[1:].view(2, 2), persistent=False)
 
 
-def test_tensors_that_share_memory_share_it_in_the_twin_and_not_with_the_model() -> None:
+def test_tensors_that_share_memory_share_it_in_the_shadow_and_not_with_the_model() -> None:
     model = nn.Sequential(Convolution(), nn.Linear(2, 2))
-    twin = twin_of(model)
+    shadow = shadow_of(model)
     with torch.no_grad():
-        twin[0].weight += 10
-    assert twin[0].flat.tolist() == [[12.0, 13.0], [14.0, 15.0]]
+        shadow[0].weight += 10
+    assert shadow[0].flat.tolist() == [[12.0, 13.0], [14.0, 15.0]]
     assert model[0].flat.tolist() == [[2.0, 3.0], [4.0, 5.0]]
-    assert twin[1].weight.equal(model[1].weight) and twin[1].weight.data_ptr() != model[1].weight.data_ptr()
+    assert shadow[1].weight.equal(model[1].weight) and shadow[1].weight.data_ptr() != model[1].weight.data_ptr()
 
 
 class Norm(nn.Module):
@@ -81,9 +81,9 @@ class Norm(nn.Module):
 def test_a_loader_that_is_a_partial_function_takes_part_in_a_reload() -> None:
     model = Norm()
     record_metadata_for_reloading(model)
-    twin = reloadable_twin(model)
+    shadow = reloadable_shadow(model)
     for tensor in (torch.tensor([3.0, 4.0]), torch.tensor([5.0, 6.0])):
-        assert reload(twin, {"weight": tensor}, None) == []
-        assert twin.weight.equal(tensor)
+        assert reload(shadow, {"weight": tensor}, None) == []
+        assert shadow.weight.equal(tensor)
     assert model.weight.equal(torch.ones(2))
-    forget_reload(twin)
+    forget_reload(shadow)

@@ -1,4 +1,4 @@
-"""A kept twin: when it is made, what happens to it when a load fails, and when an actor works without it."""
+"""A kept shadow model: when it is made, what happens to it when a load fails, and when an actor works without it."""
 
 import gc
 import logging
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-from slipstream.actors.engine import kept_twin
-from slipstream.actors.engine.kept_twin import KeptTwin
-from slipstream.actors.engine.twin_memory import GIB
+from slipstream.actors.engine import kept_shadow
+from slipstream.actors.engine.kept_shadow import KeptShadow
+from slipstream.actors.engine.shadow_memory import GIB
 
 ROOM = 4 * GIB
 OLD, NEW, NEWER = 1.0, 2.0, 3.0
@@ -43,7 +43,7 @@ class Model(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_twin, "memory_of", lambda device: (8 * GIB, 80 * GIB))
+    monkeypatch.setattr(kept_shadow, "memory_of", lambda device: (8 * GIB, 80 * GIB))
 
 
 def model_of() -> Model:
@@ -52,9 +52,9 @@ def model_of() -> Model:
     return model
 
 
-def kept(model: Model, *, room_bytes: int = ROOM) -> KeptTwin:
+def kept(model: Model, *, room_bytes: int = ROOM) -> KeptShadow:
     config = SimpleNamespace(dtype=torch.float32)
-    return KeptTwin(model, config, device=torch.device("cpu"), room_bytes=room_bytes)
+    return KeptShadow(model, config, device=torch.device("cpu"), room_bytes=room_bytes)
 
 
 def weights(value: float) -> dict[str, Tensor]:
@@ -65,84 +65,84 @@ def values(model: nn.Module) -> list[float]:
     return model.get_parameter("layer.weight").unique().tolist()
 
 
-def test_one_twin_takes_every_version_and_the_model_changes_at_the_switch_only() -> None:
+def test_one_shadow_takes_every_version_and_the_model_changes_at_the_switch_only() -> None:
     model = model_of()
-    twin, address = kept(model), model.layer.weight.data_ptr()
-    first = twin.load(weights(NEW), has_committed=False)
+    shadow, address = kept(model), model.layer.weight.data_ptr()
+    first = shadow.load(weights(NEW), has_committed=False)
     assert first is not None and first.untouched == [] and values(model) == [OLD]
-    kept_module = twin._twin
+    kept_module = shadow._shadow
     first.switch()
     assert values(model) == [NEW] and kept_module is not None and values(kept_module) == [OLD]
-    second = twin.load(weights(NEWER), has_committed=True)
-    assert second is not None and values(model) == [NEW] and twin._twin is kept_module
+    second = shadow.load(weights(NEWER), has_committed=True)
+    assert second is not None and values(model) == [NEW] and shadow._shadow is kept_module
     second.switch()
     assert values(model) == [NEWER] and values(kept_module) == [NEW]
     second.switch()
     assert values(model) == [NEW] and model.layer.weight.data_ptr() == address
 
 
-def test_a_twin_whose_load_failed_is_freed_and_the_next_load_has_a_new_one() -> None:
+def test_a_shadow_whose_load_failed_is_freed_and_the_next_load_has_a_new_one() -> None:
     model = model_of()
-    twin = kept(model)
-    assert twin.load(weights(NEW), has_committed=False) is not None
-    lost = weakref.ref(twin._twin)
+    shadow = kept(model)
+    assert shadow.load(weights(NEW), has_committed=False) is not None
+    lost = weakref.ref(shadow._shadow)
     with pytest.raises(KeyError):
-        twin.load(weights(NEW) | {"layer.other": torch.zeros(1)}, has_committed=False)
+        shadow.load(weights(NEW) | {"layer.other": torch.zeros(1)}, has_committed=False)
     assert values(model) == [OLD]
-    loaded = twin.load(weights(NEWER), has_committed=False)
+    loaded = shadow.load(weights(NEWER), has_committed=False)
     assert loaded is not None and lost() is None
     loaded.switch()
     assert values(model) == [NEWER]
 
 
-def test_a_reload_that_replaces_an_attribute_ends_the_twin_with_the_reason_in_the_log_once(
+def test_a_reload_that_replaces_an_attribute_ends_the_shadow_with_the_reason_in_the_log_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = model_of()
     model.packs = True
-    twin = kept(model)
+    shadow = kept(model)
     for _ in range(2):
-        assert twin.load(weights(NEW), has_committed=False) is None
+        assert shadow.load(weights(NEW), has_committed=False) is None
     assert values(model) == [OLD] and model.kernel is None
     assert [record.levelno for record in caplog.records] == 2 * [logging.WARNING]
     reason, unused = (record.getMessage() for record in caplog.records)
     assert "vLLM keeps weights of this model in kernel, outside of its tensors" in reason
-    assert "4.0 GiB that the engine left to a twin stay unused" in unused
+    assert "4.0 GiB that the engine left to a shadow model stay unused" in unused
 
 
-def test_an_implementation_with_a_tensor_of_its_own_allows_no_twin(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_implementation_with_a_tensor_of_its_own_allows_no_shadow(caplog: pytest.LogCaptureFixture) -> None:
     model = model_of()
     model.layer.impl = SimpleNamespace(sinks=torch.ones(2), process_weights_after_loading=print)
     assert kept(model).load(weights(NEW), has_committed=True) is None
     assert "vLLM derives layer.impl.sinks from the weights" in caplog.text
 
 
-def test_without_room_of_its_own_a_twin_waits_for_the_first_commit_and_then_takes_what_is_free(
+def test_without_room_of_its_own_a_shadow_waits_for_the_first_commit_and_then_takes_what_is_free(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = model_of()
-    twin = kept(model, room_bytes=0)
-    assert twin.load(weights(NEW), has_committed=False) is None
-    monkeypatch.setattr(kept_twin, "memory_of", lambda device: (11 * GIB, 80 * GIB))
-    assert twin.load(weights(NEW), has_committed=True) is not None
+    shadow = kept(model, room_bytes=0)
+    assert shadow.load(weights(NEW), has_committed=False) is None
+    monkeypatch.setattr(kept_shadow, "memory_of", lambda device: (11 * GIB, 80 * GIB))
+    assert shadow.load(weights(NEW), has_committed=True) is not None
     assert kept(model, room_bytes=0).load(weights(NEW), has_committed=True) is not None
-    monkeypatch.setattr(kept_twin, "memory_of", lambda device: (9 * GIB, 80 * GIB))
+    monkeypatch.setattr(kept_shadow, "memory_of", lambda device: (9 * GIB, 80 * GIB))
     assert kept(model, room_bytes=0).load(weights(NEW), has_committed=True) is None
-    assert "a twin needs 10.0 GiB, and 9.0 GiB of 80.0 GiB are free" in caplog.text
+    assert "a shadow model needs 10.0 GiB, and 9.0 GiB of 80.0 GiB are free" in caplog.text
 
 
-def test_a_twin_that_exceeds_the_memory_is_given_up(
+def test_a_shadow_that_exceeds_the_memory_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def exhausted(*_: object) -> list[str]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     model = model_of()
-    twin = kept(model)
-    monkeypatch.setattr(kept_twin, "reload", exhausted)
-    assert twin.load(weights(NEW), has_committed=False) is None
+    shadow = kept(model)
+    monkeypatch.setattr(kept_shadow, "reload", exhausted)
+    assert shadow.load(weights(NEW), has_committed=False) is None
     monkeypatch.undo()
-    assert twin.load(weights(NEW), has_committed=False) is None
+    assert shadow.load(weights(NEW), has_committed=False) is None
     assert caplog.text.count("CUDA out of memory") == 1
     gc.collect()
     assert values(model) == [OLD]
