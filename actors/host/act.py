@@ -17,8 +17,8 @@ from slipstream.actors.group.reward import Scoring
 from slipstream.actors.host.beat import Leases, Pulse, keep_beating
 from slipstream.actors.host.judge import JudgeSetup, keep_judging
 from slipstream.actors.host.own_judge import OwnJudge
-from slipstream.actors.host.pace import Pace
 from slipstream.actors.host.pin import Pin
+from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.refresh import RefreshCounts, keep_fresh
 from slipstream.common.config.actors_config import ActorsConfig
 from slipstream.common.config.config import Config
@@ -62,14 +62,20 @@ async def act(
     Raises EngineDied, and RunChanged if the run has another `play_root`, after it has given its groups back; then the
     process must end.
     """
-    leases, counts, pin, pace, run_failed = Leases(), RefreshCounts(), Pin(), Pace(), False
+    leases, counts, pin, interval, run_failed = Leases(), RefreshCounts(), Pin(), PollInterval(), False
     later = functools.partial(_later_on_disk, bulletin, pin) if actors.transport == "disk" else bulletin.later
-    refreshing = asyncio.create_task(keep_fresh(setup.engine, later, counts, pin, pace))
-    judging = asyncio.create_task(_keep_judging(setup, judge_buffers, pace, shutdown))
+    refreshing = asyncio.create_task(keep_fresh(setup.engine, later, counts, pin, interval))
+    judging = asyncio.create_task(_keep_judging(setup, judge_buffers, interval, shutdown))
     pulse = Pulse(setup, counts=counts, actors=actors, shutdown=shutdown)
     beating = asyncio.create_task(
         keep_beating(
-            pulse, actor=setup.actor, buffers=buffers, fleet=fleet, leases=leases, pace=pace, play_root=play_root
+            pulse,
+            actor=setup.actor,
+            buffers=buffers,
+            fleet=fleet,
+            leases=leases,
+            interval=interval,
+            play_root=play_root,
         )
     )
     try:
@@ -77,9 +83,9 @@ async def act(
             _raise_first_error(refreshing, judging, *leases.tasks())
             if pin.stuck:
                 _give_back_what_waits(setup, leases)
-            if not await _lease_one(setup, buffers, leases, pin, pace, actors):
+            if not await _lease_one(setup, buffers, leases, pin, interval, actors):
                 # Random, so that actors do not ask together; environments may have the global generator.
-                await asyncio.sleep(pace.every(IDLE_S) * random.SystemRandom().uniform(0.5, 1.5))
+                await asyncio.sleep(interval.seconds(IDLE_S) * random.SystemRandom().uniform(0.5, 1.5))
         if beating.done():
             run_failed = beating.result() is RunState.FAILED
         else:
@@ -114,7 +120,9 @@ def _later_on_disk(bulletin: Bulletin, pin: Pin, policy_version: int, *, wait_s:
     return offer
 
 
-async def _keep_judging(setup: EpisodeSetup, buffers: Sequence[JudgeBuffer], pace: Pace, shutdown: Shutdown) -> None:
+async def _keep_judging(
+    setup: EpisodeSetup, buffers: Sequence[JudgeBuffer], interval: PollInterval, shutdown: Shutdown
+) -> None:
     """Judge complete groups of `buffers` until this actor is asked to leave; others then judge those it gives back.
 
     It takes another group if the engine has room, and weights that may play it.
@@ -130,7 +138,7 @@ async def _keep_judging(setup: EpisodeSetup, buffers: Sequence[JudgeBuffer], pac
         name=setup.actor,
         buffers=buffers,
         parts={env: group_parts(of_env) for env, of_env in parts.items()},
-        pace=pace,
+        interval=interval,
         may_judge=may_judge,
     )
     await keep_judging(judge, is_done=shutdown.requested.is_set)
@@ -145,7 +153,12 @@ async def _drain(setup: EpisodeSetup, leases: Leases, actors: ActorsConfig) -> N
 
 
 async def _lease_one(
-    setup: EpisodeSetup, buffers: dict[str, ActorBuffer], leases: Leases, pin: Pin, pace: Pace, actors: ActorsConfig
+    setup: EpisodeSetup,
+    buffers: dict[str, ActorBuffer],
+    leases: Leases,
+    pin: Pin,
+    interval: PollInterval,
+    actors: ActorsConfig,
 ) -> bool:
     """Start one more group if the engine has room and a buffer has one; return whether to ask for another at once.
 
@@ -173,7 +186,7 @@ async def _lease_one(
                 task.add_done_callback(lambda _: pin.ended())
             for _ in ("the group's task begins", "its members begin, and count as running"):
                 await asyncio.sleep(0)
-            return not _has_its_share(len(leases.playing), lease.num_queued, num_actors=pace.num_members)
+            return not _has_its_share(len(leases.playing), lease.num_queued, num_actors=interval.num_members)
     return False
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from slipstream.actors.group.group import EpisodeSetup
-from slipstream.actors.host.pace import Pace
+from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.refresh import RefreshCounts
 from slipstream.common.config.actors_config import ActorsConfig
 from slipstream.common.process.shutdown import Shutdown
@@ -120,10 +120,10 @@ async def keep_beating(
     buffers: dict[str, ActorBuffer],
     fleet: Fleet,
     leases: Leases,
-    pace: Pace,
+    interval: PollInterval,
     play_root: str,
 ) -> RunState:
-    """Renew leases and membership every BEAT_S, or as `pace` allows; return the state of a run that has ended.
+    """Renew leases and membership every BEAT_S, or as `interval` allows; return the state of a run that has ended.
 
     Each buffer has a thread of its own. So if one server hangs, and inserts wait for it, leases on other servers are
     still renewed. Raises EngineDied, RedisAway, RunChanged, UnknownRun.
@@ -133,13 +133,13 @@ async def keep_beating(
     try:
         async with asyncio.TaskGroup() as group:
             renewing = [
-                group.create_task(_keep_renewing(call, stream, buffer, leases, actor, pace))
+                group.create_task(_keep_renewing(call, stream, buffer, leases, actor, interval))
                 for stream, buffer in buffers.items()
             ]
             last_known = LastKnown(fleet, pulse.join_timeout_s, play_root=play_root)
             while (state := await call(last_known.state)) in PLAYED:
-                pace.num_members = await call(fleet.beat, pulse.member())
-                await asyncio.sleep(pace.every(BEAT_S, most_s=MEMBER_TTL_S / BEATS))
+                interval.num_members = await call(fleet.beat, pulse.member())
+                await asyncio.sleep(interval.seconds(BEAT_S, most_s=MEMBER_TTL_S / BEATS))
             for task in renewing:
                 task.cancel()
     except ExceptionGroup as errors:
@@ -150,7 +150,12 @@ async def keep_beating(
 
 
 async def _keep_renewing(
-    call: Callable[..., asyncio.Future[Any]], stream: str, buffer: ActorBuffer, leases: Leases, actor: str, pace: Pace
+    call: Callable[..., asyncio.Future[Any]],
+    stream: str,
+    buffer: ActorBuffer,
+    leases: Leases,
+    actor: str,
+    interval: PollInterval,
 ) -> None:
     """Renew the leases of one stream; cancel groups whose lease was lost: another actor may play them already."""
     while True:
@@ -160,4 +165,5 @@ async def _keep_renewing(
             for lease, task in mine:
                 if lease.ticket.group_id not in valid_ids:
                     task.cancel()
-        await asyncio.sleep(pace.every(BEAT_S, most_s=min((lease.ttl_s for lease, _ in mine), default=BEAT_S) / BEATS))
+        shortest_s = min((lease.ttl_s for lease, _ in mine), default=BEAT_S)
+        await asyncio.sleep(interval.seconds(BEAT_S, most_s=shortest_s / BEATS))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from slipstream.actors.engine.engine import EngineDied
 from slipstream.actors.host.join import run_config, wait_for_run
-from slipstream.actors.host.pace import Pace
+from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.relay import is_over
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
@@ -50,7 +50,7 @@ class JudgeSetup:
     buffers: Sequence[JudgeBuffer]  # one for each shard
     parts: dict[str, Compared]  # by `Task.env`
     retry_s: float = RETRY_S
-    pace: Pace = field(default_factory=Pace)
+    interval: PollInterval = field(default_factory=PollInterval)
     may_judge: Callable[[int], bool] = lambda oldest: True
     """Whether it can judge one more group now, whose oldest allowed policy version this is."""
 
@@ -128,7 +128,7 @@ async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> Non
                         await asyncio.to_thread(buffer.release, leased)
                         break
                     judging[asyncio.create_task(_judge(setup, buffer, leased))] = (buffer, leased)
-            await asyncio.sleep(setup.pace.every(POLL_S))
+            await asyncio.sleep(setup.interval.seconds(POLL_S))
             for task in [task for task in judging if task.done()]:
                 if not task.cancelled():
                     task.result()  # if it raises, the group is still among those that are given back
@@ -202,4 +202,4 @@ async def _keep_renewing(setup: JudgeSetup, judging: dict[asyncio.Task[None], tu
             for task, leased in mine.items():
                 if leased.ticket.group_id not in valid_ids:
                     task.cancel()
-        await asyncio.sleep(setup.pace.every(RENEW_S))
+        await asyncio.sleep(setup.interval.seconds(RENEW_S))

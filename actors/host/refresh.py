@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.actors.engine.engine import Engine, EngineSpoiled
-from slipstream.actors.host.pace import Pace
 from slipstream.actors.host.pin import Pin
+from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.weights.refused import WeightsRefused, WeightsUnfit
 from slipstream.common.transfer.weights import Offer
 from slipstream.replay.fleet.fleet import Refusal
@@ -63,7 +63,7 @@ class Later(Protocol):
     def __call__(self, policy_version: int, *, wait_s: float) -> Offer | None: ...
 
 
-async def keep_fresh(engine: Engine, later: Later, counts: RefreshCounts, pin: Pin, pace: Pace) -> None:
+async def keep_fresh(engine: Engine, later: Later, counts: RefreshCounts, pin: Pin, interval: PollInterval) -> None:
     """Refresh `engine` for as long as this runs.
 
     Consumes the newest offer; waits in `later` until there is one, and, before the commit, until no evaluation pins the
@@ -73,7 +73,7 @@ async def keep_fresh(engine: Engine, later: Later, counts: RefreshCounts, pin: P
     """
     staged, tries = -1, Tries()
     while True:
-        wait_s = 0.0 if staged > engine.policy_version else pace.every(WAIT_S)
+        wait_s = 0.0 if staged > engine.policy_version else interval.seconds(WAIT_S)
         known = max(staged, engine.policy_version, tries.given_up())
         offer = await asyncio.to_thread(later, known, wait_s=wait_s)
         if offer is not None:
@@ -87,7 +87,7 @@ async def keep_fresh(engine: Engine, later: Later, counts: RefreshCounts, pin: P
         if staged <= engine.policy_version:
             continue
         if pin.held:
-            await asyncio.sleep(pace.every(PINNED_POLL_S))
+            await asyncio.sleep(interval.seconds(PINNED_POLL_S))
             continue
         version, staged = staged, -1
         try:

@@ -22,8 +22,8 @@ from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import rollout
-from slipstream.actors.host.pace import Pace
 from slipstream.actors.host.pin import Pin
+from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.refresh import RefreshCounts, keep_fresh
 from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.env_config import EnvConfig
@@ -229,7 +229,7 @@ async def episodes_under_refreshes(
     async with asyncio.timeout(120):
         while await asyncio.to_thread(bulletin.latest) is None:  # noqa: ASYNC110 - another process announces it
             await asyncio.sleep(0.05)
-    refreshing = asyncio.create_task(keep_fresh(engine, bulletin.later, counts, Pin(), Pace()))
+    refreshing = asyncio.create_task(keep_fresh(engine, bulletin.later, counts, Pin(), PollInterval()))
     task_indices = itertools.count()
     players = [
         asyncio.create_task(play(engine, policies.folder, task_indices, run_id, sampling, enforced=enforced))

@@ -16,8 +16,8 @@ from transformers import Qwen3ForCausalLM
 
 from slipstream.actors.engine.engine import EngineSpoiled
 from slipstream.actors.host import refresh
-from slipstream.actors.host.pace import Pace
 from slipstream.actors.host.pin import Pin
+from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.refresh import MAX_TRIES, RefreshCounts, keep_fresh
 from slipstream.actors.weights.refused import WeightsRefused, WeightsUnfit
 from slipstream.common.process.wire import WireError, decode, encode
@@ -153,7 +153,7 @@ async def refreshed(engine: RefusingEngine, offers: list[int], counts: RefreshCo
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(refresh.asyncio, "sleep", sleep)
         with contextlib.suppress(NoFurtherOffer):
-            await keep_fresh(engine, later, counts, pin, Pace())
+            await keep_fresh(engine, later, counts, pin, PollInterval())
     return waits_s
 
 

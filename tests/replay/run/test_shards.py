@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from slipstream.actors.host.beat import BEAT_S, Leases, Pulse, keep_beating
-from slipstream.actors.host.pace import Pace
+from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.refresh import RefreshCounts
 from slipstream.common.config.actors_config import ActorsConfig
 from slipstream.common.config.config import dump_config, load_config
@@ -227,7 +227,7 @@ def test_a_server_that_stands_still_costs_no_lease_on_another(
                     buffers={name: buffer.actor for name, buffer in buffers.items()},
                     fleet=fleet,
                     leases=leases,
-                    pace=Pace(),
+                    interval=PollInterval(),
                 )
             )
             leased_until = deadline_ms()

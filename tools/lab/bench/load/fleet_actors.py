@@ -1,4 +1,4 @@
-"""Thousands of simulated actors in one process: each has its name, its connections, a lease and the pace of an actor.
+"""Thousands of simulated actors in one process: each has its name, its connections, a lease and an actor's intervals.
 
 They send the same requests and bytes as `slipstream.actors.host.act`: the offer, the run's state, heartbeats, leases
 and inserts. A simulated actor has one connection to each server, and no engine and no environment.
@@ -21,7 +21,7 @@ import msgspec
 
 from slipstream.actors.host.act import IDLE_S
 from slipstream.actors.host.beat import BEAT_S, BEATS
-from slipstream.actors.host.pace import Pace
+from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.refresh import WAIT_S
 from slipstream.common.process.wire import encode
 from slipstream.common.records.trajectory import Task, encode_trajectory
@@ -165,7 +165,7 @@ class Actor:
         self.num_beats = 0
         self._name = name_of(number)
         self._lease: Leased | None = lease
-        self._loop, self._settings, self._pace = loop, loop.settings, Pace()
+        self._loop, self._settings, self._interval = loop, loop.settings, PollInterval()
         self._connections = [Connection(server, loop.selector) for server in loop.settings.servers]
         self._waiting = Connection(loop.settings.servers[0], loop.selector)  # for an offer, in a thread of its own
         self._member = encode(_member(self._name))
@@ -192,7 +192,7 @@ class Actor:
         self._connections[shard].ask(*requests, then=then)
 
     def _wait(self) -> None:
-        block_ms, name = round(1000 * self._pace.every(WAIT_S)), self._run_key("weights", "latest", "versions")
+        block_ms, name = round(1000 * self._interval.seconds(WAIT_S)), self._run_key("weights", "latest", "versions")
         self._loop.counted("offer")
         self._waiting.ask(("XREAD", "BLOCK", block_ms, "STREAMS", name, "0-0"), then=lambda _: self._wait())
 
@@ -204,18 +204,18 @@ class Actor:
 
         def again(replies: list[Reply]) -> None:
             assert isinstance(replies[0], int)
-            self._pace.num_members = replies[0]
+            self._interval.num_members = replies[0]
             self.num_beats += 1
             if self.num_beats == 2:  # now it knows how many they are
                 self._wait()
                 self._renew()
-            self._loop.after(self._pace.every(BEAT_S, most_s=MEMBER_TTL_S / BEATS), self._beat)
+            self._loop.after(self._interval.seconds(BEAT_S, most_s=MEMBER_TTL_S / BEATS), self._beat)
 
         self._ask("state", 0, ("SRANDMEMBER", self._run_key("state")), then=beat)
 
     def _renew(self) -> None:
         ttl_s = self._settings.lease_ttl_s
-        self._loop.after(self._pace.every(BEAT_S, most_s=ttl_s / BEATS), self._renew)
+        self._loop.after(self._interval.seconds(BEAT_S, most_s=ttl_s / BEATS), self._renew)
         if (lease := self._lease) is None:
             return
 
@@ -271,7 +271,7 @@ class Actor:
     def _ask_for_group(self, streams: Iterator[tuple[int, str]]) -> None:
         found = next(streams, None)
         if found is None:
-            self._loop.after(self._pace.every(IDLE_S) * random.uniform(0.5, 1.5), self._lease_next)
+            self._loop.after(self._interval.seconds(IDLE_S) * random.uniform(0.5, 1.5), self._lease_next)
             return
         shard, stream = found
         base, asked = self._base(shard, stream), time.perf_counter()

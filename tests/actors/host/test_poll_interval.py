@@ -14,9 +14,9 @@ import pytest
 import redis
 
 from slipstream.actors.host import act as act_module
-from slipstream.actors.host import pace as pace_module
+from slipstream.actors.host import poll_interval
 from slipstream.actors.host.act import act
-from slipstream.actors.host.pace import Pace
+from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.common.config.actors_config import ActorsConfig
 from slipstream.common.process.connection import connect
 from slipstream.common.process.shutdown import Shutdown
@@ -97,11 +97,11 @@ async def acting(
 
 
 def test_the_interval_grows_with_the_fleet_between_its_bounds() -> None:
-    assert [Pace(num_members=members).every(0.1) for members in (1, 500, 5000, 10**9)] == [0.1, 0.1, 1.0, 4.0]
-    assert Pace(num_members=10**9).every(1.0, most_s=0.5) == 1.0
+    assert [PollInterval(num_members=members).seconds(0.1) for members in (1, 500, 5000, 10**9)] == [0.1, 0.1, 1.0, 4.0]
+    assert PollInterval(num_members=10**9).seconds(1.0, most_s=0.5) == 1.0
 
 
-def test_all_actors_together_keep_to_the_pace(
+def test_all_actors_together_keep_to_one_rate(
     redis_server: Server,
     redis_client: redis.Redis,
     run_id: str,
@@ -110,7 +110,7 @@ def test_all_actors_together_keep_to_the_pace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without it, ten idle actors would ask for a group 400 times a second."""
-    monkeypatch.setattr(pace_module, "ASKS_PER_S", 20.0)
+    monkeypatch.setattr(poll_interval, "ASKS_PER_S", 20.0)
     fleet = Fleet(redis_client, run_id)
     fleet.set_run_state(RunState.TRAINING)
 
@@ -176,12 +176,12 @@ def test_an_actor_that_has_its_share_of_a_short_queue_lets_the_others_ask(
     idle_s, events = 0.0123, list[str]()
     fleet, train = Fleet(redis_client, run_id), streams["train"]
     fleet.set_run_state(RunState.TRAINING)
-    every, lease = Pace.every, train.actor.lease
+    seconds, lease = PollInterval.seconds, train.actor.lease
 
-    def noted_pause(pace: Pace, least_s: float, **limits: float) -> float:
-        if least_s == idle_s and pace.num_members == 2:
+    def noted_pause(interval: PollInterval, least_s: float, **limits: float) -> float:
+        if least_s == idle_s and interval.num_members == 2:
             events.append("pause")
-        return every(pace, least_s, **limits)
+        return seconds(interval, least_s, **limits)
 
     def noted_lease(actor: str) -> Lease | None:
         if found := lease(actor):
@@ -189,7 +189,7 @@ def test_an_actor_that_has_its_share_of_a_short_queue_lets_the_others_ask(
         return found
 
     monkeypatch.setattr(act_module, "IDLE_S", idle_s)
-    monkeypatch.setattr(Pace, "every", noted_pause)
+    monkeypatch.setattr(PollInterval, "seconds", noted_pause)
     monkeypatch.setattr(train.actor, "lease", noted_lease)
 
     async def play() -> None:

@@ -7,12 +7,12 @@ MAX_WAIT_S = 4.0
 
 
 @dataclass(kw_only=True, slots=True)
-class Pace:
-    """The pace of one actor. Each kind of request asks it how long to wait."""
+class PollInterval:
+    """The poll interval of one actor. Each kind of request asks it how long to wait."""
 
     num_members: int = 1  # processes of the run that were alive at this actor's last heartbeat
 
-    def every(self, least_s: float, *, most_s: float = MAX_WAIT_S) -> float:
+    def seconds(self, least_s: float, *, most_s: float = MAX_WAIT_S) -> float:
         """Seconds between two requests of one kind: `least_s`, unless all actors would exceed ASKS_PER_S.
 
         Never more than `most_s`: then a still larger fleet does exceed it.
