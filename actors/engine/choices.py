@@ -15,23 +15,6 @@ from collections.abc import Collection, Sequence
 Choices = Sequence[Sequence[int]]
 
 
-def allowed_tokens(choices: Choices, written: Sequence[int], *, ends: Collection[int]) -> list[set[int]]:
-    """What could be sampled at each place of `written`, one of `choices` with one of `ends` after it, or its beginning.
-
-    Raises ValueError if `written` has another token.
-
-    >>> allowed_tokens([[5, 6], [5], [7]], [5, 9], ends=[9])
-    [{5, 7}, {9, 6}]
-    """
-    following = following_tokens(choices, ends=ends)
-    allowed = []
-    for place, token in enumerate(written):
-        allowed.append(following.get(tuple(written[:place]), set()))
-        if token not in allowed[-1]:
-            raise ValueError(f"token {token} at place {place} of {list(written)} is in none of the choices")
-    return allowed
-
-
 def widest(choices: Choices, *, ends: Collection[int]) -> int:
     """The largest number of tokens among which one is sampled."""
     return max(map(len, following_tokens(choices, ends=ends).values()))

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from slipstream.actors.engine.choices import allowed_tokens, widest
+from slipstream.actors.engine.choices import widest
 from slipstream.actors.engine.engine import Completion, Restriction
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.resume import resumed_record
@@ -37,6 +37,7 @@ from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.batch.pack import pack, sequences_of
 from slipstream.learner.model.packed_model import load_model
 from slipstream.learner.ranks.ranks import Ranks
+from slipstream.tools.lab.soak.scripted_engine import allowed_tokens
 from slipstream.tools.run.check_input import check_env
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import make_tiny_model

@@ -5,12 +5,12 @@ For tests, and to measure the cost of the loop around an engine: only the schedu
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from slipstream.actors.engine.choices import allowed_tokens
+from slipstream.actors.engine.choices import Choices, following_tokens
 from slipstream.actors.engine.engine import Completion, EngineDied, EngineLoad, Restriction, Served
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.tool_call import ParsedAnswer
@@ -168,3 +168,20 @@ class ScriptedEngine:
 def _wake(due: asyncio.Future[None]) -> None:
     if not due.done():
         due.set_result(None)
+
+
+def allowed_tokens(choices: Choices, written: Sequence[int], *, ends: Collection[int]) -> list[set[int]]:
+    """What could be sampled at each place of `written`, one of `choices` with one of `ends` after it, or its beginning.
+
+    Raises ValueError if `written` has another token.
+
+    >>> allowed_tokens([[5, 6], [5], [7]], [5, 9], ends=[9])
+    [{5, 7}, {9, 6}]
+    """
+    following = following_tokens(choices, ends=ends)
+    allowed = []
+    for place, token in enumerate(written):
+        allowed.append(following.get(tuple(written[:place]), set()))
+        if token not in allowed[-1]:
+            raise ValueError(f"token {token} at place {place} of {list(written)} is in none of the choices")
+    return allowed
