@@ -99,7 +99,8 @@ def _finish(stage: Stage, config: Config, records: Records, run_dir: RunDir, shu
     add_outcome(done, stage)
     done.finished = True
     save_records(records, folder, config)
-    print("  " + ", ".join(filter(None, row_of(records, stage.name)[2:])), flush=True)
+    cells = zip(COLUMNS[2:], row_of(records, stage.name)[2:], strict=True)
+    print("  " + ", ".join(f"{column} {cell}" for column, cell in cells if cell), flush=True)
     return 0
 
 

@@ -26,7 +26,7 @@ def times(run: RunFiles) -> dict[str, str]:
     )
     if (whole := sum(means.values())) > 0:
         rows["learner, a step"] = f"{whole:.2f} s"
-        rows |= {f"learner, {part}": f"{spent / whole:.0%}" for part, spent in means.items() if spent > 0}
+        rows |= {f"learner, {part}": f"{spent / whole:.0%}" for part, spent in means.items() if spent > whole / 200}
     if (spent := run.episode_time) and spent.total_s > 0:
         rows |= {
             "episodes, measured": str(spent.num_episodes),

@@ -1,1 +1,1 @@
-"""The viewer: looks into the archive of a run, in a browser."""
+"""How a run is shown in a browser: its report, and the episodes of its archive."""
