@@ -151,7 +151,7 @@ async def play_groups(engine: Engine, config: Config, groups: range) -> list[lis
     numbers = [[(group, member) for member in range(config.replay.group_size)] for group in groups]
     players = [[asyncio.create_task(play(engine, config, *number)) for number in group] for group in numbers]
     while not all(player.done() for group in players for player in group):
-        await asyncio.sleep(0)  # each player goes on to its next request
+        await asyncio.sleep(0)  # each player continues to its next request
         engine.step()
     return [[player.result() for player in group] for group in players]
 

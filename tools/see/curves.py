@@ -153,8 +153,8 @@ def _means(steps: Sequence[Record], metric: str) -> list[Point]:
 
 
 def _num_episodes(record: Record) -> float:
-    """The finished episodes of new tasks since the record before."""
-    return record.get("produced/new_episodes", record.get("produced/episodes", 0.0))
+    """The finished episodes since the record before."""
+    return record.get("produced/episodes", 0.0)
 
 
 def _fraction(step: float, share: float, count: float) -> Point:

@@ -3,7 +3,7 @@
 import statistics
 from dataclasses import dataclass, field
 
-from slipstream.actors.host.pace import Pace
+from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.tools.simulate.plan import Plan
 
 BEAT_S, MAX_BEAT_S = 1.0, 3.0  # between an actor's requests for the run's state, its heartbeats, its leases' renewals
@@ -70,11 +70,11 @@ class Tally:
 
 
 def requests_per_s(plan: Plan, *, num_free: float, episodes_per_s: float) -> float:
-    """The requests to the server with the heartbeats and the weights on offer, by `slipstream.actors.host.pace`.
+    """The requests to the server with the heartbeats and the weights on offer, by `actors.host.poll_interval`.
 
     `num_free` actors ask it for work; the episodes are spread over the shards.
     """
-    pace = Pace(num_members=plan.num_actors)
-    of_each = REQUESTS_PER_BEAT / pace.every(BEAT_S, most_s=MAX_BEAT_S) + 1 / pace.every(LOOK_S)
-    asked = num_free / pace.every(ASK_S)
+    interval = PollInterval(num_members=plan.num_actors)
+    of_each = REQUESTS_PER_BEAT / interval.seconds(BEAT_S, most_s=MAX_BEAT_S) + 1 / interval.seconds(LOOK_S)
+    asked = num_free / interval.seconds(ASK_S)
     return plan.num_actors * of_each + asked + REQUESTS_PER_EPISODE * episodes_per_s / plan.num_shards
