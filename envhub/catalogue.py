@@ -5,14 +5,13 @@ Each is imported when the first of its kind is made: a process loads only what i
 
 import difflib
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from slipstream.common.config.config import Config
 from slipstream.common.config.env_config import MixtureEntry
-from slipstream.common.process.imported import imported, is_own
+from slipstream.common.process.imported import imported, is_own, loaded
 from slipstream.envhub.driving import DrivingEnv
 from slipstream.envhub.env import Env
 
@@ -125,7 +124,7 @@ def env_maker(name: str) -> Callable[..., Env]:
             f"`env.name` must be one of {', '.join([*known, *DRIVING])}, or module:Class for your own environment, "
             f"got {name!r}; {hint}"
         )
-    return cast(Callable[..., Env], _loaded(known[name]))
+    return cast(Callable[..., Env], loaded(known[name]))
 
 
 def make_env(name: str, options: Mapping[str, Any]) -> Env:
@@ -136,21 +135,13 @@ def make_env(name: str, options: Mapping[str, Any]) -> Env:
 def make_any_env(name: str, options: Mapping[str, Any]) -> Env | DrivingEnv:
     """Like `make_env`, but also makes environments that run whole episodes themselves."""
     if name in DRIVING:
-        return _made(cast(Callable[..., DrivingEnv], _loaded(DRIVING[name])), name, options)
+        return _made(cast(Callable[..., DrivingEnv], loaded(DRIVING[name])), name, options)
     return make_env(name, options)
-
-
-@functools.cache
-def _loaded(place: str) -> Callable[..., object]:
-    """What is at `module:NAME` of ours."""
-    module, _, name = place.partition(":")
-    found: Callable[..., object] = getattr(importlib.import_module(module), name)
-    return found
 
 
 def env_options(name: str) -> list[str]:
     """The options of the built-in environment `name`."""
-    return list(_signature(_loaded((ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING)[name])).parameters)
+    return list(_signature(loaded((ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING)[name])).parameters)
 
 
 def _made(make: Callable[..., Made], name: str, options: Mapping[str, Any]) -> Made:

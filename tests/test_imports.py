@@ -6,6 +6,7 @@ from pathlib import Path
 
 import slipstream
 from slipstream.envhub.catalogue import ADAPTERS, ASSETS, DRIVING, ENVS, REMOTE
+from slipstream.envhub.rewards.part import ASKING
 
 REPOSITORY = Path(__file__).parents[1]
 SOURCES = REPOSITORY / "src"
@@ -112,3 +113,8 @@ def test_no_environment_is_imported_before_it_is_played() -> None:
             "slipstream.learner.learn",
         ],
     )
+
+
+def test_the_learner_imports_no_judge_before_a_run_has_one() -> None:
+    modules = {place.partition(":")[0] for place in ASKING.values()}
+    import_without(",".join(modules), ["slipstream.learner.learn"])

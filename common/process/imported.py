@@ -1,6 +1,7 @@
-"""Imports the user's own parts, which a configuration names as `module:NAME`."""
+"""Imports what a table of ours, or a configuration, names as `module:NAME`."""
 
 import difflib
+import functools
 import hashlib
 import importlib
 import sys
@@ -12,6 +13,14 @@ from typing import Any
 from slipstream.common.process.config_error import ConfigError, require
 
 _NOUNS: dict[object, str] = {type: "class", Callable: "function"}
+
+
+@functools.cache
+def loaded(place: str) -> Callable[..., Any]:
+    """What is at `module:NAME` of ours, imported when it is first needed."""
+    module, _, name = place.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def is_own(name: str) -> bool:

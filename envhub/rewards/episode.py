@@ -50,6 +50,9 @@ class Episode:
         return sum(turn.num_tokens for turn in self.turns)
 
 
+VERSION = "policy_version"  # recorded beside the mark of the run's own policy
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Marked:
     """One number for the episode, and others that are only recorded, each under the name of the part and its own."""

@@ -20,11 +20,9 @@ from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import Reading
-from slipstream.envhub.rewards.episode import Episode, Marked
-from slipstream.envhub.rewards.judge import VERSION, Judge, columns_of, cut_in_the_middle
+from slipstream.envhub.rewards.episode import VERSION, Episode, Marked
+from slipstream.envhub.rewards.judge import Judge, columns_of, cut_in_the_middle
 from slipstream.envhub.rewards.panel import combined, together
-
-COMPARISONS = ("listwise", "pairwise")
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +59,7 @@ class GroupJudge:
     """Marks all members of a group, relative to each other. Equal conversations get equal marks."""
 
     judges: Mapping[str, Judge]  # by name; one without a panel
-    compare: str  # one of COMPARISONS
+    compare: str  # "listwise" or "pairwise"
     combine: str  # the marks of a panel
 
     @property

@@ -5,10 +5,12 @@
 
 import asyncio
 import hashlib
+import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -16,11 +18,10 @@ from slipstream.common.process.config_error import require
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import ACTORS, ChatClient, Reading
 from slipstream.envhub.rewards.client_settings import check_model, check_request, check_whole, client_of, is_number
-from slipstream.envhub.rewards.episode import Episode, Marked, Values
+from slipstream.envhub.rewards.episode import VERSION, Episode, Marked, Values
 from slipstream.envhub.rewards.rubric import Rubric, read_rubric
 
 PLAIN = {"temperature": 0, "max_tokens": 512}
-VERSION = "policy_version"  # recorded beside the mark of the run's own policy
 
 T = TypeVar("T")
 
@@ -38,6 +39,16 @@ class Judge:
     cache_size: int
     _cache: OrderedDict[bytes, Any] = field(default_factory=OrderedDict)
     _asking: WeakValueDictionary[bytes, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the run's own policy."""
+        return self.client.url == ACTORS
+
+    @property
+    def judges(self) -> "Mapping[str, Judge]":
+        """Itself, without a name: a panel has several."""
+        return {"": self}
 
     async def __call__(self, episode: Episode) -> Values:
         """Return the mark of `episode` in [0, 1]. Raises EnvError if the judge gives no mark within the deadline.
@@ -117,6 +128,12 @@ def judge(
         max_chars=max_chars,
         cache_size=cache_size,
     )
+
+
+# What may be given to `judge`: the settings of its client have their own names.
+_OWN = [each for name, each in inspect.signature(judge).parameters.items() if name != "client"]
+_CLIENTS = inspect.signature(partial(client_of, "")).parameters.values()
+judge.__signature__ = inspect.Signature([*_OWN, *_CLIENTS])  # type: ignore[attr-defined]
 
 
 def _check_own(key: str, *, model: Any, request: Any, secrets: tuple[Any, Any]) -> None:

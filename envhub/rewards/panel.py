@@ -5,10 +5,13 @@ import itertools
 import statistics
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from slipstream.envhub.rewards.episode import Episode, Marked, Values
-from slipstream.envhub.rewards.judge import VERSION, Judge
+from slipstream.common.config.env_config import LABEL
+from slipstream.common.process.config_error import ConfigError
+from slipstream.envhub.rewards.episode import VERSION, Episode, Marked, Values
+from slipstream.envhub.rewards.judge import Judge
+from slipstream.envhub.rewards.part import measure_of
 
 MAX_JUDGES = 8
 
@@ -57,6 +60,27 @@ class Panel:
         }
         of_panel = combined(marks, self.combine)
         return Marked(value=of_panel.value, beside={**of_panel.beside, **versions})
+
+
+def panel(key: str, *, judges: Any, combine: str = "mean") -> Panel:
+    """Make a panel from the settings of the part `key`. Raises ConfigError if one is malformed."""
+    is_panel = isinstance(judges, Mapping) and 2 <= len(judges) <= MAX_JUDGES
+    if not is_panel or not all(
+        isinstance(each, Mapping) and LABEL.fullmatch(str(name)) for name, each in judges.items()
+    ):
+        raise ConfigError(
+            f"`{key}.judges` must map 2 to {MAX_JUDGES} names to the settings of a judge, got {judges!r}; for example "
+            "{strict: {url: ..., model: ..., rubric: ...}, mild: {...}}"
+        )
+    if str(combine) not in COMBINE:
+        raise ConfigError(f"`{key}.combine` must be {', '.join(COMBINE)}, got {combine!r}; mean is the default")
+    if "agreement" in judges:
+        raise ConfigError(f"`{key}.judges`: agreement is the name of what is recorded beside them; choose another")
+    made = {}
+    for name, settings in judges.items():
+        options = {str(option): value for option, value in settings.items()}
+        made[str(name)] = cast(Judge, measure_of(f"{key}.judges.{name}", "judge", options))
+    return Panel(judges=made, combine=combine)
 
 
 async def together(requests: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:

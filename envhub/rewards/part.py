@@ -4,6 +4,8 @@ The reward of an episode is the sum of its parts, each with its weight. Parts ar
 number for the whole episode is the reward of its last turn.
 """
 
+from __future__ import annotations
+
 import asyncio
 import difflib
 import inspect
@@ -12,24 +14,32 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from slipstream.common.config.env_config import LABEL, RUN_NOVELTY, MixtureEntry
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.imported import is_own
+from slipstream.common.process.imported import is_own, loaded
 from slipstream.common.records.trajectory import MAX_REWARD, MAX_REWARDS
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.chat_client import ACTORS, OwnPolicy
-from slipstream.envhub.rewards.client_settings import client_of
-from slipstream.envhub.rewards.episode import Episode, Marked, Values
-from slipstream.envhub.rewards.function import function_measure
-from slipstream.envhub.rewards.group import COMPARISONS, GroupJudge
-from slipstream.envhub.rewards.judge import VERSION, Judge, judge
+from slipstream.envhub.rewards.episode import VERSION, Episode, Marked, Values
 from slipstream.envhub.rewards.measures import MEASURES, Measure
-from slipstream.envhub.rewards.panel import COMBINE, MAX_JUDGES, Panel
-from slipstream.envhub.rewards.reward_model import ServedRewardModel, reward_model
-from slipstream.envhub.rewards.run_novelty import RunNovelty, Visits
 
+if TYPE_CHECKING:
+    from slipstream.envhub.rewards.chat_client import OwnPolicy
+    from slipstream.envhub.rewards.group import GroupJudge
+    from slipstream.envhub.rewards.judge import Judge
+    from slipstream.envhub.rewards.reward_model import ServedRewardModel
+    from slipstream.envhub.rewards.run_novelty import RunNovelty, Visits
+
+# Measures that ask others. Each is imported when the first of its kind is made.
+ASKING = {
+    "judge": "slipstream.envhub.rewards.judge:judge",
+    "panel": "slipstream.envhub.rewards.panel:panel",
+    "reward_model": "slipstream.envhub.rewards.reward_model:reward_model",
+    RUN_NOVELTY: "slipstream.envhub.rewards.run_novelty:RunNovelty",
+}
+COMPARISONS = ("listwise", "pairwise")
+JUDGES = ("judge", "panel")
 CONDITIONS: dict[str, Callable[[Episode], bool]] = {
     "always": lambda episode: True,
     "success": lambda episode: episode.success,
@@ -37,7 +47,6 @@ CONDITIONS: dict[str, Callable[[Episode], bool]] = {
     "goal": lambda episode: episode.goal > 0,
 }
 _KEYS = ("part", "weight", "min", "max", "only_if", "success_from")  # all others are options of the measure
-_WITH_DEADLINE = ("judge", "panel", "reward_model", RUN_NOVELTY)  # they limit their own time, or wait for Redis
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +57,7 @@ class Part:
     name: str
     kind: str  # a built-in measure, or `module:function`
     measure: Measure | GroupJudge
+    compare: str | None  # how the judges compare a whole group; None: the measure is of one episode
     component: str | None  # of `goal`: the environment's own reward that it replaces, "" for all; else None
     weight: float
     low: float
@@ -61,11 +71,11 @@ class Part:
         Raises EnvError, ValueError, or what a function of the user's raises, if it fails; EnvError too if it has no
         deadline of its own and takes over `timeout_s`.
         """
-        if isinstance(self.measure, GroupJudge) or not CONDITIONS[self.only_if](episode):
+        if self.compare or not CONDITIONS[self.only_if](episode):
             return None
         try:
-            async with asyncio.timeout(None if self.kind in _WITH_DEADLINE else timeout_s) as limit:
-                found = await self.measure(episode)
+            async with asyncio.timeout(None if self.kind in ASKING else timeout_s) as limit:
+                found = await cast("Measure", self.measure)(episode)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -113,7 +123,7 @@ def reward_parts(envs: Mapping[str, MixtureEntry]) -> dict[str, tuple[Part, ...]
 
 def group_parts(parts: Iterable[Part]) -> list[tuple[Part, GroupJudge]]:
     """Return the parts that compare whole groups, each with its judge. Those are computed when a group is complete."""
-    return [(part, part.measure) for part in parts if isinstance(part.measure, GroupJudge)]
+    return [(part, cast("GroupJudge", part.measure)) for part in parts if part.compare]
 
 
 def judged_envs(envs: Mapping[str, MixtureEntry]) -> set[str]:
@@ -131,13 +141,13 @@ def actors_judge(parts: Iterable[Sequence[Part]]) -> bool:
 
 def own_judges(part: Part) -> list[Judge]:
     """Return the judges of `part` that are the run's own policy."""
-    return [asked for asked in _named_judges(part).values() if asked.client.url == ACTORS]
+    return [asked for asked in _named_judges(part).values() if asked.is_own]
 
 
 def check_keys(parts: Mapping[str, Sequence[Part]], *, of_groups: bool = False) -> None:
     """Raise ConfigError unless this host has the key of every judge of episodes, or of groups, that needs one."""
     for part in (part for of_env in parts.values() for part in of_env):
-        for asked in _named_judges(part).values() if isinstance(part.measure, GroupJudge) == of_groups else []:
+        for asked in _named_judges(part).values() if bool(part.compare) == of_groups else []:
             try:
                 asked.client.secret.read()
             except ConfigError as error:
@@ -154,8 +164,8 @@ def judge_by(policy: OwnPolicy, parts: Mapping[str, Sequence[Part]]) -> None:
 def read_as(root: str, parts: Mapping[str, Sequence[Part]]) -> None:
     """Let every served reward model compare its tokenizer with the policy's: see `slipstream.common.text.tokenizer`."""
     for part in (part for of_env in parts.values() for part in of_env):
-        if isinstance(part.measure, ServedRewardModel):
-            part.measure.client.reads = root
+        if part.kind == "reward_model":
+            cast("ServedRewardModel", part.measure).client.reads = root
 
 
 def book_on(account: Callable[[str, int, int, float], tuple[int, int, float]], parts: Iterable[Sequence[Part]]) -> None:
@@ -168,8 +178,8 @@ def book_on(account: Callable[[str, int, int, float], tuple[int, int, float]], p
 def count_by(visits: Visits, parts: Iterable[Sequence[Part]]) -> None:
     """Let `visits` say how often the run has visited a state."""
     for part in (part for of_env in parts for part in of_env):
-        if isinstance(part.measure, RunNovelty):
-            part.measure.visits = visits
+        if part.kind == RUN_NOVELTY:
+            cast("RunNovelty", part.measure).visits = visits
 
 
 def shown_columns(part: Part) -> set[str]:
@@ -179,16 +189,13 @@ def shown_columns(part: Part) -> set[str]:
 
 def _named_judges(part: Part) -> Mapping[str, Judge]:
     """The judges of a part, by their names in a panel; "" for one without."""
-    if isinstance(part.measure, Panel | GroupJudge):
-        return part.measure.judges
-    return {"": part.measure} if isinstance(part.measure, Judge) else {}
+    return cast("Mapping[str, Judge]", getattr(part.measure, "judges", {}))
 
 
 def _recorded_beside(part: Part) -> list[str]:
     """What a judge or a panel records beside its mark."""
-    judges = part.measure.judges if isinstance(part.measure, Panel | GroupJudge) else {"": part.measure}
-    own = [name for name, each in judges.items() if isinstance(each, Judge) and each.client.url == ACTORS]
-    versions = [f"{name}_{VERSION}" if name else VERSION for name in own]
+    judges = _named_judges(part)
+    versions = [f"{name}_{VERSION}" if name else VERSION for name, each in judges.items() if each.is_own]
     return [*judges, "agreement", *versions] if len(judges) > 1 else versions
 
 
@@ -217,7 +224,7 @@ def _part(key: str, name: str, settings: Any) -> Part:
         raise ConfigError(f"`{key}` must be a mapping, such as {{part: length, weight: -0.1}}, got {settings!r}")
     kind = settings.get("part", name)
     options = {str(option): value for option, value in settings.items() if option not in _KEYS}
-    compare = options.pop("compare", None) if kind in ("judge", "panel") else None
+    compare = options.pop("compare", None) if kind in JUDGES else None
     if compare is not None and compare not in COMPARISONS:
         raise ConfigError(
             f"`{key}.compare` must be {' or '.join(COMPARISONS)}, got {compare!r}; leave it out for one mark"
@@ -240,6 +247,7 @@ def _part(key: str, name: str, settings: Any) -> Part:
         name=name,
         kind=kind,
         measure=_measure(key, kind, options, compare),
+        compare=compare,
         component=options.get("component", "") if kind == "goal" else None,
         weight=_number(key, settings, "weight", 1.0),
         low=low,
@@ -253,66 +261,36 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | Non
     if isinstance(kind, str) and is_own(kind):
         if options:
             raise ConfigError(f"`{key}` has unknown keys {', '.join(options)}; a function takes no options")
-        return function_measure(f"{key}.part", kind)
-    makers: dict[str, Callable[..., Measure]] = MEASURES | {
-        "judge": partial(judge, key),
-        "panel": partial(_panel, key),
-        "reward_model": reward_model,
-        RUN_NOVELTY: RunNovelty,
-    }
-    if str(kind) not in makers:
-        near = difflib.get_close_matches(str(kind), makers, n=1)
+        return cast("Measure", loaded("slipstream.envhub.rewards.function:function_measure")(f"{key}.part", kind))
+    made: Any = measure_of(key, kind, options)
+    if compare is None:
+        return cast("Measure", made)
+    group_judge = loaded("slipstream.envhub.rewards.group:GroupJudge")
+    combine = getattr(made, "combine", "mean")  # of a panel
+    return cast("GroupJudge", group_judge(judges=made.judges, compare=compare, combine=combine))
+
+
+def measure_of(key: str, kind: Any, options: Mapping[str, Any]) -> Measure:
+    """Make a built-in measure from the `options` of the part `key`. Raises ConfigError, with the key."""
+    known = [*MEASURES, *ASKING]
+    if str(kind) not in known:
+        near = difflib.get_close_matches(str(kind), known, n=1)
         hint = f"did you mean {near[0]}?" if near else "set `part`, or give the part the name of one"
-        raise ConfigError(f"`{key}`: a part is {', '.join(makers)}, or module:function, got {kind!r}; {hint}")
-    make = makers[kind]
-    signature = _judge_signature(make) if kind == "judge" else inspect.signature(make)
+        raise ConfigError(f"`{key}`: a part is {', '.join(known)}, or module:function, got {kind!r}; {hint}")
+    make: Callable[..., Measure] = MEASURES[kind] if kind in MEASURES else loaded(ASKING[kind])
+    make = partial(make, key) if kind in JUDGES else make
+    signature = inspect.signature(make)
     try:
         signature.bind(**options)
     except TypeError as error:
-        known = ", ".join([*_KEYS, *signature.parameters, *(["compare"] if kind in ("judge", "panel") else [])])
-        raise ConfigError(f"`{key}`: {error}; the keys of a {kind} are {known}") from None
+        keys = ", ".join([*_KEYS, *signature.parameters, *(["compare"] if kind in JUDGES else [])])
+        raise ConfigError(f"`{key}`: {error}; the keys of a {kind} are {keys}") from None
     try:
-        made = make(**options)
-        if compare and isinstance(made, Judge):
-            return GroupJudge(judges={"": made}, compare=compare, combine="mean")
-        if compare and isinstance(made, Panel):
-            return GroupJudge(judges=made.judges, compare=compare, combine=made.combine)
-        return made
+        return make(**options)
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(f"`{key}`: {error}") from None
-
-
-def _judge_signature(make: Callable[..., Measure]) -> inspect.Signature:
-    """The settings of a judge: its own, and those of its client."""
-    signature, client = inspect.signature(make), inspect.signature(partial(client_of, ""))
-    own = [parameter for name, parameter in signature.parameters.items() if name != "client"]
-    return signature.replace(parameters=[*own, *client.parameters.values()])
-
-
-def _panel(key: str, *, judges: Any, combine: str = "mean") -> Panel:
-    """Make a panel from the settings of the part `key`. Raises ConfigError if one is malformed."""
-    is_panel = isinstance(judges, Mapping) and 2 <= len(judges) <= MAX_JUDGES
-    if not is_panel or not all(
-        isinstance(each, Mapping) and LABEL.fullmatch(str(name)) for name, each in judges.items()
-    ):
-        raise ConfigError(
-            f"`{key}.judges` must map 2 to {MAX_JUDGES} names to the settings of a judge, got {judges!r}; for example "
-            "{strict: {url: ..., model: ..., rubric: ...}, mild: {...}}"
-        )
-    if str(combine) not in COMBINE:
-        raise ConfigError(f"`{key}.combine` must be {', '.join(COMBINE)}, got {combine!r}; mean is the default")
-    if "agreement" in judges:
-        raise ConfigError(f"`{key}.judges`: agreement is the name of what is recorded beside them; choose another")
-    made = {}
-    for name, settings in judges.items():
-        measure = _measure(
-            f"{key}.judges.{name}", "judge", {str(option): value for option, value in settings.items()}, None
-        )
-        assert isinstance(measure, Judge)
-        made[str(name)] = measure
-    return Panel(judges=made, combine=combine)
 
 
 def _number(key: str, settings: Mapping[str, Any], name: str, default: float) -> float:
