@@ -101,12 +101,7 @@ class Sampler(Protocol):
     """Generates the actions of an episode: an engine, or an expert that writes its own."""
 
     async def generate(
-        self,
-        tokens: list[int],
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        restriction: Restriction | None = None,
+        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
     ) -> Completion:
         """Continue `tokens`. Cancelling the awaiting task aborts the request.
 

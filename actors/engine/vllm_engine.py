@@ -173,12 +173,7 @@ class VllmEngine:
         return self._process.pid
 
     async def generate(
-        self,
-        tokens: list[int],
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        restriction: Restriction | None = None,
+        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
     ) -> Completion:
         """Continue `tokens` up to an end-of-turn token, `sampling.max_turn_tokens` or the end of the context.
 

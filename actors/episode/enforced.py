@@ -51,12 +51,7 @@ class Enforcer(Sampler):
         self._stops = list(stops) if self._opening else []
 
     async def generate(
-        self,
-        tokens: list[int],
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        restriction: Restriction | None = None,
+        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
     ) -> Completion:
         """Continue `tokens`, the last prompt of the conversation. A summary is written freely.
 

@@ -47,8 +47,8 @@ class Attempt:
     run_id: str
     task: Task
     group_id: int
-    member: int
-    attempt: int
+    member: int = 0
+    attempt: int = 0
     actor: str
     sampling: Sampling
     seed: int
@@ -129,7 +129,13 @@ class EpisodeRecord:
         start = self.turns[number - 1].stop if number else 0
         stop = self.turns[number].start if self.is_replaying else self.prompt_stop
         if start < stop:  # it is recorded
-            self._check_prompt(extension, start=start, stop=stop)
+            if extension.tokens != self.tokens[start:stop]:
+                differ = f"the answer to turn {number - 1} differs from the recorded one"
+                raise ReplayMismatch(differ if number else "the first messages differ from those recorded")
+            if extension.new_branch != (start in self.branch_starts[1:]):
+                raise ReplayMismatch(
+                    f"the prompt after turn {number - 1} begins a branch, or does not, unlike the recorded one"
+                )
             return
         if extension.new_branch:
             self.branch_starts.append(len(self.tokens))
@@ -137,16 +143,6 @@ class EpisodeRecord:
         self.logprobs += [0.0] * len(extension.tokens)
         self.loss_mask += [False] * len(extension.tokens)
         self.prompt_stop = len(self.tokens)
-
-    def _check_prompt(self, extension: Extension, *, start: int, stop: int) -> None:
-        number = len(self.exchanges) - 1
-        if extension.tokens != self.tokens[start:stop]:
-            differ = f"the answer to turn {number} differs from the recorded one"
-            raise ReplayMismatch(differ if start else "the first messages differ from those recorded")
-        if extension.new_branch != (start in self.branch_starts[1:]):
-            raise ReplayMismatch(
-                f"the prompt after turn {number} begins a branch, or does not, unlike the recorded one"
-            )
 
     def add_completion(self, completion: Completion) -> None:
         start = len(self.tokens)

@@ -32,12 +32,7 @@ class ThoughtLimit(Sampler):
         self._max_thought_tokens, self._max_tokens = max_thought_tokens, max_tokens
 
     async def generate(
-        self,
-        tokens: list[int],
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        restriction: Restriction | None = None,
+        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
     ) -> Completion:
         """Continue `tokens`; a thought that began within these, or with the reply, is closed. Raises as the sampler."""
         assert restriction is None, "`env.enforce_admissible` is refused with `sampling.max_thought_tokens`"

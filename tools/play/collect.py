@@ -238,8 +238,6 @@ def attempt_at(config: Config, stage: EpisodeSetup, task: Task, *, group_id: int
         run_id=stage.run_id,
         task=task,
         group_id=group_id,
-        member=0,
-        attempt=0,
         actor=stage.actor,
         sampling=Sampling(
             temperature=sampling.temperature,

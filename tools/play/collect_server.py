@@ -165,12 +165,7 @@ class Served(Sampler):
     answers: list[str] = field(default_factory=list)  # so far, without thoughts: a server gets none back
 
     async def generate(
-        self,
-        tokens: list[int],
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        restriction: Restriction | None = None,
+        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
     ) -> Completion:
         """Return the server's answer to the conversation, with its thought before it. Raises EngineError."""
         try:
@@ -229,7 +224,6 @@ def _attempt(config: Config, task: Task, *, group_id: int, member: int, server: 
         task=task,
         group_id=group_id,
         member=member,
-        attempt=0,
         actor=server.model,
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=config.sampling.max_turn_tokens),
         seed=config.run.seed,

@@ -182,7 +182,6 @@ class _Test:
             task=task,
             group_id=task.index,
             member=member,
-            attempt=0,
             actor="eval",
             sampling=Sampling(temperature=self.temperature, top_p=1.0, top_k=0, max_turn_tokens=max_turn_tokens),
             seed=self.config.run.seed,

@@ -64,12 +64,7 @@ class Retracer:
         self.has_no_mistake = False  # there was no other admissible action
 
     async def generate(
-        self,
-        tokens: list[int],
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        restriction: Restriction | None = None,
+        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
     ) -> Completion:
         """The tokens of the next reply."""
         turn, self._turn = self._turn, self._turn + 1

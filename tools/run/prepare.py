@@ -150,12 +150,7 @@ class NoisyExpert:
         self._form = reply_form(tokenizer)
 
     async def generate(
-        self,
-        tokens: list[int],
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        restriction: Restriction | None = None,
+        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
     ) -> Completion:
         """The tokens of the next action. Log-probabilities are 0, as nothing is sampled."""
         chance = random.Random(seed)
@@ -247,8 +242,6 @@ def _demonstration(config: Config, task: Task, *, group_id: int) -> Attempt:
         run_id=config.run.name,
         task=task,
         group_id=group_id,
-        member=0,
-        attempt=0,
         actor="expert",
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=config.model.max_tokens),
         seed=config.run.seed * 1_000_003 + task.index,

@@ -65,12 +65,7 @@ class ScriptedEngine:
         await self._served.reach(policy_version)
 
     async def generate(
-        self,
-        tokens: list[int],
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        restriction: Restriction | None = None,
+        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
     ) -> Completion:
         """Return the script's turn after `tokens`, when its last token is due. All log-probabilities are 0.
 

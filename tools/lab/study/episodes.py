@@ -145,7 +145,6 @@ def _attempt(task: Task, config: Config, sampling: Sampling, *, group_id: int, m
         task=task,
         group_id=group_id,
         member=member,
-        attempt=0,
         actor="study",
         sampling=sampling,
         seed=config.run.seed,

@@ -197,12 +197,7 @@ class _Seat:
         self._read: list[int] = []  # the tokens whose keys and values are in the slot
 
     async def generate(
-        self,
-        tokens: list[int],
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        restriction: Restriction | None = None,
+        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
     ) -> Completion:
         """Continue `tokens`. Raises ValueError for a prompt without room, and for anything but plain sampling."""
         if sampling.temperature <= 0 or sampling.is_cut or restriction is not None:
