@@ -117,7 +117,7 @@ def test_a_step_takes_as_much_longer_as_its_batch_is_larger() -> None:
         (10_000, 10_000 * (3 / 2 + 1 / 2) + 10 / 2 + 2 * 8 / 4),  # 5,000 a second of each kind
     ],
 )
-def test_the_requests_to_redis_follow_the_pace_of_the_actors(num_actors: int, by_hand: float) -> None:
+def test_the_requests_to_redis_follow_the_intervals_of_the_actors(num_actors: int, by_hand: float) -> None:
     plan = dataclasses.replace(PLAN, num_actors=num_actors, num_shards=4)
     assert requests_per_s(plan, num_free=10, episodes_per_s=8) == pytest.approx(by_hand)
 
