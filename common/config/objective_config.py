@@ -6,11 +6,20 @@ from dataclasses import dataclass
 from slipstream.common.process.config_error import require
 from slipstream.common.process.imported import is_own
 
-GIGPO = ("gigpo", "gigpo_centred")  # they also compare turns that began in one state
-TREE = "tree"  # the advantage that compares attempts where they fork from each other
-DISTILLATION = "distillation"  # the advantage that compares each token with a teacher
-GROUP_RELATIVE = ("group_standardised", "group_centred", "leave_one_out")  # they compare the members of a group
-WITH_CRITIC = ("gae", "bi_level_gae", "vtrace")  # they need a critic's values
+# What each advantage compares an attempt, or its tokens, with; a function of the user's compares siblings.
+ADVANTAGES = {
+    "group_standardised": "siblings",
+    "group_centred": "siblings",
+    "leave_one_out": "siblings",
+    "gigpo": "states",  # siblings, and turns that began in the same state
+    "gigpo_centred": "states",
+    "tree": "forks",  # siblings where they leave each other
+    "reinforce_pp": "batch",
+    "gae": "critic",
+    "bi_level_gae": "critic",
+    "vtrace": "critic",
+    "distillation": "teacher",
+}
 OWN = ("advantage", "surrogate", "correction")  # the parts that may also be `module:function` of the user's
 
 
@@ -53,9 +62,14 @@ class ObjectiveConfig:
     guard_max_ratio: float = 2.0  # a step with a mean ratio above this, or below its inverse, is skipped; 0 is off
 
     @property
+    def compares(self) -> str:
+        """What the advantage compares with: see `ADVANTAGES`."""
+        return ADVANTAGES.get(self.advantage, "siblings")
+
+    @property
     def compares_siblings(self) -> bool:
         """Whether attempts are compared only with attempts at the same task: then equal returns teach nothing."""
-        return self.advantage not in ("reinforce_pp", DISTILLATION, *WITH_CRITIC)
+        return self.compares in ("siblings", "states", "forks")
 
     @property
     def own_parts(self) -> dict[str, str]:
@@ -94,7 +108,7 @@ class ObjectiveConfig:
 
     def _check_words(self) -> None:
         for name, words in (
-            ("advantage", (*GROUP_RELATIVE, *GIGPO, TREE, "reinforce_pp", DISTILLATION, *WITH_CRITIC)),
+            ("advantage", tuple(ADVANTAGES)),
             ("critic", ("none", "own", "shared")),
             ("allocation", ("last_token", "per_turn")),
             ("surrogate", ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient")),

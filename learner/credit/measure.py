@@ -9,17 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.pack import Packed, TokenSequence, bins_of_rank, pack
+from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
+from slipstream.learner.credit.token_rewards import Numbers
 from slipstream.learner.model.critic import Critic
 from slipstream.learner.model.packed_model import PackedModel
 from slipstream.learner.model.value_model import ValueHead
+from slipstream.learner.objective.kl import k1
 from slipstream.learner.ranks.ranks import Ranks
-
-Numbers = Float[np.ndarray, " tokens"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,3 +105,26 @@ def of_each_token(
             result[where] = query(packed).double()
     ranks.add_up(results)
     return dict(zip(queries, results.cpu().numpy(), strict=True))
+
+
+def measured_trajectories(
+    trajectories: Sequence[Trajectory], *, objective: ObjectiveConfig, measured: Measured
+) -> list[MeasuredTrajectory]:
+    """Split what was measured of a whole batch by trajectory."""
+    behaviour = [trajectory.behaviour_logprob_array()[trajectory.loss_mask_array()] for trajectory in trajectories]
+    stops = np.cumsum([len(each) for each in behaviour])
+    zeros = np.zeros(int(stops[-1]))
+    sampled = np.concatenate(behaviour).astype(np.float64)
+    penalties = values = ratios = zeros
+    if measured.reference_logprobs is not None:
+        divergence = k1(torch.from_numpy(measured.reference_logprobs), q_logprobs=torch.from_numpy(sampled))
+        penalties = objective.kl_coefficient * divergence.numpy()
+    if measured.values is not None:
+        values = measured.values
+    if measured.current_logprobs is not None:
+        ratios = np.exp(measured.current_logprobs - sampled)
+    parts = [np.split(numbers, stops[:-1]) for numbers in (penalties, values, ratios)]
+    return [
+        MeasuredTrajectory(trajectory=trajectory, penalties=penalties, values=values, lagged_ratios=ratios)
+        for trajectory, penalties, values, ratios in zip(trajectories, *parts, strict=True)
+    ]

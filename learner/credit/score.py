@@ -8,14 +8,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from slipstream.common.config.objective_config import GIGPO, ObjectiveConfig
+from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.reward_protocol import CRITICS, OUTCOME, PROCESS, ScoredEpisode
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.batch.pack import TokenSequence
-from slipstream.learner.credit.measure import Numbers, of_each_token
+from slipstream.learner.credit.measure import of_each_token
+from slipstream.learner.credit.token_rewards import Numbers
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel
 from slipstream.learner.model.reward_model import RewardModel, load_reward_model
 from slipstream.learner.objective.turn_labels import probability, progress
@@ -106,7 +107,7 @@ def load_reward_scorer(
 
 def reads_turns(objective: ObjectiveConfig) -> bool:
     """Whether the advantages depend on which turn earned a reward, and not on the return alone."""
-    by_state = objective.advantage in GIGPO and objective.same_state_weight > 0
+    by_state = objective.compares == "states" and objective.same_state_weight > 0
     return objective.allocation == "per_turn" or by_state or objective.advantage == "bi_level_gae"
 
 

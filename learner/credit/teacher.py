@@ -17,7 +17,7 @@ import numpy as np
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.wire import MALFORMED
 from slipstream.learner.batch.pack import TokenSequence
-from slipstream.learner.credit.measure import Numbers
+from slipstream.learner.credit.token_rewards import Numbers
 
 NUM_THREADS = 16
 TIMEOUT_S = 300.0  # of one request

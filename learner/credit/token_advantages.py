@@ -2,22 +2,16 @@
 
 from collections.abc import Sequence
 
-from slipstream.common.config.objective_config import DISTILLATION, TREE, WITH_CRITIC, ObjectiveConfig
-from slipstream.learner.batch.pack import TokenSequence, numbered
-from slipstream.learner.credit.batch_advantages import advantages_by_batch, advantages_by_critic, advantages_by_teacher
-from slipstream.learner.credit.measure import Measured
-from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory, measured_trajectories
-from slipstream.learner.credit.sibling_advantages import (
-    GROUP_RELATIVE,
-    TURN_RELATIVE,
-    advantages_by_group,
-    advantages_by_turn,
-    advantages_of_turns,
-    same_state_advantages,
-)
-from slipstream.learner.credit.token_rewards import rewards_of_turns
-from slipstream.learner.credit.tree import advantages_by_tree
-from slipstream.learner.objective.advantage import RETURN_RESOLUTION, centred_advantages, own_advantages, returns_differ
+from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.learner.batch.pack import TokenSequence, numbered, sequences_of
+from slipstream.learner.credit import gigpo, grpo
+from slipstream.learner.credit.actor_critic import actor_critic
+from slipstream.learner.credit.distillation import distillation
+from slipstream.learner.credit.measure import Measured, measured_trajectories
+from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
+from slipstream.learner.credit.reinforce_pp import reinforce_pp
+from slipstream.learner.credit.token_rewards import Numbers, over_all_tokens
+from slipstream.learner.credit.tree import tree
 from slipstream.replay.records.ticket import Group
 
 
@@ -31,34 +25,56 @@ def sequences_with_advantages(
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     episodes = measured_trajectories(trajectories, objective=objective, measured=measured or Measured())
-    if objective.advantage in GROUP_RELATIVE or "advantage" in objective.own_parts:
-        return numbered(advantages_by_group(_members(groups, episodes), objective))
-    if objective.advantage in TURN_RELATIVE:
-        return numbered(advantages_by_turn(_members(groups, episodes), objective))
-    if objective.advantage == TREE:
-        return numbered(advantages_by_tree(groups, _members(groups, episodes), objective))
-    if objective.advantage == DISTILLATION:
-        return numbered(advantages_by_teacher(episodes))
-    if objective.advantage in WITH_CRITIC:
-        return numbered(advantages_by_critic(episodes, objective))
-    return numbered(advantages_by_batch(episodes, objective))
+    members = _members(groups, episodes)
+    match objective.compares:
+        case "siblings":
+            return _sequences(episodes, [each for group in members for each in grpo.grpo(group, objective)])
+        case "states":
+            return _sequences(episodes, [each for group in members for each in gigpo.gigpo(group, objective)])
+        case "forks":
+            credits = tree(groups, members, objective)
+            starts = [credit.trained_from for credit in credits]
+            return _sequences(episodes, [credit.advantages for credit in credits], starts)
+        case "batch":
+            return _sequences(episodes, reinforce_pp(episodes, objective))
+        case "teacher":
+            return _sequences(episodes, distillation(episodes))
+        case _:
+            return _with_values(episodes, objective)
 
 
 def teaches(group: Group, *, objective: ObjectiveConfig) -> bool:
     """Whether any token of the group can have an advantage other than 0; if not, the surrogate has no gradient."""
     if not objective.compares_siblings or objective.returns_come_later:
         return True
-    if objective.advantage in TURN_RELATIVE:
-        rewards = [rewards_of_turns(trajectory) for trajectory in group.trajectories]
-        advantages = same_state_advantages(group.trajectories, rewards, objective, compared=centred_advantages)
-        return any(bool((abs(each) > RETURN_RESOLUTION).any()) for each in advantages)
-    if objective.allocation == "per_turn" and objective.advantage in GROUP_RELATIVE:
-        advantages = advantages_of_turns(group.trajectories, centred_advantages)
-        return any(bool((abs(each) > RETURN_RESOLUTION).any()) for each in advantages)
-    returns = [trajectory.total_reward for trajectory in group.trajectories]
-    if "advantage" in objective.own_parts:
-        return bool((abs(own_advantages(objective.advantage, returns)) > RETURN_RESOLUTION).any())
-    return returns_differ(returns)
+    if objective.compares == "states":
+        return gigpo.teaches(group.trajectories, objective)
+    return grpo.teaches(group.trajectories, objective)
+
+
+def _sequences(
+    episodes: Sequence[MeasuredTrajectory], advantages: Sequence[Numbers], starts: Sequence[int] = ()
+) -> list[TokenSequence]:
+    """The sequences of `episodes`, of which the tokens before `starts` are not trained."""
+    return numbered(
+        sequences_of(
+            episode.trajectory, advantage=over_all_tokens(episode.trajectory, of_sampled), trained_from=trained_from
+        )
+        for episode, of_sampled, trained_from in zip(episodes, advantages, starts or [0] * len(episodes), strict=True)
+    )
+
+
+def _with_values(episodes: Sequence[MeasuredTrajectory], objective: ObjectiveConfig) -> list[TokenSequence]:
+    """The sequences of `episodes`, with the critic's values and targets."""
+    return numbered(
+        sequences_of(
+            episode.trajectory,
+            advantage=over_all_tokens(episode.trajectory, estimate.advantages),
+            old_values=over_all_tokens(episode.trajectory, episode.values),
+            returns=over_all_tokens(episode.trajectory, estimate.returns),
+        )
+        for episode, estimate in zip(episodes, actor_critic(episodes, objective), strict=True)
+    )
 
 
 def _members(groups: Sequence[Group], episodes: Sequence[MeasuredTrajectory]) -> list[list[MeasuredTrajectory]]:

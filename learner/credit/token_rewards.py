@@ -1,4 +1,8 @@
-"""The reward of each sampled token of a trajectory, by `objective.allocation`, and numbers by turn and by token."""
+"""The reward of each sampled token of a trajectory, by `objective.allocation`, and numbers by turn and by token.
+
+Every allocation conserves the return: the rewards of the tokens add up to those of the turns. Only sampled tokens are
+counted, turn after turn; tokens of the environment are not. All arithmetic is float64 on the host.
+"""
 
 import math
 
@@ -8,7 +12,8 @@ from jaxtyping import Float, Int
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
-from slipstream.learner.objective.allocation import last_token, per_turn
+
+Numbers = Float[np.ndarray, " tokens"]  # one for each sampled token of an episode, in order
 
 
 def token_rewards(trajectory: Trajectory, *, objective: ObjectiveConfig) -> Float[np.ndarray, " tokens"]:
@@ -32,3 +37,44 @@ def over_all_tokens(trajectory: Trajectory, of_sampled: npt.NDArray[np.float64])
     numbers = np.zeros(trajectory.num_tokens, dtype=np.float32)
     numbers[trajectory.loss_mask_array()] = of_sampled
     return numbers
+
+
+def last_token(
+    turn_rewards: Float[np.ndarray, " turns"], turn_tokens: Int[np.ndarray, " turns"]
+) -> Float[np.ndarray, " tokens"]:
+    """The whole return on the trajectory's last sampled token, as in RLHF: https://arxiv.org/abs/2203.02155.
+
+    >>> last_token(np.array([1.0, -0.5]), np.array([2, 3])).tolist()
+    [0.0, 0.0, 0.0, 0.0, 0.5]
+    """
+    rewards = np.zeros(int(turn_tokens.sum()))
+    rewards[-1] = turn_rewards.sum()
+    return rewards
+
+
+def per_turn(
+    turn_rewards: Float[np.ndarray, " turns"], turn_tokens: Int[np.ndarray, " turns"]
+) -> Float[np.ndarray, " tokens"]:
+    """The reward of each turn on its last token.
+
+    >>> per_turn(np.array([1.0, -0.5]), np.array([2, 3])).tolist()
+    [0.0, 1.0, 0.0, 0.0, -0.5]
+    """
+    rewards = np.zeros(int(turn_tokens.sum()))
+    rewards[np.cumsum(turn_tokens) - 1] = turn_rewards
+    return rewards
+
+
+def returns_to_go(rewards: Float[np.ndarray, " steps"], *, gamma: float) -> Float[np.ndarray, " steps"]:
+    """The discounted sum of rewards from each step on, including the reward of that step.
+
+        G[t] = rewards[t] + gamma * G[t + 1]
+
+    >>> returns_to_go(np.array([1.0, 0.0, 2.0]), gamma=0.5).tolist()
+    [1.5, 1.0, 2.0]
+    """
+    returns, following = np.zeros(len(rewards)), 0.0
+    for step in reversed(range(len(rewards))):
+        following = rewards[step] + gamma * following
+        returns[step] = following
+    return returns

@@ -10,14 +10,7 @@ import dataclasses
 import math
 
 from slipstream.common.config.config import Config
-from slipstream.common.config.objective_config import (
-    DISTILLATION,
-    GIGPO,
-    GROUP_RELATIVE,
-    TREE,
-    WITH_CRITIC,
-    ObjectiveConfig,
-)
+from slipstream.common.config.objective_config import ADVANTAGES, ObjectiveConfig
 from slipstream.common.config.replay_config import ReplayConfig
 from slipstream.common.process.config_error import ConfigError
 
@@ -30,11 +23,15 @@ LAG_PER_STEP_BEHIND = 4
 COLLAPSING_LAG = 8  # optimizer steps; smaller lags were not tried without max_negative_kl
 REFUSED = 2  # exit code of `python -m slipstream.learner.probation.bounds`
 
+_SIBLINGS = {name for name, compares in ADVANTAGES.items() if compares == "siblings"}
+_STATES = {name for name, compares in ADVANTAGES.items() if compares == "states"}
+_CRITIC = {name for name, compares in ADVANTAGES.items() if compares == "critic"}
+
 # Keys that have an effect only with some values of another key.
 _ONLY_WITH = {
-    "allocation": ("advantage", {"reinforce_pp", "gae", "vtrace", *GROUP_RELATIVE}),
-    "gamma": ("advantage", {"reinforce_pp", "gigpo", "gigpo_centred", *WITH_CRITIC}),
-    "same_state_weight": ("advantage", {"gigpo", "gigpo_centred"}),
+    "allocation": ("advantage", {"reinforce_pp", "gae", "vtrace"} | _SIBLINGS),
+    "gamma": ("advantage", {"reinforce_pp"} | _STATES | _CRITIC),
+    "same_state_weight": ("advantage", _STATES),
     "gae_lambda": ("advantage", {"gae", "bi_level_gae"}),
     "turn_gamma": ("advantage", {"bi_level_gae"}),
     "turn_lambda": ("advantage", {"bi_level_gae"}),
@@ -76,19 +73,19 @@ def check_coherence(config: Config) -> None:
 
 
 def _check_critic(objective: ObjectiveConfig, num_steps: int) -> None:
-    if objective.advantage in WITH_CRITIC and objective.critic == "none":
+    if objective.compares == "critic" and objective.critic == "none":
         refuse(
             "advantage",
             objective.advantage,
             "it needs a critic, and objective.critic is `none`",
             "choose objective.critic own or shared",
         )
-    if objective.advantage not in WITH_CRITIC and objective.critic != "none":
+    if objective.compares != "critic" and objective.critic != "none":
         refuse(
             "critic",
             objective.critic,
             f"objective.advantage {objective.advantage} does not use a critic",
-            f"choose objective.advantage {' or '.join(WITH_CRITIC)}, or critic none",
+            f"choose objective.advantage {' or '.join(sorted(_CRITIC))}, or critic none",
         )
     if objective.critic_warmup_steps >= num_steps:
         refuse(
@@ -109,9 +106,9 @@ def _check_kept(config: Config) -> None:
             f"`replay.keep_fraction` must be 1 with objective.reward_model, got {kept}: it chooses by the rewards of "
             "the environment, before the reward model scores them; leave it out"
         )
-    if config.objective.advantage == DISTILLATION:
+    if config.objective.compares == "teacher":
         raise ConfigError(
-            f"`replay.keep_fraction` must be 1 with objective.advantage {DISTILLATION}, got {kept}: it chooses by the "
+            f"`replay.keep_fraction` must be 1 with objective.advantage distillation, got {kept}: it chooses by the "
             "spread of rewards, from which distillation learns nothing; leave it out"
         )
     if config.replay.group_size == 1:
@@ -124,14 +121,14 @@ def _check_kept(config: Config) -> None:
 def _check_trees(config: Config) -> None:
     """Attempts that share tokens need the advantage that counts these once, and it needs such attempts."""
     objective, replay = config.objective, config.replay
-    if objective.advantage == TREE and not replay.num_trees:
+    if objective.compares == "forks" and not replay.num_trees:
         refuse(
             "advantage",
-            TREE,
+            objective.advantage,
             "replay.num_trees is 0, so no attempt forks from another, and it is leave_one_out",
             "set replay.num_trees to 2 or more, or choose leave_one_out",
         )
-    if objective.advantage != TREE and replay.num_trees:
+    if objective.compares != "forks" and replay.num_trees:
         raise ConfigError(
             f"`replay.num_trees` must be 0 with objective.advantage {objective.advantage}, got {replay.num_trees}: it "
             "would train the tokens that attempts share once for each of them, and compare them with themselves; "
@@ -194,7 +191,7 @@ def _check_teacher(objective: ObjectiveConfig) -> None:
             "the learner's policy would replace objective.reference_model",
             "leave one of them out",
         )
-    if objective.advantage != DISTILLATION:
+    if objective.compares != "teacher":
         return
     if not objective.reference_model or objective.kl_place != "reward" or not objective.kl_coefficient:
         refuse(
@@ -292,7 +289,7 @@ def _check_effect(objective: ObjectiveConfig) -> None:
                 f"it has no effect with objective.{other_key} {getattr(objective, other_key)}",
                 f"leave it out, or choose {' or '.join(sorted(allowed))}",
             )
-    if objective.advantage in GIGPO and objective.same_state_weight == 0 and objective.gamma != 1:
+    if objective.compares == "states" and objective.same_state_weight == 0 and objective.gamma != 1:
         refuse(
             "gamma",
             objective.gamma,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
-from slipstream.learner.objective.advantage import own_advantages
+from slipstream.learner.credit.grpo import own_advantages
 from slipstream.learner.objective.coherence import COLLAPSING_LAG, refuse
 from slipstream.learner.objective.correction import correction
 from slipstream.learner.objective.ratio import MAX_LOG_RATIO, Sequences

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.learner.credit.grpo import RETURN_RESOLUTION
 from slipstream.learner.fit.fit_options import FitOptions
-from slipstream.learner.objective.advantage import RETURN_RESOLUTION
 from slipstream.tools.data.conversation_rows import (
     COLUMNS,
     BadRow,

@@ -11,7 +11,7 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.printable import printable
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.transcript import Transcriber
-from slipstream.learner.objective.advantage import RETURN_RESOLUTION, centred_advantages
+from slipstream.learner.credit.grpo import RETURN_RESOLUTION, centred_advantages
 from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep, RunRecords
 from slipstream.tools.terminal.printable import json_line, printable_lines
 from slipstream.tools.terminal.table import print_rows, print_table

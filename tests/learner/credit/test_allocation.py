@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.common.config.objective_config import GROUP_RELATIVE, ObjectiveConfig
+from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
-from slipstream.learner.credit.sibling_advantages import GROUP_RELATIVE as COMPARED
+from slipstream.learner.credit.grpo import COMPARED
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
-from slipstream.learner.objective.allocation import last_token, per_turn
+from slipstream.learner.credit.token_rewards import last_token, per_turn
 from tests.learner.even_game import group_of
 from tests.tools.run.tiny_model import a_trajectory
 
@@ -78,7 +78,7 @@ def advantages(group: list[list[tuple[float, int]]], **settings: object) -> list
 
 
 @pytest.mark.parametrize("allocation", ALLOCATIONS)
-@pytest.mark.parametrize("advantage", GROUP_RELATIVE)
+@pytest.mark.parametrize("advantage", COMPARED)
 @given(group=GROUPS)
 def test_every_allocation_conserves_a_group_relative_advantage(
     advantage: str, allocation: str, group: list[list[tuple[float, int]]]
@@ -123,7 +123,7 @@ def test_a_token_gets_what_is_still_to_come_of_the_advantage(
 def test_equal_returns_of_unequal_turns_teach_by_turn_alone() -> None:
     apart = group_of([attempt([(1.0, 1), (0.0, 1)]), attempt([(0.0, 1), (1.0, 1)])], group_id=0)
     alike = group_of([attempt([(1.0, 1), (0.0, 1)]), attempt([(1.0, 1), (0.0, 1)])], group_id=0)
-    for advantage in GROUP_RELATIVE:
+    for advantage in COMPARED:
         assert teaches(apart, objective=ObjectiveConfig(advantage=advantage, allocation="per_turn"))
         assert not teaches(alike, objective=ObjectiveConfig(advantage=advantage, allocation="per_turn"))
         assert not teaches(apart, objective=ObjectiveConfig(advantage=advantage, allocation="last_token"))

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from slipstream.common.records.trajectory import Fork
-from slipstream.learner.objective.advantage import leave_one_out_advantages
-from slipstream.learner.objective.tree import Leaf, TurnCredit, tree_advantages
+from slipstream.learner.credit.grpo import leave_one_out_advantages
+from slipstream.learner.credit.tree import Leaf, TurnCredit, tree_advantages
 from slipstream.replay.records.forks import planned_forks
 from tests.replay.records.attempts import ticket
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from slipstream.common.config.config import Config, load_config
-from slipstream.common.config.objective_config import GROUP_RELATIVE, TREE, WITH_CRITIC, ObjectiveConfig
+from slipstream.common.config.objective_config import ADVANTAGES, ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from slipstream.learner.batch.pack import Packed, count_loss_tokens, count_trajectories, pack
@@ -66,7 +66,7 @@ ELSEWHERE = {
     "reward_model_weight": "test_score",
 }
 WORDS = {
-    "advantage": (*GROUP_RELATIVE, "gigpo", "gigpo_centred", TREE, "reinforce_pp", *WITH_CRITIC),
+    "advantage": tuple(name for name in ADVANTAGES if name != "distillation"),
     "allocation": ("last_token", "per_turn"),
     "surrogate": ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient"),
     "correction": ("none", "token_mask", "truncated_is", "decoupled"),
@@ -147,7 +147,7 @@ def computes(objective: ObjectiveConfig, name: str, word: str) -> bool:
     """Whether the code could run it: advantages with a critic need its values, and others have none."""
     critics = {name: word} if name == "advantage" else {}
     return valid(objective, name, word) and all(
-        (advantage in WITH_CRITIC) == (objective.critic != "none") for advantage in critics.values()
+        (ADVANTAGES[advantage] == "critic") == (objective.critic != "none") for advantage in critics.values()
     )
 
 
@@ -180,7 +180,7 @@ def random_configs(num: int) -> Iterator[Config]:
     while found < num:
         words = {name: str(rng.choice(words)) for name, words in WORDS.items()}
         values: dict[str, object] = {name: word for name, word in words.items() if name != "allocation"}
-        values["critic"] = "own" if words["advantage"] in WITH_CRITIC else "none"
+        values["critic"] = "own" if ADVANTAGES[words["advantage"]] == "critic" else "none"
         if words["surrogate"] == "gspo":
             values |= {"clip_low": 3e-4, "clip_high": 4e-4}
         values["dual_clip"] = float(rng.choice([0.0, 3.0, 8.0]))

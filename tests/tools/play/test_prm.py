@@ -23,8 +23,8 @@ from slipstream.common.records.reward_protocol import ScoredEpisode
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.learner.batch.pack import TokenSequence
-from slipstream.learner.credit.measure import Numbers
 from slipstream.learner.credit.score import RewardScorer, branches, load_scorer
+from slipstream.learner.credit.token_rewards import Numbers
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.learner.model.packed_model import ModelSettings
 from slipstream.learner.model.reward_model import save_reward_model

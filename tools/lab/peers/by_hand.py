@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.envhub.catalogue import num_held_out
+from slipstream.learner.credit.grpo import standardised_advantages
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
-from slipstream.learner.objective.advantage import standardised_advantages
 from slipstream.tools.lab.peers.episode import Episode, Episodes, returns_differ
 from slipstream.tools.lab.peers.hand_engine import HandEngine
 from slipstream.tools.lab.peers.peer_run import PeerRun, Success

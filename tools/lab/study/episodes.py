@@ -20,7 +20,7 @@ from slipstream.common.records.trajectory import Provenance, Sampling, Task, Tra
 from slipstream.common.text.action_format import format_of
 from slipstream.envhub.rewards.part import reward_parts
 from slipstream.learner.batch.batch import Batch
-from slipstream.learner.objective.advantage import returns_differ
+from slipstream.learner.credit.grpo import returns_differ
 from slipstream.learner.supply.curriculum import Curriculum
 from slipstream.learner.supply.supply import spread, ticket_of
 from slipstream.replay.records.forks import planned_forks

@@ -6,16 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.learner.objective.advantage import (
-    batch_standardised_advantages,
+from slipstream.learner.credit.gigpo import gigpo_advantages, same_state_advantages
+from slipstream.learner.credit.grpo import (
     centred_advantages,
-    gigpo_advantages,
     leave_one_out_advantages,
     returns_differ,
-    returns_to_go,
-    same_state_advantages,
     standardised_advantages,
 )
+from slipstream.learner.credit.reinforce_pp import batch_standardised_advantages
+from slipstream.learner.credit.token_rewards import returns_to_go
 
 RETURNS = st.lists(st.floats(-100, 100, allow_nan=False), min_size=2, max_size=16)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.learner.objective.advantage import returns_to_go
-from slipstream.learner.objective.gae import bi_level_gae, gae
-from slipstream.learner.objective.vtrace import vtrace
+from slipstream.learner.credit.gae import bi_level_gae, gae
+from slipstream.learner.credit.token_rewards import returns_to_go
+from slipstream.learner.credit.vtrace import vtrace
 
 NUMBER = st.floats(-3, 3)
 STEPS = st.lists(st.tuples(NUMBER, NUMBER, st.floats(0.05, 4)), min_size=1, max_size=8)
