@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
 
-Numbers = Float[np.ndarray, " tokens"]  # one for each sampled token of an episode, in order
+Numbers = Float[np.ndarray, " _tokens"]  # one for each sampled token of an episode, in order
 
 
 def token_rewards(trajectory: Trajectory, *, objective: ObjectiveConfig) -> Float[np.ndarray, " tokens"]:
