@@ -188,10 +188,11 @@ class Policy:
     def __init__(self, config: Config) -> None:
         self._config, folder = config, Path(config.model.path)
         AttentionInterface.register(kernel.PACKED_ATTENTION, context_attention.attention)
-        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=kernel.PACKED_ATTENTION).float()
-        self.model = packed_model.PackedModel(
-            model, folder=folder, settings=packed_model.ModelSettings.of(config)
-        ).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=kernel.PACKED_ATTENTION, trust_remote_code=False
+        )
+        settings = packed_model.ModelSettings.of(config)
+        self.model = packed_model.PackedModel(model, folder=folder, settings=settings).eval()
         self.model.shares_prefixes = True  # siblings have one prompt, which is computed once
         self._optimizer = optimizer.make_optimizer(model, config=config.optim)
         self._schedule = optimizer.make_schedule(self._optimizer, config=config.optim, num_steps=config.learner.steps)
@@ -225,8 +226,7 @@ def train(config: Config) -> Iterator[tuple[float, float]]:
     torch.manual_seed(config.run.seed)
     engine, policy, num_groups = Engine(config), Policy(config), config.replay.groups_per_step
     for step in range(config.learner.steps):
-        groups = range(step * num_groups, (step + 1) * num_groups)
-        played = asyncio.run(play_groups(engine, config, groups))
+        played = asyncio.run(play_groups(engine, config, range(step * num_groups, (step + 1) * num_groups)))
         returns = [sum(attempt.rewards) for group in played for attempt in group]
         yield policy.step(batch_of(played)), sum(returns) / len(returns)
         engine.load(dict(policy.model.causal_lm.named_parameters()))

@@ -15,10 +15,10 @@ ADVANTAGES = {
     "gigpo_centred": "states",
     "tree": "forks",  # siblings where they leave each other
     "reinforce_pp": "batch",
+    "distillation": "teacher",
     "gae": "critic",
     "bi_level_gae": "critic",
     "vtrace": "critic",
-    "distillation": "teacher",
 }
 OWN = ("advantage", "surrogate", "correction")  # the parts that may also be `module:function` of the user's
 
