@@ -23,15 +23,15 @@ LAG_PER_STEP_BEHIND = 4
 COLLAPSING_LAG = 8  # optimizer steps; smaller lags were not tried without max_negative_kl
 REFUSED = 2  # exit code of `python -m slipstream.learner.probation.bounds`
 
-_SIBLINGS = {name for name, compares in ADVANTAGES.items() if compares == "siblings"}
-_STATES = {name for name, compares in ADVANTAGES.items() if compares == "states"}
-_CRITIC = {name for name, compares in ADVANTAGES.items() if compares == "critic"}
+_SIBLINGS, _STATES, _CRITIC = (
+    [name for name, compares in ADVANTAGES.items() if compares == what] for what in ("siblings", "states", "critic")
+)
 
 # Keys that have an effect only with some values of another key.
 _ONLY_WITH = {
-    "allocation": ("advantage", {"reinforce_pp", "gae", "vtrace"} | _SIBLINGS),
-    "gamma": ("advantage", {"reinforce_pp"} | _STATES | _CRITIC),
-    "same_state_weight": ("advantage", _STATES),
+    "allocation": ("advantage", {"reinforce_pp", "gae", "vtrace", *_SIBLINGS}),
+    "gamma": ("advantage", {"reinforce_pp", *_STATES, *_CRITIC}),
+    "same_state_weight": ("advantage", set(_STATES)),
     "gae_lambda": ("advantage", {"gae", "bi_level_gae"}),
     "turn_gamma": ("advantage", {"bi_level_gae"}),
     "turn_lambda": ("advantage", {"bi_level_gae"}),
@@ -85,7 +85,7 @@ def _check_critic(objective: ObjectiveConfig, num_steps: int) -> None:
             "critic",
             objective.critic,
             f"objective.advantage {objective.advantage} does not use a critic",
-            f"choose objective.advantage {' or '.join(sorted(_CRITIC))}, or critic none",
+            f"choose objective.advantage {' or '.join(_CRITIC)}, or critic none",
         )
     if objective.critic_warmup_steps >= num_steps:
         refuse(
