@@ -3,9 +3,9 @@ import doctest
 import pytest
 
 from slipstream.learner.batch import pack
+from slipstream.learner.credit import gae, gigpo, grpo, reinforce_pp, token_rewards, tree, vtrace
 from slipstream.learner.model import attention
 from slipstream.learner.model.optimizer import lr_fraction
-from slipstream.learner.objective import advantage, allocation, gae, vtrace
 
 
 def fractions(schedule: str, *, warmup_steps: int, steps: list[int]) -> list[float]:
@@ -24,7 +24,7 @@ def test_the_warm_up_climbs_and_wastes_no_step_on_a_rate_of_zero() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [advantage, allocation, attention, gae, pack, vtrace],
+    [attention, gae, gigpo, grpo, pack, reinforce_pp, token_rewards, tree, vtrace],
 )
 def test_the_examples_in_the_docstrings_hold(module: object) -> None:
     found = doctest.testmod(module)
