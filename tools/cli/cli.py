@@ -169,8 +169,8 @@ def load(arguments: argparse.Namespace) -> Config:
     overrides = [setting for setting in arguments.settings if "=" in setting]
     if (files or verb.has_stages) and (arguments.resume or arguments.replay_archive):
         raise ConfigError(
-            f"got the config file {', '.join(files) or arguments.road} with --resume or --replay-archive, which use the "
-            "configuration of an existing run; leave the file out, and change single settings as key=value"
+            f"got the config file {', '.join(files) or arguments.road} with --resume or --replay-archive, which use "
+            "the configuration of an existing run; leave the file out, and change single settings as key=value"
         )
     if arguments.resume and arguments.replay_archive:
         raise ConfigError("got both --resume, which continues a run, and --replay-archive, which begins one; give one")
