@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipstream.common.config.bounds import Count, Positive, PositiveShare, Whole, check_bounds
 from slipstream.common.process.config_error import require
 
 TOOLS = "tools"  # the action format in which actions are calls of tools
@@ -31,26 +32,19 @@ class EnvConfig:
     mixture: dict[str, MixtureEntry] = field(default_factory=dict)  # several: {LABEL: {name, options, rewards, weight}}
     min_success: float = 0.0  # an environment of the mixture with less success than this is too hard for now
     max_success: float = 1.0  # an environment of the mixture with more success than this is too easy by now
-    aside_weight: float = 0.1  # multiplies the weight of an environment that is too hard or too easy
-    max_turns: int = 12  # of an episode; to reach it is an outcome that the policy is responsible for
-    max_invalid_turns: int = 0  # an episode ends after so many turns in a row without a valid action; 0: no limit
+    aside_weight: PositiveShare = 0.1  # multiplies the weight of an environment that is too hard or too easy
+    max_turns: Count = 12  # of an episode; to reach it is an outcome that the policy is responsible for
+    max_invalid_turns: Whole = 0  # an episode ends after so many turns in a row without a valid action; 0: no limit
     action_format: str = "plain"  # plain, action_tag, react, outcome, tools, a name in env.formats, or `module:Class`
     formats: dict[str, Any] = field(default_factory=dict)  # your own: {NAME: {instructions, write, pattern}}
     show_admissible: bool = False  # every observation ends with the list of the actions that are possible in it
     enforce_admissible: bool = False  # the action of a reply is sampled among those that are possible
-    step_timeout_s: float = 30.0  # a reset or step that takes longer is an env failure
-    episode_timeout_s: float = 600.0  # an episode that takes longer is stopped and played again
-    num_train_tasks: int = 100_000  # train tasks, in a seeded order; none is visited twice before all had their turn
+    step_timeout_s: Positive = 30.0  # a reset or step that takes longer is an env failure
+    episode_timeout_s: Positive = 600.0  # an episode that takes longer is stopped and played again
+    num_train_tasks: Count = 100_000  # train tasks, in a seeded order; none is visited twice before all had their turn
 
     def __post_init__(self) -> None:
-        require(self.max_turns >= 1, "env.max_turns", ">= 1", self.max_turns, "an episode has at least one turn")
-        require(
-            self.max_invalid_turns >= 0,
-            "env.max_invalid_turns",
-            ">= 0",
-            self.max_invalid_turns,
-            "0 is no limit, 3 is usual",
-        )
+        check_bounds(self, "env.")
         require(
             self.max_invalid_turns < self.max_turns,
             "env.max_invalid_turns",
@@ -58,10 +52,6 @@ class EnvConfig:
             self.max_invalid_turns,
             "an episode ends after that many turns anyway",
         )
-        for name in ("step_timeout_s", "episode_timeout_s"):
-            value = getattr(self, name)
-            require(value > 0, f"env.{name}", "> 0", value, "leave it out for the default")
-        require(self.num_train_tasks >= 1, "env.num_train_tasks", ">= 1", self.num_train_tasks, "100000 is the default")
         require(
             not (self.rewards and self.mixture),
             "env.rewards",
@@ -102,13 +92,6 @@ class EnvConfig:
             "0 <= min < max <= 1",
             (self.min_success, self.max_success),
             "0.1 and 0.9 are usual",
-        )
-        require(
-            0 < self.aside_weight <= 1,
-            "env.aside_weight",
-            "above 0, at most 1",
-            self.aside_weight,
-            "with a weight of 0 its success would never be measured again",
         )
 
     def comparisons(self) -> dict[str, Any]:

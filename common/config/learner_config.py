@@ -1,8 +1,11 @@
 """The learner: its optimizer, warm start and evaluations, and how it publishes weights."""
 
-import math
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Interval
+
+from slipstream.common.config.bounds import Count, NonNegative, Positive, ShareBelow1, Whole, check_bounds
 from slipstream.common.process.config_error import require
 
 MAX_CHUNK_BYTES = 64 << 20  # the most memory that a publisher uses for one request
@@ -10,63 +13,39 @@ MAX_CHUNK_BYTES = 64 << 20  # the most memory that a publisher uses for one requ
 
 @dataclass(kw_only=True, slots=True)
 class OptimConfig:
-    lr: float = 1e-6  # peak learning rate of AdamW
-    critic_lr: float = 1e-5  # the critic's peak learning rate; its other settings are the policy's
-    weight_decay: float = 0.0  # decoupled
-    warmup_steps: int = 0  # steps in which the learning rate rises linearly from 0
-    schedule: str = "constant"  # after the warm-up: constant, linear or cosine, down to 0 at the last step
+    lr: Positive = 1e-6  # peak learning rate of AdamW
+    critic_lr: Positive = 1e-5  # the critic's peak learning rate; its other settings are the policy's
+    weight_decay: NonNegative = 0.0  # decoupled
+    warmup_steps: Whole = 0  # steps in which the learning rate rises linearly from 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warm-up; to 0 at the last step
     max_grad_norm: float = 1.0  # global norm; larger gradients are scaled down to it
 
     def __post_init__(self) -> None:
-        for name, usual in (("lr", "1e-6"), ("critic_lr", "1e-5")):
-            value = getattr(self, name)
-            require(math.isfinite(value) and value > 0, f"optim.{name}", "> 0", value, f"{usual} is usual for 7B")
+        check_bounds(self, "optim.")
         require(self.max_grad_norm > 0, "optim.max_grad_norm", "> 0", self.max_grad_norm, "inf never clips")
-        for name in ("weight_decay", "warmup_steps"):
-            value = getattr(self, name)
-            require(value >= 0, f"optim.{name}", ">= 0", value, "0 is off")
-        require(
-            self.schedule in ("constant", "linear", "cosine"),
-            "optim.schedule",
-            "constant, linear or cosine",
-            self.schedule,
-            "constant is usual for RL",
-        )
 
 
 @dataclass(kw_only=True, slots=True)
 class LearnerConfig:
-    steps: int = 100  # optimizer steps of reinforcement learning
-    ranks: int = 1  # FSDP processes, each on a GPU of its own if there are GPUs
+    steps: Count = 100  # optimizer steps of reinforcement learning
+    ranks: Count = 1  # FSDP processes, each on a GPU of its own if there are GPUs
     devices: list[str] = field(default_factory=list)  # their GPUs on this host; empty: the first ones, docs/install.md
-    hosts: int = 1  # hosts that the ranks are divided over; all of them must see the same `run.root`
+    hosts: Count = 1  # hosts that the ranks are divided over; all of them must see the same `run.root`
     host_rank: int = 0  # which of them this one is; host 0 has rank 0, the publisher and the run's records
     rendezvous: str = ""  # with several hosts: ADDRESS:PORT of host 0, where the ranks find each other
-    context_ranks: int = 1  # ranks that compute each micro-batch together, for sequences that do not fit one of them
-    micro_batch_tokens: int = 2048  # the most packed tokens in one forward pass; docs/learner.md on shared prefixes
-    logprob_chunk_tokens: int = 1024  # tokens whose logits are in memory at one time
-    publish_every: int = 1  # optimizer steps between publishes
-    checkpoint_every: int = 20  # optimizer steps between checkpoints
-    keep_checkpoints: int = 2  # the newest checkpoints that are kept
-    claim_timeout_s: float = 600.0  # the run ends with an error if no batch is ready for this long
+    context_ranks: Count = 1  # ranks that compute each micro-batch together, for sequences that do not fit one of them
+    micro_batch_tokens: Count = 2048  # the most packed tokens in one forward pass; docs/learner.md on shared prefixes
+    logprob_chunk_tokens: Count = 1024  # tokens whose logits are in memory at one time
+    publish_every: Count = 1  # optimizer steps between publishes
+    checkpoint_every: Count = 20  # optimizer steps between checkpoints
+    keep_checkpoints: Count = 2  # the newest checkpoints that are kept
+    claim_timeout_s: Positive = 600.0  # the run ends with an error if no batch is ready for this long
     activation_checkpointing: bool = False  # recompute activations in the backward pass
     compile: bool = False  # torch.compile each layer at the start; on a CPU this needs a C++ compiler
     cpu_offload: bool = False  # weights, gradients and optimizer state in host memory; for models that do not fit a GPU
 
     def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "ranks",
-            "hosts",
-            "context_ranks",
-            "micro_batch_tokens",
-            "logprob_chunk_tokens",
-            "publish_every",
-            "checkpoint_every",
-            "keep_checkpoints",
-        ):
-            value = getattr(self, name)
-            require(value >= 1, f"learner.{name}", ">= 1", value, "leave it out for the default")
+        check_bounds(self, "learner.")
         hosts = self.hosts
         require(
             self.ranks % hosts == 0, "learner.ranks", f"a multiple of learner.hosts = {hosts}", self.ranks, "raise it"
@@ -108,65 +87,43 @@ def _is_address(address: str) -> bool:
 
 @dataclass(kw_only=True, slots=True)
 class WarmStartConfig:
-    episodes: int = 0  # expert episodes to imitate before RL; 0 skips the warm start
-    noise: float = 0.0  # probability that the expert takes a random admissible action, which is imitated too
-    epochs: int = 1  # passes over the episodes
-    batch_tokens: int = 4096  # packed tokens in one optimizer step
-    lr: float = 1e-3  # AdamW learning rate
+    episodes: Whole = 0  # expert episodes to imitate before RL; 0 skips the warm start
+    noise: ShareBelow1 = 0.0  # probability that the expert takes a random admissible action, which is imitated
+    epochs: Count = 1  # passes over the episodes
+    batch_tokens: Count = 4096  # packed tokens in one optimizer step
+    lr: Positive = 1e-3  # AdamW learning rate
 
     def __post_init__(self) -> None:
-        require(0 <= self.noise < 1, "warm_start.noise", "in [0, 1)", self.noise, "0 is the expert without noise")
-        require(self.episodes >= 0, "warm_start.episodes", ">= 0", self.episodes, "0 skips the warm start")
-        require(self.epochs >= 1, "warm_start.epochs", ">= 1", self.epochs, "1 is one pass")
-        require(self.batch_tokens >= 1, "warm_start.batch_tokens", ">= 1", self.batch_tokens, "try 4096")
-        require(math.isfinite(self.lr) and self.lr > 0, "warm_start.lr", "> 0", self.lr, "try 1e-3")
+        check_bounds(self, "warm_start.")
 
 
 @dataclass(kw_only=True, slots=True)
 class EvalConfig:
-    num_tasks: int | None = None  # held-out tasks, each once sampled and once greedy; 0: none; None: 32 if it has any
-    every: int = 50  # optimizer steps between evaluations during training; 0: only at the start and the end
+    num_tasks: Annotated[int | None, Ge(0)] = None  # held-out tasks, sampled and greedy; 0: none; None: 32 if any
+    every: Whole = 50  # optimizer steps between evaluations during training; 0: only at the start and the end
 
     def __post_init__(self) -> None:
-        fits = self.num_tasks is None or self.num_tasks >= 0
-        require(fits, "eval.num_tasks", ">= 0", self.num_tasks, "0 skips evaluation")
-        require(self.every >= 0, "eval.every", ">= 0", self.every, "0 evaluates only at the start and the end")
+        check_bounds(self, "eval.")
 
 
 @dataclass(kw_only=True, slots=True)
 class WeightsConfig:
     host: str = "127.0.0.1"  # address that the publisher or a relay binds to; other hosts must be able to connect to it
-    broadcast_timeout_s: float = 20.0  # a member that takes longer, or 4 s a GB if that is more, is left out, and pulls
-    chunk_bytes: int = 4 << 20  # bytes in one reply to a pull
-    anchor_every: int = 10  # publish a full snapshot every N versions; those between are deltas; 1: no deltas
+    broadcast_timeout_s: Positive = 20.0  # a member that takes longer, or 4 s a GB if that is more, pulls
+    chunk_bytes: Annotated[int, Interval(ge=1, le=MAX_CHUNK_BYTES)] = 4 << 20  # bytes in one reply to a pull
+    anchor_every: Count = 10  # publish a full snapshot every N versions; those between are deltas; 1: no deltas
     disk: str = ""  # path or fsspec URL where versions are also written, for actors.transport=disk; empty: nowhere
-    fan_out: int = 8  # receivers that a publisher or a relay serves at a time
+    fan_out: Count = 8  # receivers that a publisher or a relay serves at a time
     pull_bytes_per_s: int = 0  # the most that a publisher or a relay sends to each receiver; 0: no limit
     key_file: str = ""  # file that `slipstream key` wrote, the same on every host; empty: no authentication
-    probe_nats: float = 0.0  # mean difference per token by which an engine's probe may miss the learner's; 0: by dtype
+    probe_nats: NonNegative = 0.0  # by how much an engine's probe may miss the learner's, a token; 0: by dtype
 
     def __post_init__(self) -> None:
-        require(self.probe_nats >= 0, "weights.probe_nats", ">= 0", self.probe_nats, "0 chooses it by model.dtype")
-        require(
-            0 < self.chunk_bytes <= MAX_CHUNK_BYTES,
-            "weights.chunk_bytes",
-            f"in [1, {MAX_CHUNK_BYTES}]",
-            self.chunk_bytes,
-            "the publisher does not send more in one chunk",
-        )
-        require(self.anchor_every >= 1, "weights.anchor_every", ">= 1", self.anchor_every, "10 is the default")
-        require(self.fan_out >= 1, "weights.fan_out", ">= 1", self.fan_out, "8 is the default")
+        check_bounds(self, "weights.")
         require(
             self.pull_bytes_per_s == 0 or self.pull_bytes_per_s >= self.chunk_bytes,
             "weights.pull_bytes_per_s",
             f"0, or >= weights.chunk_bytes = {self.chunk_bytes}",
             self.pull_bytes_per_s,
             "lower weights.chunk_bytes",
-        )
-        require(
-            self.broadcast_timeout_s > 0,
-            "weights.broadcast_timeout_s",
-            "> 0",
-            self.broadcast_timeout_s,
-            "20 is the default",
         )

@@ -2,26 +2,27 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge
+
+from slipstream.common.config.bounds import Count, Whole, check_bounds
 from slipstream.common.process.config_error import require
 from slipstream.common.process.imported import is_own
 
 
 @dataclass(kw_only=True, slots=True)
 class TinyModelConfig:
-    hidden_size: int = 96  # width of the residual stream
-    intermediate_size: int = 256  # width of the MLP
-    num_layers: int = 3  # decoder layers
-    num_heads: int = 3  # attention heads, each of head_dim
-    num_kv_heads: int = 3  # key-value heads; divides num_heads
+    hidden_size: Count = 96  # width of the residual stream
+    intermediate_size: Count = 256  # width of the MLP
+    num_layers: Count = 3  # decoder layers
+    num_heads: Count = 3  # attention heads, each of head_dim
+    num_kv_heads: Count = 3  # key-value heads; divides num_heads
     head_dim: int = 32  # vLLM's CPU build takes 32, 64 or 128
-    num_tasks: int = 400  # train tasks whose text defines the vocabulary
+    num_tasks: Count = 400  # train tasks whose text defines the vocabulary
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "num_tasks"):
-            value = getattr(self, name)
-            require(value >= 1, f"model.tiny.{name}", ">= 1", value, "leave it out for the default")
+        check_bounds(self, "model.tiny.")
         require(
             self.head_dim in (32, 64, 128),
             "model.tiny.head_dim",
@@ -40,13 +41,12 @@ class TinyModelConfig:
 
 @dataclass(kw_only=True, slots=True)
 class LoraConfig:
-    rank: int = 0  # of the adapters; then only adapters are trained; 0: off, every weight is trained
-    alpha: int = 32  # an adapter is scaled by alpha / rank
+    rank: Whole = 0  # of the adapters; then only adapters are trained; 0: off, every weight is trained
+    alpha: Count = 32  # an adapter is scaled by alpha / rank
     target_modules: list[str] = field(default_factory=list)  # suffixes of layer names; empty: all linear but the head
 
     def __post_init__(self) -> None:
-        require(self.rank >= 0, "model.lora.rank", ">= 0", self.rank, "16 is usual, 0 trains every weight")
-        require(self.alpha >= 1, "model.lora.alpha", ">= 1", self.alpha, "32 is usual")
+        check_bounds(self, "model.lora.")
         require(
             all(self.target_modules),
             "model.lora.target_modules",
@@ -81,24 +81,17 @@ class ModelConfig:
     path: str = ""  # a Hugging Face folder, or an id of its Hub; empty: make the tiny model of model.tiny
     tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
-    dtype: str = "auto"  # of the forward pass: float32, bfloat16, auto (on a CPU the former); master weights: float32
-    max_tokens: int = 512  # context length: a prompt with its reply is never longer
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the forward pass; auto: float32 on a CPU
+    max_tokens: Annotated[int, Ge(16)] = 512  # context length: a prompt with its reply is never longer
     template_arguments: dict[str, Any] = field(default_factory=dict)  # of the chat template, like enable_thinking
-    history: str = "template"  # earlier replies as the chat template shows them, or as they were sampled: sampled
+    history: Literal["template", "sampled"] = "template"  # earlier replies by the chat template, or as sampled
     context: str = "stop"  # where an episode fills it: stop, window, summary, or `module:function`
     tool_parser: str = ""  # vLLM's parser of tool calls by its name, like hermes; empty: calls stay text
     reasoning_parser: str = ""  # vLLM's parser of thoughts by its name, like qwen3; empty: thoughts stay text
-    roles: str = "as_sent"  # alternate: for templates that refuse system messages, tool results or two users in a row
+    roles: Literal["as_sent", "alternate"] = "as_sent"  # alternate: the template refuses other orders
 
     def __post_init__(self) -> None:
-        require(
-            self.dtype in ("auto", "float32", "bfloat16"),
-            "model.dtype",
-            "auto, float32 or bfloat16",
-            self.dtype,
-            "auto chooses by the device",
-        )
-        require(self.max_tokens >= 16, "model.max_tokens", ">= 16", self.max_tokens, "a whole episode must fit")
+        check_bounds(self, "model.")
         for name, value in self.template_arguments.items():
             require(
                 name.isidentifier() and is_jinja_value(value),
@@ -107,13 +100,6 @@ class ModelConfig:
                 value,
                 "see the variables of the chat template",
             )
-        require(
-            self.history in ("template", "sampled"),
-            "model.history",
-            "template or sampled",
-            self.history,
-            "see docs/models.md",
-        )
         require(
             self.context in ("stop", "window", "summary") or is_own(self.context),
             "model.context",
@@ -127,11 +113,4 @@ class ModelConfig:
             f"template with model.context={self.context}",
             self.history,
             "a conversation that was shortened is rendered by the template",
-        )
-        require(
-            self.roles in ("as_sent", "alternate"),
-            "model.roles",
-            "as_sent or alternate",
-            self.roles,
-            "see docs/models.md",
         )

@@ -2,7 +2,20 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
+from slipstream.common.config.bounds import (
+    AtLeast1,
+    Count,
+    InnerShare,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    Share,
+    ShareBelow1,
+    Whole,
+    check_bounds,
+)
 from slipstream.common.process.config_error import require
 from slipstream.common.process.imported import is_own
 
@@ -26,39 +39,39 @@ OWN = ("advantage", "surrogate", "correction")  # the parts that may also be `mo
 @dataclass(kw_only=True, slots=True)
 class ObjectiveConfig:
     advantage: str = "group_standardised"  # or group_centred, leave_one_out, gigpo, tree, gae, module:function, ...
-    allocation: str = "last_token"  # which token gets a reward: last_token of the episode, or per_turn the turn's last
-    gamma: float = 1.0  # discount of a reward: gigpo for each turn before it, others for each sampled token before it
-    same_state_weight: float = 1.0  # gigpo: weight of the comparison of turns that began in one state; 0 is GRPO
-    gae_lambda: float = 1.0  # gae, bi_level_gae: 1 uses only the rewards, 0 only the critic's next value
-    turn_gamma: float = 1.0  # bi_level_gae: discount of a reward for each turn before it
-    turn_lambda: float = 1.0  # bi_level_gae: like gae_lambda, between turns
-    max_rho: float = 1.0  # vtrace: upper limit of a token's own ratio
-    critic: str = "none"  # none, own (a model of its own), shared (a value head on the policy's model)
-    critic_warmup_steps: int = 0  # steps at the start in which only the critic learns
-    value_coefficient: float = 0.5  # shared: weight of the critic's loss relative to the policy's
+    allocation: Literal["last_token", "per_turn"] = "last_token"  # which token gets a reward: episode's or turn's
+    gamma: PositiveShare = 1.0  # discount of a reward for each sampled token before it; gigpo: for each turn
+    same_state_weight: NonNegative = 1.0  # gigpo: weight of the comparison of turns that began in one state; 0 is GRPO
+    gae_lambda: Share = 1.0  # gae, bi_level_gae: 1 uses only the rewards, 0 only the critic's next value
+    turn_gamma: PositiveShare = 1.0  # bi_level_gae: discount of a reward for each turn before it
+    turn_lambda: Share = 1.0  # bi_level_gae: like gae_lambda, between turns
+    max_rho: AtLeast1 = 1.0  # vtrace: upper limit of a token's own ratio
+    critic: Literal["none", "own", "shared"] = "none"  # shared: a value head on the policy's model
+    critic_warmup_steps: Whole = 0  # steps at the start in which only the critic learns
+    value_coefficient: Positive = 0.5  # shared: weight of the critic's loss relative to the policy's
     surrogate: str = "ppo_clip"  # or gspo, cispo, dppo_tv, policy_gradient, module:function
-    clip_low: float = 0.2  # ppo_clip, gspo: the ratio's lower clip is 1 - clip_low
-    clip_high: float = 0.28  # ppo_clip, gspo: the ratio's upper clip is 1 + clip_high
+    clip_low: InnerShare = 0.2  # ppo_clip, gspo: the ratio's lower clip is 1 - clip_low
+    clip_high: Positive = 0.28  # ppo_clip, gspo: the ratio's upper clip is 1 + clip_high
     dual_clip: float = 0.0  # ppo_clip, gspo: the ratio's upper clip for negative advantages; 0 is off
     ratio_low: float = 0.0  # cispo: lowest weight of a token
     ratio_high: float = 5.0  # cispo, dppo_tv: highest weight of a token
-    max_total_variation: float = 0.2  # dppo_tv: the most that a token's probability may have changed
+    max_total_variation: Positive = 0.2  # dppo_tv: the most that a token's probability may have changed
     correction: str = "token_mask"  # or none, truncated_is, decoupled, module:function
     mask_low: float = 0.5  # token_mask: tokens of a lower ratio are left out
     mask_high: float = 5.0  # token_mask: tokens of a higher ratio are left out
-    max_behaviour_weight: float = 2.0  # truncated_is clips the importance weight here, decoupled omits tokens above
-    proximal_decay: float = 0.9  # truncated_is, decoupled: decay of the average of weights that is the proximal policy
-    max_negative_kl: float = 0.1  # nats per token: sequences further from behaviour train no negatives; 0 is off
-    kl_coefficient: float = 0.0  # weight of the divergence from the reference policy; 0 is off
-    kl_place: str = "loss"  # where the divergence counts: in the loss, or in the reward of every sampled token
+    max_behaviour_weight: AtLeast1 = 2.0  # truncated_is: the weight's upper clip; decoupled: tokens above are left out
+    proximal_decay: InnerShare = 0.9  # truncated_is, decoupled: decay of the weights' average, the proximal policy
+    max_negative_kl: NonNegative = 0.1  # nats per token: sequences further from behaviour train no negatives; 0 is off
+    kl_coefficient: NonNegative = 0.0  # weight of the divergence from the reference policy; 0 is off
+    kl_place: Literal["loss", "reward"] = "loss"  # where the divergence counts; reward: of every sampled token
     reference_model: str = ""  # another model as the reference, a teacher: a folder, or the URL of a vLLM server
-    reference_every: int = 0  # steps after which the learner's policy becomes the reference; 0 keeps the first one
+    reference_every: Whole = 0  # steps after which the learner's policy becomes the reference; 0 keeps the first one
     reward_model: str = ""  # a folder of `slipstream reward`; its score is added to the last turn of an episode
     reward_model_weight: float = 1.0  # factor of that score
-    entropy_bonus: float = 0.0  # weight of the entropy, which is subtracted from the loss; 0 is off
-    normalisation: str = "tokens"  # the loss is a mean over tokens, sequences (trajectories), or constant
-    normalisation_tokens: int = 512  # constant: the length with which every trajectory counts
-    guard_min_ess: float = 0.3  # a step with an effective sample size below this fraction is shrunk; 0 is off
+    entropy_bonus: NonNegative = 0.0  # weight of the entropy, which is subtracted from the loss; 0 is off
+    normalisation: Literal["tokens", "sequences", "constant"] = "tokens"  # what the loss is a mean over
+    normalisation_tokens: Count = 512  # constant: the length with which every trajectory counts
+    guard_min_ess: ShareBelow1 = 0.3  # a step with an effective sample size below this share is shrunk; 0 is off
     guard_max_ratio: float = 2.0  # a step with a mean ratio above this, or below its inverse, is skipped; 0 is off
 
     @property
@@ -101,31 +114,24 @@ class ObjectiveConfig:
         return bool(self.reward_model)
 
     def __post_init__(self) -> None:
+        check_bounds(self, "objective.")
         self._check_words()
         self._check_surrogate()
-        self._check_estimates()
-        self._check_loss_and_guard()
+        self._check_reward_model()
 
     def _check_words(self) -> None:
         for name, words in (
             ("advantage", tuple(ADVANTAGES)),
-            ("critic", ("none", "own", "shared")),
-            ("allocation", ("last_token", "per_turn")),
             ("surrogate", ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient")),
             ("correction", ("none", "token_mask", "truncated_is", "decoupled")),
-            ("kl_place", ("loss", "reward")),
-            ("normalisation", ("tokens", "sequences", "constant")),
         ):
             word = getattr(self, name)
-            known = [*words, "module:function"] if name in OWN else [*words]
-            contract = f"{', '.join(known[:-1])} or {known[-1]}"
+            contract = f"{', '.join(words)} or module:function"
             require(
                 word in words or name in self.own_parts, f"objective.{name}", contract, word, f"try {words[0]} first"
             )
 
     def _check_surrogate(self) -> None:
-        require(0 < self.clip_low < 1, "objective.clip_low", "in (0, 1)", self.clip_low, "0.2 is usual")
-        require(self.clip_high > 0, "objective.clip_high", "> 0", self.clip_high, "0.28 is usual")
         require(
             self.dual_clip == 0 or self.dual_clip > 1 + self.clip_high,
             "objective.dual_clip",
@@ -148,57 +154,14 @@ class ObjectiveConfig:
             "0 and 5 are usual",
         )
         require(
-            self.max_behaviour_weight >= 1,
-            "objective.max_behaviour_weight",
-            ">= 1",
-            self.max_behaviour_weight,
-            "2 is usual",
-        )
-        require(
-            0 < self.proximal_decay < 1,
-            "objective.proximal_decay",
-            "in (0, 1)",
-            self.proximal_decay,
-            "0.9 is the default; with 0 it is the current policy, and clips have no effect",
+            self.guard_max_ratio == 0 or self.guard_max_ratio > 1,
+            "objective.guard_max_ratio",
+            "0 or > 1",
+            self.guard_max_ratio,
+            "2 is the default, 0 is off",
         )
 
-    def _check_estimates(self) -> None:
-        for name in ("gamma", "turn_gamma"):
-            value = getattr(self, name)
-            require(0 < value <= 1, f"objective.{name}", "in (0, 1]", value, "1 does not discount")
-        for name in ("gae_lambda", "turn_lambda"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"objective.{name}", "in [0, 1]", value, "0.95 to 1 are usual")
-        require(self.max_rho >= 1, "objective.max_rho", ">= 1", self.max_rho, "1 is usual")
-
-    def _check_loss_and_guard(self) -> None:
-        for name in ("critic_warmup_steps", "reference_every"):
-            value = getattr(self, name)
-            require(value >= 0, f"objective.{name}", ">= 0", value, "0 is off")
-        require(
-            self.normalisation_tokens >= 1,
-            "objective.normalisation_tokens",
-            ">= 1",
-            self.normalisation_tokens,
-            "use the largest length of an episode",
-        )
-        require(
-            self.max_total_variation > 0,
-            "objective.max_total_variation",
-            "> 0",
-            self.max_total_variation,
-            "0.2 is usual",
-        )
-        require(
-            0 < self.value_coefficient < math.inf,
-            "objective.value_coefficient",
-            "> 0",
-            self.value_coefficient,
-            "0.5 is usual",
-        )
-        for name in ("max_negative_kl", "kl_coefficient", "entropy_bonus", "same_state_weight"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"objective.{name}", ">= 0", value, "0 is off")
+    def _check_reward_model(self) -> None:
         require(
             not self.reward_model.startswith(("http://", "https://")),
             "objective.reward_model",
@@ -219,18 +182,4 @@ class ObjectiveConfig:
             "1 without objective.reward_model",
             self.reward_model_weight,
             "leave it out",
-        )
-        require(
-            0 <= self.guard_min_ess < 1,
-            "objective.guard_min_ess",
-            "in [0, 1)",
-            self.guard_min_ess,
-            "0.3 is the default, 0 is off",
-        )
-        require(
-            self.guard_max_ratio == 0 or self.guard_max_ratio > 1,
-            "objective.guard_max_ratio",
-            "0 or > 1",
-            self.guard_max_ratio,
-            "2 is the default, 0 is off",
         )

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from slipstream.common.config.bounds import Count, Share, ShareBelow1, Whole, check_bounds
 from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.text.action_format import ToolCalls, action_format
 
@@ -12,24 +13,23 @@ class DataOptions:
     data: tuple[str, ...] = ()  # .jsonl or .parquet files of conversations, in any shape of docs/data.md
     successes: bool = False  # drop rows whose `success` is not true
     min_return: float = -math.inf  # drop rows with a lower `return`
-    min_replies: int = 1  # drop rows with fewer messages of the assistant
-    max_replies: int = 0  # drop rows with more; 0: no limit
-    max_chars: int = 0  # drop rows with more characters in all messages; 0: no limit
+    min_replies: Count = 1  # drop rows with fewer messages of the assistant
+    max_replies: Whole = 0  # drop rows with more; 0: no limit
+    max_chars: Whole = 0  # drop rows with more characters in all messages; 0: no limit
     action_format: str = ""  # drop rows with a reply in another format than this env.action_format; empty: any reply
-    max_repetition: float = 1.0  # drop rows in which a larger share of the assistant's 5-word runs came before
-    near_duplicates: float = 0.0  # drop rows this similar to an earlier one (Jaccard, 5-word runs); 0: equal rows only
+    max_repetition: Share = 1.0  # drop rows in which a larger share of the assistant's 5-word runs came before
+    near_duplicates: Share = 0.0  # drop rows this similar to an earlier one (Jaccard, 5-word runs); 0: equal rows only
     judge: str = ""  # a YAML file with a judge, which marks the rows that passed all filters; see docs/data.md
-    min_mark: float = 0.0  # drop rows with a lower mark
-    held_out: float = 0.0  # fraction of the tasks whose rows go to a second file
-    noise: float = 0.0  # add a copy of each row, with typing errors in this share of the words of its observations
+    min_mark: Share = 0.0  # drop rows with a lower mark
+    held_out: ShareBelow1 = 0.0  # fraction of the tasks whose rows go to a second file
+    noise: Share = 0.0  # add a copy of each row, with typing errors in this share of the words of its observations
     paraphrase: str = ""  # a YAML file with a model, which writes a copy of each row in other words; see docs/data.md
 
     def __post_init__(self) -> None:
+        check_bounds(self, "--")
         require(not math.isnan(self.min_return), "--min-return", "a number", self.min_return, "leave it out")
-        require(self.min_replies >= 1, "--min-replies", ">= 1", self.min_replies, "1 is the default")
         most = self.max_replies
         require(most == 0 or most >= self.min_replies, "--max-replies", "0, or >= --min-replies", most, "0 is no limit")
-        require(self.max_chars >= 0, "--max-chars", ">= 0", self.max_chars, "0 is no limit")
         if self.action_format:
             require(
                 not isinstance(action_format(self.action_format), ToolCalls),
@@ -38,13 +38,5 @@ class DataOptions:
                 self.action_format,
                 "calls are read by the engine's parser only",
             )
-        for name in ("max_repetition", "near_duplicates"):
-            value = getattr(self, name)
-            require(
-                0 <= value <= 1, f"--{name.replace('_', '-')}", "in [0, 1]", value, "leave it out to keep such rows"
-            )
-        require(0 <= self.min_mark <= 1, "--min-mark", "in [0, 1]", self.min_mark, "leave it out to keep all rows")
         if self.min_mark and not self.judge:
             raise ConfigError("`--min-mark` has no effect without `--judge`; name the judge, or leave it out")
-        require(0 <= self.held_out < 1, "--held-out", "in [0, 1)", self.held_out, "0 writes one file")
-        require(0 <= self.noise <= 1, "--noise", "in [0, 1]", self.noise, "0 adds no copies")

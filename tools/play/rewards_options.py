@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from slipstream.common.process.config_error import require
+from slipstream.common.config.bounds import Port, check_bounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardsOptions:
     host: str = "127.0.0.1"  # address that the server binds to; other hosts must be able to connect to it
-    port: int = 7366  # 0 takes a free port and prints it
+    port: Port = 7366  # 0 takes a free port and prints it
     key_file: str = ""  # file with the key that clients must send; empty: SLIPSTREAM_REWARDS_KEY, or no authentication
 
     def __post_init__(self) -> None:
-        require(0 <= self.port < 65536, "--port", "in [0, 65535]", self.port, "0 takes a free one")
+        check_bounds(self, "--")

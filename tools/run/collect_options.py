@@ -1,8 +1,8 @@
 """The options of `slipstream collect`: which episodes it plays."""
 
-import math
 from dataclasses import dataclass
 
+from slipstream.common.config.bounds import Count, NonNegative, ShareBelow1, Whole, check_bounds
 from slipstream.common.process.config_error import require
 
 SEARCHES = ("none", "tree_of_thoughts", "dfsdt", "mcts", "graph_of_thoughts")
@@ -10,39 +10,29 @@ SEARCHES = ("none", "tree_of_thoughts", "dfsdt", "mcts", "graph_of_thoughts")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectOptions:
-    num_tasks: int = 100  # train tasks to play, in each environment
-    first_task: int = 0  # index of the first of them
+    num_tasks: Count = 100  # train tasks to play, in each environment
+    first_task: Whole = 0  # index of the first of them
     search: str = "none"  # none plays replay.group_size episodes per task; or tree_of_thoughts, dfsdt, mcts, ...
-    width: int = 3  # actions that a search tries in one state; graph_of_thoughts: attempts in one round
-    beam: int = 2  # tree_of_thoughts: states expanded at each depth; graph_of_thoughts: attempts shown to a new one
-    budget: int = 60  # dfsdt, mcts, graph_of_thoughts: turns that are generated for one task
-    exploration: float = 1.4  # mcts: the constant of PUCT, for returns between 0 and 1
+    width: Count = 3  # actions that a search tries in one state; graph_of_thoughts: attempts in one round
+    beam: Count = 2  # tree_of_thoughts: states expanded at each depth; graph_of_thoughts: attempts shown to a new one
+    budget: Count = 60  # dfsdt, mcts, graph_of_thoughts: turns that are generated for one task
+    exploration: NonNegative = 1.4  # mcts: the constant of PUCT, for returns between 0 and 1
     reward_model: str = ""  # guides a search, not dfsdt: a folder of `slipstream prm` or `export --critic`, or a URL
-    completions: int = 0  # label each turn with the share of N episodes from there that succeed, for `slipstream prm`
+    completions: Whole = 0  # label each turn with the share of N episodes from there that succeed, for `slipstream prm`
     server: str = ""  # a file that names a chat server, which plays instead of a model: see docs/collect.md
     expert: bool = False  # the environment's expert plays each task once, instead of the model
-    noise: float = 0.0  # expert: the probability of a random admissible action instead of the expert's
+    noise: ShareBelow1 = 0.0  # expert: the probability of a random admissible action instead of the expert's
     retrace: str = ""  # expert: a file of rows; each is played again up to a random turn, and the expert finishes it
     mistake: bool = False  # retrace: a random other admissible action comes before the expert's
 
     def __post_init__(self) -> None:
+        check_bounds(self, "--")
         require(
             self.search in SEARCHES,
             "--search",
             f"one of {', '.join(SEARCHES)}",
             self.search,
             "none plays independent episodes",
-        )
-        for name, usual in (("num_tasks", 100), ("width", 3), ("beam", 2), ("budget", 60)):
-            value = getattr(self, name)
-            require(value >= 1, f"--{name.replace('_', '-')}", ">= 1", value, f"{usual} is the default")
-        require(self.first_task >= 0, "--first-task", ">= 0", self.first_task, "0 is the first task")
-        require(
-            math.isfinite(self.exploration) and self.exploration >= 0,
-            "--exploration",
-            ">= 0",
-            self.exploration,
-            "0 uses only the mean returns so far",
         )
         require(
             not self.expert or self.search == "none",
@@ -66,7 +56,6 @@ class CollectOptions:
             self.reward_model,
             "it guides a search; `slipstream eval --attempts` chooses among whole episodes",
         )
-        require(self.completions >= 0, "--completions", ">= 0", self.completions, "0 labels nothing")
         require(
             self.completions == 0 or (self.search == "none" and not self.expert),
             "--completions",
@@ -74,7 +63,6 @@ class CollectOptions:
             self.completions,
             "labels are of the policy's own episodes",
         )
-        require(0 <= self.noise < 1, "--noise", "in [0, 1)", self.noise, "0 is the expert alone")
         require(self.expert or self.noise == 0, "--noise", "0 without --expert", self.noise, "add --expert")
         require(self.expert or not self.retrace, "--retrace", "empty without --expert", self.retrace, "add --expert")
         require(not (self.retrace and self.noise), "--noise", "0 with --retrace", self.noise, "use --mistake")

@@ -1,12 +1,10 @@
 """The help on settings: every key with its default and its comment, read from the source of the configuration."""
 
-import dataclasses
 import functools
-import inspect
-import re
 import textwrap
 from collections.abc import Sequence
 
+from slipstream.common.config.bounds import comment
 from slipstream.common.config.config import Config, key_paths
 
 WIDTH = 110
@@ -27,18 +25,6 @@ def _default(path: str) -> object:
 
 
 def _comment(path: str) -> str:
-    """The comment of a key. It is searched in the class of the key's section, as two sections may share a name."""
+    """The words and the comment of a key. They are of its section's class, as two sections may share a name."""
     *parents, name = path.split(".")
     return comment(type(functools.reduce(getattr, parents, Config())), name)
-
-
-def comment(section: type, name: str) -> str:
-    """The comment after the field `name` of a dataclass, or of one that it inherits from."""
-    sources = (_source(kind) for kind in section.__mro__ if dataclasses.is_dataclass(kind))
-    found = (re.search(rf"^    {name}: [^\n]*?  # (.+)$", source, re.MULTILINE) for source in sources)
-    return next((match.group(1) for match in found if match), "")
-
-
-@functools.cache
-def _source(section: type) -> str:
-    return inspect.getsource(section)

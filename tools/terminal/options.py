@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import Any, TypeVar
 
-from slipstream.tools.terminal.config_help import comment
+from slipstream.common.config.bounds import comment, plain_type
 
 T = TypeVar("T")
 
@@ -13,10 +13,11 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
     """Add one option for each field of the dataclass `kind`. A bool, False by default, is a switch."""
     for item in dataclasses.fields(kind):
         text = comment(kind, item.name).replace("%", "%%")
-        if item.type is bool:
+        kind_of_value = plain_type(item.type)
+        if kind_of_value is bool:
             parser.add_argument(_flag(item.name), action="store_true", help=text)
         else:
-            parse = _words if isinstance(item.default, tuple) else item.type
+            parse = _words if isinstance(item.default, tuple) else kind_of_value
             metavar = "A,B,..." if parse is _words else item.name.rpartition("_")[2].upper()
             parser.add_argument(
                 _flag(item.name),

@@ -3,15 +3,16 @@
 import re
 from dataclasses import dataclass
 
+from slipstream.common.config.bounds import Port, check_bounds
 from slipstream.common.process.config_error import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViewOptions:
-    port: int = 0  # of the page, on 127.0.0.1; 0: any free one
+    port: Port = 0  # of the page, on 127.0.0.1; 0: any free one
 
     def __post_init__(self) -> None:
-        require(0 <= self.port < 65536, "--port", "0 to 65535", self.port, "leave it out for any free port")
+        check_bounds(self, "--")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -319,8 +319,8 @@ def test_a_template_that_refuses_the_conversation_is_named_with_its_cure_before_
     [
         ("model.template_arguments.2x=1", "`model.template_arguments.2x` must be a name"),
         ("model.template_arguments.x=.inf", "`model.template_arguments.x` must be .* finite numbers"),
-        ("model.history=kept", "`model.history` must be template or sampled"),
-        ("model.roles=merged", "`model.roles` must be as_sent or alternate"),
+        ("model.history=kept", "`model.history`: Invalid value 'kept', expected one of"),
+        ("model.roles=merged", "`model.roles`: Invalid value 'merged', expected one of"),
     ],
 )
 def test_a_setting_of_the_template_that_cannot_be_is_refused(override: str, complaint: str) -> None:

@@ -69,9 +69,9 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
         ),
         (["correction=none", "dual_clip=1e9"], "can get a weight of 2e+08", "lower objective.dual_clip (it is 1e+09)"),
         (
-            ["correction=truncated_is", "max_behaviour_weight=.inf"],
+            ["correction=truncated_is", "max_behaviour_weight=30"],
             "a token of positive advantage can get a weight",
-            "lower objective.max_behaviour_weight (it is inf) to 20 at most",
+            "lower objective.max_behaviour_weight (it is 30) to 20 at most",
         ),
         (["clip_high=50", "correction=none"], "can get a weight", "lower objective.clip_high (it is 50) to 20 at most"),
         (

@@ -82,8 +82,8 @@ def test_a_tracker_that_is_not_installed_and_a_run_that_does_not_exist_are_named
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"to": "comet"}, "`--to` must be wandb or mlflow or prometheus, got 'comet'"),
-        ({"port": 70_000}, "`--port` must be 0 to 65535, got 70000"),
+        ({"to": "comet"}, "`--to` must be wandb, mlflow or prometheus, got 'comet'"),
+        ({"port": 70_000}, "`--port` must be in [0, 65535], got 70000"),
         ({"to": "prometheus", "once": True}, "`--once` must be left out with --to prometheus"),
         ({"project": ""}, "`--project` must be a name"),
     ],
