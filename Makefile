@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-fleet bench-learner bench-peers bench-replay bench-weights families gpu-check judge-check
-.PHONY: soak chaos drill study-lag
+.PHONY: soak chaos drill mutations study-lag
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-long test-python test-spot
 
 setup: $(STAMP)
@@ -167,6 +167,11 @@ judge-check: setup build/judge-check/.installed
 build/judge-check/.installed: requirements/judge-check.txt
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps --target build/judge-check -r requirements/judge-check.txt
 	touch $@
+
+# Small faults, one at a time, and how many the tests catch. Some hours; OPTIONS="--again BEFORE.jsonl" compares.
+mutations: setup
+	$(BIN)/pip install $(PIP_FLAGS) -r requirements/mutations.txt
+	$(BIN)/python -m slipstream.tools.lab.mutations build/mutations.jsonl $(OPTIONS)
 
 # From random weights to an agent: SFT on expert episodes, RL, best of n, RL. Ten minutes on two cores.
 road: setup

@@ -1,9 +1,10 @@
-"""Counts how many small faults the tests catch: `python -m slipstream.tools.lab.mutations OUT.jsonl [--num 200]`.
+"""Counts how many small faults the tests catch: `make mutations [OPTIONS="--num 200"]`.
 
-It copies the repository, changes one operator or constant at a time, in Python or Lua, and runs the tests of the file's
-room. A fault is caught if they fail, or take much longer than without it. The same seed draws the same faults from the
-same files; with `--again BEFORE.jsonl` those of another run are made again, where their line still is. A fault may
-change nothing that can be observed, so the share that is caught compares two versions of the tests, and no more.
+It copies the repository, changes one operator or constant in the body of a function at a time, in Python or Lua, and
+runs the tests of the file's room that execute the line, or all of the room's if only other processes execute it. A
+fault is caught if they fail, or take much longer than without it. The same seed draws the same faults from the same
+files; with `--again BEFORE.jsonl` those of another run are made again, where their line still is. A fault may change
+nothing that can be observed, so the share that is caught compares two versions of the tests, and no more.
 """
 
 import argparse
@@ -23,8 +24,10 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
+import coverage
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-COPIED = ("actors", "common", "conf", "envhub", "learner", "replay", "src", "tests", "tools", "pyproject.toml")
+COPIED = ("actors", "common", "conf", "docs", "envhub", "learner", "replay", "src", "tests", "tools", "pyproject.toml")
 SLACK_S = 60.0  # beyond twice the time without a fault
 
 # Files, and the tests that should notice a fault in them.
@@ -63,7 +66,11 @@ def faults_of(area: str, path: Path) -> Iterator[Fault]:
     if path.suffix == ".lua":
         changes = _changes_in_lua(lines)
     else:
-        changes = chain.from_iterable(_changes(node, lines) for node in ast.walk(ast.parse(text)))
+        functions = (
+            node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        )
+        nodes = {id(node): node for body in functions for part in body.body for node in ast.walk(part)}
+        changes = chain.from_iterable(_changes(node, lines) for node in nodes.values())
     for row, start, stop, new in changes:
         line = lines[row]
         changed = f"{line[:start]}{new}{line[stop:]}"
@@ -112,31 +119,61 @@ def drawn(num: int, seed: int) -> list[Fault]:
     return chosen
 
 
-def is_caught(fault: Fault, copy: Path, limit_s: float) -> bool | None:
-    """Whether the tests fail with the fault; None if its line is not there, or there more than once."""
-    path = copy / fault.file
-    text = path.read_text() if path.exists() else ""
-    if text.split("\n").count(fault.line) != 1:
-        return None
-    path.write_text("\n".join(fault.changed if line == fault.line else line for line in text.split("\n")))
-    try:
-        return not passes(fault.area, copy, limit_s)
-    finally:
-        path.write_text(text)
+class Tests:
+    """The tests of an area, in a copy of the repository that has no fault yet."""
 
+    def __init__(self, area: str, copy: Path) -> None:
+        self._copy, (folders, self._all) = copy, AREAS[area]
+        started = time.monotonic()
+        measured = [f"--cov={folder}" for folder in folders if not folder.endswith("lua")]
+        if not self._pass([*self._all, *measured, "--cov-context=test", "--cov-report="], 7200.0):
+            raise SystemExit(f"the tests of {area} fail without a fault")
+        self._limit_s = 2 * (time.monotonic() - started) + SLACK_S
+        self._data = coverage.CoverageData(str(copy / ".coverage"))
+        self._data.read()
 
-def passes(area: str, copy: Path, limit_s: float) -> bool:
-    """Whether the tests of an area pass in time."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *AREAS[area][1]]
-    environment = os.environ | {"PYTHONPATH": f"{copy / 'src'}:{copy}", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as process:
+    def catch(self, fault: Fault) -> bool | None:
+        """Whether they fail with the fault; None if its line is not there, or there more than once."""
+        path = self._copy / fault.file
+        lines = path.read_text().split("\n") if path.exists() else []
+        if lines.count(fault.line) != 1:
+            return None
+        number = lines.index(fault.line)
+        tests = self._tests_of(path, number + 1) or self._all
+        path.write_text("\n".join([*lines[:number], fault.changed, *lines[number + 1 :]]))
         try:
-            return process.wait(limit_s) == 0
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            return False
+            return not self._pass(tests, self._limit_s)
+        finally:
+            path.write_text("\n".join(lines))
+
+    def _tests_of(self, path: Path, line: int) -> list[str]:
+        """The tests that execute a line in their own process. A statement of several lines is recorded at the first."""
+        contexts = self._data.contexts_by_lineno(str(path))
+        for recorded in range(line, line - 10, -1):
+            if tests := {name.rpartition("|")[0] for name in contexts.get(recorded, ()) if name}:
+                return sorted(tests)
+        return []
+
+    def _pass(self, arguments: Sequence[str], limit_s: float) -> bool:
+        """Whether the tests pass in time."""
+        named = self._copy / "tests_to_run.txt"
+        named.write_text("\n".join(arguments))
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"@{named}"]
+        paths = f"{self._copy / 'src'}:{self._copy}"
+        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COVERAGE_FILE": ".coverage"}
+        with subprocess.Popen(
+            command,
+            cwd=self._copy,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process:
+            try:
+                return process.wait(limit_s) == 0
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                return False
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -154,19 +191,16 @@ def main(arguments: Sequence[str]) -> None:
         faults = drawn(options.num, options.seed)
     done = len(options.out.read_text().splitlines()) if options.out.exists() else 0
     with tempfile.TemporaryDirectory() as folder, options.out.open("a") as out:
-        copy, limits_s = Path(folder), dict[str, float]()
+        copy, tests = Path(folder).resolve(), dict[str, Tests]()
         for name in COPIED:
             if (REPOSITORY / name).is_dir():
                 shutil.copytree(REPOSITORY / name, copy / name, symlinks=True)
             else:
                 shutil.copyfile(REPOSITORY / name, copy / name)
         for number, fault in enumerate(faults[done:], start=done + 1):
-            if fault.area not in limits_s:
-                started = time.monotonic()
-                if not passes(fault.area, copy, 3600.0):
-                    raise SystemExit(f"the tests of {fault.area} fail without a fault")
-                limits_s[fault.area] = 2 * (time.monotonic() - started) + SLACK_S
-            caught = is_caught(fault, copy, limits_s[fault.area])
+            if fault.area not in tests:
+                tests[fault.area] = Tests(fault.area, copy)
+            caught = tests[fault.area].catch(fault)
             out.write(json.dumps(asdict(fault) | {"caught": caught}) + "\n")
             out.flush()
             print(f"{number} of {len(faults)}: {fault.area}, {fault.file}: {caught}", flush=True)
