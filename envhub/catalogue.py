@@ -109,22 +109,12 @@ def env_maker(name: str) -> Callable[..., Env]:
 
     Raises ValueError if the name is unknown, the import fails, or the class lacks members of `Env`; it lists those.
     """
-    if is_own(name):
-        return _imported(name)
     if name in DRIVING:
         raise ValueError(
             f"`env.name` {name!r} runs whole episodes itself, so it has no expert and no server can offer it; "
             "name another environment here"
         )
-    known = ENVS | ADAPTERS | ASSETS | REMOTE
-    if name not in known:
-        near = difflib.get_close_matches(name, [*known, *DRIVING], n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else "check the spelling"
-        raise ValueError(
-            f"`env.name` must be one of {', '.join([*known, *DRIVING])}, or module:Class for your own environment, "
-            f"got {name!r}; {hint}"
-        )
-    return cast(Callable[..., Env], loaded(known[name]))
+    return _maker(name)
 
 
 def make_env(name: str, options: Mapping[str, Any]) -> Env:
@@ -134,14 +124,26 @@ def make_env(name: str, options: Mapping[str, Any]) -> Env:
 
 def make_any_env(name: str, options: Mapping[str, Any]) -> Env | DrivingEnv:
     """Like `make_env`, but also makes environments that run whole episodes themselves."""
-    if name in DRIVING:
-        return _made(cast(Callable[..., DrivingEnv], loaded(DRIVING[name])), name, options)
-    return make_env(name, options)
+    return cast(Env | DrivingEnv, _made(_maker(name), name, options))
 
 
 def env_options(name: str) -> list[str]:
     """The options of the built-in environment `name`."""
-    return list(_signature(loaded((ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING)[name])).parameters)
+    return list(_signature(_maker(name)).parameters)
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    if is_own(name):
+        return _imported(name)
+    known = ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else "check the spelling"
+        raise ValueError(
+            f"`env.name` must be one of {', '.join(known)}, or module:Class for your own environment, "
+            f"got {name!r}; {hint}"
+        )
+    return loaded(known[name])
 
 
 def _made(make: Callable[..., Made], name: str, options: Mapping[str, Any]) -> Made:
