@@ -76,7 +76,8 @@ class EngineLoad:
 
     num_running: int
     kv_use: float  # fraction of KV blocks in use, in [0, 1]
-    generated_tokens: int  # since the start
+    generated_tokens: int  # of generations that have ended, since the start
+    running_tokens: int = 0  # that the running generations have so far
 
 
 class Served:

@@ -146,6 +146,7 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     over: list[Ended | Failed]
     kv_use: float
+    running_tokens: int  # that the other generations have so far
 
 
 class Staged(msgspec.Struct, frozen=True, kw_only=True, tag=True):

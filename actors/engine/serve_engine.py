@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 PROBE = "probe"  # the id of the request that scores a version's probe; those of generations are numbers
 STAGE_POLL_S = 0.005
 REPORT_LOAD_S = 0.02  # the longest delay before the actor learns that the KV cache has changed
+REPORT_RUNNING_S = 0.1  # the longest time, plus one step, without the number of sampled tokens
 REPORT_ALIVE_S = 1.0  # the longest time, plus one step, without a message: the actor treats silence as a hang
 
 
@@ -212,8 +213,10 @@ class Server:
         kv_use, now = self._kv_cache.usage, time.monotonic()
         elapsed_s = now - self._reported_at
         changed = kv_use != self._reported_kv_use and (elapsed_s > REPORT_LOAD_S or not self._running)
-        if generations or changed or elapsed_s > REPORT_ALIVE_S:
-            self._reply(Stepped(over=generations, kv_use=kv_use))
+        if generations or changed or elapsed_s > (REPORT_RUNNING_S if self._running else REPORT_ALIVE_S):
+            states = self._llm.output_processor.request_states.values()
+            num_tokens = sum(state.detokenizer.num_output_tokens() for state in states)
+            self._reply(Stepped(over=generations, kv_use=kv_use, running_tokens=num_tokens))
             self._reported_kv_use, self._reported_at = kv_use, now
 
     def _poll_stage(self) -> None:

@@ -141,7 +141,7 @@ class VllmEngine:
         self._calls = itertools.count()
         self._generating: dict[int, asyncio.Future[Completion]] = {}
         self._waiting: dict[int, asyncio.Future[Any]] = {}  # stages, commits and parses
-        self._generated_tokens, self._kv_use = 0, 0.0
+        self._generated_tokens, self._running_tokens, self._kv_use = 0, 0, 0.0
         self._death: EngineDied | None = None
         self._closing = False
         self._dying = threading.Lock()  # so that no call is added after the waiting calls got their EngineDied
@@ -271,11 +271,14 @@ class VllmEngine:
         self._send(LeaveBroadcasts())
 
     def load(self) -> EngineLoad:
-        """The current load; the tokens of a generation count when it ends. Raises EngineDied."""
+        """The current load. Raises EngineDied."""
         if self._death is not None:
             raise _again(self._death)
         return EngineLoad(
-            num_running=len(self._generating), kv_use=self._kv_use, generated_tokens=self._generated_tokens
+            num_running=len(self._generating),
+            kv_use=self._kv_use,
+            generated_tokens=self._generated_tokens,
+            running_tokens=self._running_tokens,
         )
 
     async def close(self) -> None:
@@ -325,8 +328,8 @@ class VllmEngine:
 
     def _note(self, answer: Answer) -> None:
         match answer:
-            case Stepped(over=over, kv_use=kv_use):
-                self._kv_use = kv_use
+            case Stepped(over=over, kv_use=kv_use, running_tokens=running_tokens):
+                self._kv_use, self._running_tokens = kv_use, running_tokens
                 _settle(*((self._generating.get(each.call), self._result(each)) for each in over))
             case Staged(call=call) | Committed(call=call) | Parsed(call=call):
                 _settle((self._waiting.get(call), answer))

@@ -53,9 +53,10 @@ class Pulse:
         """The heartbeat for now. Raises EngineDied."""
         setup, counts, load, now = self._setup, self._counts, self._setup.engine.load(), time.monotonic()
         elapsed_s, slot_s = max(now - self._last, 1e-6), setup.episodes.slot_s()
-        tokens_per_s = (load.generated_tokens - self._last_tokens) / elapsed_s
+        sampled = load.generated_tokens + load.running_tokens
+        tokens_per_s = max(sampled - self._last_tokens, 0) / elapsed_s  # below 0 where generations were aborted
         used_slots = (slot_s - self._last_slot_s) / elapsed_s
-        self._last_tokens, self._last_slot_s, self._last = load.generated_tokens, slot_s, now
+        self._last_tokens, self._last_slot_s, self._last = sampled, slot_s, now
         return Member(
             name=setup.actor,
             host=setup.provenance.host,

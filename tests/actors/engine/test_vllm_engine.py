@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -165,6 +166,22 @@ def test_a_cancelled_generate_frees_its_request(keeping: VllmEngine) -> None:
             await task
 
     run(cancelled())
+
+
+def test_the_load_counts_tokens_as_they_are_sampled(keeping: VllmEngine) -> None:
+    async def counted() -> tuple[set[int], int]:
+        before, seen = keeping.load(), set[int]()
+        long = msgspec.structs.replace(ONES, max_turn_tokens=200)
+        task = asyncio.gather(*(keeping.generate([*PROMPT, number], long, seed=number) for number in range(32)))
+        while not task.done():
+            load = keeping.load()
+            if load.generated_tokens == before.generated_tokens:
+                seen.add(load.running_tokens)
+            await asyncio.sleep(0.001)
+        return seen, keeping.load().running_tokens
+
+    seen, afterwards = run(counted())
+    assert max(seen) > 32 and afterwards == 0
 
 
 def test_generation_goes_on_during_a_slow_stage(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
