@@ -12,6 +12,7 @@ from slipstream.tools.see.run_files import Record, RunFiles
 
 NEWEST = 10  # steps, over which the present state is judged; of a long run, which side waits in its last quarter
 LATEST_S = 4e9  # Unix time; a later one is damage
+COMPARED = 400  # episodes at either end of a run: enough to know the success rate to within 0.05
 UNKNOWN = "not recorded"
 
 
@@ -35,10 +36,10 @@ def _state(run: RunFiles) -> str:
 
 
 def _learning(run: RunFiles) -> str:
-    """Compares the oldest and the newest episodes, which are about 400 each."""
+    """Compares the oldest and the newest episodes."""
     counted = [record for record in run.steps if {"produced/success", "produced/reward"} <= record.keys()]
     half = len(counted) // 2
-    before, after = headline(counted[:half][::-1]), headline(counted[half:])
+    before, after = (headline(part, wanted=COMPARED) for part in (counted[:half][::-1], counted[half:]))
     if after is None or before is None:
         return "too few episodes have finished"
     verdict = "no clear change"

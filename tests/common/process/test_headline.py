@@ -29,14 +29,14 @@ def step(number: int, *, episodes: int, success: float, reward: float = 0.0) -> 
 
 def test_a_headline_is_the_mean_over_the_newest_episodes_and_old_ones_are_forgotten() -> None:
     records = [
-        step(1, episodes=900, success=0.0, reward=-1.0),
-        step(2, episodes=100, success=0.5, reward=0.25),
-        step(3, episodes=300, success=0.9, reward=0.75),
+        step(1, episodes=225, success=0.0, reward=-1.0),
+        step(2, episodes=25, success=0.5, reward=0.25),
+        step(3, episodes=75, success=0.9, reward=0.75),
     ]
     newest = headline(records)
-    assert newest is not None and newest.num_episodes == 400
+    assert newest is not None and newest.num_episodes == 100
     assert (newest.success, newest.reward) == (pytest.approx(0.8), pytest.approx(0.625))
-    assert (newest.low, newest.high) == wilson(0.8, 400)
+    assert (newest.low, newest.high) == wilson(0.8, 100)
 
 
 def test_records_without_an_episode_change_no_headline() -> None:
@@ -66,9 +66,9 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 
 def test_the_line_of_a_step_begins_with_all_finished_episodes_and_names_what_is_trained() -> None:
-    records = [step(1, episodes=100, success=0.5), step(2, episodes=300, success=0.9, reward=0.75)]
+    records = [step(1, episodes=25, success=0.5), step(2, episodes=75, success=0.9, reward=0.75)]
     line = progress_line(records)
-    assert line.startswith("step    2  success 0.800 (0.76 to 0.84)  reward 0.562  trained success 0.500  lag 1.0  ")
+    assert line.startswith("step    2  success 0.800 (0.71 to 0.87)  reward 0.562  trained success 0.500  lag 1.0  ")
 
 
 def test_the_line_of_a_step_says_when_no_episode_has_finished() -> None:

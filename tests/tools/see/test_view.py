@@ -51,12 +51,12 @@ def test_reward_and_success_are_of_the_newest_finished_episodes_and_what_is_trai
     rows = shown(
         redis_client,
         RunDir(tmp_path, run_id),
-        step(1, episodes=100, success=0.5),
+        step(1, episodes=25, success=0.5),
         step(2, episodes=0, success=0.0),
-        step(3, episodes=300, success=0.9, reward=0.75),
+        step(3, episodes=75, success=0.9, reward=0.75),
     )
     assert rows["success"] == "0.800  ▁█" and rows["reward"] == "0.562  ▁█"
-    assert rows["of"] == "the last 400 episodes; their success is 0.758 to 0.836 (95 %)"
+    assert rows["of"] == "the last 100 episodes; their success is 0.711 to 0.867 (95 %)"
     assert rows["trained on"] == "success 0.500, reward 0.500"
 
 
