@@ -8,10 +8,10 @@ import asyncio
 import json
 import math
 import re
-import string
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -35,8 +35,19 @@ _NUMBER = re.compile(
     r"(?:(?<![\w)])-)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3})?(?:\s?/\s?\d+)?|\.\d+)"
 )
 _LETTER = re.compile(r"(?<![A-Za-z'])([A-Z])(?![A-Za-z'])")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"))  # hyphens, an en dash, a minus sign
+# Inside a word, "don't" and "U.S."; around it, as emphasis, "_so_".
+_INSIDE = re.compile(r"(?<=[^\W\d_])['\u2019.](?=[^\W\d_])|(?<!\w)_+|_+(?!\w)")
+_INLINE = re.compile(r"\$([^$\n]+)\$(?!\d)")  # mathematics in LaTeX; "$5 or $6" is none
+_SIGNS = r"%$\u20ac\u00a3\u00a5&+/<=>@\\^|~"
+_LETTERS = rf"[^\s{_SIGNS}.,;:!?'\"()\[\]{{}}`*#\-\u2014\u2018-\u201e\u2026\u00ab\u00bb\u00bf\u00a1\u3001\u3002]"
+# Digits that signs join ("-5", "1,234.5", "3 / 4", "20:25", "10-20"), words, and signs. What is between is punctuation.
+_WORD = re.compile(
+    r"(?:(?<![\w)])[-+])?(?:(?<![\w.])\.)?\d+(?:(?: [-/] |[^\w\s])\d+|e[-+]?\d+)*"
+    rf"|{_LETTERS}+(?:\.{_LETTERS}+)*|[{_SIGNS}]"
+    r"|(?<![^\W\d_])-(?=\s*(?:\(|[$\u20ac\u00a3\u00a5]?\s*\.?\d))|(?<=\w)\*(?=\w)|(?<=\w )\*(?= \w)|(?<=\w)#"
+)
+_ARTICLES = {("a",), ("an",), ("the",)}
 RELATIVE_ERROR = 1e-6  # of numbers
 
 
@@ -78,7 +89,10 @@ def compiled(text: str, *, flags: int = 0) -> "timed_re.Pattern[str]":
 
 
 def exact(reply: str, answer: Any) -> float:
-    """1 if both have the same words, without regard to case, punctuation and articles (SQuAD's exact match)."""
+    """1 if both have the same words and numbers, without regard to case, sentence punctuation and articles.
+
+    SQuAD's exact match, in which 5 is not -5, 314 is not 3.14, and 72 is 72.0.
+    """
     return float(_words(reply) == _words(str(answer)))
 
 
@@ -102,12 +116,9 @@ def number(reply: str, answer: Any) -> float:
 
 def last_number(text: str) -> float | None:
     """The last number in `text`; None if no number is there, or it has no value. U+2212 counts as a minus sign."""
-    found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
-    if not found:
-        return None
-    numerator, _, denominator = found[-1].replace(",", "").partition("/")
-    divisor = float(denominator or 1)
-    return float(numerator) / divisor if divisor else None
+    found = _NUMBER.findall(text.translate(_DASHES))
+    value = _value(found[-1]) if found else None
+    return None if value is None else float(value)
 
 
 def choice(reply: str, answer: Any) -> float:
@@ -161,9 +172,33 @@ def schema_of(answer: Any) -> Any:
     return found
 
 
-def _words(text: str) -> list[str]:
-    """The words without case, punctuation and articles; of a text that has nothing else, such as "+", all of it."""
-    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split() or text.lower().split()
+def _words(text: str) -> list[Hashable]:
+    """The words without case, sentence punctuation and articles; of a text that has nothing else, like "!", all of it.
+
+    A number is its value, so that 72 is 72.0, and whatever else has digits, such as 20:25, is the tuple of its parts.
+    """
+    plain = _INLINE.sub(r"\1", _INSIDE.sub("", text.lower().translate(_DASHES)))
+    found: list[Hashable] = []
+    for word in _WORD.findall(plain):
+        parts = [word] if _is_number(word) else re.split("[,;]", word)  # 1,234 is a number, 1,2 are two
+        found += [_value(part) if _is_number(part) else _pieces(part) for part in parts]
+    return [word for word in found if word not in _ARTICLES] or found or list(text.lower().split())
+
+
+def _pieces(word: str) -> tuple[Decimal | str, ...]:
+    pieces = filter(None, re.split(r"\s*(\d+)\s*", word))
+    return tuple(Decimal(piece) if piece.isdecimal() else piece for piece in pieces)
+
+
+def _is_number(word: str) -> bool:
+    return _NUMBER.fullmatch(word.removeprefix("+")) is not None and _value(word) is not None
+
+
+def _value(number: str) -> Decimal | None:
+    """The value of what `_NUMBER` matches; None for a fraction of 0."""
+    numerator, _, denominator = number.replace(",", "").partition("/")
+    divisor = Decimal(denominator or 1)
+    return Decimal(numerator) / divisor if divisor else None
 
 
 def _is_same(one: Any, other: Any) -> bool:

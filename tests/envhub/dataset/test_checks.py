@@ -64,6 +64,33 @@ def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected:
     assert scored(check, reply, answer) == pytest.approx(expected)
 
 
+SAME = [
+    (72.0, "72"), ("-5", "\u22125"), ("-5", "(\u20135)."), ("1234", "1,234"), ("1,234", "1234.0"), ("1,2", "1, 2"),
+    ("50%", "50 %"), ("5 km", "5.0km."), ("1/2", "0.5"), ("3/4", "3 / 4"), ("1/0", "1/0"), ("$5", "$5.00"),
+    ("72", "$72$"), ("72", "**72**!"), ("72", "#### 72"), ("8:05", "08:05"), ("2025-01-02", "2025-1-2"),
+    ("01/02/2025", "1/2/2025"), ("1.10", "1.1"), ("1e3", "1000"), ("1e-3", "0.001"), (1e16, "1" + "0" * 16),
+    (1e-5, "0.00001"), ("033", "33"), ("+5", "5"), (".5", "0.5"), ("-0", "0"), ("10-20", "10 \u2013 20"),
+    ("C++", "c++."), ("U.S.", "US"), ("don't", "Dont"), ("Spider-Man", "spider man"), ("COVID-19", "covid 19"),
+    ("Kyiv", "_Kyiv_"), ("A", "A."), ("\u5317\u4eac", "\u5317\u4eac\u3002"), ("$5 or $6", "$5.0 or $6.0"),
+    (True, "true"),
+]  # fmt: skip
+DIFFERENT = [
+    (-5, "5"), ("3.14", "314"), ("20:25", "2025"), ("20:25", "20.25"), ("12", "1,2"), ("3,14", "314"), ("50%", "50"),
+    ("5 km", "5 m"), ("5 km", "-5 km"), ("1/2", "12"), ("1/0", "10"), ("$5", "5"), ("$5", "-$5"), ("8:05", "805"),
+    ("2025-01-02", "20250102"), ("1.2.10", "1.2.1"), ("192.168.1.10", "192.168.1.1"), ("v1.10", "v1.1"),
+    ("1e-3", "1e3"), (".5", "5"), ("10-20", "1020"), ("2^10", "210"), ("5'11\"", "511"), ("C++", "C"), ("C#", "C"),
+    ("x-1", "x+1"), ("x - 1", "x 1"), ("3 * 4", "3 4"), ("a<b", "a>b"), ("\u00b15", "5"), ("snake_case", "snakecase"),
+    ("", "+"), ("!", "?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), [*SAME, *DIFFERENT], ids=str)
+def test_numbers_compare_as_numbers_and_only_punctuation_of_sentences_is_dropped(one: Any, other: str) -> None:
+    is_same = float((one, other) in SAME)
+    assert scored("exact", other, one) == scored("exact", str(one), other) == is_same
+    assert (scored("f1", other, one) == 1) == is_same
+
+
 @pytest.mark.parametrize(
     ("check", "answer", "message"),
     [
@@ -113,6 +140,9 @@ def test_a_row_whose_answer_no_reply_could_match_is_refused_at_the_start(
         ("json", "```" + "\n" * MAX_REPLY_CHARS, {"a": 1}),
         ("number", "1" * MAX_REPLY_CHARS, 5),
         ("number", "1,111" * 5_000, 5),
+        ("exact", "1,111" * 5_000, 5),
+        ("exact", "1" * MAX_REPLY_CHARS, 5),
+        ("exact", "$1/" * 6_000, 5),
         ("code", "import time\ntime.sleep(99)", DOUBLE[:1]),
         ("code", "print('4' * 100_000_000)", DOUBLE),
         ("code", "import os\nwhile True:\n    os.fork()", ASSERTS),
