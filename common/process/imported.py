@@ -44,7 +44,8 @@ def imported(key: str, name: object, kind: Any) -> Any:
     is_name = all(part.isidentifier() for part in (*module_name.split("."), attribute))
     require(is_name, key, "module:NAME", name, "write it as in my_envs.maze:MazeEnv")
     try:
-        members = vars(import_own(module_name))
+        module = import_own(module_name)
+        found = getattr(module, attribute, None)  # some packages import what they have only now
     except ImportError as error:
         is_itself = error.name is not None and module_name.startswith(error.name)
         hint = "is its folder on PYTHONPATH?" if is_itself else f"{module_name} imports the missing module; install it"
@@ -53,11 +54,11 @@ def imported(key: str, name: object, kind: Any) -> Any:
         raise ConfigError(
             f"`{key}` {name!r}: cannot import {module_name}: {type(error).__name__}: {error}; correct the module"
         ) from error
-    if attribute not in members:
-        near = difflib.get_close_matches(attribute, members, n=1)
+    if found is None:
+        near = difflib.get_close_matches(attribute, dir(module), n=1)
         hint = f"did you mean {near[0]}?" if near else f"define it in {module_name}"
         raise ConfigError(f"`{key}` {name!r}: {module_name} has no {attribute}; {hint}")
-    found, noun = members[attribute], _NOUNS.get(kind) or kind.__name__
+    noun = _NOUNS.get(kind) or kind.__name__
     if not isinstance(found, kind):
         raise ConfigError(
             f"`{key}` {name!r}: {attribute} must be a {noun}, got {type(found).__name__}; change it in {module_name}"

@@ -1,9 +1,11 @@
 """A recorded conversation as a task: what the user says after each answer, and what the called tools returned."""
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.message import Message
 from slipstream.common.records.tool_call import written_call
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.function import called
+from slipstream.envhub.isolation.own_thread import OwnThread
 
 # A word-level tokenizer puts spaces around punctuation.
 _OPENING = re.compile(r"<\s*tool\s*_\s*call\s*>")
@@ -115,11 +117,21 @@ async def answers_to(
             recorded = script.result(call, place)
             texts.append(f"no result of this call of {call.name} is recorded" if recorded is None else recorded)
             continue
-        returned = await called(function, {"name": call.name, "arguments": call.arguments, "row": dict(row)})
+        returned = await _called(function, {"name": call.name, "arguments": call.arguments, "row": dict(row)})
         if not isinstance(returned, str):
             raise EnvError(f"`env.options.tool_function` must return a text, got {returned!r}"[:500])
         texts.append(returned)
     return "\n".join(texts)
+
+
+async def _called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Return the result of `function`. It is called in a thread, so that it blocks no episode."""
+    thread = OwnThread("a reward")
+    try:
+        result = await thread.call(partial(function, **given))
+    finally:
+        thread.end()
+    return await result if inspect.isawaitable(result) else result
 
 
 def read_script(messages: Any, name: str) -> tuple[tuple[Message, ...], Script]:

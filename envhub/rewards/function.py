@@ -1,72 +1,176 @@
-"""Reward functions of the user's: ours get a whole `Episode`, those with TRL's signature are called as TRL calls them.
+"""Reward functions of the user's: ours get a whole `Episode`, those of TRL and verl are called as they call them.
 
-TRL's is `function(prompts, completions, completion_ids, **columns)`, with lists of one. A function may be async. It
-returns one number, in a list or not, or None where it does not apply; ours may also return one number for each turn.
+TRL's is `function(prompts, completions, completion_ids, **columns)`, with lists of one, and verl's is
+`function(data_source, solution_str, ground_truth, extra_info)`. A function may be async. It returns one number, in a
+list or not, or None where it does not apply; ours may also return one number for each turn.
+
+A function that is not async runs in a process of its own (`function_worker.py`), in the main thread: timers by signals,
+as in Math-Verify, work nowhere else.
 """
 
+import atexit
+import contextlib
+import contextvars
 import copy
+import functools
 import inspect
+import logging
 import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from multiprocessing import Pipe
 from typing import Any
 
+import msgspec
+
 from slipstream.common.process.imported import imported
+from slipstream.common.process.wire import MALFORMED
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.rewards.episode import Episode, Values
 from slipstream.envhub.rewards.measures import Measure
 
 OURS = "episode"  # a function with a parameter of this name gets an Episode
+VERL = {"solution_str", "ground_truth"}, {"solution_strs", "ground_truths"}  # one of each, or lists of one
+MADE_UP = "<think>\n1\n</think>\n<answer>\n1\n</answer>"  # the reply on which functions are rehearsed
+SILENT_EPISODES = 64  # without a number, before a function is reported
+MAX_WORKERS = 8  # processes of one function
+GIVEN_UP = "the call was given up"
+POLL_S = 0.5  # between two looks at whether a call was given up
+
+log = logging.getLogger(__name__)
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to the process of a function."""
+
+    episode: Episode
+    as_chat: bool
+
+
+class Returned(msgspec.Struct, frozen=True, kw_only=True):
+    """Its answer."""
+
+    values: float | list[float] | None = None
+    fault: str = ""  # why there are none
 
 
 def function_measure(key: str, name: str) -> Measure:
     """Return the measure that calls `module:function`, the value of `key`. Raises ConfigError if it cannot."""
     function = imported(key, name, Callable)
+    as_chat: bool | None = None  # the form of completions that it reads; None: that of the prompt
+    has_completions = "completions" in inspect.signature(function).parameters
+    num_silent = 0
+
+    async def once(episode: Episode, *, as_chat: bool) -> Values:
+        if inspect.iscoroutinefunction(function):
+            result = await function(**arguments(function, episode, as_chat=as_chat))
+            return numbers(result, num_turns=len(episode.turns))
+        return await workers_of(name).call(Call(episode=episode, as_chat=as_chat))
+
+    async def reads(episode: Episode, *, as_chat: bool) -> bool:
+        """Whether `function` takes a made-up reply in this form."""
+        with contextlib.suppress(Exception):
+            await once(made_up(episode), as_chat=as_chat)
+            return True
+        return False
 
     async def measure(episode: Episode) -> Values:
-        return numbers(await called(function, arguments(function, episode)), num_turns=len(episode.turns))
+        nonlocal as_chat, num_silent
+        is_chat = not isinstance(episode.columns.get("prompts"), str)
+        try:
+            found = await once(episode, as_chat=is_chat if as_chat is None else as_chat)
+        except Exception:
+            other = not is_chat
+            if as_chat is not None or not has_completions or not await reads(episode, as_chat=other):
+                raise
+            if await reads(episode, as_chat=is_chat):  # then the reply was at fault, or whatever the function asks
+                raise
+            as_chat = other
+            found = await once(episode, as_chat=as_chat)
+        num_silent = -1 if found is not None or num_silent < 0 else num_silent + 1
+        if num_silent == SILENT_EPISODES:
+            log.warning(
+                "FAULT: `%s` %s has given no number for any of %d episodes, only None; does it `return` the number?",
+                key,
+                name,
+                num_silent,
+            )
+        return found
 
     return measure
 
 
-def needs_columns(name: str) -> bool:
-    """Whether the function `module:function` has TRL's signature, whose arguments are columns of the task."""
-    return not _is_ours(imported("part", name, Callable))
+def made_up(episode: Episode) -> Episode:
+    """Return `episode` with one made-up reply."""
+    turn = replace(episode.turns[-1], reply=MADE_UP, action=MADE_UP)
+    messages = [*episode.prompt, {"role": "assistant", "content": MADE_UP}]
+    return replace(episode, turns=[turn], messages=messages)
 
 
 def check_call(key: str, name: str, columns: Mapping[str, Any]) -> None:
     """Raise ValueError if the function `name` would need an argument that no column gives."""
     function = imported(key, name, Callable)
+    if _is_ours(function):
+        return
     given = {"prompts": [], "completions": [], "completion_ids": []} | dict(columns)
+    verl = _of_verl(function, columns, "")
     try:
-        inspect.signature(function).bind(**_taken(function, given))
+        inspect.signature(function).bind(**_taken(function, given if verl is None else verl))
     except TypeError as error:
         raise ValueError(
             f"`{key}` {name!r} gets `episode`, or prompts, completions, completion_ids and the columns of the task "
-            f"({', '.join(map(str, columns)) or 'it has none'}): {error}"
+            f"({', '.join(map(str, columns)) or 'it has none'}), or data_source, solution_str, ground_truth and "
+            f"extra_info: {error}"
         ) from None
 
 
-def arguments(function: Callable[..., Any], episode: Episode) -> dict[str, Any]:
-    """Return what `function` is called with: an Episode, or what TRL would pass for this episode."""
+def arguments(function: Callable[..., Any], episode: Episode, *, as_chat: bool) -> dict[str, Any]:
+    """Return what `function` is called with: an Episode, or what TRL or verl would pass for this episode."""
     if _is_ours(function):
         return {OURS: episode}
     # A function may change what it gets, and other episodes of the task have the same columns.
-    given: dict[str, Any] = {str(name): [value] for name, value in copy.deepcopy(dict(episode.columns)).items()}
-    prompt = episode.columns.get("prompts")
-    if isinstance(prompt, str):  # a prompt that is a text has a completion that is one
-        given["completions"] = ["\n".join(turn.reply for turn in episode.turns)]
-    else:
-        given.setdefault("prompts", [episode.prompt])
-        given["completions"] = [episode.messages[len(episode.prompt) :]]
+    columns = copy.deepcopy(dict(episode.columns))
+    reply = "\n".join(turn.reply for turn in episode.turns)
+    if (verl := _of_verl(function, columns, reply)) is not None:
+        return _taken(function, verl)
+    given: dict[str, Any] = {str(name): [value] for name, value in columns.items()}
+    prompt = columns.get("prompts", episode.prompt)
+    if isinstance(prompt, str) == as_chat:
+        prompt = episode.prompt if as_chat else episode.prompt[-1]["content"]
+    given["prompts"] = [prompt]
+    given["completions"] = [episode.messages[len(episode.prompt) :] if as_chat else reply]
     given["completion_ids"] = [list(episode.completion_ids)]
     return _taken(function, given)
 
 
-def numbers(result: Any, *, num_turns: int) -> Values:
+def _of_verl(function: Callable[..., Any], columns: Mapping[str, Any], reply: str) -> dict[str, Any] | None:
+    """What verl would pass, one by one and as lists; None to a function that has another signature.
+
+    The truth is the field `ground_truth` of `reward_model`, as in verl's files, or a column of this name, or `answer`.
+    """
+    if not any(names <= inspect.signature(function).parameters.keys() for names in VERL):
+        return None
+    given = {"data_source": columns.get("data_source", ""), "solution_str": reply}
+    given["extra_info"] = columns.get("extra_info") or {}
+    fields = columns.get("reward_model")
+    known = {**columns, **(fields if isinstance(fields, Mapping) else {})}
+    for name in ("answer", "ground_truth"):
+        given |= {"ground_truth": known[name]} if name in known else {}
+    return given | {f"{name}s": [value] for name, value in given.items()}
+
+
+def numbers(result: Any, *, num_turns: int) -> float | list[float] | None:
     """Return the number or numbers in `result`. Raises EnvError unless they are finite and as many as expected."""
-    found = result.tolist() if hasattr(result, "tolist") else result  # of NumPy or PyTorch
+    found = result["score"] if isinstance(result, dict) and "score" in result else result  # verl's may have more
+    found = found.tolist() if hasattr(found, "tolist") else found  # of NumPy or PyTorch
     if isinstance(found, list | tuple) and len(found) == 1:
         found = found[0]
     if isinstance(found, list | tuple) and len(found) == num_turns:
@@ -93,14 +197,95 @@ def _taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any
     return {name: value for name, value in given.items() if name in parameters}
 
 
-async def called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Return the result of `function`. It is called in a thread, so that it blocks no episode."""
-    thread = OwnThread("a reward")
-    try:
-        result = await thread.call(partial(function, **given))
-    finally:
-        thread.end()
-    return await result if inspect.isawaitable(result) else result
+class Workers:
+    """The processes of one function, each started when it is first needed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()  # None: one that may be started
+        for _ in range(MAX_WORKERS):
+            self._idle.put(None)
+        atexit.register(self.end)
+
+    async def call(self, call: Call) -> Values:
+        """Return what the function gives. Raises EnvError if it fails. A call that is cancelled ends its process."""
+        try:
+            request = msgspec.msgpack.Encoder(decimal_format="number").encode(call)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise EnvError(f"a column of the task cannot be sent to the function's process: {error}") from error
+        thread, given_up = OwnThread("a reward"), threading.Event()
+        try:
+            returned = await thread.call(partial(self._ask, request, given_up))
+        finally:
+            given_up.set()
+            thread.end()
+        if returned.fault:
+            raise EnvError(returned.fault)
+        return returned.values
+
+    def _ask(self, request: bytes, given_up: threading.Event) -> Returned:
+        worker = self._idle.get()
+        if given_up.is_set():
+            self._idle.put(worker)
+            raise EnvError(GIVEN_UP)
+        try:
+            # In an empty context: it belongs to no episode.
+            worker = worker or contextvars.Context().run(_Worker, self._name)
+            returned = worker.ask(request, given_up)
+        except BaseException:
+            if worker:
+                worker.end()
+            self._idle.put(None)
+            raise
+        self._idle.put(worker)
+        return returned
+
+    def end(self) -> None:
+        """End those that are idle."""
+        idle = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                idle.append(self._idle.get_nowait())
+        for worker in idle:
+            if worker:
+                worker.end()
+            self._idle.put(None)
+
+
+workers_of = functools.cache(Workers)  # by name: several parts may have one function
+
+
+class _Worker:
+    def __init__(self, name: str) -> None:
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "slipstream.envhub.rewards.function_worker"),
+                    *(name, str(theirs.fileno()), str(os.getpid())),
+                ],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def ask(self, request: bytes, given_up: threading.Event) -> Returned:
+        """Raises EnvError if the process ends, or `given_up` is set before it has answered."""
+        try:
+            self._connection.send_bytes(request)
+            while not self._connection.poll(POLL_S):
+                if given_up.is_set():
+                    raise EnvError(GIVEN_UP)
+            return msgspec.msgpack.decode(self._connection.recv_bytes(), type=Returned)
+        except (OSError, EOFError, *MALFORMED) as error:
+            raise EnvError(f"the process of the function ended: {type(error).__name__} {error}") from error
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._connection.close()
 
 
 def _number(value: Any) -> float | None:

@@ -24,7 +24,9 @@ from slipstream.common.text.action_format import check_formats
 from slipstream.common.transfer.model_folder import check_not_quantised
 from slipstream.envhub.catalogue import DRIVING, make_any_env, without_held_out
 from slipstream.envhub.driving import DrivingEnv
-from slipstream.envhub.rewards.function import check_call, needs_columns
+from slipstream.envhub.env import Observation
+from slipstream.envhub.rewards.episode import Episode, EpisodeTurn
+from slipstream.envhub.rewards.function import MADE_UP, check_call, workers_of
 from slipstream.envhub.rewards.part import Part, reward_parts, shown_columns
 from slipstream.learner.objective.coherence import REFUSED, check_coherence
 from slipstream.tools.run.collect_options import CollectOptions
@@ -171,7 +173,7 @@ def check_env(env: EnvConfig) -> None:
     parts = reward_parts(env.entries())
     for label, part in env.entries().items():
         try:
-            asyncio.run(_try_env(part, label, parts[label]))
+            asyncio.run(_try_env(part, label, parts[label], timeout_s=env.step_timeout_s))
         except ValueError as error:
             raise ConfigError(str(error)) from None
         except Exception as error:  # a user's code may raise anything
@@ -181,14 +183,18 @@ def check_env(env: EnvConfig) -> None:
             ) from error
 
 
-async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part]) -> None:
-    """Make the environment and close it. Raises ValueError if a reward needs a column that its task lacks."""
-    env = make_any_env(part.name, part.options)
-    functions = [reward for reward in rewards if is_own(reward.kind) and needs_columns(reward.kind)]
+async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part], *, timeout_s: float) -> None:
+    """Make the environment and close it. Raises ValueError if a reward needs a column that its task lacks.
+
+    So it does if a function of the user's fails on a made-up reply.
+    """
+    env, task = make_any_env(part.name, part.options), Task(env=label, split="train", index=0)
+    functions = [reward for reward in rewards if is_own(reward.kind)]
     shown = {reward.key: shown_columns(reward) for reward in rewards if shown_columns(reward)}
     try:
         if (functions or shown) and not isinstance(env, DrivingEnv):
-            columns = (await env.reset(Task(env=label, split="train", index=0))).columns
+            first = await env.reset(task)
+            columns = first.columns
             for reward in functions:
                 check_call(reward.key, reward.kind, columns)
             for key, names in shown.items():
@@ -198,8 +204,52 @@ async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part]) -> N
                         f"`{key}`: a judge is shown the columns {', '.join(missing)}, and a task has {known}; correct "
                         "`columns`"
                     )
+            if functions:
+                await _rehearse(functions, _made_up(task, first, await env.step(MADE_UP)), timeout_s=timeout_s)
     finally:
         await env.close()
+
+
+def _made_up(task: Task, first: Observation, last: Observation) -> Episode:
+    """An episode of one made-up reply."""
+    prompt = [{"role": message.role, "content": message.content} for message in first.messages]
+    turn = EpisodeTurn(
+        reply=MADE_UP,
+        action=MADE_UP,
+        valid_action=last.valid_action,
+        answer="\n".join(message.content for message in last.messages),
+        rewards=last.rewards,
+        state_key="",
+        num_tokens=1,
+        finish_reason="stop",
+    )
+    return Episode(
+        task=task,
+        columns=first.columns,
+        prompt=prompt,
+        messages=[*prompt, {"role": "assistant", "content": MADE_UP}],
+        ending=[],
+        turns=[turn],
+        max_turns=1,
+        score=last.score,
+        success=last.success,
+        stop_reason="done",
+        completion_ids=[0],
+    )
+
+
+async def _rehearse(functions: Sequence[Part], episode: Episode, *, timeout_s: float) -> None:
+    """Raise ValueError if one of the functions fails on `episode`."""
+    for reward in functions:
+        try:
+            await reward.values(episode, timeout_s=timeout_s)
+        except Exception as error:  # a user's code may raise anything
+            raise ValueError(
+                f"`{reward.key}` {reward.kind!r} was tried on the made-up reply {MADE_UP!r} and failed: {error}; it "
+                "must return a number, or None, for any reply"
+            ) from error
+        finally:
+            workers_of(reward.kind).end()
 
 
 def check_collect(config: Config, options: CollectOptions, *, to_come: Collection[str] = ()) -> None:

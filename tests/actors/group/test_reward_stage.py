@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import sys
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,6 +33,7 @@ from tests.actors.group.test_group import (  # noqa: F401
     trained,
     until,
 )
+from tests.envhub.rewards.own import Own
 from tests.guess import GuessEnv
 from tests.replay.records.attempts import make_buffer, ticket
 
@@ -41,10 +41,10 @@ OWN = "own_rewards_of_actors"
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    module = types.ModuleType(OWN)
-    monkeypatch.setitem(sys.modules, OWN, module)
-    yield module
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
+    own = Own(OWN)
+    monkeypatch.setitem(sys.modules, OWN, own.module)
+    yield own
 
 
 def scoring(actor: Actor, rewards: dict[str, Any]) -> Scoring:
@@ -67,10 +67,10 @@ def scorer(name: str, run_id: str, rewards: dict[str, Any], **options: Any) -> A
 class Stage:
     """A part that waits until it may answer, and then gives the number of turns that it has seen."""
 
-    def __init__(self, own: types.ModuleType) -> None:
+    def __init__(self, own: Own) -> None:
         self.may_answer = asyncio.Event()
         self.seen = list[Episode]()
-        own.stage = self.answer  # type: ignore[attr-defined]
+        own.stage = self.answer
 
     async def answer(self, episode: Episode) -> float:
         self.seen.append(episode)
@@ -86,7 +86,7 @@ def unscored(trajectory: Trajectory) -> Trajectory:
 
 
 def test_an_episode_is_stored_with_its_parts_and_has_no_place_in_the_engine_while_they_are_computed(
-    redis_client: redis.Redis, run_id: str, own: types.ModuleType
+    redis_client: redis.Redis, run_id: str, own: Own
 ) -> None:
     buffer, stage = buffer_with_a_group(redis_client, run_id), Stage(own)
     actor = scorer("actor", run_id, STAGED)
@@ -114,7 +114,7 @@ def test_an_episode_is_stored_with_its_parts_and_has_no_place_in_the_engine_whil
 def test_other_groups_are_played_while_a_slow_part_is_awaited(
     redis_client: redis.Redis,
     run_id: str,
-    own: types.ModuleType,
+    own: Own,
     shutdown: Shutdown,  # noqa: F811
 ) -> None:
     """The actor has places for one group only, and its leases are renewed."""
@@ -151,7 +151,7 @@ def test_other_groups_are_played_while_a_slow_part_is_awaited(
 
 
 def test_a_group_that_is_let_go_while_it_is_scored_comes_out_the_same_by_another_actor(
-    redis_client: redis.Redis, run_id: str, own: types.ModuleType
+    redis_client: redis.Redis, run_id: str, own: Own
 ) -> None:
     undisturbed, buffer = (buffer_with_a_group(redis_client, name) for name in (f"{run_id}-undisturbed", run_id))
 
@@ -181,7 +181,7 @@ def test_a_group_that_is_let_go_while_it_is_scored_comes_out_the_same_by_another
 
 
 def test_an_episode_of_one_turn_that_is_let_go_while_it_is_scored_is_played_again(
-    redis_client: redis.Redis, run_id: str, own: types.ModuleType
+    redis_client: redis.Redis, run_id: str, own: Own
 ) -> None:
     buffer = buffer_with_a_group(redis_client, run_id)
 
@@ -201,7 +201,7 @@ def test_an_episode_of_one_turn_that_is_let_go_while_it_is_scored_is_played_agai
 
 
 def test_a_part_that_fails_fails_the_attempt_which_is_redone_and_is_never_a_reward_of_0(
-    redis_client: redis.Redis, run_id: str, own: types.ModuleType
+    redis_client: redis.Redis, run_id: str, own: Own
 ) -> None:
     num_calls = 0
 
@@ -212,7 +212,7 @@ def test_a_part_that_fails_fails_the_attempt_which_is_redone_and_is_never_a_rewa
             raise ConnectionError("the judge is away")
         return 3.0
 
-    own.stage = away_at_first  # type: ignore[attr-defined]
+    own.stage = away_at_first
     buffer = buffer_with_a_group(redis_client, run_id)
     scorer("actor", run_id, STAGED).plays(buffer)
     ledger = buffer.learner.ledger()
@@ -250,12 +250,12 @@ def test_of_a_held_out_task_only_the_score_is_computed() -> None:
     assert scored.part_values == {"format": 1.0} and (scored.score, scored.success) == (1.0, True)
 
 
-def test_other_parts_see_the_score_and_the_success_that_a_part_gives(own: types.ModuleType) -> None:
+def test_other_parts_see_the_score_and_the_success_that_a_part_gives(own: Own) -> None:
     """Where an environment has no score, `only_if: success` would never hold."""
     seen = list[Episode]()
-    own.see = lambda episode: seen.append(episode) or 1.0  # type: ignore[attr-defined]
-    own.half = lambda episode: 0.5  # type: ignore[attr-defined]
-    own.nothing = lambda episode: None  # type: ignore[attr-defined]
+    own.see = lambda episode: seen.append(episode) or 1.0
+    own.half = lambda episode: 0.5
+    own.nothing = lambda episode: None
     see = {"part": f"{OWN}:see"}
 
     def values(least: float) -> dict[str, float]:
@@ -270,10 +270,10 @@ def test_other_parts_see_the_score_and_the_success_that_a_part_gives(own: types.
         played({"none": {"part": f"{OWN}:nothing", "success_from": 1}})
 
 
-def test_an_episode_of_tokens_alone_is_decoded(own: types.ModuleType) -> None:
+def test_an_episode_of_tokens_alone_is_decoded(own: Own) -> None:
     """As those of environments that render their prompts themselves."""
     seen = list[Episode]()
-    own.see = lambda episode: seen.append(episode) or 1.0  # type: ignore[attr-defined]
+    own.see = lambda episode: seen.append(episode) or 1.0
 
     def forget(record: EpisodeRecord) -> None:
         record.opening, record.exchanges = (), []
@@ -295,7 +295,7 @@ class Leaves(BaseException):
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Leaves("for good"), asyncio.CancelledError()])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_whatever_a_function_raises_fails_the_attempt_alone_and_names_the_part(
-    own: types.ModuleType, error: BaseException, is_async: bool
+    own: Own, error: BaseException, is_async: bool
 ) -> None:
     def leave(episode: Episode) -> float:
         raise error
@@ -303,7 +303,7 @@ def test_whatever_a_function_raises_fails_the_attempt_alone_and_names_the_part(
     async def leave_async(episode: Episode) -> float:
         raise error
 
-    own.leave = leave_async if is_async else leave  # type: ignore[attr-defined]
+    own.leave = leave_async if is_async else leave
     with pytest.raises(EpisodeFailed, match=r"`env\.rewards\.left`: ") as failure:
         played({"left": {"part": f"{OWN}:leave"}, "format": {}})
     assert failure.value.stop_reason is StopReason.ENV_ERROR

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from tests.adapters.held import ALWAYS
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
+from tests.envhub.rewards.own import Own
 from tests.replay.server.redis_nodes import free_port
 
 REPOSITORY = Path(__file__).parents[3]
@@ -49,11 +49,11 @@ def sums(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
     """A module of the user's, to which a test adds its functions."""
-    module = types.ModuleType(OWN)
-    monkeypatch.setitem(sys.modules, OWN, module)
-    yield module
+    own = Own(OWN)
+    monkeypatch.setitem(sys.modules, OWN, own.module)
+    yield own
 
 
 def answered(options: dict[str, Any], reply: str, index: int = 0) -> tuple[Observation, Observation]:
@@ -213,9 +213,7 @@ def test_the_expert_gives_the_answer_or_the_solution(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_chat", [False, True])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_reward_function_of_trl_is_taken_as_it_is(
-    own: types.ModuleType, tmp_path: Path, is_async: bool, is_chat: bool
-) -> None:
+def test_a_reward_function_of_trl_is_taken_as_it_is(own: Own, tmp_path: Path, is_async: bool, is_chat: bool) -> None:
     """It gets what TRL passes: lists, columns by name, and a chat where the prompt is one."""
     seen: list[dict[str, Any]] = []
 
@@ -226,7 +224,7 @@ def test_a_reward_function_of_trl_is_taken_as_it_is(
     async def near_async(prompts: list[Any], completions: list[Any], answer: list[int], **kwargs: Any) -> list[float]:
         return near(prompts, completions, answer, **kwargs)
 
-    own.near = near_async if is_async else near  # type: ignore[attr-defined]
+    own.near = near_async if is_async else near
     chat = [{"role": "user", "content": "2 + 3?"}]
     rows = [{"prompt": chat if is_chat else "2 + 3?", "answer": 5, "kind": "sum"}]
     path = as_jsonl(tmp_path / "rows.jsonl", rows)
@@ -293,18 +291,18 @@ class _Called:
     ids=["ids", "format", "column", "of-this-kind", "none", "async", "object"],
 )
 def test_the_shapes_of_reward_functions_that_trl_documents_work(
-    own: types.ModuleType, tmp_path: Path, function: Any, expected: float | None
+    own: Own, tmp_path: Path, function: Any, expected: float | None
 ) -> None:
     """https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function"""
-    own.function = function  # type: ignore[attr-defined]
+    own.function = function
     path = as_jsonl(tmp_path / "rows.jsonl", [{"prompt": "2 + 3?", "answer": 5, "kind": "sum"}])
     options = {"train": path, "held_out": path, "check": "number"}
     end = episode_on(options, "<think>2 and 3</think>5", rewards={"part": {"part": f"{OWN}:function"}})
     assert end.part_values == ({} if expected is None else {"part": expected})
 
 
-def test_a_data_set_without_answers_has_the_score_of_a_part(own: types.ModuleType, tmp_path: Path) -> None:
-    own.length = lambda completions: [len(completions[0]) / 4]  # type: ignore[attr-defined]
+def test_a_data_set_without_answers_has_the_score_of_a_part(own: Own, tmp_path: Path) -> None:
+    own.length = lambda completions: [len(completions[0]) / 4]
     path = as_jsonl(tmp_path / "rows.jsonl", [{"question": "Say something."}])
     options = {"train": path, "held_out": path, "prompt": "question", "check": "none"}
     rewards = {"long": {"part": f"{OWN}:length", "success_from": 1}}
@@ -314,10 +312,8 @@ def test_a_data_set_without_answers_has_the_score_of_a_part(own: types.ModuleTyp
     assert (end.score, end.success) == (0.0, False)
 
 
-def test_a_function_that_needs_a_column_that_is_not_there_is_refused_before_the_run(
-    own: types.ModuleType, sums: str
-) -> None:
-    own.needs_more = lambda completions, trainer_state: [0.0]  # type: ignore[attr-defined]
+def test_a_function_that_needs_a_column_that_is_not_there_is_refused_before_the_run(own: Own, sums: str) -> None:
+    own.needs_more = lambda completions, trainer_state: [0.0]
     config = load_config(None, ["env.name=dataset", f"env.options.train={sums}", "env.options.check=number"])
     check_env(config.env)
     config.env.rewards = {"ids": {"part": f"{OWN}:needs_more"}}
@@ -325,7 +321,7 @@ def test_a_function_that_needs_a_column_that_is_not_there_is_refused_before_the_
         check_env(config.env)
     assert "`env.rewards.ids`" in str(error.value) and "argument: 'trainer_state'" in str(error.value)
     assert "columns of the task (prompt, answer, prompts)" in str(error.value)
-    own.needs_more = lambda completions, answer: [0.0]  # type: ignore[attr-defined]
+    own.needs_more = lambda completions, answer: [0.0]
     check_env(config.env)
 
 

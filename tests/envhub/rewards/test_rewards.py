@@ -3,7 +3,6 @@
 import asyncio
 import math
 import sys
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.episode import Episode, EpisodeTurn
 from slipstream.envhub.rewards.measures import MEASURES
 from slipstream.envhub.rewards.part import Composed, composed, parts_of, reward_parts
+from tests.envhub.rewards.own import Own
 
 OWN = "own_parts_of_rewards"
 
@@ -66,11 +66,10 @@ def reward_of(rewards: dict[str, Any], episode: Episode, *, timeout_s: float = 6
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    """A module of the user's, to which a test adds its functions."""
-    module = types.ModuleType(OWN)
-    monkeypatch.setitem(sys.modules, OWN, module)
-    yield module
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
+    own = Own(OWN)
+    monkeypatch.setitem(sys.modules, OWN, own.module)
+    yield own
 
 
 TWO = (turn_of("look", valid=False, state="a"), turn_of("look", reward=1.0, state="a"))
@@ -158,11 +157,11 @@ def test_goal_replaces_the_rewards_that_it_names() -> None:
         reward_of({"won": {"part": "goal", "component": "sold"}}, episode_of(both))
 
 
-def test_a_part_applies_under_its_condition_and_is_not_measured_otherwise(own: types.ModuleType) -> None:
+def test_a_part_applies_under_its_condition_and_is_not_measured_otherwise(own: Own) -> None:
     def never(episode: Episode) -> float:
         raise AssertionError("a judge would have been asked for nothing")
 
-    own.never = never  # type: ignore[attr-defined]
+    own.never = never
     won = episode_of(turn_of("x", reward=1.0), success=True)
     lost = episode_of(turn_of("x"))
     part = {"part": f"{OWN}:never"}
@@ -174,24 +173,24 @@ def test_a_part_applies_under_its_condition_and_is_not_measured_otherwise(own: t
             reward_of({"own": part | {"only_if": only_if}}, episode)
 
 
-def test_a_part_may_be_the_score_where_an_environment_has_none(own: types.ModuleType) -> None:
-    own.most = lambda episode: 0.8  # type: ignore[attr-defined]
+def test_a_part_may_be_the_score_where_an_environment_has_none(own: Own) -> None:
+    own.most = lambda episode: 0.8
     rewards = {"own": {"part": f"{OWN}:most", "success_from": 0.7}}
     result = reward_of(rewards, episode_of(turn_of("x")))
     assert (result.score, result.success) == (0.8, True)
-    own.most = lambda episode: -3  # type: ignore[attr-defined]
+    own.most = lambda episode: -3
     result = reward_of(rewards, episode_of(turn_of("x")))
     assert (result.score, result.success, result.rewards[0]["own"]) == (0.0, False, -3.0)
 
 
-def test_a_function_gets_the_whole_episode_and_may_answer_for_each_turn(own: types.ModuleType) -> None:
+def test_a_function_gets_the_whole_episode_and_may_answer_for_each_turn(own: Own) -> None:
     seen = list[Episode]()
 
     async def steps(episode: Episode) -> list[float]:
         seen.append(episode)
         return [0.25, 0.5]
 
-    own.steps = steps  # type: ignore[attr-defined]
+    own.steps = steps
     episode = episode_of(*TWO)
     result = reward_of({"own": {"part": f"{OWN}:steps", "weight": 2}}, episode)
     assert [turn["own"] for turn in result.rewards] == [0.5, 1.0] and result.values == {"own": 0.75}
@@ -199,13 +198,10 @@ def test_a_function_gets_the_whole_episode_and_may_answer_for_each_turn(own: typ
     assert [message["content"] for message in episode.messages] == ["say", "look", "on", "look"]
 
 
-def test_a_function_of_trl_gets_the_chat_of_any_environment(own: types.ModuleType) -> None:
+def test_a_function_of_trl_gets_the_chat_of_any_environment(own: Own) -> None:
     seen = dict[str, Any]()
     own.trl = lambda prompts, completions, **columns: (
-        seen.update(  # type: ignore[attr-defined]
-            prompts=prompts, completions=completions, **columns
-        )
-        or [1.0]
+        seen.update(prompts=prompts, completions=completions, **columns) or [1.0]
     )
     reward_of({"own": {"part": f"{OWN}:trl"}}, episode_of(*TWO, columns={"answer": 5}))
     assert seen == {
@@ -223,14 +219,14 @@ def test_a_function_of_trl_gets_the_chat_of_any_environment(own: types.ModuleTyp
 
 
 @pytest.mark.parametrize("result", [0.25, [0.25], (0.25,), [np.float32(0.25)], np.array([0.25]), np.float64(0.25)])
-def test_a_number_may_be_of_any_kind(own: types.ModuleType, result: Any) -> None:
-    own.quarter = lambda episode: result  # type: ignore[attr-defined]
+def test_a_number_may_be_of_any_kind(own: Own, result: Any) -> None:
+    own.quarter = lambda episode: result
     assert reward_of({"own": {"part": f"{OWN}:quarter"}}, episode_of(*TWO)).values == {"own": 0.25}
 
 
-def test_a_function_that_does_not_apply_is_not_recorded(own: types.ModuleType) -> None:
+def test_a_function_that_does_not_apply_is_not_recorded(own: Own) -> None:
     for nothing in (None, [None]):
-        own.nothing = lambda episode, nothing=nothing: nothing  # type: ignore[attr-defined]
+        own.nothing = lambda episode, nothing=nothing: nothing
         result = reward_of({"own": {"part": f"{OWN}:nothing"}}, episode_of(*TWO))
         assert (result.values, result.rewards[1]["own"]) == ({}, 0.0)
 
@@ -239,31 +235,31 @@ BAD = [[], [1.0, 2.0, 3.0], ["1"], "1", math.nan, {}, [[1.0]], [10**400], np.zer
 
 
 @pytest.mark.parametrize("result", BAD, ids=str)
-def test_a_function_that_returns_no_number_fails_the_attempt(own: types.ModuleType, result: Any) -> None:
-    own.bad = lambda episode: result  # type: ignore[attr-defined]
+def test_a_function_that_returns_no_number_fails_the_attempt(own: Own, result: Any) -> None:
+    own.bad = lambda episode: result
     with pytest.raises(EnvError, match=r"must return one finite number \(in a list or not\)"):
         reward_of({"own": {"part": f"{OWN}:bad"}}, episode_of(*TWO))
 
 
-def test_a_number_beyond_any_reward_fails_the_attempt(own: types.ModuleType) -> None:
-    own.huge = lambda episode: 1e300  # type: ignore[attr-defined]
+def test_a_number_beyond_any_reward_fails_the_attempt(own: Own) -> None:
+    own.huge = lambda episode: 1e300
     with pytest.raises(EnvError, match=r"1e\+300 with weight 1 is beyond 1e\+12; set min and max"):
         reward_of({"own": {"part": f"{OWN}:huge"}}, episode_of(*TWO))
     assert reward_of({"own": {"part": f"{OWN}:huge", "max": 3}}, episode_of(*TWO)).values == {"own": 3.0}
 
 
-def test_a_function_that_is_slow_fails_the_attempt_and_blocks_no_one(own: types.ModuleType) -> None:
+def test_a_function_that_is_slow_fails_the_attempt_and_blocks_no_one(own: Own) -> None:
     async def slow(episode: Episode) -> float:
         await asyncio.sleep(3600)
         return 0.0
 
-    own.slow = slow  # type: ignore[attr-defined]
+    own.slow = slow
     with pytest.raises(EnvError, match=r"no answer within `env\.step_timeout_s` = 0\.1 s"):
         reward_of({"own": {"part": f"{OWN}:slow"}}, episode_of(*TWO), timeout_s=0.1)
 
 
-def test_a_function_that_changes_its_columns_changes_no_task(own: types.ModuleType) -> None:
-    own.emptied = lambda completions, words: float(len(words[0])) + len(words[0].pop())  # type: ignore[attr-defined]
+def test_a_function_that_changes_its_columns_changes_no_task(own: Own) -> None:
+    own.emptied = lambda completions, words: float(len(words[0])) + len(words[0].pop())
     columns = {"words": ["one", "two"]}
     for _ in range(2):
         rewards = {"own": {"part": f"{OWN}:emptied"}}

@@ -1,0 +1,67 @@
+"""The process in which reward functions of the user's run, one call after another, in the main thread.
+
+`python -P -m slipstream.envhub.rewards.function_worker MODULE:FUNCTION FD PARENT_PID`, where FD is a socket.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slipstream.common.process.imported import imported
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation.offspring import begin_episode, end_offspring
+from slipstream.envhub.rewards.function import Call, Returned, arguments, numbers
+
+POLL_S = 1.0  # between two looks at whether the parent still lives
+
+
+def returned(function: Callable[..., Any], call: Call) -> Returned:
+    """What `function` gives for an episode, or why it gives nothing."""
+    mark = begin_episode()
+    try:
+        result = function(**arguments(function, call.episode, as_chat=call.as_chat))
+        found = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+        return Returned(values=numbers(found, num_turns=len(call.episode.turns)))
+    except EnvError as error:
+        return Returned(fault=str(error))
+    except BaseException as error:  # a user's function may raise anything
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        return Returned(fault=f"raised {type(error).__name__} at {where}: {error}"[:2000])
+    finally:
+        end_offspring(mark)
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(POLL_S)
+    os._exit(0)
+
+
+def main() -> None:
+    name, fd, parent = sys.argv[1:]
+    threading.Thread(target=_end_with, args=[int(parent)], daemon=True).start()
+    function, connection = imported("part", name, Callable), Connection(int(fd))
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            call = msgspec.msgpack.decode(connection.recv_bytes(), type=Call)
+            connection.send_bytes(msgspec.msgpack.encode(returned(function, call)))
+
+
+if __name__ == "__main__":
+    main()

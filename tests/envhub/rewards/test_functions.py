@@ -1,0 +1,167 @@
+"""Reward functions of others, unmodified, in processes of their own."""
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.common.config.config import load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.envhub.env import EnvError
+from slipstream.envhub.rewards.episode import Episode
+from slipstream.envhub.rewards.function import SILENT_EPISODES, workers_of
+from slipstream.envhub.rewards.part import parts_of
+from slipstream.tools.run.check_input import check_env
+from tests.envhub.rewards.test_rewards import episode_of, reward_of, turn_of
+
+OTHERS = "tests.envhub.rewards.others"
+SUM = {"solution": "$5$", "answer": 5}
+TEXT, CHAT = "2 + 3?", [{"role": "user", "content": "2 + 3?"}]
+VERL = {"data_source": "sums", "reward_model": {"ground_truth": "5", "style": "rule"}, "extra_info": {"index": 0}}
+
+
+def value_of(function: str, episode: Episode, **settings: Any) -> float | None:
+    return reward_of({"own": {"part": f"{OTHERS}:{function}"}}, episode, **settings).values.get("own")
+
+
+def replied(reply: str, prompts: Any, **columns: Any) -> Episode:
+    return episode_of(turn_of(reply), columns={"prompts": prompts, **columns})
+
+
+@pytest.mark.parametrize("prompts", [TEXT, CHAT], ids=["text", "chat"])
+@pytest.mark.parametrize(
+    ("function", "reply", "columns", "expected"),
+    [
+        ("counts_seconds", "it is $5$", SUM, 1.0),
+        ("verifies", r"it is \boxed{\frac{10}{2}}", SUM, 1.0),
+        ("verifies", r"it is \boxed{6}", SUM, 0.0),
+        ("verifies", r"it is \boxed{6}", {"solution": "none"}, None),
+        ("has_tags", "<think>2 and 3</think>5", {}, 1.0),
+        ("has_tags", "5", {}, 0.0),
+        ("reads_text", "it is 5", {}, 1.0),
+        ("compute_score", "it is 5", VERL, 1.0),
+        ("compute_score", "it is 5", {"ground_truth": 5}, 1.0),
+        ("compute_score", "it is 4", {"answer": 5}, 0.0),
+        ("gives_a_dict", "it is 5", VERL, 1.0),
+        ("of_lists", "it is 5", VERL, 1.0),
+        ("made", "it is 5", {}, 3.0),
+        ("gives_something_to_await", "5", {}, 0.5),
+        ("is_in_a_main_thread", "5", {}, 1.0),
+    ],
+)
+def test_a_function_of_others_gives_what_it_gives_them(
+    function: str, reply: str, columns: dict[str, Any], expected: float | None, prompts: Any
+) -> None:
+    assert value_of(function, replied(reply, prompts, **columns)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "replies"),
+    [
+        ("accuracy_reward", {"solution": "$5$"}, {r"\boxed{5}": 1.0, r"\boxed{6}": 0.0}),
+        ("think_format_reward", {}, {"<think>\na\n</think>\n5": 1.0, "5": 0.0}),
+    ],
+)
+def test_the_functions_of_trl_itself_work(name: str, columns: dict[str, Any], replies: dict[str, float]) -> None:
+    rewards = pytest.importorskip("trl.rewards", reason="the package trl is not installed")
+    assert hasattr(rewards, name)
+    for reply, expected in replies.items():
+        for prompts in (TEXT, CHAT):
+            result = reward_of({"own": {"part": f"trl.rewards:{name}"}}, replied(reply, prompts, **columns))
+            assert result.values == {"own": expected}
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [
+        ("exits", r"raised SystemExit at others\.py:\d+: 3"),
+        ("interrupts", r"raised KeyboardInterrupt at others\.py:\d+: now"),
+        ("cannot_divide", r"raised ZeroDivisionError at others\.py:\d+: division by zero"),
+        ("crashes", "the process of the function ended: EOFError"),
+    ],
+)
+def test_whatever_a_function_does_fails_the_attempt_and_the_next_is_served(function: str, complaint: str) -> None:
+    for _ in range(2):
+        with pytest.raises(EnvError, match=complaint):
+            value_of(function, episode_of(turn_of("x")))
+
+
+def test_a_function_that_hangs_is_ended_and_the_next_episode_gets_another_process() -> None:
+    name = f"{OTHERS}:hangs"
+    for _ in range(2):
+        with pytest.raises(EnvError, match=r"no answer within `env\.step_timeout_s` = 8 s"):
+            value_of("hangs", episode_of(turn_of("x"), success=True), timeout_s=8)
+        assert value_of("hangs", episode_of(turn_of("x"))) == 1.0
+    workers_of(name).end()
+
+
+def test_what_a_function_keeps_stays_between_calls() -> None:
+    assert [value_of("counts", episode_of(turn_of("x"))) for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_column_that_no_process_can_get_is_named() -> None:
+    with pytest.raises(EnvError, match="a column of the task cannot be sent to the function's process"):
+        value_of("made", replied("x", TEXT, world=object()))
+
+
+def test_a_function_that_never_gives_a_number_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    (part,) = parts_of("env.rewards", {"x": {"part": f"{OTHERS}:forgets_return"}})
+
+    async def play(number: int) -> None:
+        for _ in range(number):
+            assert await part.values(replied("5", TEXT), timeout_s=60) is None
+
+    asyncio.run(play(SILENT_EPISODES - 1))
+    assert not caplog.records
+    asyncio.run(play(SILENT_EPISODES))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        f"FAULT: `env.rewards.x.part` {OTHERS}:forgets_return has given no number for any of 64 episodes, only None; "
+        "does it `return` the number?"
+    )
+
+
+def test_each_function_is_rehearsed_before_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": TEXT, "solution": "$5$", "answer": 5}) + "\n")
+    options = [f"env.options.{split}={path}" for split in ("train", "held_out")]
+    config = load_config(None, ["env.name=dataset", *options, "env.options.check=number"])
+
+    def try_function(function: str, **settings: Any) -> None:
+        config.env.rewards = {"x": {"part": f"{OTHERS}:{function}", **settings}}
+        check_env(config.env)
+
+    for function in ("counts_seconds", "has_tags", "compute_score", "forgets_return", "is_in_a_main_thread"):
+        try_function(function)
+    for function, complaint in (
+        ("needs_a_call", "`env.rewards.x` 'tests.envhub.rewards.others:needs_a_call' was tried on the made-up reply"),
+        ("cannot_divide", "raised ZeroDivisionError at others.py"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            try_function(function)
+        assert complaint in str(error.value) and "must return a number, or None, for any reply" in str(error.value)
+    try_function("cannot_divide", only_if="success")  # the made-up reply has none
+    path = tmp_path / "others.jsonl"
+    path.write_text(json.dumps({"prompt": TEXT, "right": 5}) + "\n")
+    config.env.options |= {"train": str(path), "held_out": str(path), "answer": "right"}
+    with pytest.raises(ConfigError, match="data_source, solution_str, ground_truth and extra_info: missing a required"):
+        try_function("compute_score")
+
+
+def test_the_processes_of_functions_end_with_their_parent() -> None:
+    program = (
+        "import asyncio, os, tests.envhub.rewards.test_functions as t; t.value_of('counts', t.replied('x', 'y')); "
+        f"w = t.workers_of('{OTHERS}:counts')._idle.get(); print(w._process.pid, flush=True); os._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{done.stdout.strip()}").exists():
+        assert time.monotonic() < deadline, "the process of the function still runs"
+        time.sleep(0.1)
