@@ -60,6 +60,7 @@ class Request:
     keep: Callable[[list[int]], int] | None = None
     # Reads an answer before it is recorded, also one that is repeated; returns whether its action is valid.
     read: Callable[[list[int]], Awaitable[bool]] | None = None
+    is_recorded_later: bool = False  # by `Reply.record`, as whoever asked may not wait for the answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,11 +70,12 @@ class Reply:
     tokens: list[int]
     logprobs: list[float]
     finish_reason: str  # "stop" or "length"
+    record: Callable[[], None] = lambda: None  # raises EnvError if the episode is over
 
 
 Generate = Callable[[Request], Awaitable[Reply]]
-"""Samples and records an answer. It may be awaited several times at once. Cancelling it aborts the request, and nothing
-of it is recorded. Raises EnvError when the episode cannot continue."""
+"""Samples and records an answer, or leaves the latter to `Reply.record`. It may be awaited several times at once.
+Cancelling it aborts the request, and nothing of it is recorded. Raises EnvError when the episode cannot continue."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -138,10 +138,22 @@ class Calls:
             self._idle_since_s = self._time_s()
         generate_s = self._idle_since_s - started_s
         is_valid = await self._is_valid(request, completion.tokens)
-        if self._is_over:
-            raise EnvError(OVER)
-        self._record.add_call(request.prompt, completion, valid_action=is_valid, generate_s=generate_s, env_s=idle_s)
-        return Reply(tokens=completion.tokens, logprobs=completion.logprobs, finish_reason=completion.finish_reason)
+
+        def record() -> None:
+            if self._is_over:
+                raise EnvError(OVER)
+            self._record.add_call(
+                request.prompt, completion, valid_action=is_valid, generate_s=generate_s, env_s=idle_s
+            )
+
+        if not request.is_recorded_later:
+            record()
+        return Reply(
+            tokens=completion.tokens,
+            logprobs=completion.logprobs,
+            finish_reason=completion.finish_reason,
+            record=record,
+        )
 
     def end(self) -> None:
         """Abort what is running; nothing is recorded from now on."""

@@ -72,9 +72,11 @@ class AgentEnv:
                 value = await _called(self._function, row, endpoint)
         except Exception:
             # Most agents do not expect that an answer is refused. The policy itself used up its context or its turns.
-            if endpoint.limit is not None and endpoint.reward is None:
+            if endpoint.limit is not None and endpoint.reward is None and not endpoint.failure:
                 return _ending({"reward": 0.0}, endpoint.limit)
             raise
+        if endpoint.failure:
+            raise EnvError(endpoint.failure)
         value = endpoint.reward if value is None else value
         if value is None:
             raise EnvError("the agent gave no reward: return a number, or post it to /v1/reward")

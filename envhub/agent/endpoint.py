@@ -14,6 +14,7 @@ import contextlib
 import hmac
 import os
 import secrets
+import select
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from slipstream.envhub.remote.env_secret import headers_with
 
 MAX_BODY_BYTES = 1 << 20  # without the conversation
 MAX_TOKEN_BYTES = 16  # of a token's text in JSON, on average
+GIVEN_UP_PER_TURN = 4  # of `env.max_turns`; an SDK may try each call several times
 CONTEXT_FULL = "context_length_exceeded"  # the code that agents look for
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -64,10 +66,14 @@ class Endpoint:
         self.key = secrets.token_urlsafe()
         self.reward: float | dict[str, float] | None = None  # as posted
         self.limit: StopReason | None = None  # the limit for which the last request was refused, if it was
+        self.failure: str = ""  # why the episode has no reward, whatever the agent gives
         self._terms = terms
         self._generate = generate
         self._prompts = Prompts(terms.tokenizer, started_at_s=terms.started_at_s)
-        self._num_answers = 0
+        self._num_answers = 0  # that were delivered
+        self._num_running = 0
+        self._num_given_up = 0  # requests whose client did not wait for the answer
+        self._ended = asyncio.Event()  # set when one that was running has ended
 
     @contextlib.asynccontextmanager
     async def listening(self, socket: Path | None = None) -> AsyncIterator[str]:
@@ -107,7 +113,7 @@ class Endpoint:
 
     async def _note_reward(self, request: web.Request) -> web.Response:
         reward = decoded_reward(await request.read())
-        if self.reward is not None:
+        if self.reward not in (None, reward):
             return _error(409, f"the reward of this episode is {self.reward} already; post it once")
         self.reward = reward
         return web.json_response({})
@@ -123,6 +129,7 @@ class Endpoint:
         if isinstance(answers, web.Response):
             return answers
         made = response_body(body, answers[0], num_prompt_tokens=len(asked.prompt))
+        self._deliver(request, answers)
         return await _streamed(request, events(made)) if body.stream else web.json_response(made)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
@@ -148,6 +155,7 @@ class Endpoint:
         if isinstance(answers, web.Response):
             return answers
         made = Answers(is_chat=isinstance(body, ChatRequest), answers=answers, num_prompt_tokens=len(asked.prompt))
+        self._deliver(request, answers)
         if not body.stream:
             return web.json_response(made.body())
         return await _streamed(request, made.chunks(with_usage=body.with_usage))
@@ -155,13 +163,25 @@ class Endpoint:
     async def _answers(self, asked: Asked, *, with_logprobs: bool) -> list[Answer] | web.Response:
         """Sample the answers, or return the response that refuses the request."""
         num_answers = asked.body.num_answers
+        while self._num_running and self._num_answers + self._num_running + num_answers > self._terms.max_turns:
+            self._ended.clear()  # its client may give it up
+            await self._ended.wait()
         refusal = self._refusal(asked.prompt, num_answers)
         if refusal is not None:
             return refusal
         self.limit = None
-        self._num_answers += num_answers
-        async with asyncio.TaskGroup() as group:  # if one fails, the episode is over
-            sampling = [group.create_task(self._answer(asked, with_logprobs=with_logprobs)) for _ in range(num_answers)]
+        self._num_running += num_answers
+        try:
+            async with asyncio.TaskGroup() as group:  # if one fails, the episode is over
+                sampling = [
+                    group.create_task(self._answer(asked, with_logprobs=with_logprobs)) for _ in range(num_answers)
+                ]
+        except asyncio.CancelledError:
+            self._num_given_up += 1
+            raise
+        finally:
+            self._num_running -= num_answers
+            self._ended.set()
         answers = []
         for task in sampling:
             answer = task.result()
@@ -185,7 +205,9 @@ class Endpoint:
 
         keep = partial(self._num_kept, body.stops) if body.stops else None
         try:
-            reply = await self._generate(Request(prompt=prompt, max_tokens=body.longest, keep=keep, read=read))
+            reply = await self._generate(
+                Request(prompt=prompt, max_tokens=body.longest, keep=keep, read=read, is_recorded_later=True)
+            )
         except EnvError as error:
             return error
         written = self._prompts.answer(reply.tokens)
@@ -200,6 +222,7 @@ class Endpoint:
             pieces=self._prompts.pieces(reply.tokens) if with_logprobs else [],
             logprobs=reply.logprobs,
             finish_reason="tool_calls" if calls else reply.finish_reason,
+            record=reply.record,
         )
         self._prompts.remember(asked.text, prompt, reply.tokens, written=written, shown=shown)
         # A message without some of the calls is not what the policy wrote: then the next prompt begins a branch.
@@ -216,6 +239,18 @@ class Endpoint:
             )
         return answer
 
+    def _deliver(self, request: web.Request, answers: Sequence[Answer]) -> None:
+        """Count and record answers right before they are sent; not those that no client waits for any more.
+
+        Raises EnvError if the episode is over.
+        """
+        if _has_left(request):
+            self._num_given_up += 1
+            return
+        for answer in answers:
+            answer.record()
+        self._num_answers += len(answers)
+
     def _refusal(self, prompt: list[int], num_answers: int) -> web.Response | None:
         """The answer to a request that a limit of the episode does not allow."""
         longest, most = self._terms.max_tokens, self._terms.max_turns
@@ -226,6 +261,12 @@ class Endpoint:
         if self._num_answers + num_answers > most:
             self.limit = StopReason.MAX_TURNS
             return _error(400, f"an episode has at most {most} answers (`env.max_turns`)", "max_turns_exceeded")
+        if self._num_given_up > GIVEN_UP_PER_TURN * most:
+            self.failure = (
+                f"the agent's client did not wait for {self._num_given_up} answers; give it a longer timeout than "
+                "answers take"
+            )
+            return _error(503, self.failure)
         if not prompt:
             return _error(400, "the prompt is empty")
         return None
@@ -240,6 +281,15 @@ class Endpoint:
         return (
             bisect_left(range(1, len(tokens) + 1), True, key=is_stopped) + 1 if is_stopped(len(tokens)) else len(tokens)
         )
+
+
+def _has_left(request: web.Request) -> bool:
+    """Whether the client has closed its connection, also if no event has said so yet."""
+    if request.transport is None or request.transport.is_closing():
+        return True
+    poll = select.poll()
+    poll.register(request.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 async def _streamed(request: web.Request, chunks: Iterable[bytes]) -> web.StreamResponse:
@@ -278,6 +328,8 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
         return await handler(request)
     except ValueError as error:
         return _error(400, str(error))
+    except EnvError as error:
+        return _error(503, str(error))
     except web.HTTPRequestEntityTooLarge as error:
         return _error(413, f"the request is larger than any that fits into the context: {error.text}")
     except web.HTTPNotFound:

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ class Answer:
     pieces: list[str]  # the text of each token; empty if the request did not ask for log-probabilities
     logprobs: list[float]
     finish_reason: str
+    record: Callable[[], None]  # as a turn of the episode, once it is delivered
 
     @property
     def message(self) -> dict[str, Any]:

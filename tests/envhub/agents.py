@@ -1,6 +1,7 @@
 """Agents as users write them, for the `agent` environment: against OpenAI's SDK, and as commands."""
 
 import asyncio
+import contextlib
 import itertools
 import sys
 from typing import Any
@@ -178,6 +179,27 @@ async def gives_up_a_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> f
     except TimeoutError:
         return 0.5
     return 1.0
+
+
+async def tries_again(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
+    """An agent whose SDK gives up after a while and tries again, as frameworks set it."""
+    async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, timeout=0.4, max_retries=3) as mine:
+        messages = [user("go")]
+        for turn in range(2):
+            await said(mine, messages)
+            messages.append(user(f"turn {turn}"))
+    return 1.0
+
+
+async def never_waits(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
+    """An agent whose SDK is too impatient, and which takes that for a failure of the policy."""
+    mine = client.with_options(timeout=0.02, max_retries=0)
+    try:
+        while True:
+            with contextlib.suppress(openai.APITimeoutError):
+                await said(mine, [user("go")])
+    except openai.APIStatusError:
+        return 0.0
 
 
 _numbers = itertools.count()

@@ -304,6 +304,22 @@ def test_a_call_that_the_agent_gives_up_is_aborted_and_not_recorded() -> None:
     assert model.engine.load().num_running == 0
 
 
+def test_calls_that_an_sdk_gives_up_and_repeats_are_neither_recorded_nor_counted() -> None:
+    """Each second call is answered in time; the episode has as many turns as it may."""
+    model = Model(token_time_s=0.01)
+    write = model.engine._script
+    model.engine._script = lambda prompt, seed: write(prompt, seed) * (len(model.written) % 2 * 99 + 1)
+    trajectory = play("tries_again", model, allowance=replace(LONG, max_turns=2))
+    assert turns_of(trajectory) == model.written[1::2] and len(model.written) == 4
+    assert (trajectory.stop_reason, trajectory.total_reward) == (StopReason.DONE, 1.0)
+
+
+def test_an_agent_that_waits_for_no_answer_has_no_reward() -> None:
+    with pytest.raises(EpisodeFailed, match=r"did not wait for 5 answers; give it a longer timeout") as failed:
+        play("never_waits", Model(token_time_s=0.1), allowance=replace(LONG, max_turns=1))
+    assert failed.value.outcome is Outcome.ENV_FAILURE
+
+
 def cut(options: MixtureEntry, model: Model, *, when: Callable[[EpisodeRecord], bool]) -> Trajectory:
     """The partial of an episode that was cancelled."""
     record = EpisodeRecord(attempt=attempt_on())

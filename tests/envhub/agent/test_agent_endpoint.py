@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import io
 import json
 import logging
@@ -225,10 +226,53 @@ def test_answers_beyond_the_turns_of_an_episode_are_refused() -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("at", ["sampling", "its end", "the second of two answers"])
+def test_an_answer_that_no_client_waits_for_does_not_count(at: str, stream: bool) -> None:
+    """The event loop stands still while the client leaves at the end, so nothing has told the endpoint yet."""
+    recorded, sampled = list[str](), list[asyncio.Event]()
+
+    async def ask() -> None:
+        async with served() as side:
+            generate, leave = side.endpoint._generate, asyncio.Event()
+
+            async def slow(wanted: Request) -> Reply:
+                reply = await generate(wanted)
+                text = TOKENIZER.decode(wanted.prompt)
+                sampled.append(asyncio.Event())
+                if "slow" in text and (len(sampled) == 2 or at != "the second of two answers"):
+                    leave.set()
+                    await asyncio.sleep(0 if at == "its end" else 60)
+                    if at == "its end":
+                        writer.transport.abort()
+                assert wanted.is_recorded_later
+                return dataclasses.replace(reply, record=lambda: recorded.append(text))
+
+            side.endpoint._generate = slow
+            body = {"messages": [{"role": "user", "content": "slow"}], "stream": stream, "n": 2 if "two" in at else 1}
+            host = side.url.removeprefix("http://").removesuffix("/v1")
+            _, writer = await asyncio.open_connection(host.split(":")[0], int(host.split(":")[1]))
+            data = json.dumps(body).encode()
+            head = (
+                f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: {side.key['Authorization']}\r\n"
+            )
+            writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            await leave.wait()
+            if at != "its end":
+                writer.close()
+            for _ in range(4):  # as many as an episode may have
+                assert (await side.post("chat/completions", CHAT | {"stream": False}))[0] == 200
+            assert (await side.post("chat/completions", CHAT))[1]["error"]["code"] == "max_turns_exceeded"
+            assert len(recorded) == 4 and not any("slow" in text for text in recorded)
+
+    asyncio.run(ask())
+
+
 def test_the_reward_is_posted_once() -> None:
     async def ask() -> None:
         async with served() as side:
             assert (await side.post("reward", {"reward": {"right": 1.0}}))[0] == 200
+            assert (await side.post("reward", {"reward": {"right": 1.0}}))[0] == 200  # again, as an SDK may
             assert (await side.post("reward", {"reward": 2.0}))[0] == 409
             assert side.endpoint.reward == {"right": 1.0}
 
