@@ -14,6 +14,7 @@ from vllm.tool_parsers import ToolParserManager
 
 from slipstream.actors.engine.orders import Parse
 from slipstream.common.records.tool_call import ParsedAnswer, ToolCall
+from slipstream.envhub.agent.request import warn_of_unread_calls
 
 HARMONY = {"openai", "openai_gptoss"}  # vLLM parses these by another way, from tokens of its own
 # Where vLLM's parsers keep the texts that begin a call: attributes, and names in the table of its newer ones.
@@ -72,6 +73,8 @@ class AnswerParser:
         try:
             request = _request(order.tools)
             parser = self._parser(request)
+            if order.tools and parser.tool_parser is None:
+                warn_of_unread_calls()
             parser.set_prompt_token_ids(order.prompt)
             reasoning, content, calls = parser.parse(
                 order.text, request, enable_auto_tools=bool(order.tools), model_output_token_ids=order.tokens

@@ -34,6 +34,7 @@ from slipstream.envhub.agent.request import (
     decoded,
     decoded_reward,
     template_messages,
+    warn_of_unread_calls,
 )
 from slipstream.envhub.agent.response import MODEL, Answer, Answers, error_body
 from slipstream.envhub.agent.responses import INERT, REFUSED, ResponsesRequest, events, response_body
@@ -145,6 +146,8 @@ class Endpoint:
 
     def _asked(self, body: ChatRequest) -> Asked:
         """Render the conversation. Raises ValueError if no template can, or the model's refuses it."""
+        if body.callable_tools and self._terms.parse is None:
+            warn_of_unread_calls()
         messages = template_messages(body.messages)
         text = self._prompts.rendered(messages, body.tools or [])
         return Asked(body=body, messages=messages, text=text, prompt=self._prompts.tokens(text))
@@ -284,7 +287,7 @@ class Endpoint:
 
 
 def _has_left(request: web.Request) -> bool:
-    """Whether the client has closed its connection, also if no event has said so yet."""
+    """Whether the client has closed its connection, also if no event has come yet."""
     if request.transport is None or request.transport.is_closing():
         return True
     poll = select.poll()

@@ -31,6 +31,9 @@ INERT = {
     "prompt_cache_options",
     "prompt_cache_retention",
     "prediction",
+    "priority",
+    "request_id",
+    "cache_salt",
 }
 # Fields about which the run decides, in `sampling` and `model.template_arguments`: they are ignored with a warning.
 OF_THE_RUN = {
@@ -46,6 +49,8 @@ OF_THE_RUN = {
     "reasoning_effort",
     "reasoning",
     "verbosity",
+    "chat_template_kwargs",
+    "thinking_token_budget",
 }
 # Fields that would change an answer in a way that this endpoint cannot, by what an agent may leave in them.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -61,6 +66,22 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "web_search_options": (None,),
     "moderation": (None,),
+}
+
+STRUCTURED = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+# The same of vLLM's own fields, which clients send as `extra_body`.
+OF_VLLM: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys((*STRUCTURED, "chat_template", "allowed_token_ids", "prompt_logprobs", "vllm_xargs"), (None,)),
+    **dict.fromkeys(("stop_token_ids", "bad_words", "documents"), (None, [])),
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "use_beam_search"), (None, False)),
+    **dict.fromkeys(("continue_final_message", "add_special_tokens", "return_token_ids"), (None, False)),
+    **dict.fromkeys(("skip_special_tokens", "add_generation_prompt", "include_reasoning"), (None, True)),
+    "min_tokens": (None, 0),
+}
+# What to do about a refused field, where it is not to leave it out.
+INSTEAD = {
+    "tool_choice": "let the agent's framework send `auto`; docs/agents.md says how in smolagents and pydantic-ai",
+    **dict.fromkeys(("response_format", *STRUCTURED), "let the prompt ask for the form, as answers are sampled freely"),
 }
 
 log = logging.getLogger(__name__)
@@ -181,12 +202,13 @@ def decoded(
             msgspec.convert(request.tools or [], type=list[Tool])
     except MALFORMED as error:
         raise ValueError(f"malformed request: {error}") from error
-    for name, allowed in refused.items():
+    for name, allowed in (OF_VLLM | dict(refused)).items():
         if name in fields and fields[name] not in allowed:
-            raise ValueError(f"{name}={_short(fields[name])} is not supported by this endpoint; leave it out")
+            instead = INSTEAD.get(name, "leave it out")
+            raise ValueError(f"{name}={_short(fields[name])} is not supported by this endpoint; {instead}")
     if isinstance(request, _Request) and len(request.stops) > MAX_STOPS:
         raise ValueError(f"stop must have at most {MAX_STOPS} texts, got {len(request.stops)}")
-    known = {*kind.__struct_fields__, *refused, *inert, *OF_THE_RUN}
+    known = {*kind.__struct_fields__, *refused, *OF_VLLM, *inert, *OF_THE_RUN}
     unknown = sorted(name for name in fields.keys() - known if fields[name] is not None)
     if unknown:
         raise ValueError(
@@ -214,10 +236,21 @@ def _warn_of_ignored(fields: Mapping[str, Any], *, sampling: Sampling) -> None:
             continue
         _warned.add(name)
         log.warning(
-            "an agent's requests set %s=%s, which is ignored: the run's `sampling` decides what is sampled; this "
-            "warning is shown once",
+            "an agent's requests set %s=%s, which is ignored: the run's `sampling` and `model.template_arguments` "
+            "decide; this warning is shown once",
             name,
             _short(fields[name]),
+        )
+
+
+def warn_of_unread_calls() -> None:
+    """Warn once that the run reads no calls of the tools that a request has."""
+    if "tools" not in _warned:
+        _warned.add("tools")
+        log.warning(
+            "FAULT: an agent's requests have %s, but `model.tool_parser` is empty, so the agent gets calls as text; "
+            "set the parser of the model's family; this warning is shown once",
+            "tools",
         )
 
 

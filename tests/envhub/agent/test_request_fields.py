@@ -10,9 +10,10 @@ from openai.types.responses import response_create_params
 
 from slipstream.envhub.agent import request
 from tests.actors.tool_parsing import LOOK
-from tests.envhub.agent.test_agent_endpoint import CHAT, TEXT, post
+from tests.envhub.agent.test_agent_endpoint import CHAT, SAMPLING, TEXT, post
 
 USED, INERT, WARNED, REFUSED = "used", "inert", "warned", "refused"
+TOOLS = "used, with a warning, as these runs have no parser of calls"
 BODIES: dict[str, dict[str, Any]] = {"chat/completions": CHAT, "completions": TEXT, "responses": {"input": "hi"}}
 PARAMETERS = {
     "chat/completions": chat_create_params.CompletionCreateParamsNonStreaming,
@@ -54,7 +55,7 @@ FIELDS: dict[str, dict[str, tuple[object, str]]] = {
         "stream_options": ({"include_usage": True}, USED),
         "temperature": (0.0, WARNED),
         "tool_choice": ("none", USED),
-        "tools": ([LOOK], USED),
+        "tools": ([LOOK], TOOLS),
         "top_logprobs": (2, REFUSED),
         "top_p": (0.5, WARNED),
         "user": ("me", INERT),
@@ -110,7 +111,7 @@ FIELDS: dict[str, dict[str, tuple[object, str]]] = {
         "temperature": (0.0, WARNED),
         "text": ({"format": {"type": "json_object"}}, REFUSED),
         "tool_choice": ("none", USED),
-        "tools": ([{"type": "function", **LOOK["function"]}], USED),
+        "tools": ([{"type": "function", **LOOK["function"]}], TOOLS),
         "top_logprobs": (2, REFUSED),
         "top_p": (0.5, WARNED),
         "truncation": ("auto", REFUSED),
@@ -133,16 +134,77 @@ def test_a_field_does_what_the_table_says(path: str, field: str, caplog: pytest.
         status, answer = post(path, BODIES[path] | {field: value})
     assert status == (400 if outcome == REFUSED else 200)
     warned = [record.args[0] for record in caplog.records if record.name == request.log.name]  # type: ignore[index]
-    assert warned == ([field] if outcome == WARNED else [])
+    assert warned == ([field] if outcome in (WARNED, TOOLS) else [])
     if outcome == REFUSED:
         assert field in answer["error"]["message"]
-    if outcome == USED:
+    if outcome in (USED, TOOLS):
         assert post(path, BODIES[path] | {field: NONSENSE})[0] == 400
     assert post(path, BODIES[path] | {field: None})[0] == (400 if field in BODIES[path] and outcome == USED else 200)
 
 
+# What a client of vLLM sends as `extra_body`.
+EXTRA: list[tuple[str, object, str]] = [
+    ("top_k", 20, WARNED),
+    ("min_p", 0.1, WARNED),
+    ("repetition_penalty", 1.1, WARNED),
+    ("thinking_token_budget", 100, WARNED),
+    ("chat_template_kwargs", {"enable_thinking": False}, WARNED),
+    ("top_k", SAMPLING.top_k, INERT),
+    ("skip_special_tokens", True, INERT),
+    ("skip_special_tokens", False, REFUSED),
+    ("ignore_eos", False, INERT),
+    ("ignore_eos", True, REFUSED),
+    ("min_tokens", 0, INERT),
+    ("min_tokens", 5, REFUSED),
+    ("priority", 3, INERT),
+    ("stop_token_ids", [], INERT),
+    ("stop_token_ids", [3], REFUSED),
+    ("bad_words", ["no"], REFUSED),
+    ("allowed_token_ids", [3], REFUSED),
+    ("guided_json", {"type": "object"}, REFUSED),
+    ("guided_regex", "a+", REFUSED),
+    ("guided_choice", ["a", "b"], REFUSED),
+    ("structured_outputs", {"regex": "a+"}, REFUSED),
+    ("chat_template", "{{ messages }}", REFUSED),
+]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+@pytest.mark.parametrize(("field", "value", "outcome"), EXTRA, ids=str)
+def test_a_field_of_vllm_does_what_the_table_says(
+    path: str, field: str, value: object, outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    request._warned.clear()
+    with caplog.at_level(logging.WARNING, request.log.name):
+        status, answer = post(path, BODIES[path] | {field: value})
+    assert status == (400 if outcome == REFUSED else 200)
+    warned = [record.args[0] for record in caplog.records if record.name == request.log.name]  # type: ignore[index]
+    assert warned == ([field] if outcome == WARNED else [])
+    if outcome == REFUSED:
+        assert f"{field}={value!r} is not supported by this endpoint; " in answer["error"]["message"]
+        is_form = field.startswith(("guided", "structured"))
+        assert ("let the prompt ask for the form" in answer["error"]["message"]) == is_form
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
+def test_a_forced_call_is_refused_with_the_way_round(path: str, choice: object) -> None:
+    status, answer = post(path, BODIES[path] | {"tools": FIELDS[path]["tools"][0], "tool_choice": choice})
+    assert status == 400
+    assert "let the agent's framework send `auto`; docs/agents.md says how in smolagents" in answer["error"]["message"]
+
+
+def test_tools_whose_calls_no_parser_reads_are_a_fault_once(caplog: pytest.LogCaptureFixture) -> None:
+    request._warned.clear()
+    with caplog.at_level(logging.WARNING, request.log.name):
+        for choice in ("none", "auto", "auto"):
+            assert post("chat/completions", CHAT | {"tools": [LOOK], "tool_choice": choice})[0] == 200
+    (record,) = caplog.records
+    assert "FAULT: an agent's requests have tools, but `model.tool_parser` is empty" in record.getMessage()
+
+
 @pytest.mark.parametrize("path", FIELDS)
-@pytest.mark.parametrize("field", ["unheard_of", "guided_json", "chat_template_kwargs"])
+@pytest.mark.parametrize("field", ["unheard_of", "n_best"])
 def test_an_unknown_field_is_refused(path: str, field: str) -> None:
     status, answer = post(path, BODIES[path] | {field: {}})
     assert status == 400 and f"'{field}' is no field that this endpoint knows" in answer["error"]["message"]
