@@ -17,7 +17,6 @@ import inspect
 import logging
 import math
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -42,24 +41,15 @@ VERL = {"solution_str", "ground_truth"}, {"solution_strs", "ground_truths"}  # o
 MADE_UP = "<think>\n1\n</think>\n<answer>\n1\n</answer>"  # the reply on which functions are rehearsed
 SILENT_EPISODES = 64  # without a number, before a function is reported
 MAX_WORKERS = 8  # processes of one function
-GIVEN_UP = "the call was given up"
 POLL_S = 0.5  # between two looks at whether a call was given up
 
 log = logging.getLogger(__name__)
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the process of a function."""
-
-    episode: Episode
-    as_chat: bool
-
-
-class Returned(msgspec.Struct, frozen=True, kw_only=True):
-    """Its answer."""
-
-    values: float | list[float] | None = None
-    fault: str = ""  # why there are none
+# What goes to the process of a function: an episode, and whether its completions are chats. And what comes back; a text
+# says why there is no number.
+Call = tuple[Episode, bool]
+Returned = float | list[float] | str | None
 
 
 def function_measure(key: str, name: str) -> Measure:
@@ -73,7 +63,7 @@ def function_measure(key: str, name: str) -> Measure:
         if inspect.iscoroutinefunction(function):
             result = await function(**arguments(function, episode, as_chat=as_chat))
             return numbers(result, num_turns=len(episode.turns))
-        return await workers_of(name).call(Call(episode=episode, as_chat=as_chat))
+        return await workers_of(name).call((episode, as_chat))
 
     async def reads(episode: Episode, *, as_chat: bool) -> bool:
         """Whether `function` takes a made-up reply in this form."""
@@ -202,9 +192,8 @@ class Workers:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()  # None: one that may be started
-        for _ in range(MAX_WORKERS):
-            self._idle.put(None)
+        self._idle: list[_Worker] = []
+        self._places = threading.Semaphore(MAX_WORKERS)
         atexit.register(self.end)
 
     async def call(self, call: Call) -> Values:
@@ -219,37 +208,28 @@ class Workers:
         finally:
             given_up.set()
             thread.end()
-        if returned.fault:
-            raise EnvError(returned.fault)
-        return returned.values
+        if isinstance(returned, str):
+            raise EnvError(returned)
+        return returned
 
     def _ask(self, request: bytes, given_up: threading.Event) -> Returned:
-        worker = self._idle.get()
-        if given_up.is_set():
-            self._idle.put(worker)
-            raise EnvError(GIVEN_UP)
-        try:
-            # In an empty context: it belongs to no episode.
-            worker = worker or contextvars.Context().run(_Worker, self._name)
-            returned = worker.ask(request, given_up)
-        except BaseException:
-            if worker:
+        with self._places:
+            if given_up.is_set():
+                raise EnvError("the call was given up")
+            # In an empty context: a process belongs to no episode.
+            worker = self._idle.pop() if self._idle else contextvars.Context().run(_Worker, self._name)
+            try:
+                returned = worker.ask(request, given_up)
+            except BaseException:
                 worker.end()
-            self._idle.put(None)
-            raise
-        self._idle.put(worker)
-        return returned
+                raise
+            self._idle.append(worker)
+            return returned
 
     def end(self) -> None:
         """End those that are idle."""
-        idle = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                idle.append(self._idle.get_nowait())
-        for worker in idle:
-            if worker:
-                worker.end()
-            self._idle.put(None)
+        while self._idle:
+            self._idle.pop().end()
 
 
 workers_of = functools.cache(Workers)  # by name: several parts may have one function
@@ -276,8 +256,9 @@ class _Worker:
             self._connection.send_bytes(request)
             while not self._connection.poll(POLL_S):
                 if given_up.is_set():
-                    raise EnvError(GIVEN_UP)
-            return msgspec.msgpack.decode(self._connection.recv_bytes(), type=Returned)
+                    raise EnvError("the call was given up")
+            returned: Returned = msgspec.msgpack.decode(self._connection.recv_bytes(), type=Returned)
+            return returned
         except (OSError, EOFError, *MALFORMED) as error:
             raise EnvError(f"the process of the function ended: {type(error).__name__} {error}") from error
 

@@ -21,24 +21,24 @@ import msgspec
 from slipstream.common.process.imported import imported
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.offspring import begin_episode, end_offspring
+from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.function import Call, Returned, arguments, numbers
 
 POLL_S = 1.0  # between two looks at whether the parent still lives
 
 
-def returned(function: Callable[..., Any], call: Call) -> Returned:
+def returned(function: Callable[..., Any], episode: Episode, *, as_chat: bool) -> Returned:
     """What `function` gives for an episode, or why it gives nothing."""
     mark = begin_episode()
     try:
-        result = function(**arguments(function, call.episode, as_chat=call.as_chat))
+        result = function(**arguments(function, episode, as_chat=as_chat))
         found = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-        return Returned(values=numbers(found, num_turns=len(call.episode.turns)))
+        return numbers(found, num_turns=len(episode.turns))
     except EnvError as error:
-        return Returned(fault=str(error))
+        return str(error)
     except BaseException as error:  # a user's function may raise anything
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(frame.filename).name}:{frame.lineno}"
-        return Returned(fault=f"raised {type(error).__name__} at {where}: {error}"[:2000])
+        return f"raised {type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {error}"[:2000]
     finally:
         end_offspring(mark)
 
@@ -59,8 +59,8 @@ def main() -> None:
     function, connection = imported("part", name, Callable), Connection(int(fd))
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
-            call = msgspec.msgpack.decode(connection.recv_bytes(), type=Call)
-            connection.send_bytes(msgspec.msgpack.encode(returned(function, call)))
+            episode, as_chat = msgspec.msgpack.decode(connection.recv_bytes(), type=Call)
+            connection.send_bytes(msgspec.msgpack.encode(returned(function, episode, as_chat=as_chat)))
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def test_each_function_is_rehearsed_before_the_run(tmp_path: Path) -> None:
 def test_the_processes_of_functions_end_with_their_parent() -> None:
     program = (
         "import asyncio, os, tests.envhub.rewards.test_functions as t; t.value_of('counts', t.replied('x', 'y')); "
-        f"w = t.workers_of('{OTHERS}:counts')._idle.get(); print(w._process.pid, flush=True); os._exit(0)"
+        f"w = t.workers_of('{OTHERS}:counts')._idle.pop(); print(w._process.pid, flush=True); os._exit(0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     deadline = time.monotonic() + 60
