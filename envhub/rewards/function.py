@@ -216,8 +216,10 @@ class Workers:
         with self._places:
             if given_up.is_set():
                 raise EnvError("the call was given up")
-            # In an empty context: a process belongs to no episode.
-            worker = self._idle.pop() if self._idle else contextvars.Context().run(_Worker, self._name)
+            try:
+                worker = self._idle.pop()
+            except IndexError:  # in an empty context: a process belongs to no episode
+                worker = contextvars.Context().run(_Worker, self._name)
             try:
                 returned = worker.ask(request, given_up)
             except BaseException:
