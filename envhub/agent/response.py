@@ -22,7 +22,7 @@ class Answer:
     pieces: list[str]  # the text of each token; empty if the request did not ask for log-probabilities
     logprobs: list[float]
     finish_reason: str
-    record: Callable[[], None]  # as a turn of the episode, once it is delivered
+    record: Callable[[], None] = lambda: None  # as a turn of the episode, once it is delivered
 
     @property
     def message(self) -> dict[str, Any]:
