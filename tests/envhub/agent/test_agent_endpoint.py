@@ -229,41 +229,42 @@ def test_answers_beyond_the_turns_of_an_episode_are_refused() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("at", ["sampling", "its end", "the second of two answers"])
 def test_an_answer_that_no_client_waits_for_does_not_count(at: str, stream: bool) -> None:
-    """The event loop stands still while the client leaves at the end, so nothing has told the endpoint yet."""
-    recorded, sampled = list[str](), list[asyncio.Event]()
+    """At its end, the client leaves while the event loop stands still, so that no event has told the endpoint yet."""
+    recorded = list[str]()
+    num_slow = 0
 
     async def ask() -> None:
-        async with served() as side:
-            generate, leave = side.endpoint._generate, asyncio.Event()
+        async with served() as side, aiohttp.ClientSession() as client:
+            generate = side.endpoint._generate
+            host, port = side.url.removeprefix("http://").removesuffix("/v1").split(":")
 
             async def slow(wanted: Request) -> Reply:
-                reply = await generate(wanted)
+                nonlocal num_slow
                 text = TOKENIZER.decode(wanted.prompt)
-                sampled.append(asyncio.Event())
-                if "slow" in text and (len(sampled) == 2 or at != "the second of two answers"):
-                    leave.set()
-                    await asyncio.sleep(0 if at == "its end" else 60)
-                    if at == "its end":
-                        writer.transport.abort()
+                num_slow += "slow" in text
                 assert wanted.is_recorded_later
-                return dataclasses.replace(reply, record=lambda: recorded.append(text))
+                if "slow" in text and at == "its end":
+                    writer.transport.abort()
+                elif "slow" in text and num_slow == (2 if "two" in at else 1):
+                    await asyncio.sleep(60)
+                return dataclasses.replace(await generate(wanted), record=lambda: recorded.append(text))
 
             side.endpoint._generate = slow
             body = {"messages": [{"role": "user", "content": "slow"}], "stream": stream, "n": 2 if "two" in at else 1}
-            host = side.url.removeprefix("http://").removesuffix("/v1")
-            _, writer = await asyncio.open_connection(host.split(":")[0], int(host.split(":")[1]))
-            data = json.dumps(body).encode()
-            head = (
-                f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: {side.key['Authorization']}\r\n"
-            )
-            writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-            await leave.wait()
-            if at != "its end":
-                writer.close()
+            if at == "its end":
+                _, writer = await asyncio.open_connection(host, int(port))
+                data, key = json.dumps(body), side.key["Authorization"]
+                head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: {key}\r\n"
+                writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n{data}".encode())
+                await writer.drain()
+            else:
+                with pytest.raises(TimeoutError):
+                    timeout = aiohttp.ClientTimeout(total=0.5)
+                    await client.post(f"{side.url}/chat/completions", json=body, headers=side.key, timeout=timeout)
             for _ in range(4):  # as many as an episode may have
-                assert (await side.post("chat/completions", CHAT | {"stream": False}))[0] == 200
+                assert (await side.post("chat/completions", CHAT))[0] == 200
             assert (await side.post("chat/completions", CHAT))[1]["error"]["code"] == "max_turns_exceeded"
-            assert len(recorded) == 4 and not any("slow" in text for text in recorded)
+            assert num_slow == body["n"] and len(recorded) == 4 and not any("slow" in text for text in recorded)
 
     asyncio.run(ask())
 
