@@ -229,7 +229,7 @@ def test_answers_beyond_the_turns_of_an_episode_are_refused() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("at", ["sampling", "its end", "the second of two answers"])
 def test_an_answer_that_no_client_waits_for_does_not_count(at: str, stream: bool) -> None:
-    """At its end, the client leaves while the event loop stands still, so that no event has told the endpoint yet."""
+    """At its end, the client leaves while the event loop stands still, before any event reaches the endpoint."""
     recorded = list[str]()
     num_slow = 0
 
