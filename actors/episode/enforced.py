@@ -23,7 +23,8 @@ from slipstream.common.records.kept_sets import MAX_KEPT_TOKENS
 from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.action_format import marks_of
 from slipstream.common.text.chat import end_of_turn_text
-from slipstream.common.text.codec import encoder, end_tokens
+from slipstream.common.text.codec import CONTEXT_TOKENS, encoder, end_tokens, following
+from slipstream.common.text.rendering import turn_marks
 from slipstream.envhub.env import EnvError
 
 MAX_ACTION_TOKENS = 100_000  # of all admissible actions of one state together
@@ -64,7 +65,8 @@ class Enforcer(Sampler):
         for part in itertools.count():
             left = min(sampling.max_turn_tokens, self._max_tokens - len(tokens)) - len(found.tokens)
             written = self._written(chat.answer_of(self._decoded(found.tokens)))
-            choices = [] if written is None else self._choices(self._actions.possible, written=written)
+            after = self._decoded([*tokens[-CONTEXT_TOKENS:], *found.tokens])
+            choices = [] if written is None else self._choices(self._actions.possible, written=written, after=after)
             # The token of the mark may have written a whole action, or one that is not admissible.
             wrote_more = written is not None and not all(choices or [[]])
             if left <= 0 or wrote_more:
@@ -108,13 +110,13 @@ class Enforcer(Sampler):
                 return after
         return None if self._stops else ""
 
-    def _choices(self, actions: Sequence[str], *, written: str) -> list[list[int]]:
-        """The tokens of each action and of the closing mark, without what is `written` of them already.
+    def _choices(self, actions: Sequence[str], *, written: str, after: str) -> list[list[int]]:
+        """The tokens of each action and of the closing mark, without what is `written` of them at the end of `after`.
 
         Raises EnvError if an action would be read as another one, or if there are too many.
         """
         with Boundary():  # a tokenizer refuses half a surrogate pair, and a format may be the user's
-            found = self._sequences(actions, written=written)
+            found = self._sequences(actions, written=written, after=after)
         num_tokens = sum(map(len, found))
         if num_tokens > MAX_ACTION_TOKENS or (found and widest(found, ends=self._ends) >= MAX_KEPT_TOKENS):
             raise EnvError(
@@ -124,7 +126,7 @@ class Enforcer(Sampler):
             )
         return found
 
-    def _sequences(self, actions: Sequence[str], *, written: str) -> list[list[int]]:
+    def _sequences(self, actions: Sequence[str], *, written: str, after: str) -> list[list[int]]:
         found, opening = list[list[int]](), self._encode(self._opening)
         for action in dict.fromkeys(actions):
             text = f"{self._gap}{action}{self._closing}"
@@ -132,9 +134,10 @@ class Enforcer(Sampler):
                 text = written + text.lstrip()  # white space after the mark does not matter
             if not text.startswith(written):
                 continue
-            tokens = self._encode(text.removeprefix(written))
-            rest = f"{self._opening}{written}{self._decoded(tokens)}" if written else self._decoded(opening + tokens)
-            read = self._actions.action_format.parse(rest).text
+            rest = turn_marks(self._tokenizer).split_reply(text.removeprefix(written))
+            tokens = following(self._encode, rest, after=after)
+            whole = f"{self._opening}{written}{self._decoded(tokens)}" if written else self._decoded(opening + tokens)
+            read = self._actions.action_format.parse(whole).text
             if bare(action) and bare(read) == bare(action) and not self._ends.intersection(tokens):
                 found.append(tokens)
             elif not written:

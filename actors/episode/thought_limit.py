@@ -13,10 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from slipstream.actors.engine.engine import Completion, Restriction, Sampler
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.trajectory import Sampling, VersionSpan
-from slipstream.common.text.chat import closing_mark
-from slipstream.common.text.codec import encoder
+from slipstream.common.text.codec import CONTEXT_TOKENS, encoder, following
+from slipstream.common.text.thought import open_thought, thought_marks
 
-NUM_TAIL_TOKENS = 64  # of a prompt, in which it may open a thought
 OTHER_SEED = 1 << 61  # of the rest: with one seed it would have the random numbers of the beginning
 
 
@@ -28,7 +27,7 @@ class ThoughtLimit(Sampler):
     ) -> None:
         """`max_tokens` is the size of the context."""
         self._sampler, self._tokenizer = sampler, tokenizer
-        self._encode = encoder(tokenizer)
+        self._encode, self._marks = encoder(tokenizer), thought_marks(tokenizer)
         self._max_thought_tokens, self._max_tokens = max_thought_tokens, max_tokens
 
     async def generate(
@@ -55,12 +54,14 @@ class ThoughtLimit(Sampler):
 
     def _closing(self, written: list[int], *, prompt: list[int]) -> list[int]:
         """The tokens that close the thought in which `written` is at its end; none if it is in none."""
-        reply = self._decoded(written)
-        mark = closing_mark(reply, prompt=self._decoded(prompt[-NUM_TAIL_TOKENS:]))
-        tokens = self._encode(mark)
+        reply, tail = self._decoded(written), self._decoded(prompt[-CONTEXT_TOKENS:])
+        mark = open_thought(reply, prompt=tail, marks=self._marks)
+        if mark in reply:
+            return []
+        tokens = following(self._encode, mark, after=tail + reply)
         if len(tokens) > 1:  # the policy may have written the first of them itself
             begun = next(count for count in range(len(mark), -1, -1) if reply.endswith(mark[:count]))
-            return self._encode(mark[begun:])
+            return following(self._encode, mark[begun:], after=tail + reply)
         return tokens
 
     def _decoded(self, tokens: Sequence[int]) -> str:

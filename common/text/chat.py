@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.common.process.imported import imported, is_own
 from slipstream.common.records.message import Message
-from slipstream.common.text.codec import decoder, encoder, end_tokens, ending_tokens
-from slipstream.common.text.rendering import prompt, rendered
+from slipstream.common.text.codec import decoder, encoder, end_tokens, ending_tokens, following
+from slipstream.common.text.rendering import REFUSALS, TurnMarks, prompt, rendered, turn_marks
+from slipstream.common.text.thought import thought_marks, without_thought
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,7 +35,6 @@ SUMMARISE = (
 )
 SUMMARY = "Your summary of what you have done and seen:"
 MARK = "the-words-of-a-reply-4b825dc6"  # stands for a reply in a rendering, to find what a template writes after it
-THOUGHT_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))  # around a thought, by family
 _ASK, _RESULT = {"role": "user", "content": "a"}, {"role": "tool", "content": "a"}
 _UNLIKE_ITS_PROMPT = (
     "the chat template does not render an assistant's message right after its generation prompt; use another"
@@ -77,6 +77,7 @@ class Chat:
         self._encode = encoder(tokenizer)
         self._decode = decoder(tokenizer)
         self._ending = ending_tokens(tokenizer)
+        self._thoughts, self._turns = thought_marks(tokenizer), turn_marks(tokenizer)
         self._messages: list[Message] = []
         self._text = ""  # the conversation up to the last prompt, as the template rendered it
         self._reply = ""  # the text of the reply to that prompt
@@ -98,6 +99,10 @@ class Chat:
         self._opening, self._num_tokens = list(self._messages), len(tokens)
         return tokens
 
+    def written(self, text: str) -> list[int]:
+        """The tokens of a reply that is written as text, and not sampled."""
+        return following(self._encode, text, after=self._text)
+
     def reply(self, tokens: list[int]) -> str:
         """Record what the policy sampled and return it as text, without its end-of-turn token."""
         self._ended_with = self._ending.get(tokens[-1], "") if tokens else ""
@@ -113,7 +118,7 @@ class Chat:
 
     def answer_of(self, reply: str) -> str:
         """The same of a `reply` to the last prompt that is not recorded."""
-        return without_thought(reply, prompt=self._text)
+        return without_thought(reply, prompt=self._text, marks=self._thoughts)
 
     def extend(self, messages: tuple[Message, ...]) -> Extension:
         """Add the environment's answer; return the tokens that the next prompt adds.
@@ -188,15 +193,17 @@ class Chat:
     def _extended(self, messages: tuple[Message, ...]) -> Extension:
         self._messages += self._in_roles(messages)
         whole = self._rendered(self._messages)
-        new_text = self._after_reply(whole)
+        new_text, replied = self._after_reply(whole), self._text + self._reply + self._ended_with
         self._text = whole
         if new_text is None:
             return Extension(tokens=self._encode(whole), new_branch=True)
-        return Extension(tokens=self._encode(new_text.removeprefix(self._ended_with)), new_branch=False)
+        if self._ended_with and new_text.lstrip().startswith(self._ended_with):  # white space before it is the reply's
+            new_text = new_text.lstrip().removeprefix(self._ended_with)
+        return Extension(tokens=following(self._encode, new_text, after=replied), new_branch=False)
 
     def _after_reply(self, whole: str) -> str | None:
         """The text of `whole` after the last reply; None if the template changed what comes before it."""
-        earlier = self._text + self._reply
+        earlier = self._text + self._turns.split_reply(self._reply)
         if whole.startswith(earlier):
             return whole[len(earlier) :]
         place = max(index for index, message in enumerate(self._messages) if message.role == "assistant")
@@ -222,14 +229,16 @@ class ReplyForm:
     given: str  # the marks of a thought that the generation prompt itself ends with; often none
     opening: str  # written before the content of a reply without a thought
     ends: dict[str, str]  # the end-of-turn token, by the role of the next message: "user" or "tool"
+    thoughts: Sequence[tuple[str, str]]  # the marks of one
+    turns: TurnMarks
 
     def write(self, content: str, *, before: str = "user") -> str:
         """The text of a reply. `content` may begin with a thought between the marks of its family.
 
         Raises ValueError for a thought where the generation prompt has already closed one.
         """
-        end = self.ends.get(before, self.ends["user"])
-        for opening, closing in THOUGHT_MARKS:
+        end, content = self.ends.get(before, self.ends["user"]), self.turns.split_reply(content)
+        for opening, closing in self.thoughts:
             if content.lstrip().startswith(opening):
                 if closing in self.given:
                     raise ValueError("a message has a thought, but the template arguments turn thinking off")
@@ -240,39 +249,24 @@ class ReplyForm:
         return self.opening + content + end
 
 
-def without_thought(reply: str, *, prompt: str) -> str:
-    """`reply` without the thought that it begins with, or that the end of `prompt` opens; "" if that never ends."""
-    for opening, closing in THOUGHT_MARKS:
-        if prompt.rstrip().endswith(opening) or reply.lstrip().startswith(opening):
-            return reply.partition(closing)[2]
-    return reply
-
-
-def closing_mark(reply: str, *, prompt: str) -> str:
-    """The mark that ends the thought in which `reply` is at its end; "" if it is in none."""
-    for opening, closing in THOUGHT_MARKS:
-        if prompt.rstrip().endswith(opening) or reply.lstrip().startswith(opening):
-            return "" if closing in reply else closing
-    return ""
-
-
 def reply_form(tokenizer: PreTrainedTokenizerBase) -> ReplyForm:
     """The form of a reply, found by rendering one. Raises ValueError if the template changes what a policy writes."""
-    today = datetime.now(UTC)
+    today, marks_of_thoughts = datetime.now(UTC), thought_marks(tokenizer)
     prompt = rendered(tokenizer, [_ASK], today=today, to_reply=True)
     reply = {"role": "assistant", "content": MARK}
     before, mark, _ = rendered(tokenizer, [_ASK, reply], today=today).partition(MARK)
     given = prompt.removeprefix(_shared(prompt, rendered(tokenizer, [_ASK], today=today)))
     thoughts = [
         (opening if closing not in given else closing, f"{closing}\n\n" if closing not in given else "")
-        for opening, closing in THOUGHT_MARKS
+        for opening, closing in marks_of_thoughts
         if given.rstrip().endswith((opening, closing))
     ]
     marks, closed = thoughts[0] if thoughts else ("", "")
     if not mark or not (before.startswith(prompt) or thoughts or _bare(before) == _bare(prompt)):
         raise ValueError(_UNLIKE_ITS_PROMPT)
     opening = before[len(prompt) :] if before.startswith(prompt) else closed
-    return ReplyForm(given=marks, opening=opening, ends=_ends_of_reply(tokenizer, reply, today))
+    ends = _ends_of_reply(tokenizer, reply, today)
+    return ReplyForm(given=marks, opening=opening, ends=ends, thoughts=marks_of_thoughts, turns=turn_marks(tokenizer))
 
 
 def end_of_turn_text(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -295,14 +289,12 @@ def _ends_of_reply(tokenizer: PreTrainedTokenizerBase, reply: dict[str, str], to
 
     GLM's template writes none: there, the token that begins the next message ends the turn.
     """
-    from jinja2 import TemplateError
-
     texts, ends = _end_texts(tokenizer), dict[str, str]()
-    for role, following in (("user", [_ASK]), ("tool", [_RESULT])):
-        for conversation in ([_ASK, reply], [_ASK, reply, *following]):
+    for role, answer in (("user", [_ASK]), ("tool", [_RESULT])):
+        for conversation in ([_ASK, reply], [_ASK, reply, *answer]):
             try:
                 tail = _after_mark(rendered(tokenizer, conversation, today=today)) or ""
-            except (TemplateError, TypeError):  # it has no tool results, or only after a call
+            except REFUSALS:  # it has no tool results, or only after a call
                 continue
             if stops := sorted((tail.index(end), end) for end in texts if end in tail):
                 at, end = stops[0]

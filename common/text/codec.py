@@ -1,19 +1,30 @@
-"""A tokenizer as functions from text to tokens and back, and the tokens with which a reply ends."""
+"""A tokenizer as functions from text to tokens and back, and the tokens with which a reply ends.
+
+A mark is a token that only a chat template, or the policy, may write: a special token, and any other that the template
+has. Text of a world may have the text of one. `split_marks` puts a character that no text has into it, and the encoder
+encodes such a text without that character, and as no mark.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 
 KEPT_TEXTS = 256
 MAX_KEPT_CHARS = 1 << 14  # longer texts are not kept: those with a token for each character take 200 MB in all
+CONTEXT_CHARS = 64  # of the text before a piece: the longest special token has fewer
+CONTEXT_TOKENS = 64  # the same, of tokens
+SPLIT, REAL = "\ufdd0", "\ufdd1"  # inside a text that is no mark; before a mark, while both are in one text
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
@@ -35,12 +46,125 @@ def _kept_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], tuple[i
 def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     """As `encoder`, of a fast tokenizer directly: the wrapper of transformers takes twice as long as the tokenizer."""
     if not tokenizer.is_fast:
-        return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
+
+        def slowly(text: str) -> list[int]:
+            if SPLIT in text:
+                raise ValueError(f"{_HAS_A_MARK}, and this tokenizer is not a fast one, which could encode it as text")
+            return list(tokenizer.encode(text, add_special_tokens=False))
+
+        return slowly
     fast = tokenizer.backend_tokenizer
     # transformers does this before each call: a tokenizer.json may turn either on.
     fast.no_truncation()
     fast.no_padding()
-    return lambda text: list(fast.encode(text, add_special_tokens=False).ids)
+
+    def encoded(text: str) -> list[int]:
+        if SPLIT in text:
+            return _encoded_apart(tokenizer, text)
+        return list(fast.encode(text, add_special_tokens=False).ids)
+
+    return encoded
+
+
+def following(encode: Callable[[str], list[int]], text: str, *, after: str) -> list[int]:
+    """The tokens of `text` where it continues `after`. SentencePiece begins a text that stands alone with a space.
+
+    Where the tokenizer would merge the end of `after` with the beginning of `text`, which a policy cannot, `text` is
+    encoded as after a line break.
+    """
+    for known in (after[-CONTEXT_CHARS:], "\n"):
+        before, both = encode(known), encode(known + text)
+        if both[: len(before)] == before:
+            return both[len(before) :]
+    return encode(text)
+
+
+def marks_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[str, int]:
+    """The marks of a tokenizer and its chat template, by text."""
+    return _marks(tokenizer, str(tokenizer.chat_template))
+
+
+@lru_cache(maxsize=8)
+def _marks(tokenizer: PreTrainedTokenizerBase, template: str) -> Mapping[str, int]:
+    special = frozenset(tokenizer.all_special_tokens)
+    return {
+        token.content: number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if len(token.content.strip()) > 1 and (token.special or token.content in special or token.content in template)
+    }
+
+
+def split_marks(text: str, marks: Collection[str]) -> str:
+    """`text` with SPLIT after the first character of each of `marks` in it."""
+    text = text.replace(SPLIT, "\ufffd").replace(REAL, "\ufffd")
+    return _first_characters(frozenset(marks)).sub(rf"\g<0>{SPLIT}", text) if marks else text
+
+
+def whole_marks(text: str, marks: Collection[str]) -> list[str]:
+    """The marks in `text` that are not split."""
+    return _any_of(frozenset(marks)).findall(text) if marks else []
+
+
+@lru_cache(maxsize=16)
+def _first_characters(marks: frozenset[str]) -> re.Pattern[str]:
+    """A pattern for the first character of each mark, also of one that begins inside another."""
+    rests = {first: "|".join(sorted(re.escape(mark[1:]) for mark in marks if mark[0] == first)) for first, *_ in marks}
+    return re.compile("|".join(f"{re.escape(first)}(?={rest})" for first, rest in sorted(rests.items())))
+
+
+@lru_cache(maxsize=16)
+def _any_of(marks: frozenset[str]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=lambda mark: (-len(mark), mark))))
+
+
+def _encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The tokens of a text in which some marks are split. Raises ValueError if the tokenizer cannot tell them apart."""
+    apart = _apart(tokenizer, str(tokenizer.chat_template))
+    real = [apart.marks[mark] for mark in whole_marks(text, apart.marks)]
+    text = _any_of(frozenset(apart.marks)).sub(rf"{REAL}\g<0>", text).replace(SPLIT, "")
+    tokens = list(apart.tokenizer.encode(text, add_special_tokens=False).ids)
+    ids = frozenset(apart.marks.values()) - {tokenizer.unk_token_id}  # which words that are not known become
+    if [token for token in tokens if token in ids] != [token for token in real if token in ids]:
+        raise ValueError(f"{_HAS_A_MARK}, which this tokenizer cannot encode as text; take it out")
+    return tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Apart:
+    """A tokenizer whose marks begin with REAL, so that all other text is none."""
+
+    tokenizer: Tokenizer
+    marks: Mapping[str, int]
+
+
+@lru_cache(maxsize=8)
+def _apart(tokenizer: PreTrainedTokenizerBase, template: str) -> _Apart:
+    from tokenizers import Tokenizer  # here, so that importing `common` does not need it
+
+    marks = _marks(tokenizer, template)
+
+    def named(text: str) -> str:
+        return REAL + text if text in marks else text
+
+    made = json.loads(tokenizer.backend_tokenizer.to_str()) | {"post_processor": None}
+    made["added_tokens"] = [token | {"content": named(token["content"])} for token in made["added_tokens"]]
+    model = made["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {named(text): number for text, number in model["vocab"].items()}
+    else:
+        model["vocab"] = [[named(text), score] for text, score in model["vocab"]]
+    if model.get("unk_token"):
+        model["unk_token"] = named(model["unk_token"])
+    try:
+        apart = Tokenizer.from_str(json.dumps(made))
+    except Exception as error:  # the library raises Exception itself
+        raise ValueError(f"{_HAS_A_MARK}, which this tokenizer cannot encode as text: {error}") from None
+    apart.no_truncation()
+    apart.no_padding()
+    return _Apart(tokenizer=apart, marks=marks)
+
+
+_HAS_A_MARK = "the text of a message has that of a special token"
 
 
 def decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:

@@ -10,7 +10,6 @@ from jinja2 import TemplateError
 
 from slipstream.common.records.message import Message
 from slipstream.common.text.chat import Chat, ChatRules, Extension, reply_form
-from slipstream.common.text.codec import encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +41,6 @@ class Tokeniser:
         self._tokenizer = tokenizer
         self._rules = rules
         self._recorded_at_s = recorded_at_s
-        self._encode = encoder(tokenizer)
         self._form = reply_form(tokenizer)
 
     def branches(
@@ -76,7 +74,7 @@ class Tokeniser:
                 branches.append(Branch())
             branches[-1].add(prompt.tokens, learnt=False)
             following = messages[reply + 1].role if reply + 1 < len(messages) else "user"
-            written = self._encode(self._form.write(messages[reply].content, before=following))
+            written = chat.written(self._form.write(messages[reply].content, before=following))
             branches[-1].add(written, learnt=reply >= learn_from and reply not in unlearnt)
             branches[-1].reply_stops[reply] = len(branches[-1].tokens)
             chat.reply(written)

@@ -1,5 +1,9 @@
 """Renders conversations as text with a model's chat template.
 
+Outside text cannot write the marks of a template: whatever a message, a call or a tool has of them is split, which
+`codec` encodes as text. A reply may have those of a thought and of a call, which are the policy's, but none of those
+that begin or end a message. A mark that is plain text in the template cannot be split, so text that has it is refused.
+
 The last prompts are kept, because siblings often have the same history: in the quickstart's actor, three quarters of
 the prompts came before.
 """
@@ -7,17 +11,33 @@ the prompts came before.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from slipstream.common.records.message import Message
-from slipstream.common.text.codec import KEPT_TEXTS, MAX_KEPT_CHARS
+from slipstream.common.text.codec import KEPT_TEXTS, MAX_KEPT_CHARS, end_tokens, marks_of, split_marks, whole_marks
 from slipstream.common.text.prompt_date import dated
+from slipstream.common.text.thought import thought_marks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+REFUSALS = (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, ValueError)  # what templates raise
+_TEXTS = ("a-first-text-4b825dc6", "a-reply-4b825dc6", "a-second-text-4b825dc6")
+_USER, _REPLY, _OTHER = (
+    {"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), _TEXTS, strict=True)
+)
+_PROBES = (
+    [_USER, _REPLY, _OTHER],
+    [_OTHER | {"role": "system"}, _USER],
+    [_USER, _REPLY, _OTHER | {"role": "tool", "tool_call_id": "4b825dc64"}],  # Mistral's ids have nine characters
+)
 
 
 def rendered(
@@ -62,6 +82,87 @@ _kept_prompt = lru_cache(maxsize=KEPT_TEXTS)(_prompt)
 
 
 def _applied(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[Any],
+    template: str,
+    dates: Mapping[str, str],
+    *,
+    to_reply: bool,
+    tools: list[Any] | None,
+) -> str:
+    turns = turn_marks(tokenizer)
+    messages = [
+        {
+            name: _each_text(value, turns.split_reply if is_reply and name == "content" else turns.split)
+            for name, value in message.items()
+        }
+        for message in messages
+        for is_reply in [message["role"] == "assistant"]
+    ]
+    tools = _each_text(tools, turns.split)
+    return _by_template(tokenizer, messages, template, dates, to_reply=to_reply, tools=tools)
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` with each text in it changed, the keys of objects too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_each_text(name, change): _each_text(each, change) for name, each in value.items()}
+    return [_each_text(each, change) for each in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnMarks:
+    """The marks of a template, to be split in texts that are not its own."""
+
+    every: frozenset[str]
+    around: frozenset[str]  # those that the template writes around messages
+    plain: tuple[str, ...]  # what it writes between two messages if no mark is in it
+
+    def split(self, text: str) -> str:
+        """`text` of a world with every mark split. Raises ValueError if it has one that is plain text."""
+        for mark in self.plain:
+            if mark in text:
+                raise ValueError(
+                    f"the text of a message has {mark!r}, with which the chat template ends a message as plain text: "
+                    "it would be read as two; take it out, or use a template whose marks are tokens"
+                )
+        return split_marks(text, self.every)
+
+    def split_reply(self, text: str) -> str:
+        """A reply with the marks split that begin or end a message."""
+        return split_marks(text, self.around)
+
+
+def turn_marks(tokenizer: PreTrainedTokenizerBase) -> TurnMarks:
+    """What a template writes around messages, found by rendering some."""
+    return _turn_marks(tokenizer, str(tokenizer.chat_template))
+
+
+@lru_cache(maxsize=8)
+def _turn_marks(tokenizer: PreTrainedTokenizerBase, template: str) -> TurnMarks:
+    every, around, plain = frozenset(marks_of(tokenizer)), set[str](), dict[str, None]()
+    around |= {str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)} & every
+    for probe in _PROBES:
+        try:
+            named, dates = dated(tokenizer.get_chat_template(), datetime.now(UTC))
+            text = _by_template(tokenizer, probe, named, dates, to_reply=True, tools=None)
+        except REFUSALS:
+            continue
+        around.update(whole_marks(text, every))
+        texts = [message["content"] for message in probe]
+        places = [text.find(each) for each in texts]
+        if sorted(places) != places or places[0] < 0:
+            continue
+        pieces = [text[place + len(each) :] for place, each in zip(places, texts, strict=True)]
+        ends = [piece.partition(after)[0] for piece, after in zip(pieces, [*texts[1:], "\0"], strict=True)]
+        plain |= {end.strip(" "): None for end in ends if end.strip() and not whole_marks(end, every)}
+    of_thoughts = {mark for pair in thought_marks(tokenizer) for mark in pair}
+    return TurnMarks(every=every, around=frozenset(around - of_thoughts), plain=tuple(plain))
+
+
+def _by_template(
     tokenizer: PreTrainedTokenizerBase,
     messages: list[Any],
     template: str,

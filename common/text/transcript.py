@@ -2,8 +2,7 @@
 
 A trajectory contains tokens, not messages. So the chat template is inverted. Rendering a few probes shows what the
 template writes around a message of each role; the prompts are split at these marks; and the messages are rendered again
-by `Chat`. They are accepted only if that gives every recorded prompt, token for token. One ambiguity remains: a text
-that itself contains the marks of the template is read as several messages, as the policy read it.
+by `Chat`. They are accepted only if that gives every recorded prompt, token for token.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
@@ -21,7 +21,7 @@ from jinja2 import TemplateError
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.chat import Chat, ChatRules, Extension
-from slipstream.common.text.codec import ending_tokens
+from slipstream.common.text.codec import SPLIT, encoder, ending_tokens, marks_of, split_marks, whole_marks
 from slipstream.common.text.rendering import rendered
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class _Reader:
         self._tokenizer = tokenizer
         self._rules = rules
         self._today = today
-        self._ending = ending_tokens(tokenizer)
+        self._ending, self._marks = ending_tokens(tokenizer), marks_of(tokenizer)
+        self._encode = encoder(tokenizer)
         marks = _marks(tokenizer, today)
         self._assistant_closings = [mark.closing for mark in marks if mark.role == "assistant"]
         first = _rendered(tokenizer, [Message("user", A)], today)
@@ -189,7 +190,7 @@ class _Reader:
             for role, pattern in self._patterns:
                 found = pattern.match(text, position)
                 if found:
-                    messages.append(Message(role, found[1]))
+                    messages.append(Message(role, found[1].replace(SPLIT, "")))
                     position = found.end()
                     break
             else:
@@ -216,18 +217,24 @@ class _Reader:
 
     def fidelity(self, trajectory: Trajectory, messages: list[Message]) -> Fidelity:
         """How exactly `messages`, rendered as a whole, give the recorded tokens."""
-        whole = self._encoded(_rendered(self._tokenizer, messages, self._today))
+        whole = self._encode(_rendered(self._tokenizer, messages, self._today))
         recorded = trajectory.token_array().tolist()
         return Fidelity.TOKENS if whole[: len(recorded)] == recorded else Fidelity.PROMPTS
 
     def _as_decoded(self, text: str) -> str:
-        return self._decoded(self._encoded(text))
+        return self._decoded(self._encode(text))
 
     def _decoded(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens))
-
-    def _encoded(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        """The text of `tokens`, with the marks split that are text and no token."""
+        text, real = str(self._tokenizer.decode(tokens)), frozenset(self._marks.values())
+        if len(whole_marks(text, self._marks)) == sum(token in real for token in tokens):
+            return text
+        runs = ((is_mark, list(run)) for is_mark, run in groupby(tokens, key=real.__contains__))
+        return "".join(
+            decoded if is_mark else split_marks(decoded, self._marks)
+            for is_mark, run in runs
+            for decoded in [str(self._tokenizer.decode(run))]
+        )
 
 
 def _prompts(trajectory: Trajectory) -> list[_Prompt]:

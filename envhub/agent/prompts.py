@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from slipstream.common.text.chat import MARK, end_of_turn_text
-from slipstream.common.text.codec import encoder, end_tokens, ending_tokens
-from slipstream.common.text.rendering import rendered
+from slipstream.common.text.codec import encoder, end_tokens, ending_tokens, following
+from slipstream.common.text.rendering import rendered, turn_marks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,7 +54,7 @@ class Prompts:
     def tokens(self, text: str) -> list[int]:
         """Return the tokens of a prompt: those of the longest known text that it begins with, and the rest encoded."""
         begun = max((known for known in self._known if text.startswith(known)), key=len, default="")
-        return self._known.get(begun, []) + self._encode(text[len(begun) :])
+        return self._known.get(begun, []) + following(self._encode, text[len(begun) :], after=begun)
 
     def answer(self, tokens: Sequence[int]) -> str:
         """Return the text of a sampled answer, without its end-of-turn token."""
@@ -70,7 +70,8 @@ class Prompts:
 
     def remember(self, text: str, prompt: list[int], tokens: list[int], *, written: str, shown: str) -> None:
         """Remember that `tokens`, the text `written`, answered the prompt `text`, and that the agent gets `shown`."""
-        is_ended = self._is_ended(tokens)
+        is_ended, split = self._is_ended(tokens), turn_marks(self._tokenizer).split_reply
+        written, shown = split(written), split(shown)
         self._known[text + written] = prompt + (tokens[:-1] if is_ended else tokens)
         end = str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) if is_ended else ""
         closing = [] if is_ended and self._end_of_turn.endswith(end) else self._encode(self._end_of_turn)
@@ -109,7 +110,7 @@ class Prompts:
         whole = by_mark  # a template that writes a name in another way than this gives no prompt that begins so
         for call, mark in zip(calls, marks, strict=True):
             whole = whole.replace(mark, call["function"]["name"])
-        begun = text.rstrip()
+        begun, written = text.rstrip(), turn_marks(self._tokenizer).split_reply(written)
         shown, is_followed, _ = whole.removeprefix(begun).partition(MARK)
         ends = [(shown.rindex(end) + len(end), end) for end in self._ends if end in shown]
         if not (whole.startswith(begun) and is_followed and ends):

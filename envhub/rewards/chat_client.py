@@ -22,7 +22,7 @@ import msgspec
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.wire import MALFORMED
-from slipstream.common.text.chat import THOUGHT_MARKS
+from slipstream.common.text.thought import THOUGHT_MARKS
 from slipstream.envhub.env import EnvError
 
 MAX_REPLY_BYTES = 1 << 20

@@ -37,8 +37,8 @@ from slipstream.common.records.trajectory import (
     encode_trajectory,
 )
 from slipstream.common.text.action_format import format_of
-from slipstream.common.text.chat import THOUGHT_MARKS, ReplyForm, reply_form
-from slipstream.common.text.codec import end_tokens
+from slipstream.common.text.chat import ReplyForm, reply_form
+from slipstream.common.text.thought import without_thought
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import Answered
 from slipstream.tools.data.chat_file import ChatServer, read_chat_file
@@ -175,8 +175,8 @@ class Served(Sampler):
         if answered.is_cut:
             raise EngineError("the answer was cut off at `max_tokens` of `request`; raise it")
         room = min(sampling.max_turn_tokens, self.max_tokens - len(tokens))
-        reply = self._completion(self._with_thought(answered), room=room)
-        self.answers.append(_without_thought(answered.text))
+        reply = self._completion(self._with_thought(answered), prompt=tokens, room=room)
+        self.answers.append(without_thought(answered.text, prompt="", marks=self.form.thoughts).lstrip())
         return reply
 
     def _conversation(self) -> list[dict[str, Any]]:
@@ -192,13 +192,13 @@ class Served(Sampler):
         if not answered.reasoning.strip():
             return answered.text
         template = str(self.tokenizer.chat_template)
-        opening, closing = next((marks for marks in THOUGHT_MARKS if marks[0] in template), THOUGHT_MARKS[0])
+        opening, closing = next((marks for marks in self.form.thoughts if marks[0] in template), self.form.thoughts[0])
         return f"{opening}\n{answered.reasoning.strip()}\n{closing}\n\n{answered.text}"
 
-    def _completion(self, content: str, *, room: int) -> Completion:
+    def _completion(self, content: str, *, prompt: list[int], room: int) -> Completion:
         """The reply in tokens. Raises EngineError if the model cannot write it, or it does not fit."""
         try:
-            reply = completion_of(self.tokenizer, self.form.write(content))
+            reply = completion_of(self.tokenizer, self.form.write(content), prompt=prompt)
         except ValueError as error:
             raise EngineError(f"the model's template cannot write the answer: {error}") from None
         if len(reply.tokens) > room:
@@ -206,16 +206,9 @@ class Served(Sampler):
                 f"an answer of {len(reply.tokens)} tokens, with {room} left; raise sampling.max_turn_tokens and "
                 "model.max_tokens"
             )
-        if end_tokens(self.tokenizer).intersection(reply.tokens[:-1]):
+        if self.form.turns.split_reply(content) != content:
             raise EngineError("the answer has the text of a mark that ends a turn")
         return reply
-
-
-def _without_thought(text: str) -> str:
-    for opening, closing in THOUGHT_MARKS:
-        if text.lstrip().startswith(opening):
-            return text.partition(closing)[2].lstrip()
-    return text
 
 
 def _attempt(config: Config, task: Task, *, group_id: int, member: int, server: ChatServer) -> Attempt:

@@ -72,7 +72,7 @@ class Retracer:
             reply = self._replies[turn]
         else:
             reply = await expert_reply(self._env, self._format, self._action(turn))
-        return completion_of(self._tokenizer, self._form.write(reply))
+        return completion_of(self._tokenizer, self._form.write(reply), prompt=tokens)
 
     def _action(self, turn: int) -> str:
         right = self._env.expert()

@@ -31,6 +31,7 @@ from slipstream.common.records import archive
 from slipstream.common.records.trajectory import Provenance, Sampling, Task, Trajectory, VersionSpan
 from slipstream.common.text.action_format import PREDICTION, ActionFormat, format_of, predicts
 from slipstream.common.text.chat import reply_form
+from slipstream.common.text.codec import CONTEXT_TOKENS, decoder, encoder, following
 from slipstream.common.text.tokenizer import check_renders
 from slipstream.common.text.tokenizer import load_tokenizer as tokenizer_of
 from slipstream.envhub.catalogue import make_env
@@ -156,7 +157,8 @@ class NoisyExpert:
         chance = random.Random(seed)
         choices = self._env.admissible()
         action = chance.choice(choices) if choices and chance.random() < self._noise else self._env.expert()
-        return completion_of(self._tokenizer, self._form.write(await expert_reply(self._env, self._format, action)))
+        written = self._form.write(await expert_reply(self._env, self._format, action))
+        return completion_of(self._tokenizer, written, prompt=tokens)
 
 
 async def expert_reply(env: Env, action_format: ActionFormat, action: str) -> str:
@@ -174,9 +176,10 @@ async def expert_reply(env: Env, action_format: ActionFormat, action: str) -> st
     return f"{PREDICTION.write(' '.join(words[:MAX_PREDICTED_WORDS]))} {written}"
 
 
-def completion_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Completion:
-    """`text` as if a policy had written it, with log-probabilities of 0."""
-    written = list(tokenizer.encode(text, add_special_tokens=False))
+def completion_of(tokenizer: PreTrainedTokenizerBase, text: str, *, prompt: list[int]) -> Completion:
+    """`text` as if a policy had written it after `prompt`, with log-probabilities of 0."""
+    tail = decoder(tokenizer)(prompt[-CONTEXT_TOKENS:])
+    written = following(encoder(tokenizer), text, after=tail)
     return Completion(
         tokens=written,
         logprobs=[0.0] * len(written),

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from slipstream.common.records.message import Message
 from slipstream.common.text.chat import Chat
 from slipstream.common.text.codec import KEPT_TEXTS, MAX_KEPT_CHARS, encoder
+from slipstream.common.text.rendering import turn_marks
 from tests.common.text.small_tokenizer import CHATML, END, merging_tokenizer
 
 EVERYTHING = "{{ strftime_now('%Y') }}{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + CHATML
@@ -23,6 +24,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 @pytest.fixture
 def renderings(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The conversations that the chat template renders from now on."""
+    turn_marks(tokenizer)  # renders some of its own, once
     found, apply = list[Any](), tokenizer.apply_chat_template
 
     def noted(messages: list[dict[str, str]], **arguments: Any) -> object:
