@@ -112,6 +112,11 @@ class Chat:
         return self._reply
 
     @property
+    def text(self) -> str:
+        """The conversation up to the last prompt, as the template renders it."""
+        return self._text
+
+    @property
     def answer(self) -> str:
         """The last reply without the thought that it begins with; empty if that thought never ended."""
         return self.answer_of(self._reply)

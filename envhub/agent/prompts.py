@@ -7,15 +7,18 @@ or the chat template rewrites an answer, the text differs from there on, and it 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-
-from jinja2 import TemplateError
 
 from slipstream.common.text.chat import MARK, end_of_turn_text
 from slipstream.common.text.codec import encoder, end_tokens, ending_tokens, following
-from slipstream.common.text.rendering import rendered, turn_marks
+from slipstream.common.text.rendering import REFUSALS, rendered, turn_marks
+from slipstream.envhub.agent.request import with_objects
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,6 +36,7 @@ class Prompts:
         self._encode = encoder(tokenizer)
         self._ending = ending_tokens(tokenizer)
         self._ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)]
+        self._takes = _taken(tokenizer, str(tokenizer.chat_template))
         self._known: dict[str, list[int]] = {}  # the tokens of each text that ends with an answer
         try:
             self._end_of_turn = end_of_turn_text(tokenizer)
@@ -46,9 +50,13 @@ class Prompts:
 
         Raises ValueError if the template refuses it.
         """
+        if not self._takes.json:
+            messages = with_objects(messages)
+        if not self._takes.none:
+            messages = [{**message, "content": message.get("content") or ""} for message in messages]
         try:
             return rendered(self._tokenizer, messages, today=self._today, to_reply=to_reply, tools=tools)
-        except (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        except (*REFUSALS, RecursionError) as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
 
     def tokens(self, text: str) -> list[int]:
@@ -127,6 +135,29 @@ class Prompts:
 
     def _is_ended(self, tokens: Sequence[int]) -> bool:
         return bool(tokens) and tokens[-1] in self._ending
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """What a chat template takes of a message with calls, as an agent sends it."""
+
+    json: bool  # arguments as JSON in a string, which it shows as they are
+    none: bool  # no content, which it does not show as the word None
+
+
+@lru_cache(maxsize=8)
+def _taken(tokenizer: PreTrainedTokenizerBase, template: str) -> Taken:
+    for is_json in (True, False):
+        arguments = {"a": MARK}
+        function = {"name": "a", "arguments": json.dumps(arguments) if is_json else arguments}
+        call = {"id": "4b825dc64", "type": "function", "function": function}
+        for content in (None, ""):
+            answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+            with suppress(*REFUSALS):
+                text = rendered(tokenizer, [{"role": "user", "content": "a"}, answer], today=datetime.now(UTC))
+                if not is_json or json.dumps(arguments) in text:
+                    return Taken(json=is_json, none=content is None and "None" not in text)
+    return Taken(json=False, none=False)
 
 
 def _bare(text: str) -> str:

@@ -7,7 +7,7 @@ one with a field that is unknown.
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -264,13 +264,16 @@ def _template_message(message: dict[str, Any]) -> dict[str, Any]:
     if role not in ROLES:
         raise ValueError(f"the role of a message must be one of {', '.join(ROLES)}, got {_short(role)}")
     passed = {name: message[name] for name in PASSED_ON if message.get(name) is not None}
-    passed["content"] = _text_of(message.get("content"))
+    if role != "assistant" or message.get("content") is not None:
+        passed["content"] = _text_of(message.get("content"))
+    elif "content" in message:
+        passed["content"] = None  # a template may ask for it: an answer of calls has no text, not even an empty one
     if "tool_calls" in passed:
         try:
             calls = msgspec.convert(passed["tool_calls"], type=list[dict[str, Any]])
         except MALFORMED as error:
             raise ValueError(f"tool_calls of a message must be a list of objects: {error}") from error
-        passed["tool_calls"] = [_with_object(call) for call in calls]
+        passed["tool_calls"] = [_with_valid_arguments(call) for call in calls]
     return {"role": ROLES[role], **passed}
 
 
@@ -287,13 +290,29 @@ def _text_of(content: Any) -> str:
     return "".join(texts)
 
 
+def _with_valid_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": valid_json(function["arguments"])}}
+
+
+def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the arguments of calls as objects, for templates that do not take JSON in a string."""
+    return [
+        {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else dict(message)
+        for message in messages
+    ]
+
+
 def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call whose arguments are an object, as templates render it, and not JSON in a string."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(valid_json(function["arguments"]))
+        arguments = json.loads(function["arguments"])
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}}

@@ -14,6 +14,7 @@ from slipstream.common.process.run_dir import RunDir, write_json, write_whole
 from slipstream.common.process.shutdown import Shutdown, die_with_parent
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.dialogue import Tokeniser
+from slipstream.common.text.pieces import UnknownWords
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.fit_rows import Sample, read_samples
 from slipstream.tools.run.check_input import check_model_folder
@@ -106,12 +107,16 @@ def _examples(
     from slipstream.learner.batch.examples import longest
     from slipstream.tools.run.prepare import load_tokenizer  # it imports transformers
 
+    tokenizer = load_tokenizer(Path(config.model.path), config.model)
     tokeniser = Tokeniser(
-        load_tokenizer(Path(config.model.path), config.model),
+        tokenizer,
         rules=ChatRules.of(config.model),
         recorded_at_s=Path(data).stat().st_mtime,  # the same on every rank, and for a run that is resumed
     )
-    parts_read = []
+    parts_read, words = [], UnknownWords(tokenizer=tokenizer)
+    for sample in parts[0]:
+        words.count("\n".join(message.content for side in sample.sides for message in side.messages))
+    words.check(f"`--data` {data}")
     for part in parts:
         read = [example for sample in part if (example := _example(sample, tokeniser, goal, left_out)) is not None]
         short = [example for example in read if longest(example) <= config.model.max_tokens]

@@ -5,11 +5,14 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.text.chat import Chat
 from slipstream.common.text.dialogue import Tokeniser
+from slipstream.common.text.pieces import UnknownWords, check_pieces
 from tests.common.text.chat_templates import CALLERS, family_tokenizer
 from tests.common.text.sentence_piece import FAMILIES, sentence_piece
+from tests.common.text.small_tokenizer import shop_tokenizer
 
 ASK, REPLY, ANSWER = (
     Message("user", "Where is it?"),
@@ -121,3 +124,33 @@ def test_sentence_piece_splits_the_marks_of_a_text(family: str) -> None:
     expected = Chat(tokenizer).open((Message("user", "go"),))
     assert [token for token in tokens if token in special] == [token for token in expected if token in special]
     assert "\ufdd0" not in tokenizer.decode(tokens) and forged in tokenizer.decode(tokens)
+
+
+# --- What is checked at the start.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_of_sentence_piece_is_exact_in_pieces(family: str) -> None:
+    check_pieces(sentence_piece(family))
+
+
+def test_a_template_whose_pieces_merge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = sentence_piece("never")
+    monkeypatch.setattr(
+        tokenizer,
+        "chat_template",
+        "{% for m in messages %}{{ 'U ' if m.role == 'user' else 'A ' }}{{ m.content }}</s>{% endfor %}"
+        "{{ 'A ' if add_generation_prompt }}",
+    )
+    with pytest.raises(ConfigError, match="cannot be used turn by turn: the prompt has the tokens"):
+        check_pieces(tokenizer)
+
+
+def test_words_that_a_tokenizer_lacks_are_counted_and_refused_above_a_share() -> None:
+    words = UnknownWords(tokenizer=shop_tokenizer())
+    words.count("find plain dress " * 100 + "find zeppelin")
+    words.check("the rows")
+    words.count("zeppelin aerostat zeppelin")
+    assert words.words == {"zeppelin": 3, "aerostat": 1}
+    with pytest.raises(ConfigError, match=r"no token for 4 of the 305 in the rows, such as 'zeppelin', 'aer"):
+        words.check("the rows")
