@@ -25,8 +25,14 @@ NUM_SHOWN = 5
 
 
 def check_pieces(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ConfigError if a reply or an answer has other tokens where it is added than in the whole conversation."""
-    chat = Chat(tokenizer)
+    """Raise ConfigError if a reply or an answer has other tokens where it is added than in the whole conversation.
+
+    So does a template whose thoughts cannot be told from answers.
+    """
+    try:
+        chat = Chat(tokenizer)
+    except ValueError as error:
+        raise ConfigError(f"`model.path` {tokenizer.name_or_path}: {error}") from None
     try:
         pieces = {"the prompt": chat.open((ASK,))}
         pieces["a reply"] = chat.written(reply_form(tokenizer).write(REPLY))

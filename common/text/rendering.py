@@ -158,7 +158,7 @@ def _turn_marks(tokenizer: PreTrainedTokenizerBase, template: str) -> TurnMarks:
         pieces = [text[place + len(each) :] for place, each in zip(places, texts, strict=True)]
         ends = [piece.partition(after)[0] for piece, after in zip(pieces, [*texts[1:], "\0"], strict=True)]
         plain |= {end.strip(" "): None for end in ends if end.strip() and not whole_marks(end, every)}
-    of_thoughts = {mark for pair in thought_marks(tokenizer) for mark in pair}
+    of_thoughts = {mark for pair in thought_marks(tokenizer) for text in pair for mark in whole_marks(text, every)}
     return TurnMarks(every=every, around=frozenset(around - of_thoughts), plain=tuple(plain))
 
 

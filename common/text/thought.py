@@ -22,48 +22,47 @@ THOUGHT_MARKS: Sequence[Pair] = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
     ("◁think▷", "◁/think▷"),  # Kimi
-    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),  # gpt-oss
 )
-# Granite 3.2: plain text, which counts where the template has it.
+# Granite 3.2's are plain text, which counts where the template asks for it.
 PLAIN_MARKS: Sequence[Pair] = (
     ("Here is my thought process:", "Here is my response:"),
     ("Here's my thought process:", "Here's my response:"),
 )
-_LOOKS_LIKE_ONE = re.compile(r"think|thought|reason", re.IGNORECASE)
+_HARMONY = "<|channel|>"
+_TAG = re.compile(r"<[^<>\s'\"{}]*(?:think|thought|reason)[^<>\s'\"{}]*>", re.IGNORECASE)
 _ENDS = (("begin", "end"), ("start", "end"), ("START", "END"), ("BEGIN", "END"), ("prefix", "suffix"))
 
 
 def thought_marks(tokenizer: PreTrainedTokenizerBase) -> Sequence[Pair]:
-    """The marks with which replies of this model may begin and end a thought.
+    """The marks with which replies of this model may begin and end a thought: those known, and those of its template.
 
-    Raises ValueError for a template with a mark of a thought whose end is not known.
+    Raises ValueError for a template whose thoughts cannot be told from answers.
     """
-    return _thought_marks(tokenizer, str(tokenizer.chat_template))
+    return _thought_marks(str(tokenizer.chat_template))
 
 
 @lru_cache(maxsize=8)
-def _thought_marks(tokenizer: PreTrainedTokenizerBase, template: str) -> Sequence[Pair]:
-    plain = [pair for pair in PLAIN_MARKS if all(mark in template for mark in pair)]
-    texts = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    known, found = "".join(map("".join, THOUGHT_MARKS)), list[Pair]()
-    for text in sorted(texts):
-        if text in template and _LOOKS_LIKE_ONE.search(text) and text not in known:
-            ends = {text[0] + "/" + text[1:], *(text.replace(*words) for words in _ENDS)} - {text}
-            found += [(text, end) for end in sorted(ends & texts)]
-    lone = [
-        text
-        for text in sorted(texts)
-        if text in template
-        and _LOOKS_LIKE_ONE.search(text)
-        and text not in known
-        and not any(text in pair for pair in found)
-    ]
-    if lone:
+def _thought_marks(template: str) -> Sequence[Pair]:
+    if _HARMONY in template:
         raise ValueError(
-            f"the chat template has {lone[0]!r}, which looks like the mark of a thought, and no token that ends it is "
-            "known; use a template without thoughts"
+            f"the chat template writes channels ({_HARMONY}, as gpt-oss): it refuses a reply with its thought, so a "
+            "conversation cannot continue after one; use another template"
         )
-    return (*THOUGHT_MARKS, *plain, *found)
+    plain = PLAIN_MARKS if all(mark in template for mark in PLAIN_MARKS[0]) else ()
+    known = [pair for pair in THOUGHT_MARKS if any(mark in template for mark in pair)]
+    tags = dict.fromkeys(_TAG.findall(template))
+    found = [(tag, end) for tag in tags for end in _ends_of(tag) if end in tags]
+    if tags and not (known or found or plain):
+        raise ValueError(
+            f"the chat template has {next(iter(tags))!r}, which looks like the mark of a thought, and no mark that "
+            "ends one: a thought could not be told from an answer; use a template without thoughts"
+        )
+    return (*THOUGHT_MARKS, *plain, *(pair for pair in found if pair not in THOUGHT_MARKS))
+
+
+def _ends_of(tag: str) -> list[str]:
+    """How the mark may be written that ends a thought which begins with `tag`."""
+    return [f"{tag[0]}/{tag[1:]}", *(tag.replace(*words) for words in _ENDS if words[0] in tag)]
 
 
 def open_thought(reply: str, *, prompt: str, marks: Sequence[Pair] = THOUGHT_MARKS) -> str:

@@ -1,5 +1,7 @@
 """Eight families of chat templates: no sampled token is encoded again, and every branch has a reason."""
 
+import asyncio
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,15 +9,19 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from slipstream.actors.episode.thought_limit import ThoughtLimit
 from slipstream.actors.host.rehearse import check_template
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
+from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.chat import Chat, ChatRules, reply_form
 from slipstream.common.text.codec import decoder
 from slipstream.common.text.dialogue import Tokeniser
+from slipstream.common.text.pieces import check_pieces
 from slipstream.common.text.rendering import rendered
 from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root, with_arguments
+from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from slipstream.tools.run.prepare import demonstrate
 from tests.common.text.chat_templates import FAMILIES, family_tokenizer
 
@@ -326,3 +332,68 @@ def test_a_template_that_refuses_the_conversation_is_named_with_its_cure_before_
 def test_a_setting_of_the_template_that_cannot_be_is_refused(override: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load_config(None, [override])
+
+
+# --- Thoughts, by the marks of a family.
+
+SPEAKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+)
+THOUGHTS = {
+    "deepseek": ("<think>", "</think>", SPEAKS),
+    "magistral": ("[THINK]", "[/THINK]", SPEAKS),
+    "seed": ("<seed:think>", "</seed:think>", SPEAKS),
+    "gemma 4": ("<|channel>thought\n", "<channel|>", SPEAKS + "{{ '<|think|><channel|>' if enable_thinking }}"),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", SPEAKS),
+    "command": ("<|START_THINKING|>", "<|END_THINKING|>", SPEAKS),
+    "kimi": ("◁think▷", "◁/think▷", SPEAKS),
+    "granite": (
+        "Here is my thought process:",
+        "Here is my response:",
+        "Write 'Here is my thought process:' and 'Here is my response:'" + SPEAKS,
+    ),
+    "a pair of the template": ("<reason>", "</reason>", SPEAKS + "{# <reason> and </reason> #}"),
+    "begin and end": (
+        "<|begin_of_thought|>",
+        "<|end_of_thought|>",
+        SPEAKS + "{# <|begin_of_thought|> <|end_of_thought|> #}",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", THOUGHTS)
+def test_a_thought_of_any_family_is_no_action_and_is_closed(family: str, tmp_path: Path) -> None:
+    opening, closing, template = THOUGHTS[family]
+    tokenizer = family_tokenizer("qwen2.5", tmp_path)
+    tokenizer.chat_template = template
+    chat, encode = Chat(tokenizer), encode_with(tokenizer)
+    prompt = chat.open((ASK,))
+    chat.reply(encode(f"{opening}click[a]{closing}click[b]<|im_end|>"))
+    assert chat.answer.strip() == "click[b]"
+    engine = ScriptedEngine(
+        lambda tokens, seed: encode(f"{opening} one two three four" if tokens == prompt else "click[b]<|im_end|>"),
+        policy_version=1,
+        schedule=Schedule(token_time_s=0.0),
+        max_tokens=1000,
+    )
+    limited = ThoughtLimit(engine, tokenizer, max_thought_tokens=len(encode(opening)) + 3, max_tokens=1000)
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=200)
+    completion = asyncio.run(limited.generate(prompt, sampling))
+    assert tokenizer.decode(completion.tokens) == f"{opening} on{closing}click[b]<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ("{# <|thinking|> #}" + SPEAKS, "has '<|thinking|>', which looks like the mark of a thought"),
+        ("{# <|channel|>final<|message|> #}" + SPEAKS, "it refuses a reply with its thought"),
+    ],
+)
+def test_a_template_whose_thoughts_cannot_be_told_is_refused_at_the_start(
+    template: str, complaint: str, tmp_path: Path
+) -> None:
+    tokenizer = family_tokenizer("qwen2.5", tmp_path)
+    tokenizer.chat_template = template
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        check_pieces(tokenizer)
