@@ -108,8 +108,9 @@ def whole_marks(text: str, marks: Collection[str]) -> list[str]:
 @lru_cache(maxsize=16)
 def _first_characters(marks: frozenset[str]) -> re.Pattern[str]:
     """A pattern for the first character of each mark, also of one that begins inside another."""
-    rests = {first: "|".join(sorted(re.escape(mark[1:]) for mark in marks if mark[0] == first)) for first, *_ in marks}
-    return re.compile("|".join(f"{re.escape(first)}(?={rest})" for first, rest in sorted(rests.items())))
+    firsts = sorted({mark[0] for mark in marks})
+    rests = {first: "|".join(sorted(re.escape(mark[1:]) for mark in marks if mark[0] == first)) for first in firsts}
+    return re.compile("|".join(f"{re.escape(first)}(?={rest})" for first, rest in rests.items()))
 
 
 @lru_cache(maxsize=16)

@@ -27,7 +27,7 @@ NUM_SHOWN = 5
 def check_pieces(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ConfigError if a reply or an answer has other tokens where it is added than in the whole conversation.
 
-    So does a template whose thoughts cannot be told from answers.
+    So does a template whose thoughts cannot be distinguished from answers.
     """
     try:
         chat = Chat(tokenizer)

@@ -36,7 +36,7 @@ _ENDS = (("begin", "end"), ("start", "end"), ("START", "END"), ("BEGIN", "END"),
 def thought_marks(tokenizer: PreTrainedTokenizerBase) -> Sequence[Pair]:
     """The marks with which replies of this model may begin and end a thought: those known, and those of its template.
 
-    Raises ValueError for a template whose thoughts cannot be told from answers.
+    Raises ValueError for a template whose thoughts cannot be distinguished from answers.
     """
     return _thought_marks(str(tokenizer.chat_template))
 
@@ -55,7 +55,7 @@ def _thought_marks(template: str) -> Sequence[Pair]:
     if tags and not (known or found or plain):
         raise ValueError(
             f"the chat template has {next(iter(tags))!r}, which looks like the mark of a thought, and no mark that "
-            "ends one: a thought could not be told from an answer; use a template without thoughts"
+            "ends one: a thought could not be distinguished from an answer; use a template without thoughts"
         )
     return (*THOUGHT_MARKS, *plain, *(pair for pair in found if pair not in THOUGHT_MARKS))
 

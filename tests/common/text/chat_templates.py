@@ -401,8 +401,32 @@ FAMILIES = {
     ),
 }
 
+# Tokens around a message, and marks of their own around a thought, which stays where it was.
+SEED = """{% for message in messages %}<seed:bos>{{ message.role }}
+{{ message.content }}<seed:eos>{% endfor %}
+{%- if add_generation_prompt %}<seed:bos>assistant
+{% endif %}{# <seed:think> #}"""
 
-# Those whose templates the tests of calls need, beside the eight above.
+# Thoughts are dropped from all earlier replies, and contents trimmed. The prompt closes an empty thought.
+GEMMA4 = """{{ bos_token }}{% for message in messages %}
+{%- set role = 'model' if message.role == 'assistant' else message.role %}<|turn>{{ role }}
+{{ message.content.split('<channel|>')[-1] | trim }}<turn|>
+{% endfor %}
+{%- if add_generation_prompt %}<|turn>model
+{{ '' if enable_thinking else '<|channel>thought\\n<channel|>' }}{% endif %}{# <|think|> #}"""
+
+# Each role has tokens of its own.
+APERTUS = """<s>{% for message in messages %}<|{{ message.role }}_start|>{{ message.content }}<|{{ message.role }}_end|>
+{%- endfor %}{% if add_generation_prompt %}<|assistant_start|>{% endif %}{# <|inner_prefix|> #}"""
+
+KIMI = """{% for message in messages %}
+{%- set begins = {'system': '<|im_system|>', 'tool': '<|im_system|>', 'user': '<|im_user|>'} %}
+{{- begins[message.role] if message.role in begins else '<|im_assistant|>' }}{{ message.role }}<|im_middle|>
+{{- message.content }}<|im_end|>{% endfor %}
+{%- if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}{# ◁think▷ #}"""
+
+
+# Those whose templates the tests of calls and of other texts need, beside the eight above.
 CALLERS = FAMILIES | {
     "phi4-mini": Family(
         template=PHI4_MINI,
@@ -426,6 +450,22 @@ CALLERS = FAMILIES | {
             "<｜tool▁output▁begin｜>",
             "<｜tool▁output▁end｜>",
         ),
+    ),
+    "seed-oss": Family(template=SEED, special=("<seed:eos>", "<seed:eos>", "<seed:bos>")),
+    "gemma4": Family(template=GEMMA4, special=("<eos>", "<turn|>", "<bos>", "<|turn>", "<|channel>", "<channel|>")),
+    "apertus": Family(
+        template=APERTUS,
+        special=(
+            "</s>",
+            "<|assistant_end|>",
+            "<s>",
+            *(f"<|{role}_{end}|>" for role in ("system", "user", "tool") for end in ("start", "end")),
+            "<|assistant_start|>",
+        ),
+    ),
+    "kimi": Family(
+        template=KIMI,
+        special=("[EOS]", "<|im_end|>", "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"),
     ),
     "granite4": Family(
         template=GRANITE4,
