@@ -82,7 +82,8 @@ class Prompts:
         written, shown = split(written), split(shown)
         self._known[text + written] = prompt + (tokens[:-1] if is_ended else tokens)
         end = str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) if is_ended else ""
-        closing = [] if is_ended and self._end_of_turn.endswith(end) else self._encode(self._end_of_turn)
+        is_closed = is_ended and self._end_of_turn.endswith(end)
+        closing = [] if is_closed else following(self._encode, self._end_of_turn, after=text + shown)
         self._known[text + shown + self._end_of_turn] = prompt + tokens + closing
 
     def remember_message(

@@ -1,15 +1,22 @@
 """A piece of a conversation has the tokens that it has in the whole; no text of a world is a token of a template."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from slipstream.actors.episode.thought_limit import ThoughtLimit
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
-from slipstream.common.text.chat import Chat
+from slipstream.common.records.trajectory import Sampling
+from slipstream.common.text.chat import Chat, reply_form
+from slipstream.common.text.codec import encoder, following
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.pieces import UnknownWords, check_pieces
+from slipstream.envhub.agent.prompts import Prompts
+from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from slipstream.tools.run.prepare import completion_of
 from tests.common.text.chat_templates import CALLERS, family_tokenizer
 from tests.common.text.sentence_piece import FAMILIES, sentence_piece
 from tests.common.text.small_tokenizer import shop_tokenizer
@@ -155,3 +162,42 @@ def test_words_that_a_tokenizer_lacks_are_counted_and_refused_above_a_share() ->
     assert words.words == {"zeppelin": 3, "aerostat": 1}
     with pytest.raises(ConfigError, match=r"no token for 4 of the 305 in the rows, such as 'zeppelin', 'aer"):
         words.check("the rows")
+
+
+# --- The other places where a piece begins.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_agents_second_prompt_has_the_tokens_of_the_whole(family: str) -> None:
+    tokenizer = sentence_piece(family)
+    prompts, sent = Prompts(tokenizer, started_at_s=0.0), [{"role": "user", "content": ASK.content}]
+    text = prompts.rendered(sent, [])
+    prompt = prompts.tokens(text)
+    answer = following(encoder(tokenizer), reply_form(tokenizer).write(REPLY.content), after=text)
+    written = prompts.answer(answer)
+    prompts.remember(text, prompt, answer, written=written, shown=written)
+    message = {"role": "assistant", "content": written}
+    prompts.remember_message(sent, message, [], text=text, prompt=prompt, tokens=answer, written=written)
+    again = [*sent, message, {"role": "user", "content": ANSWER.content}]
+    tokens = prompts.tokens(prompts.rendered(again, []))
+    assert tokens[: len(prompt) + len(answer)] == prompt + answer
+    assert tokens == whole(tokenizer, ASK, REPLY, ANSWER)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_forced_mark_and_a_written_action_continue_the_text_before_them(family: str) -> None:
+    tokenizer = sentence_piece(family)
+    encode, prompt = encoder(tokenizer), Chat(tokenizer).open((ASK,))
+    engine = ScriptedEngine(
+        lambda tokens, seed: following(encode, "<think> one two three", after=tokenizer.decode(tokens)),
+        policy_version=1,
+        schedule=Schedule(token_time_s=0.0),
+        max_tokens=1000,
+    )
+    limited = ThoughtLimit(engine, tokenizer, max_thought_tokens=5, max_tokens=1000)
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=12)
+    completion = asyncio.run(limited.generate(prompt, sampling))
+    assert tokenizer.decode(completion.tokens).startswith("<think> one two</think>")
+    assert completion.tokens[5:8] == encode("two</think>")[-3:]
+    written = completion_of(tokenizer, reply_form(tokenizer).write(REPLY.content), prompt=prompt).tokens
+    assert prompt + written == whole(tokenizer, ASK, REPLY, to_reply=False)[: len(prompt + written)]
