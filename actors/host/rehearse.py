@@ -23,7 +23,7 @@ from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import ACT, ToolCalls, format_of, marks_of
 from slipstream.common.text.chat import Chat, ChatRules
 from slipstream.common.text.codec import encoder
-from slipstream.common.text.pieces import UnknownWords, check_pieces
+from slipstream.common.text.pieces import check_pieces, check_words
 from slipstream.envhub.catalogue import DRIVING
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.rewards.part import own_judges, reward_parts
@@ -99,7 +99,7 @@ async def _first_observation(run: Config, label: str) -> tuple[Observation, list
 
 def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTokenizerBase") -> None:
     action_format, chat = format_of(run.env), Chat(tokenizer, rules=ChatRules.of(run.model))
-    messages, words = with_instructions(tuple(first.messages), action_format), UnknownWords(tokenizer=tokenizer)
+    messages = with_instructions(tuple(first.messages), action_format)
     calls = isinstance(action_format, ToolCalls)
     tools = (first.tools or (ACT,)) if calls else ()
     result = Message("tool" if calls else "user", "b")
@@ -110,7 +110,7 @@ def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTok
                 "needs; choose a model that calls tools, or another format"
             )
         chat.open(messages, tools=tools)
-        words.count(chat.text)
+        check_words(tokenizer, [chat.text], where=f"the first prompt of `env.name` {name}")
         chat.reply(encoder(tokenizer)("a"))
         chat.extend((result,))
     except ConfigError:
@@ -118,7 +118,6 @@ def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTok
     except (TemplateError, TypeError, ValueError) as error:  # TypeError: a template that misses a field of a message
         spoken = (*messages, Message("assistant", "a"), result)
         raise _refused(run, tokenizer, f"the conversation of `env.name` {name}", spoken, error) from error
-    words.check(f"the first prompt of `env.name` {name}")
 
 
 def _refused(

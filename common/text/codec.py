@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,22 +44,16 @@ def _kept_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], tuple[i
 
 def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     """As `encoder`, of a fast tokenizer directly: the wrapper of transformers takes twice as long as the tokenizer."""
-    if not tokenizer.is_fast:
-
-        def slowly(text: str) -> list[int]:
-            if SPLIT in text:
-                raise ValueError(f"{_HAS_A_MARK}, and this tokenizer is not a fast one, which could encode it as text")
-            return list(tokenizer.encode(text, add_special_tokens=False))
-
-        return slowly
-    fast = tokenizer.backend_tokenizer
-    # transformers does this before each call: a tokenizer.json may turn either on.
-    fast.no_truncation()
-    fast.no_padding()
+    fast = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+    if fast is not None:  # transformers does this before each call: a tokenizer.json may turn either on
+        fast.no_truncation()
+        fast.no_padding()
 
     def encoded(text: str) -> list[int]:
         if SPLIT in text:
             return _encoded_apart(tokenizer, text)
+        if fast is None:
+            return list(tokenizer.encode(text, add_special_tokens=False))
         return list(fast.encode(text, add_special_tokens=False).ids)
 
     return encoded
@@ -120,52 +113,36 @@ def _any_of(marks: frozenset[str]) -> re.Pattern[str]:
 
 def _encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """The tokens of a text in which some marks are split. Raises ValueError if the tokenizer cannot tell them apart."""
-    apart = _apart(tokenizer, str(tokenizer.chat_template))
-    real = [apart.marks[mark] for mark in whole_marks(text, apart.marks)]
-    text = _any_of(frozenset(apart.marks)).sub(rf"{REAL}\g<0>", text).replace(SPLIT, "")
-    tokens = list(apart.tokenizer.encode(text, add_special_tokens=False).ids)
-    ids = frozenset(apart.marks.values()) - {tokenizer.unk_token_id}  # which words that are not known become
-    if [token for token in tokens if token in ids] != [token for token in real if token in ids]:
-        raise ValueError(f"{_HAS_A_MARK}, which this tokenizer cannot encode as text; take it out")
+    marks = marks_of(tokenizer)
+    real = [marks[mark] for mark in whole_marks(text, marks)]
+    text = _any_of(frozenset(marks)).sub(rf"{REAL}\g<0>", text).replace(SPLIT, "")
+    apart = _apart(tokenizer, str(tokenizer.chat_template)) if tokenizer.is_fast else None
+    tokens = list(apart.encode(text, add_special_tokens=False).ids) if apart is not None else []
+    ids = frozenset(marks.values()) - {tokenizer.unk_token_id}  # which words that are not known become
+    if apart is None or [token for token in tokens if token in ids] != [token for token in real if token in ids]:
+        raise ValueError("a text has that of a special token, which this tokenizer cannot encode as text; take it out")
     return tokens
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Apart:
-    """A tokenizer whose marks begin with REAL, so that all other text is none."""
-
-    tokenizer: Tokenizer
-    marks: Mapping[str, int]
-
-
 @lru_cache(maxsize=8)
-def _apart(tokenizer: PreTrainedTokenizerBase, template: str) -> _Apart:
+def _apart(tokenizer: PreTrainedTokenizerBase, template: str) -> Tokenizer:
+    """The same tokenizer with REAL at the beginning of each mark, so that all other text is none."""
     from tokenizers import Tokenizer  # here, so that importing `common` does not need it
 
-    marks = _marks(tokenizer, template)
+    marks, made = _marks(tokenizer, template), json.loads(tokenizer.backend_tokenizer.to_str())
 
     def named(text: str) -> str:
         return REAL + text if text in marks else text
 
-    made = json.loads(tokenizer.backend_tokenizer.to_str()) | {"post_processor": None}
-    made["added_tokens"] = [token | {"content": named(token["content"])} for token in made["added_tokens"]]
-    model = made["model"]
-    if isinstance(model["vocab"], dict):
-        model["vocab"] = {named(text): number for text, number in model["vocab"].items()}
+    for token in made["added_tokens"]:
+        token["content"] = named(token["content"])
+    vocabulary, unknown = made["model"]["vocab"], made["model"].get("unk_token")
+    if isinstance(vocabulary, dict):
+        made["model"]["vocab"] = {named(text): number for text, number in vocabulary.items()}
     else:
-        model["vocab"] = [[named(text), score] for text, score in model["vocab"]]
-    if model.get("unk_token"):
-        model["unk_token"] = named(model["unk_token"])
-    try:
-        apart = Tokenizer.from_str(json.dumps(made))
-    except Exception as error:  # the library raises Exception itself
-        raise ValueError(f"{_HAS_A_MARK}, which this tokenizer cannot encode as text: {error}") from None
-    apart.no_truncation()
-    apart.no_padding()
-    return _Apart(tokenizer=apart, marks=marks)
-
-
-_HAS_A_MARK = "the text of a message has that of a special token"
+        made["model"]["vocab"] = [[named(text), score] for text, score in vocabulary]
+    made["model"] |= {"unk_token": named(unknown)} if unknown else {}
+    return Tokenizer.from_str(json.dumps(made | {"post_processor": None, "truncation": None, "padding": None}))
 
 
 def decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:

@@ -7,7 +7,6 @@ the whole conversation has, as every other program encodes it.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slipstream.common.process.config_error import ConfigError
@@ -15,8 +14,11 @@ from slipstream.common.records.message import Message
 from slipstream.common.text.chat import Chat, reply_form
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.rendering import REFUSALS
+from slipstream.common.text.thought import thought_marks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from transformers import PreTrainedTokenizerBase
 
 ASK, REPLY, ANSWER = Message("user", "Where is it?"), "The answer is 4.", Message("user", "Yes, it is 5.")
@@ -30,9 +32,10 @@ def check_pieces(tokenizer: PreTrainedTokenizerBase) -> None:
     So does a template whose thoughts cannot be distinguished from answers.
     """
     try:
-        chat = Chat(tokenizer)
+        thought_marks(tokenizer)
     except ValueError as error:
         raise ConfigError(f"`model.path` {tokenizer.name_or_path}: {error}") from None
+    chat = Chat(tokenizer)
     try:
         pieces = {"the prompt": chat.open((ASK,))}
         pieces["a reply"] = chat.written(reply_form(tokenizer).write(REPLY))
@@ -56,32 +59,17 @@ def check_pieces(tokenizer: PreTrainedTokenizerBase) -> None:
             )
 
 
-@dataclass(kw_only=True, slots=True)
-class UnknownWords:
-    """Counts the words that a tokenizer lacks: it encodes each as its one token for what is unknown."""
-
-    tokenizer: PreTrainedTokenizerBase
-    words: Counter[str] = field(default_factory=Counter)
-    num_tokens: int = 0
-
-    def count(self, text: str) -> None:
-        """Count those of `text`."""
-        unknown = self.tokenizer.unk_token_id
-        if unknown is None or not self.tokenizer.is_fast:
-            return
-        encoded = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-        self.num_tokens += len(encoded.ids)
-        self.words.update(
-            text[slice(*place)] for place, token in zip(encoded.offsets, encoded.ids, strict=True) if token == unknown
+def check_words(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], *, where: str) -> None:
+    """Raise ConfigError if more than MAX_UNKNOWN of the tokens of `texts` are the one for a word that is not known."""
+    unknown, num_tokens, words = tokenizer.unk_token_id, 0, Counter[str]()
+    for text in texts if unknown is not None and tokenizer.is_fast else ():
+        encoded = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        num_tokens += len(encoded.ids)
+        both = zip(encoded.offsets, encoded.ids, strict=True)
+        words.update(text[start:stop] for (start, stop), token in both if token == unknown)
+    if words.total() > MAX_UNKNOWN * num_tokens:
+        raise ConfigError(
+            f"the tokenizer in {tokenizer.name_or_path} has no token for {words.total()} of the {num_tokens} in "
+            f"{where}, such as {', '.join(repr(word) for word, _ in words.most_common(NUM_SHOWN))}: no policy can read "
+            f"them; at most {MAX_UNKNOWN:.0%} may be unknown, so choose a model that knows them"
         )
-
-    def check(self, where: str) -> None:
-        """Raise ConfigError if more than MAX_UNKNOWN of the tokens are unknown."""
-        num_unknown = self.words.total()
-        if num_unknown > MAX_UNKNOWN * self.num_tokens:
-            shown = ", ".join(map(repr, dict(self.words.most_common(NUM_SHOWN))))
-            raise ConfigError(
-                f"the tokenizer in {self.tokenizer.name_or_path} has no token for {num_unknown} of the "
-                f"{self.num_tokens} in {where}, such as {shown}: no policy can read them; at most {MAX_UNKNOWN:.0%} "
-                "may be unknown, so choose a model that knows them"
-            )

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -91,16 +91,16 @@ def _applied(
     tools: list[Any] | None,
 ) -> str:
     turns = turn_marks(tokenizer)
-    messages = [
-        {
-            name: _each_text(value, turns.split_reply if is_reply and name == "content" else turns.split)
-            for name, value in message.items()
-        }
-        for message in messages
-        for is_reply in [message["role"] == "assistant"]
-    ]
+
+    def split(message: Mapping[str, Any]) -> Any:
+        if message["role"] != "assistant":
+            return _each_text(message, turns.split)
+        of_calls = partial(split_marks, marks=turns.every)  # the template writes those of a call itself
+        changes = {"content": turns.split_reply}
+        return {name: _each_text(value, changes.get(name, of_calls)) for name, value in message.items()}
+
     tools = _each_text(tools, turns.split)
-    return _by_template(tokenizer, messages, template, dates, to_reply=to_reply, tools=tools)
+    return _by_template(tokenizer, list(map(split, messages)), template, dates, to_reply=to_reply, tools=tools)
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:

@@ -24,10 +24,7 @@ THOUGHT_MARKS: Sequence[Pair] = (
     ("◁think▷", "◁/think▷"),  # Kimi
 )
 # Granite 3.2's are plain text, which counts where the template asks for it.
-PLAIN_MARKS: Sequence[Pair] = (
-    ("Here is my thought process:", "Here is my response:"),
-    ("Here's my thought process:", "Here's my response:"),
-)
+PLAIN_MARKS: Pair = ("Here is my thought process:", "Here is my response:")
 _HARMONY = "<|channel|>"
 _TAG = re.compile(r"<[^<>\s'\"{}]*(?:think|thought|reason)[^<>\s'\"{}]*>", re.IGNORECASE)
 _ENDS = (("begin", "end"), ("start", "end"), ("START", "END"), ("BEGIN", "END"), ("prefix", "suffix"))
@@ -48,7 +45,7 @@ def _thought_marks(template: str) -> Sequence[Pair]:
             f"the chat template writes channels ({_HARMONY}, as gpt-oss): it refuses a reply with its thought, so a "
             "conversation cannot continue after one; use another template"
         )
-    plain = PLAIN_MARKS if all(mark in template for mark in PLAIN_MARKS[0]) else ()
+    plain = [PLAIN_MARKS] if all(mark in template for mark in PLAIN_MARKS) else []
     known = [pair for pair in THOUGHT_MARKS if any(mark in template for mark in pair)]
     tags = dict.fromkeys(_TAG.findall(template))
     found = [(tag, end) for tag in tags for end in _ends_of(tag) if end in tags]

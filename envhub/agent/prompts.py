@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from slipstream.common.text.chat import MARK, end_of_turn_text
@@ -36,7 +36,7 @@ class Prompts:
         self._encode = encoder(tokenizer)
         self._ending = ending_tokens(tokenizer)
         self._ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)]
-        self._takes = _taken(tokenizer, str(tokenizer.chat_template))
+        self._takes_json, self._takes_none = _taken(tokenizer, str(tokenizer.chat_template))
         self._known: dict[str, list[int]] = {}  # the tokens of each text that ends with an answer
         try:
             self._end_of_turn = end_of_turn_text(tokenizer)
@@ -50,9 +50,9 @@ class Prompts:
 
         Raises ValueError if the template refuses it.
         """
-        if not self._takes.json:
+        if not self._takes_json:
             messages = with_objects(messages)
-        if not self._takes.none:
+        if not self._takes_none:
             messages = [{**message, "content": message.get("content") or ""} for message in messages]
         try:
             return rendered(self._tokenizer, messages, today=self._today, to_reply=to_reply, tools=tools)
@@ -138,27 +138,19 @@ class Prompts:
         return bool(tokens) and tokens[-1] in self._ending
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Taken:
-    """What a chat template takes of a message with calls, as an agent sends it."""
-
-    json: bool  # arguments as JSON in a string, which it shows as they are
-    none: bool  # no content, which it does not show as the word None
-
-
 @lru_cache(maxsize=8)
-def _taken(tokenizer: PreTrainedTokenizerBase, template: str) -> Taken:
-    for is_json in (True, False):
-        arguments = {"a": MARK}
-        function = {"name": "a", "arguments": json.dumps(arguments) if is_json else arguments}
+def _taken(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[bool, bool]:
+    """Whether a template shows the arguments of a call as JSON that it gets as a string, and no content not as None."""
+    arguments, asked = {"a": MARK}, {"role": "user", "content": "a"}
+    for shown, content in product((json.dumps(arguments), None), (None, "")):
+        function = {"name": "a", "arguments": shown or arguments}
         call = {"id": "4b825dc64", "type": "function", "function": function}
-        for content in (None, ""):
-            answer = {"role": "assistant", "content": content, "tool_calls": [call]}
-            with suppress(*REFUSALS):
-                text = rendered(tokenizer, [{"role": "user", "content": "a"}, answer], today=datetime.now(UTC))
-                if not is_json or json.dumps(arguments) in text:
-                    return Taken(json=is_json, none=content is None and "None" not in text)
-    return Taken(json=False, none=False)
+        answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+        with suppress(*REFUSALS):
+            text = rendered(tokenizer, [asked, answer], today=datetime.now(UTC))
+            if (shown or "") in text:
+                return shown is not None, content is None and "None" not in text
+    return False, False
 
 
 def _bare(text: str) -> str:

@@ -7,7 +7,7 @@ one with a field that is unknown.
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -273,7 +273,7 @@ def _template_message(message: dict[str, Any]) -> dict[str, Any]:
             calls = msgspec.convert(passed["tool_calls"], type=list[dict[str, Any]])
         except MALFORMED as error:
             raise ValueError(f"tool_calls of a message must be a list of objects: {error}") from error
-        passed["tool_calls"] = [_with_valid_arguments(call) for call in calls]
+        passed["tool_calls"] = [_with(valid_json, call) for call in calls]
     return {"role": ROLES[role], **passed}
 
 
@@ -290,32 +290,25 @@ def _text_of(content: Any) -> str:
     return "".join(texts)
 
 
-def _with_valid_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    return {**call, "function": {**function, "arguments": valid_json(function["arguments"])}}
-
-
 def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages with the arguments of calls as objects, for templates that do not take JSON in a string."""
     return [
-        {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else dict(message)
-        for message in messages
+        {**each, "tool_calls": [_with(json.loads, call) for call in each["tool_calls"]]}
+        if "tool_calls" in each
+        else each
+        for each in map(dict, messages)
     ]
 
 
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+def _with(read: Callable[[str], Any], call: dict[str, Any]) -> dict[str, Any]:
+    """A call whose arguments are what `read` makes of their text; as it was if that is not possible."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
+        return {**call, "function": {**function, "arguments": read(function["arguments"])}}
     except (ValueError, RecursionError):
         return call
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _short(value: Any) -> str:

@@ -14,7 +14,7 @@ from slipstream.common.process.run_dir import RunDir, write_json, write_whole
 from slipstream.common.process.shutdown import Shutdown, die_with_parent
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.dialogue import Tokeniser
-from slipstream.common.text.pieces import UnknownWords
+from slipstream.common.text.pieces import check_words
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.fit_rows import Sample, read_samples
 from slipstream.tools.run.check_input import check_model_folder
@@ -113,10 +113,9 @@ def _examples(
         rules=ChatRules.of(config.model),
         recorded_at_s=Path(data).stat().st_mtime,  # the same on every rank, and for a run that is resumed
     )
-    parts_read, words = [], UnknownWords(tokenizer=tokenizer)
-    for sample in parts[0]:
-        words.count("\n".join(message.content for side in sample.sides for message in side.messages))
-    words.check(f"`--data` {data}")
+    texts = (message.content for sample in parts[0] for side in sample.sides for message in side.messages)
+    check_words(tokenizer, texts, where=f"`--data` {data}")
+    parts_read = []
     for part in parts:
         read = [example for sample in part if (example := _example(sample, tokeniser, goal, left_out)) is not None]
         short = [example for example in read if longest(example) <= config.model.max_tokens]

@@ -13,7 +13,7 @@ from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.chat import Chat, reply_form
 from slipstream.common.text.codec import encoder, following
 from slipstream.common.text.dialogue import Tokeniser
-from slipstream.common.text.pieces import UnknownWords, check_pieces
+from slipstream.common.text.pieces import check_pieces, check_words
 from slipstream.envhub.agent.prompts import Prompts
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from slipstream.tools.run.prepare import completion_of
@@ -155,13 +155,10 @@ def test_a_template_whose_pieces_merge_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_words_that_a_tokenizer_lacks_are_counted_and_refused_above_a_share() -> None:
-    words = UnknownWords(tokenizer=shop_tokenizer())
-    words.count("find plain dress " * 100 + "find zeppelin")
-    words.check("the rows")
-    words.count("zeppelin aerostat zeppelin")
-    assert words.words == {"zeppelin": 3, "aerostat": 1}
+    texts = ["find plain dress " * 100 + "find zeppelin"]
+    check_words(shop_tokenizer(), texts, where="the rows")
     with pytest.raises(ConfigError, match=r"no token for 4 of the 305 in the rows, such as 'zeppelin', 'aer"):
-        words.check("the rows")
+        check_words(shop_tokenizer(), [*texts, "zeppelin aerostat zeppelin"], where="the rows")
 
 
 # --- The other places where a piece begins.
