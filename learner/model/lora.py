@@ -15,10 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from slipstream.common.config.model_config import LoraConfig
 from slipstream.common.process.config_error import ConfigError
-from slipstream.learner.model.folder_tensors import stored_in_parts
+from slipstream.learner.model.folder_tensors import stored_in_parts, stored_names
 from slipstream.learner.model.skeleton import unused_parameters
 
 _NAME = "default"  # peft supports several named adapters; this is its default name for a single one
@@ -26,10 +27,10 @@ _NAME = "default"  # peft supports several named adapters; this is its default n
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """The adapter of one weight."""
+    """The adapter of one weight, in the order of its dimensions: A and B, or B and A transposed for a Conv1D."""
 
-    down: nn.Parameter  # A
-    up: nn.Parameter  # B
+    down: Tensor  # A
+    up: Tensor  # B
     scaling: float  # alpha / rank
 
     def merged(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
@@ -44,40 +45,48 @@ def add_adapters(causal_lm: PreTrainedModel, config: LoraConfig) -> None:
     """Freeze every weight of `causal_lm`, and add an adapter to each target module of `config`.
 
     A is random, but the random state is restored afterwards. Raises ConfigError for target modules that the model does
-    not have, or that are not linear layers of its decoder.
+    not have, or that cannot have an adapter.
     """
-    targets, excluded = config.target_modules or _linear_layers(causal_lm), _reading_images(causal_lm)
-    if not config.target_modules:
-        excluded += _fused_outputs(causal_lm)
     # No dropout: the log-probabilities would differ from those of the actors.
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=0.0,
-        target_modules=targets,
-        exclude_modules=excluded or None,
+        target_modules=_targets(causal_lm, config),
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in causal_lm.modules()),
         task_type="CAUSAL_LM",
         base_model_name_or_path=causal_lm.config.name_or_path,
     )
-    try:
-        with torch.random.fork_rng(devices=[]):
-            peft.inject_adapter_in_model(settings, causal_lm, adapter_name=_NAME)
-    except ValueError as error:
-        raise _bad_targets(config, " ".join(str(error).split())) from error
-    heads = {id(causal_lm.get_input_embeddings()), id(causal_lm.get_output_embeddings())}
-    for name, module in _adapted(causal_lm):
-        if type(module) is not peft.tuners.lora.Linear or id(module) in heads:
-            raise _bad_targets(config, f"{name} is not a linear layer of the decoder")
+    with torch.random.fork_rng(devices=[]):
+        peft.inject_adapter_in_model(settings, causal_lm, adapter_name=_NAME)
+
+
+@torch.no_grad()
+def check_merged(causal_lm: PreTrainedModel, config: LoraConfig) -> None:
+    """Raise ConfigError unless one adapted layer of each name and shape computes the same with merged weights."""
+    generator, adapters = torch.Generator().manual_seed(0), adapters_of(causal_lm)
+    kinds = {(name.rpartition(".")[2], module.base_layer.weight.shape): name for name, module in _adapted(causal_lm)}
+    for name in kinds.values():
+        module = causal_lm.get_submodule(name)
+        up, inputs = module.lora_B[_NAME].weight, torch.randn(2, module.in_features, generator=generator)
+        up.normal_(generator=generator)
+        found, merged = module(inputs), adapters[f"{name}.weight"].merged(module.base_layer.weight)
+        up.zero_()
+        expected = torch.func.functional_call(module.base_layer, {"weight": merged}, (inputs,))
+        difference = float((found - expected).abs().max() / expected.abs().max())
+        if not difference <= 1e-3:
+            raise _bad_targets(config, f"{name} differs from its merged weights by {difference:.3g}")
 
 
 def adapters_of(causal_lm: PreTrainedModel) -> dict[str, Adapter]:
     """The adapters, by the Hugging Face name of the weight that each belongs to; empty without LoRA."""
-    return {
-        f"{name}.weight": Adapter(
-            down=module.lora_A[_NAME].weight, up=module.lora_B[_NAME].weight, scaling=module.scaling[_NAME]
-        )
-        for name, module in _adapted(causal_lm)
-    }
+    adapters = dict[str, Adapter]()
+    for name, module in _adapted(causal_lm):
+        down, up = module.lora_A[_NAME].weight, module.lora_B[_NAME].weight
+        if module.fan_in_fan_out:  # the weight of a Conv1D is [in, out]
+            down, up = up.T, down.T
+        adapters[f"{name}.weight"] = Adapter(down=down, up=up, scaling=module.scaling[_NAME])
+    return adapters
 
 
 def name_in_peft(name: str) -> str:
@@ -90,30 +99,35 @@ def adapter_settings(causal_lm: PreTrainedModel) -> peft.LoraConfig:
     return causal_lm.peft_config[_NAME]
 
 
-def _linear_layers(causal_lm: PreTrainedModel) -> list[str] | str:
-    """What gets an adapter if nothing is named: every linear layer but the head.
+def _targets(causal_lm: PreTrainedModel, config: LoraConfig) -> list[str]:
+    """The names of the layers that get an adapter: those whose names end so, or all that can have one.
 
-    In a mixture of experts, layers that are named like those of an expert get none: peft would adapt the experts too,
-    which transformers keeps as one tensor.
+    Not the head, nor layers with a name of an expert's part or of a router, which peft would look for among the
+    experts; none that text does not pass, or whose weight the kernel of Mamba takes itself, without the adapter.
     """
-    experts = {name.split(".")[-2] for name in stored_in_parts(causal_lm)}
-    if not experts:
-        return "all-linear"
-    head = causal_lm.get_output_embeddings()
-    linear = [name for name, module in causal_lm.named_modules() if type(module) is nn.Linear and module is not head]
-    return sorted({name.rpartition(".")[2] for name in linear} - experts)
-
-
-def _reading_images(causal_lm: PreTrainedModel) -> list[str]:
-    """The names of the linear layers that no text passes through: an adapter there would never learn."""
-    unused = unused_parameters(causal_lm)
-    return [name for name, _ in causal_lm.named_modules() if f"{name}.weight" in unused]
-
-
-def _fused_outputs(causal_lm: PreTrainedModel) -> list[str]:
-    """The names of the output layers of Mamba: on a GPU its kernel takes their weight itself, and misses an adapter."""
-    parameters = {"A_log", "D"}  # only layers of Mamba have both
-    return [f"{name}.out_proj" for name, module in causal_lm.named_modules() if parameters <= module._parameters.keys()]
+    unused, stored, head = unused_parameters(causal_lm), stored_names(causal_lm), causal_lm.get_output_embeddings()
+    modules = dict(causal_lm.named_modules())
+    mamba = {f"{name}.out_proj" for name, module in modules.items() if {"A_log", "D"} <= module._parameters.keys()}
+    experts = {end for name in stored_in_parts(causal_lm) for end in (name.split(".")[-2], "gate")}
+    can = [
+        name
+        for name, module in modules.items()
+        if type(module) in (nn.Linear, Conv1D) and module is not head and name not in mamba
+        if (weight := f"{name}.weight") not in unused and stored.get(weight) is not None
+        if name.rpartition(".")[2] not in experts
+    ]
+    chosen = list[str]() if config.target_modules else can
+    for target in config.target_modules:
+        named = [name for name in modules if f".{name}".endswith(f".{target}") and f"{name}.weight" not in unused]
+        wrong = next(
+            (f"{name} ({type(modules[name]).__name__}) cannot have one" for name in named if name not in can), ""
+        )
+        if wrong or not named:
+            ends = ", ".join(sorted({name.rpartition(".")[2] for name in can}))
+            reason = wrong or f"no layer has the name {target}"
+            raise _bad_targets(config, f"{reason}; the layers that can have an adapter: {ends or 'none'}")
+        chosen += named
+    return chosen
 
 
 def _adapted(causal_lm: PreTrainedModel) -> list[tuple[str, peft.tuners.lora.LoraLayer]]:
@@ -124,6 +138,5 @@ def _adapted(causal_lm: PreTrainedModel) -> list[tuple[str, peft.tuners.lora.Lor
 
 def _bad_targets(config: LoraConfig, reason: str) -> ConfigError:
     return ConfigError(
-        f"`model.lora.target_modules` {config.target_modules}: {reason}; "
-        "leave it empty to adapt every linear layer but the head"
+        f"`model.lora.target_modules` {config.target_modules}: {reason}; leave it empty to adapt all that can have one"
     )

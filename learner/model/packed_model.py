@@ -35,7 +35,7 @@ from slipstream.learner.model.kernel import (
     sequence_bounds,
 )
 from slipstream.learner.model.logprobs import Predictions, TokenLogprobs, chunked_logprobs, predictions
-from slipstream.learner.model.lora import add_adapters
+from slipstream.learner.model.lora import add_adapters, check_merged
 from slipstream.learner.model.rope import fix_frequencies
 from slipstream.learner.model.skeleton import auto_class, fill, refused_together, skeleton_of, tensors_of
 from slipstream.learner.model.states import decoder_layers, separate_states, stateful_kinds
@@ -337,6 +337,7 @@ def _read(folder: Path, settings: ModelSettings) -> tuple[dict[str, Tensor], str
     refused = check_packing(PackedModel(causal_lm, folder=folder, settings=settings).eval())
     if settings.lora.rank:
         add_adapters(causal_lm, settings.lora)
+        check_merged(causal_lm, settings.lora)
     return tensors_of(causal_lm), refused
 
 

@@ -82,7 +82,8 @@ class Published:
 
     def _name_of_shard(self, name: str, source: Tensor) -> str | None:
         """The published name of a tensor of which each rank writes its shard; None if it is gathered."""
-        return self._names.get(name, name) if isinstance(source, DTensor) and self._hosts == 1 else None
+        by_rows = isinstance(source, DTensor) and source.placements[0].is_shard(0)  # not a transposed adapter
+        return self._names.get(name, name) if by_rows and self._hosts == 1 else None
 
     def _parts(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The published tensors that a gathered one becomes."""

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from slipstream.common.config.learner_config import OptimConfig
 from slipstream.common.config.model_config import LoraConfig
+from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.batch.pack import pack
 from slipstream.learner.checkpoint.checkpoint import Progress, load
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
@@ -189,13 +190,26 @@ def test_target_modules_say_which_layers_get_an_adapter(folder: Path, ranks: Ran
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("query", "Target modules {'query'} not found"),
-        ("input_layernorm", "is not supported"),
-        ("embed_tokens", "model.embed_tokens is not a linear layer of the decoder"),
-        ("lm_head", "lm_head is not a linear layer of the decoder"),
+        ("query", "no layer has the name query"),
+        ("q_proj.bias", "no layer has the name q_proj.bias"),
+        ("input_layernorm", r"model.layers.0.input_layernorm \(Qwen3RMSNorm\) cannot have one"),
+        ("embed_tokens", r"model.embed_tokens \(Embedding\) cannot have one"),
+        ("lm_head", r"lm_head \(Linear\) cannot have one"),
+        ("mlp", r"model.layers.0.mlp \(Qwen3MLP\) cannot have one"),
     ],
 )
-def test_what_can_have_no_adapter_is_refused(ranks: Ranks, tmp_path: Path, name: str, reason: str) -> None:
-    untied = save_tiny_model(tmp_path, tie=False)
-    with pytest.raises(ValueError, match=rf"`model.lora.target_modules` \['{name}'\]: .*{reason}"):
-        loaded(untied, ranks, LoraConfig(rank=2, target_modules=[name]))
+@pytest.mark.parametrize("others", [[], ["q_proj"]])
+def test_what_can_have_no_adapter_is_refused_with_the_names_that_can(
+    ranks: Ranks, tmp_path: Path, name: str, reason: str, others: list[str]
+) -> None:
+    untied, can = save_tiny_model(tmp_path, tie=False), "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    with pytest.raises(ConfigError, match=rf"`model.lora.target_modules` .*'{name}'\]: {reason}; .*: {can};"):
+        loaded(untied, ranks, LoraConfig(rank=2, target_modules=[*others, name]))
+
+
+def test_a_layer_that_its_adapter_changes_otherwise_than_merged_weights_is_refused(
+    folder: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Adapter, "merged", lambda adapter, weight: weight + weight.std())
+    with pytest.raises(ConfigError, match=r"model.layers.1.self_attn.q_proj differs from its merged weights"):
+        loaded(folder, ranks, LoraConfig(rank=2, target_modules=["q_proj"]))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb
@@ -454,6 +454,38 @@ def test_adapters_of_layers_with_a_state_learn(name: str, tmp_path: Path, ranks:
     assert any(kind in name for name in names for kind in ("linear_attn.", "conv.", "mamba.", "mixer."))
     assert not any(kind in name for name in names for kind in ("mamba.out_proj", "mixer.out_proj"))
     assert all(whole(adapter.up.grad).any() for adapter in adapters_of(adapted.causal_lm).values())
+
+
+# Linear layers: with biases, fused, transposed, beside experts and routers, of layers with a state, of a vision model.
+ADAPTED = ["qwen3", "qwen2", "phi3", "gpt2", "qwen2_moe", "gpt_oss", "afmoe", "deepseek_v3"]
+ADAPTED += ["nemotron_h", "qwen3_next", "qwen2_5_vl"]
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_merged_adapters_give_the_learners_logprobs_in_transformers(name: str, tmp_path: Path, ranks: Ranks) -> None:
+    folder = save((EXACT | STATEFUL | SEEING)[name], tmp_path / "base")
+    adapted, sequence = load_adapted(folder, ranks), random_sequence(23, seed=1, prompt=1)
+    before = alone(folder, sequence)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for adapter in adapters_of(adapted.causal_lm).values():  # as if trained
+            for part in (adapter.down, adapter.up):
+                part.to_local().normal_(std=0.2, generator=generator)
+        found = adapted(pack([sequence])).logprobs
+    merged = load_file(folder / "model.safetensors") | dict(full_tensors(adapted))
+    save_file(merged, folder / "model.safetensors", metadata={"format": "pt"})
+    torch.testing.assert_close(found, alone(folder, sequence), rtol=0, atol=1e-3)
+    assert (found - before).abs().max() > 0.1
+
+
+def test_experts_and_fused_parameters_can_have_no_adapter(tmp_path: Path, ranks: Ranks) -> None:
+    folder = save(EXACT["qwen2_moe"], tmp_path)
+    for target in ("experts", "experts.gate_up_proj", "gate", "shared_expert.up_proj"):
+        settings = dataclasses.replace(FLOAT32, lora=LoraConfig(rank=2, target_modules=[target]))
+        with pytest.raises(
+            ConfigError, match=r"(cannot have one|no layer has the name .*); .*: k_proj, o_proj, q_proj"
+        ):
+            load_model(folder, ranks=ranks, settings=settings)
 
 
 def load_adapted(folder: Path, ranks: Ranks) -> PackedModel:
