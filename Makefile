@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-fleet bench-learner bench-peers bench-replay bench-weights families gpu-check judge-check
 .PHONY: soak chaos drill mutations study-lag
-.PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-long test-python test-spot
+.PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-long test-python test-spot test-transformers-4
 
 setup: $(STAMP)
 
@@ -89,6 +89,10 @@ test-python:
 	  torch==$(TORCH) transformers==$(TRANSFORMERS)
 	$(RANGE)/bin/python -W error -m compileall -qf actors common envhub learner replay src tests tools
 	PYTHONPATH=$(CURDIR)/src $(RANGE)/bin/python -m pytest -n 2 --dist loadfile -k "not vllm" $(ON_RANGE:%=tests/%.py)
+
+test-transformers-4: setup
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps --upgrade --target build/transformers-4 transformers==4.57.6 tokenizers==0.22.2 huggingface-hub==0.36.2
+	SLIPSTREAM_TRANSFORMERS_4=$(CURDIR)/build/transformers-4 $(BIN)/pytest -v tests/learner/model/test_export.py
 
 # Test the buffer against its model with 50,000 examples of up to 30 actions; `make test` runs 300.
 test-ledger: setup

@@ -49,6 +49,7 @@ from slipstream.learner.credit.teacher import PROBE, Teacher, find_teacher
 from slipstream.learner.credit.token_advantages import sequences_with_advantages
 from slipstream.learner.model.critic import Critic, begin_at, load_critic, policy_kind
 from slipstream.learner.model.export import save_adapters, save_hf, write_sampling
+from slipstream.learner.model.export_check import check_export
 from slipstream.learner.model.flops import Flops, flops_of
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
@@ -316,6 +317,8 @@ def export(learner: Learner) -> None:
         write_sampling(learner.model, learner.run_dir.trained_model, learner.config.sampling)
     if learner.config.model.lora.rank:
         save_adapters(learner.model, learner.run_dir.trained_adapters, ranks=learner.ranks)
+    tolerance = learner.config.weights.probe_nats
+    check_export(learner.model, learner.run_dir.trained_model, ranks=learner.ranks, tolerance=tolerance)
 
 
 class _Stopped(Exception):

@@ -60,6 +60,7 @@ IMAGES = {  # by the package that it needs
             "slipstream.tools.run.prepare",
             "slipstream.learner.probation.bounds",
             "slipstream.learner.learn",
+            "slipstream.learner.model.reader",
             "slipstream.learner.publisher.serve",
             "slipstream.tools.cli.fit",
             "slipstream.tools.run.torchrun",
@@ -73,10 +74,16 @@ IMAGES = {  # by the package that it needs
             "slipstream.tools.cli.cli sft",
             "slipstream.tools.run.torchrun",
             "tests.several_ranks",
+            "slipstream.learner.model.reader",
             "slipstream.learner.publisher.serve",
             "slipstream.learner.probation.bounds",
         ),
-        leaves=("tests.several_ranks", "slipstream.learner.publisher.serve", "slipstream.learner.probation.bounds"),
+        leaves=(
+            "tests.several_ranks",
+            "slipstream.learner.model.reader",
+            "slipstream.learner.publisher.serve",
+            "slipstream.learner.probation.bounds",
+        ),
     ),
     "vllm": Image(
         imports=(

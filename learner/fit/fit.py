@@ -43,6 +43,7 @@ from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.learner.fit.fit_turns import calibration_table, held_out_metrics, label_metrics, labels_of
 from slipstream.learner.learner import stop_requested
 from slipstream.learner.model.export import save_adapters, save_hf
+from slipstream.learner.model.export_check import check_export
 from slipstream.learner.model.gradient import Update, apply_gradient, backward
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, expect_backward, load_kind
@@ -378,6 +379,7 @@ def _export(fitted: Fit, run_dir: RunDir) -> None:
         save_hf(fitted.model, run_dir.trained_model, ranks=fitted.ranks)
         if fitted.config.model.lora.rank:
             save_adapters(fitted.model, run_dir.trained_adapters, ranks=fitted.ranks)
+        check_export(fitted.model, run_dir.trained_model, ranks=fitted.ranks)
 
 
 def _nothing() -> None:

@@ -1,6 +1,7 @@
 """Exports trained weights: a Hugging Face folder of the full weights, and adapters in peft's format."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -11,7 +12,6 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from slipstream.common.config.replay_config import SamplingConfig
-from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.common.transfer.weights import TensorEntry
 from slipstream.learner.model.folder_tensors import is_of_adapter
 from slipstream.learner.model.lora import adapter_settings, name_in_peft
@@ -20,20 +20,21 @@ from slipstream.learner.model.shards import full_layout, full_tensors, named_sha
 from slipstream.learner.ranks.ranks import Ranks
 
 MAX_FILE_BYTES = 5 << 30
-# Of a folder, if it has them: settings of generation, and how a vision-language model reads images.
-COPIED = (
-    "generation_config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
+_COPIED = {".json", ".jinja", ".model", ".tiktoken", ".txt"}
+# In the files of a folder: its weights are float32 now, and what only transformers 5 calls so.
+_EDITS = (
+    (r'("(?:torch_)?dtype"\s*:\s*)"\w+"', r'\1"float32"'),
+    (r'"TokenizersBackend"', '"PreTrainedTokenizerFast"'),
+    (r'"extra_special_tokens"(\s*:\s*\[)', r'"additional_special_tokens"\1'),
 )
 
 
 def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks, max_file_bytes: int = MAX_FILE_BYTES) -> None:
-    """Write a Hugging Face folder with the tokenizer, which vLLM and transformers can load. Every rank calls it.
+    """Write a Hugging Face folder that vLLM and transformers can load. Every rank calls it.
 
-    The weights are float32, with adapters merged. Only rank 0 writes: its memory holds the tensors of one file of at
-    most `max_file_bytes`, or one tensor if that is larger. The other ranks need memory for one tensor.
+    The other files are those of `model.folder`, which every version of transformers reads as before. The weights are
+    float32, with adapters merged. Only rank 0 writes: its memory holds the tensors of one file of at most
+    `max_file_bytes`, or one tensor if that is larger. The other ranks need memory for one tensor.
     """
     folder, tensors = Path(folder), full_tensors(model)
     if ranks.rank == 0:
@@ -41,11 +42,7 @@ def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks, max_file_by
         for stale in folder.glob("model*.safetensors*"):  # of an earlier export with other file sizes
             stale.unlink()
         _write_weights(folder, tensors, _cut(full_layout(model), max_file_bytes))
-        model.causal_lm.config.save_pretrained(folder)
-        load_tokenizer(model.folder).save_pretrained(folder)
-        for name in COPIED:
-            if (model.folder / name).is_file():
-                shutil.copy(model.folder / name, folder)
+        _write_files(model.folder, folder)
     for _ in tensors:  # gathering is collective
         pass
 
@@ -78,6 +75,30 @@ def save_adapters(model: PackedModel, folder: str | Path, *, ranks: Ranks) -> No
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         adapter_settings(model.causal_lm).save_pretrained(str(folder))
+
+
+def _write_files(source: Path, folder: Path) -> None:
+    """Copy what the folder `source` has beside its weights, byte for byte but for `_EDITS` and missing keys."""
+    for path in source.iterdir():
+        if path.name in ("config.json", "tokenizer_config.json"):
+            text = path.read_text()
+            for pattern, replacement in _EDITS:
+                text = re.sub(pattern, replacement, text)
+            (folder / path.name).write_text(_with_rope_keys(text))
+        elif path.suffix in _COPIED and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, folder / path.name)
+
+
+def _with_rope_keys(config: str) -> str:
+    """The text of a config.json, also with the keys of rotary positions that transformers 4 reads, if it lacks them."""
+    settings = json.loads(config)
+    for part in (settings, settings.get("text_config") or {}):
+        rope = part.get("rope_parameters") or {}
+        if "rope_theta" in rope and "rope_theta" not in part:  # not of each kind of layer
+            own = {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+            part |= own | {"rope_parameters": own | rope, "rope_scaling": rope if rope.keys() - {"rope_type"} else None}
+            config = json.dumps(settings, indent=2) + "\n"
+    return config
 
 
 def _cut(entries: Sequence[TensorEntry], max_file_bytes: int) -> list[int]:

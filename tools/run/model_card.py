@@ -40,6 +40,8 @@ def card_of(run_dir: RunDir) -> str:
     lines += [f"base_model: {hub_id}"] if hub_id else []
     lines += ["---", f"# {run_dir.path.name}", "", "Trained by Slipstream. All numbers are this run's own records.", ""]
     lines += ["| | |", "|---|---|", f"| base model | {_cell(base)} |"]
+    check = run_dir.path / "export_check.txt"
+    rows["loaded again"] = check.read_text().strip() if check.is_file() else MISSING
     lines += [f"| {name} | {_cell(text)} |" for name, text in rows.items()]
     lines += ["", "## Configuration", "", "Every key that differs from its default, without paths and addresses:", ""]
     return "\n".join([*lines, "```yaml", *_differences(config, sections), "```", ""])

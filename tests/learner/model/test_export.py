@@ -3,7 +3,10 @@
 import asyncio
 import dataclasses
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +21,10 @@ from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.model_config import LoraConfig, TinyModelConfig
 from slipstream.common.config.replay_config import SamplingConfig
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Sampling
 from slipstream.learner.batch.pack import TokenSequence, pack
+from slipstream.learner.model import export_check
 from slipstream.learner.model.export import save_hf, write_sampling
 from slipstream.learner.model.lora import adapters_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
@@ -29,6 +34,18 @@ from slipstream.tools.run.tiny_model import make_tiny_model
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
+TRANSFORMERS_4 = os.environ.get("SLIPSTREAM_TRANSFORMERS_4", "")
+ROPES: dict[str, dict[str, object]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+}
 PROMPT = [7, 30, 12, 45, 50, 8, 39, 23]
 
 
@@ -59,6 +76,98 @@ def test_a_folder_in_several_files_holds_what_one_file_does(tmp_path: Path, rank
     save_hf(model, tmp_path / "export", ranks=ranks)  # over the one in several files
     assert [path.name for path in (tmp_path / "export").glob("*.safetensors*")] == ["model.safetensors"]
     assert load_file(tmp_path / "export" / "model.safetensors").keys() == index["weight_map"].keys()
+
+
+def save_source(folder: Path, *, rope: dict[str, object], form: int) -> Path:
+    """A tiny model in bfloat16, with the files that transformers of major version `form` writes."""
+    save_tiny_model(folder, rope_parameters={"rope_theta": 1e6, **rope}, bos_token_id=1)
+    merging_tokenizer(CHATML).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
+    if form == 4:
+        config = {"torch_dtype": config.pop("dtype"), **config}
+        theta, scaling = config["rope_parameters"].pop("rope_theta"), config.pop("rope_parameters")
+        config |= {"rope_theta": theta, "rope_scaling": None if scaling["rope_type"] == "default" else scaling}
+        tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+        tokenizer |= {"tokenizer_class": "PreTrainedTokenizerFast", "additional_special_tokens": ["<|im_start|>"]}
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (folder / "config.json").write_text(json.dumps(config, indent=3))
+    return folder
+
+
+@pytest.fixture(params=ROPES)
+def rope(request: pytest.FixtureRequest) -> dict[str, object]:
+    return {"rope_type": request.param, **ROPES[request.param]}
+
+
+@pytest.mark.parametrize("form", [4, 5])
+def test_a_folder_has_the_files_of_its_source_and_the_keys_that_both_versions_of_transformers_read(
+    tmp_path: Path, ranks: Ranks, rope: dict[str, object], form: int
+) -> None:
+    source, export = save_source(tmp_path / "source", rope=rope, form=form), tmp_path / "export"
+    save_hf(loaded(source, ranks), export, ranks=ranks)
+    before, after = ({path.name: path.read_bytes() for path in each.glob("*.j*")} for each in (source, export))
+    assert after.keys() == before.keys() > {"chat_template.jinja", "generation_config.json", "tokenizer.json"}
+    edited = {"config.json", "tokenizer_config.json"} if form == 5 else {"config.json"}
+    assert {name for name in after if after[name] != before[name]} == edited
+    if form == 4:
+        assert after["config.json"] == before["config.json"].replace(b'"bfloat16"', b'"float32"')
+    config = json.loads(after["config.json"])
+    assert config["rope_theta"] == 1e6 and (config.get("rope_scaling") or {"rope_type": "default"}) == rope
+    assert json.loads(after["tokenizer_config.json"])["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+@pytest.mark.parametrize("form", [4, 5])
+@pytest.mark.parametrize("version", [4, 5])
+def test_every_version_of_transformers_computes_with_a_folder_what_the_learner_does(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, rope: dict[str, object], form: int, version: int
+) -> None:
+    if version == 4:
+        if not TRANSFORMERS_4:
+            pytest.skip(
+                "needs a folder with transformers 4, named by SLIPSTREAM_TRANSFORMERS_4: make test-transformers-4"
+            )
+        monkeypatch.setattr(export_check, "READER", "learner.model.reader")  # a module that needs none of ours
+        monkeypatch.setenv("PYTHONPATH", f"{TRANSFORMERS_4}:{Path(__file__).parents[3]}")
+    model, result = loaded(save_source(tmp_path / "source", rope=rope, form=form), ranks), tmp_path / "export_check.txt"
+    save_hf(model, tmp_path / "export", ranks=ranks)
+    export_check.check_export(model, tmp_path / "export", ranks=ranks)
+    assert result.read_text().startswith(f"loaded by transformers {version}.")
+
+
+def other_rope(config: dict[str, Any], export: Path) -> None:
+    config |= {"rope_theta": 10_000.0, "rope_scaling": None, "rope_parameters": None}
+
+
+def other_tokens(config: dict[str, Any], export: Path) -> None:
+    words = json.loads((export / "tokenizer.json").read_text())
+    words["normalizer"] = {"type": "Lowercase"}
+    (export / "tokenizer.json").write_text(json.dumps(words))
+
+
+def other_class(config: dict[str, Any], export: Path) -> None:
+    config["architectures"] = ["NoSuchModel"]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (other_rope, r"differs from the learner by .* nats a token, .* at most \(allowed: 0.002 and 0.02\); compare"),
+        (other_tokens, "encodes .* otherwise than the tokenizer in"),
+        (other_class, "does not load in a fresh process: .*NoSuchModel"),
+    ],
+)
+def test_a_folder_that_is_another_model_is_a_fault_that_says_how(
+    tmp_path: Path, ranks: Ranks, change: Callable[[dict[str, Any], Path], None], fault: str
+) -> None:
+    source, export, result = tmp_path / "source", tmp_path / "export", tmp_path / "export_check.txt"
+    model = loaded(save_source(source, rope={"rope_type": "default"}, form=4), ranks)
+    save_hf(model, export, ranks=ranks)
+    config = json.loads((export / "config.json").read_text())
+    change(config, export)
+    (export / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=f"(?s)^the export {export}.*{fault}"):
+        export_check.check_export(model, export, ranks=ranks)
+    assert not result.exists()
 
 
 @pytest.mark.parametrize("has_settings", [True, False])

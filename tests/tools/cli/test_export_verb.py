@@ -44,6 +44,7 @@ def run_dir(tmp_path: Path) -> RunDir:
     made.trained_model.mkdir()
     (made.trained_model / "model.safetensors").write_bytes(b"\0" * 64)
     (made.trained_model / "config.json").write_text("{}")
+    (made.path / "export_check.txt").write_text("loaded by transformers 5.0, differs\n")
     (made.trained_model / "notes.pkl").write_bytes(b"never uploaded")
     return made
 
@@ -76,6 +77,7 @@ def test_the_card_has_the_runs_own_numbers_and_nothing_of_its_hosts(run_dir: Run
         "| newest episodes | success 0.500 (0.38 to 0.62) reward 0.500, of 64 episodes |",
         "| lag at the last step | 1.2 optimizer steps, 3 at most |",
         "| tokens trained | not recorded |",
+        "| loaded again | loaded by transformers 5.0, differs |",
     ):
         assert row in card
     assert "optim.lr: 5e-05" in card and '"url": "(an address)"' in card

@@ -1,0 +1,20 @@
+"""`python -P -m slipstream.learner.model.reader FOLDER` reads an exported folder by transformers alone, of any version.
+
+From a text and tokens as JSON, it prints the version, the text's tokens, and the log-probabilities of the others.
+"""
+
+import json
+import sys
+
+import torch
+import transformers
+
+if __name__ == "__main__":
+    folder, (text, tokens) = sys.argv[1], json.load(sys.stdin)
+    (kind,) = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False).architectures
+    model = getattr(transformers, kind).from_pretrained(folder, trust_remote_code=False).eval()
+    with torch.no_grad():
+        table = model(input_ids=torch.tensor([tokens])).logits[0].float().log_softmax(-1)
+    logprobs = table[:-1].gather(1, torch.tensor(tokens[1:])[:, None]).flatten().tolist()
+    encoded = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)(text)["input_ids"]
+    print(json.dumps([transformers.__version__, encoded, logprobs]))
