@@ -15,7 +15,7 @@ MAX_CHUNK_BYTES = 64 << 20  # the most memory that a publisher uses for one requ
 class OptimConfig:
     lr: Positive = 1e-6  # peak learning rate of AdamW
     critic_lr: Positive = 1e-5  # the critic's peak learning rate; its other settings are the policy's
-    weight_decay: NonNegative = 0.0  # decoupled
+    weight_decay: NonNegative = 0.0  # decoupled; of all weights but norms and biases
     warmup_steps: Whole = 0  # steps in which the learning rate rises linearly from 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warm-up; to 0 at the last step
     max_grad_norm: float = 1.0  # global norm; larger gradients are scaled down to it

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,8 +16,12 @@ EPS = 1e-8  # added to the denominator
 
 def make_optimizer(model: nn.Module, *, config: OptimConfig) -> torch.optim.AdamW:
     """AdamW (https://arxiv.org/abs/1711.05101) over the trainable parameters; its state is sharded, in float32."""
+    spared, decayed = list[nn.Parameter](), list[nn.Parameter]()  # spared: norms and biases, also stacked ones
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (spared if parameter.ndim < 2 or name.endswith("bias") else decayed).append(parameter)
     return torch.optim.AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        [dict[str, Any](params=decayed), dict[str, Any](params=spared, weight_decay=0.0)],
         lr=config.lr,
         betas=BETAS,
         eps=EPS,

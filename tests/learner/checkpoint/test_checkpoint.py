@@ -69,8 +69,8 @@ class Learner:
 
     def state(self) -> list[torch.Tensor]:
         """Every weight, with what AdamW keeps of it."""
-        (group,) = self.optimizer.param_groups
-        parts = [part for weight in group["params"] for part in (weight, *self.optimizer.state[weight].values())]
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        parts = [part for weight in weights for part in (weight, *self.optimizer.state[weight].values())]
         return [(part.to_local() if isinstance(part, DTensor) else part).detach().clone() for part in parts]
 
     def weights(self) -> dict[str, torch.Tensor]:
