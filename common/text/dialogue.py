@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
@@ -44,40 +44,41 @@ class Tokeniser:
         self._form = reply_form(tokenizer)
 
     def branches(
-        self, messages: Sequence[Message], *, learn_from: int = 0, unlearnt: Collection[int] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        learn_from: int = 0,
+        unlearnt: Collection[int] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[Branch]:
         """The token sequences of the conversation; the loss mask marks the assistant's messages from `learn_from` on.
 
-        Those at the indices `unlearnt` are not marked.
+        Those at the indices `unlearnt` are not marked. The chat template shows `tools` in every prompt.
 
         Each assistant message is written as a policy samples it: with its thought, where a thinking template opens
         one, and with the end-of-turn token. Messages after the last assistant message are left out. Raises ValueError
-        if the first message is the assistant's, if none is, and if the chat template refuses the conversation.
+        if the first message is the assistant's, if none is, and if the template refuses them or shows no tools.
         """
         replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
         if not replies or replies[0] == 0:
             raise ValueError("no message is the assistant's" if not replies else "the first message is the assistant's")
+        chat = Chat(self._tokenizer, rules=self._rules, started_at_s=self._recorded_at_s)
         try:
-            return self._branches(messages, replies, learn_from, unlearnt)
+            branches, first = [Branch()], tuple(messages[: replies[0]])
+            if tools and chat.open(first) == chat.open(first, tools=tools):
+                raise ValueError("the chat template does not show tools")
+            prompt = Extension(tokens=chat.open(first, tools=tools), new_branch=False)
+            for place, reply in enumerate(replies):
+                if prompt.new_branch:
+                    branches.append(Branch())
+                branches[-1].add(prompt.tokens, learnt=False)
+                following = messages[reply + 1].role if reply + 1 < len(messages) else "user"
+                written = chat.written(self._form.write(messages[reply].content, before=following))
+                branches[-1].add(written, learnt=reply >= learn_from and reply not in unlearnt)
+                branches[-1].reply_stops[reply] = len(branches[-1].tokens)
+                chat.reply(written)
+                if reply != replies[-1]:
+                    prompt = chat.extend(tuple(messages[reply + 1 : replies[place + 1]]))
+            return branches
         except TemplateError as error:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
-
-    def _branches(
-        self, messages: Sequence[Message], replies: list[int], learn_from: int, unlearnt: Collection[int]
-    ) -> list[Branch]:
-        chat = Chat(self._tokenizer, rules=self._rules, started_at_s=self._recorded_at_s)
-        branches = [Branch()]
-        opening = chat.open(tuple(messages[: replies[0]]))
-        prompt = Extension(tokens=opening, new_branch=False)
-        for place, reply in enumerate(replies):
-            if prompt.new_branch:
-                branches.append(Branch())
-            branches[-1].add(prompt.tokens, learnt=False)
-            following = messages[reply + 1].role if reply + 1 < len(messages) else "user"
-            written = chat.written(self._form.write(messages[reply].content, before=following))
-            branches[-1].add(written, learnt=reply >= learn_from and reply not in unlearnt)
-            branches[-1].reply_stops[reply] = len(branches[-1].tokens)
-            chat.reply(written)
-            if reply != replies[-1]:
-                prompt = chat.extend(tuple(messages[reply + 1 : replies[place + 1]]))
-        return branches

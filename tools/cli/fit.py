@@ -1,13 +1,16 @@
 """`slipstream sft`, `dpo`, `reward`, `prm`: train a model on conversations, in one process or one per rank."""
 
+import json
 import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.common.config.config import Config, dump_config
+from slipstream.common.config.env_config import TOOLS
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.run_dir import RunDir, write_json, write_whole
@@ -16,7 +19,7 @@ from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.pieces import check_words
 from slipstream.learner.fit.fit_options import FitOptions
-from slipstream.tools.data.fit_rows import Sample, read_samples
+from slipstream.tools.data.fit_rows import Sample, described, read_samples
 from slipstream.tools.run.check_input import check_model_folder
 from slipstream.tools.run.train import RANK_TIMEOUT_S, become_torchrun
 from slipstream.tools.terminal.options import as_arguments
@@ -117,6 +120,8 @@ def _examples(
     check_words(tokenizer, texts, where=f"`--data` {data}")
     parts_read = []
     for part in parts:
+        if config.env.action_format != TOOLS:  # which the chat template shows then, as in a run
+            part = [replace(sample, sides=tuple(map(described, sample.sides))) for sample in part]
         read = [example for sample in part if (example := _example(sample, tokeniser, goal, left_out)) is not None]
         short = [example for example in read if longest(example) <= config.model.max_tokens]
         left_out[f"longer than model.max_tokens, {config.model.max_tokens}"] += len(read) - len(short)
@@ -133,7 +138,9 @@ def _example(sample: Sample, tokeniser: Tokeniser, goal: "Goal", left_out: Count
 
     try:
         sides = [
-            tokeniser.branches(side.messages, learn_from=side.learn_from, unlearnt=side.unlearnt)
+            tokeniser.branches(
+                side.messages, learn_from=side.learn_from, unlearnt=side.unlearnt, tools=json.loads(side.tools)
+            )
             for side in sample.sides
         ]
     except ValueError as error:

@@ -8,7 +8,7 @@
 | column `system`                                          |                                                           |
 
 A message has `role` and `content`, or `from` and `value`. An assistant's message with `loss: false` is not learnt from.
-Calls of tools are written as text, and `tools` is described in the system message: see `_with_tools`.
+Calls of tools are written as text, and `tools` is kept apart: see `described` in `fit_rows`.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
-from slipstream.common.records.tool_call import described_tools, listed_tools, written_call
+from slipstream.common.records.tool_call import listed_tools, written_call
 
 ROLES = ("system", "user", "assistant", "tool")
 ALIASES = {
@@ -50,6 +50,7 @@ class Conversation:
     learn_from: int = 0
     unlearnt: frozenset[int] = frozenset()
     labels: tuple[tuple[int, float], ...] = ()  # of messages by their index, in [0, 1]: see `labelled`
+    tools: str = "[]"  # those that can be called, as JSON
 
     def is_learnt(self, index: int) -> bool:
         """Whether the message at `index` is learnt from."""
@@ -240,26 +241,9 @@ def _call(call: object) -> str:
 
 
 def _with_tools(row: Row, conversation: Conversation) -> Conversation:
-    """The conversation with a description of the column `tools`, a list or its JSON, at the end of its system message.
-
-    So a policy reads and writes text alone, whatever its chat template knows of tools.
-    """
+    """The conversation with the column `tools`, a list or its JSON. Raises BadRow."""
     try:
         tools = listed_tools(row.get("tools"))
     except ValueError as error:
         raise BadRow(str(error)) from None
-    if not tools:
-        return conversation
-    described = described_tools(tools)
-    messages = conversation.messages
-    if messages[0].role == "system":
-        return Conversation(
-            messages=(Message("system", f"{messages[0].content}\n\n{described}"), *messages[1:]),
-            learn_from=conversation.learn_from,
-            unlearnt=conversation.unlearnt,
-        )
-    return Conversation(
-        messages=(Message("system", described), *messages),
-        learn_from=conversation.learn_from + 1 if conversation.learn_from else 0,
-        unlearnt=frozenset(index + 1 for index in conversation.unlearnt),
-    )
+    return replace(conversation, tools=json.dumps(tools, default=str))

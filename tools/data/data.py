@@ -31,7 +31,7 @@ from slipstream.tools.data.conversation_rows import BadRow, Conversation, Line, 
 from slipstream.tools.data.data_card import Counts, Source, card, count
 from slipstream.tools.data.data_files import DataFiles, SourceState, progress_file
 from slipstream.tools.data.data_options import DataOptions
-from slipstream.tools.data.fit_rows import UNREAD, held_out_place
+from slipstream.tools.data.fit_rows import UNREAD, described, held_out_place
 from slipstream.tools.data.judge_rows import RowJudge, agreement, judged, read_judge
 from slipstream.tools.data.paraphrase import Paraphraser, Paraphrases, read_paraphraser
 from slipstream.tools.data.row_files import check_free
@@ -208,7 +208,7 @@ class _Call:
             return UNREAD
         if "chosen" in line.row:
             raise BadRow("a pair (`chosen`), which `slipstream dpo` and `reward` read as it is")
-        conversation = conversation_of(line.row)
+        conversation = described(conversation_of(line.row))
         row = _row(conversation, line.row, source=f"{Path(source.path).name}:{line.number}")
         columns = self.judge.columns if self.judge else []
         if missing := [name for name in columns if name not in line.row]:

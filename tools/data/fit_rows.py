@@ -9,6 +9,7 @@ the highest return is preferred to the row with the lowest. Rows with `turn_labe
 import contextlib
 import dataclasses
 import hashlib
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.message import Message
+from slipstream.common.records.tool_call import described_tools
 from slipstream.learner.credit.grpo import RETURN_RESOLUTION
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.conversation_rows import (
@@ -182,6 +185,28 @@ def _from_fork(chosen: Conversation, rejected: Conversation) -> tuple[Conversati
         (place for place, (one, other) in enumerate(zip(*both, strict=False)) if one != other), min(map(len, both))
     )
     return tuple(dataclasses.replace(side, learn_from=fork) for side in (chosen, rejected))
+
+
+def described(conversation: Conversation) -> Conversation:
+    """The conversation with a description of its tools at the end of its system message.
+
+    So a policy reads and writes text alone, whatever its chat template knows of tools.
+    """
+    if not (tools := json.loads(conversation.tools)):
+        return conversation
+    messages, text = conversation.messages, described_tools(tools)
+    if messages[0].role == "system":
+        text, messages, added = f"{messages[0].content}\n\n{text}", messages[1:], 0
+    else:
+        added = 1
+    return dataclasses.replace(
+        conversation,
+        messages=(Message("system", text), *messages),
+        learn_from=conversation.learn_from and conversation.learn_from + added,
+        unlearnt=frozenset(index + added for index in conversation.unlearnt),
+        labels=tuple((index + added, label) for index, label in conversation.labels),
+        tools="[]",
+    )
 
 
 def return_of(row: Row, *, needed: bool) -> float:

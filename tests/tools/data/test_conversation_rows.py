@@ -1,5 +1,6 @@
 """Rows of conversations in the shapes of published data sets, and garbage in their place."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from slipstream.actors.episode.actions import Actions
+from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.message import Message
+from slipstream.common.text.action_format import ParsedAction, ToolCalls
+from slipstream.common.text.chat import Chat, reply_form
+from slipstream.common.text.codec import encoder
 from slipstream.common.text.dialogue import Tokeniser
+from slipstream.envhub.env import Observation
 from slipstream.learner.fit.fit_options import FitOptions
+from slipstream.tools.cli.fit import _examples
 from slipstream.tools.data import conversation_rows
-from slipstream.tools.data.conversation_rows import BadRow, Conversation, conversation_of, prompted, read_lines
-from slipstream.tools.data.fit_rows import read_samples
+from slipstream.tools.data.conversation_rows import (
+    BadRow,
+    Conversation,
+    conversation_of,
+    prompted,
+    read_lines,
+)
+from slipstream.tools.data.fit_rows import described, read_samples
+from tests.common.text.chat_templates import family_tokenizer
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
 
 TALK = [("user", "Look."), ("assistant", "Ok."), ("user", "A door."), ("assistant", "open door")]
@@ -119,14 +135,14 @@ def test_tools_and_their_calls_become_text(as_text: bool) -> None:
             {"role": "assistant", "content": "It rains.", "loss": False},
         ],
     }
-    conversation = conversation_of(row)
+    conversation = described(conversation_of(row))
     roles, texts = zip(*told(conversation), strict=True)
     assert roles == ("system", "user", "assistant", "tool", "assistant")
     assert json.dumps(tools[0]) in texts[0]
     assert texts[2] == '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
     assert learnt(conversation) == [texts[2]]
     row["messages"] = [{"role": "system", "content": "Be brief."}, *row["messages"]]
-    assert told(conversation_of(row))[0][1].startswith("Be brief.\n\nThese tools can be called:")
+    assert told(described(conversation_of(row)))[0][1].startswith("Be brief.\n\nThese tools can be called:")
 
 
 @pytest.mark.parametrize(
@@ -190,3 +206,49 @@ def test_parquet_is_read_in_batches_and_a_damaged_file_is_named(tmp_path: Path) 
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ConfigError, match=r"rows\.parquet is damaged after row 0"):
         list(read_lines(path))
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "phi4-mini"])
+def test_with_calls_as_actions_sft_reads_the_tokens_that_a_run_shows(family: str, tmp_path: Path) -> None:
+    tokenizer = family_tokenizer(family, tmp_path)
+    tool = {"type": "function", "function": {"name": "look", "description": "Looks", "parameters": {"type": "object"}}}
+    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    first = Observation(messages=[Message("system", "Play."), Message("user", "go")], rewards={}, tools=[tool])
+    chat, form = Chat(tokenizer), reply_form(tokenizer)
+    actions = Actions(env=None, chat=chat, action_format=ToolCalls(), parse=object())  # type: ignore[arg-type]
+    prompt = actions.open(asyncio.run(actions.opening(first)))
+    replies = [
+        encoder(tokenizer)(form.write(text, before=following)) for text, following in ((call, "tool"), ("done", "user"))
+    ]
+    chat.reply(replies[0])
+    result = Observation(messages=[Message("user", "a door")], rewards={})
+    answer = asyncio.run(actions.shown(ParsedAction(text="{}", valid=True), result))
+    branches = [[*prompt.tokens, *replies[0]]]
+    extension = chat.extend(answer)
+    branches = [*branches, []] if extension.new_branch else branches
+    branches[-1] += [*extension.tokens, *replies[1]]
+
+    calls = [{"type": "function", "function": {"name": "look", "arguments": {}}}]
+    messages = [
+        {"role": "system", "content": "Play."},
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "a door"},
+        {"role": "assistant", "content": "done"},
+    ]
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"messages": messages, "tools": [tool]}) + "\n")
+    calls_are_actions = ["env.action_format=tools", "model.tool_parser=hermes", "warm_start.episodes=0"]
+    config = load_config(None, [f"model.path={tmp_path}", "model.max_tokens=2048", *calls_are_actions])
+    samples, _, left_out = read_samples(FitOptions(data=str(data), held_out=0.0), goal="sft")
+    ((example,),) = _examples(config, "sft", [samples], left_out, data=str(data))
+    assert [sequence.tokens.tolist() for sequence in example[0]] == branches
+    config.env.action_format = "plain"
+    ((other,),) = _examples(config, "sft", [samples], left_out, data=str(data))
+    assert [sequence.tokens.tolist() for sequence in other[0]] != branches
+
+
+def test_a_template_that_shows_no_tools_learns_no_row_with_them() -> None:
+    talk = [Message(role, text) for role, text in TALK]
+    with pytest.raises(ValueError, match="the chat template does not show tools"):
+        Tokeniser(byte_tokenizer(CHATML)).branches(talk, tools=[{"type": "function", "function": {"name": "look"}}])
