@@ -91,5 +91,5 @@ def test_an_environment_that_plays_its_episodes_itself_is_refused() -> None:
 
 
 def test_a_negative_number_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"`env\.max_invalid_turns` must be >= 0, got -1; 0 is no limit"):
+    with pytest.raises(ConfigError, match=r"`env\.max_invalid_turns` must be >= 0, got -1; 0 is the default"):
         load_config(None, ["env.max_invalid_turns=-1"])
