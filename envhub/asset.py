@@ -1,7 +1,8 @@
 """Finds and reads files that the user provides. An error says which file is missing and where to get it."""
 
 import functools
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,10 +10,19 @@ import msgspec
 
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.trajectory import Task
+from slipstream.common.rows.row_source import BadRow, Row, is_hub, whole_rows
+from slipstream.envhub.task_seed import split_of
 
 MAX_FILE_BYTES = 1 << 30
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+def row_source(option: str, name: str, *, fetch: str) -> Path | str:
+    """The path of a file that exists, or the name of a data set on a hub. Raises ValueError for another name."""
+    return name if is_hub(name) else asset_path(option, name, fetch=fetch)
 
 
 def asset_path(option: str, path: str, *, fetch: str) -> Path:
@@ -50,6 +60,46 @@ def read_json(path: Path, kind: type[T]) -> T:
         return msgspec.json.decode(_content(path), type=kind)
     except MALFORMED as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def read_rows(source: Path | str) -> list[tuple[int, Row]]:
+    """The numbered rows of a file or a data set on a hub. Raises ValueError if one is malformed, or there is none."""
+    if isinstance(source, Path) and source.is_file() and source.stat().st_size > MAX_FILE_BYTES:
+        raise ValueError(f"{source} must have at most {MAX_FILE_BYTES} bytes, has {source.stat().st_size}; split it")
+    try:
+        rows = list(whole_rows(source))
+    except BadRow as error:
+        raise ValueError(f"{source}, {error}") from None
+    if not rows:
+        raise ValueError(f"{source} has no rows; a row is a task")
+    return rows
+
+
+def by_split(
+    tasks: list[T], held_out: list[T] | None, *, text: Callable[[T], str], sources: Sequence[Path | str | None]
+) -> dict[str, list[T]]:
+    """Return the tasks of two files by split; or those of one, divided by their texts, so that none is in both.
+
+    It logs how many tasks two files share. Raises ValueError if a split is empty.
+    """
+    split: dict[str, list[T]] = {"train": tasks, "held_out": held_out or []}
+    if held_out is None:
+        split["train"] = []
+        for task in tasks:
+            split[split_of(text(task))].append(task)
+    elif sources[0] != sources[1]:
+        known = set(map(text, tasks))
+        if shared := sum(text(task) in known for task in held_out):
+            log.warning(
+                "%s: %d of %d tasks are also train tasks; remove them from one", sources[1], shared, len(held_out)
+            )
+    for name, found in split.items():
+        if not found:
+            raise ValueError(
+                f"{sources[0]}: of its rows none is in the split {name}, as there are too few; add rows, or set "
+                "`env.options.held_out`"
+            )
+    return split
 
 
 def item_of(task: Task, items: Mapping[str, Sequence[T]]) -> T:

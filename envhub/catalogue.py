@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from slipstream.common.config.config import Config
-from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.config.env_config import EnvConfig, MixtureEntry
 from slipstream.common.process.imported import imported, is_own, loaded
 from slipstream.envhub.driving import DrivingEnv
 from slipstream.envhub.env import Env
 
+NUM_TRAIN_TASKS = 100_000  # where their number is not known
 NUM_HELD_OUT = 32  # twice that are about 2 % of the episodes between two evaluations
 
 ENVS: dict[str, str] = {
@@ -81,6 +82,8 @@ HELD_OUT_BY_OPTION = (
     "textworld",
 )
 
+COUNTED = ("agent", "dataset")  # their tasks may be the rows of a file, whose number is known
+
 Made = TypeVar("Made")
 
 _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")
@@ -92,10 +95,30 @@ def without_held_out(entries: Mapping[str, MixtureEntry]) -> list[str]:
 
 
 def num_held_out(config: Config) -> int:
-    """The number of held-out tasks of each evaluation; 0 if the run has none."""
-    if config.eval.num_tasks is not None:
-        return config.eval.num_tasks
-    return 0 if without_held_out(config.env.entries()) else NUM_HELD_OUT
+    """The number of held-out tasks of each evaluation: never more than there are rows of files; 0 without any."""
+    entries = config.env.entries()
+    wanted = config.eval.num_tasks
+    if wanted is None:
+        wanted = 0 if without_held_out(entries) else NUM_HELD_OUT
+    rows = [num_rows(entry)["held_out"] for entry in entries.values() if num_rows(entry)]
+    return min([wanted, *(number * len(entries) for number in rows)])
+
+
+def num_train_tasks(env: EnvConfig) -> dict[str, int]:
+    """The number of train tasks of each environment, by its label."""
+    return {
+        label: env.num_train_tasks or num_rows(entry).get("train", NUM_TRAIN_TASKS)
+        for label, entry in env.entries().items()
+    }
+
+
+def num_rows(entry: MixtureEntry) -> Mapping[str, int]:
+    """The number of tasks by split, of an environment whose tasks are the rows of a file; empty for others.
+
+    Raises ValueError if a file or an option is wrong.
+    """
+    env: Any = make_any_env(entry.name, entry.options) if entry.name in COUNTED else None
+    return env.num_tasks if env else {}
 
 
 def _has_held_out(name: str, options: Mapping[str, Any]) -> bool:

@@ -98,10 +98,12 @@ class WorldEnv(Generic[S]):
         reward: str = "solved",
         columns: Callable[[Task, Any], Mapping[str, Any]] | None = None,
         tools: tuple[Mapping[str, Any], ...] = (),
+        num_tasks: Mapping[str, int] | None = None,
     ) -> None:
         """Make one that plays the worlds of `make_world`, and names the `columns` of a task and its world.
 
-        `tools` are the actions as functions, as in `Observation.tools`.
+        `tools` are the actions as functions, as in `Observation.tools`. `num_tasks` has the number of tasks by split,
+        where they are the rows of a file.
 
         `kind` names the environment and its options. A snapshot can only be restored in an environment of its kind.
         """
@@ -111,6 +113,7 @@ class WorldEnv(Generic[S]):
         self._reward = reward
         self._columns = columns
         self._tools = tools
+        self.num_tasks = num_tasks or {}
         self._episode: _Episode[S] | None = None
 
     async def reset(self, task: Task) -> Observation:

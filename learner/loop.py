@@ -32,7 +32,7 @@ from vllm import EngineArgs, SamplingParams
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from slipstream import Config, LossTokens, Task, load_config, make_env, policy_loss
+from slipstream import Config, LossTokens, Task, load_config, make_env, num_train_tasks, policy_loss
 from slipstream.actors.engine import reload, vllm_start
 from slipstream.common.text import chat, tokenizer
 from slipstream.learner.batch.pack import TokenSequence, micro_batches, numbered
@@ -141,9 +141,9 @@ async def play(engine: Engine, config: Config, group: int, member: int) -> Attem
 
 def task_of(group: int, config: Config) -> Task:
     """The task of a group: all tasks come once, in a random order, before one comes twice."""
-    lap, place = divmod(group, config.env.num_train_tasks)
-    order = np.random.default_rng((config.run.seed, lap)).permutation(config.env.num_train_tasks)
-    return Task(env=config.env.name, split="train", index=int(order[place]))
+    num_tasks = num_train_tasks(config.env)[config.env.name]
+    order = np.random.default_rng((config.run.seed, group // num_tasks)).permutation(num_tasks)
+    return Task(env=config.env.name, split="train", index=int(order[group % num_tasks]))
 
 
 async def play_groups(engine: Engine, config: Config, groups: range) -> list[list[Attempt]]:

@@ -27,6 +27,9 @@ from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.records.ticket import InsertResult, Lease
 
 FULL_RETRY_S = 0.5
+FREE_FAILURES = 8  # in a row; the pause is then FIRST_PAUSE_S, and doubles with each further one
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 5.0  # of each slot
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ class Episodes:
 
     max_running: int = 1  # the actor's slots; the last group that it leases may exceed them
     num_running: int = 0  # without those that wait for their reward
+    num_failed: int = 0  # attempts in a row, since the last one that was stored
     kept_tokens: int = 0  # sampled by this actor: in stored trajectories, in partials, and as answers of a judge
     _slot_s: float = 0.0  # until the last change
     _changed_at_s: float = field(default_factory=time.monotonic)
@@ -44,6 +48,10 @@ class Episodes:
     def slot_s(self) -> float:
         """The time that slots have been in use, summed over the slots. An episode without a slot adds none."""
         return self._slot_s + min(self.num_running, self.max_running) * (time.monotonic() - self._changed_at_s)
+
+    def pause_s(self) -> float:
+        """Seconds to wait after a failure: longer and longer if nothing but failures comes, so that none is hurried."""
+        return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.num_failed - FREE_FAILURES, 10))
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -242,12 +250,16 @@ async def _play_once(
         if await _insert(lease, trajectory, setup.inserts, buffer):
             setup.episodes.kept_tokens += _num_sampled_here(lease, trajectory)
             siblings.add(trajectory)
+        setup.episodes.num_failed = 0
     except EpisodeFailed as failure:
         del unstored[member]
         log.warning("%s member %d: %s: %s", lease.ticket.task.task_id, member, failure.outcome.value, failure)
-        return await asyncio.to_thread(
+        again = await asyncio.to_thread(
             buffer.fail, lease, member, attempt=attempt, outcome=failure.outcome, reason=str(failure)
         )
+        setup.episodes.num_failed += 1
+        await asyncio.sleep(setup.episodes.pause_s())
+        return again
     del unstored[member]
     return None
 

@@ -17,6 +17,7 @@ from slipstream.actors.episode.answer import Boundary, answer
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.config.config import Config
+from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
@@ -24,12 +25,14 @@ from slipstream.common.text.action_format import ACT, ToolCalls, format_of, mark
 from slipstream.common.text.chat import Chat, ChatRules
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.pieces import check_pieces, check_words
-from slipstream.envhub.catalogue import DRIVING
+from slipstream.envhub.catalogue import DRIVING, make_any_env, num_rows
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.rewards.part import own_judges, reward_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+ROOM_OF_TEMPLATE = 512  # tokens that a chat template may write beside the messages
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +59,7 @@ def check_template(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
             log.warning("environment %s did not start, so its first prompt is not checked: %s", label, error)
             continue
         _check(run, part.name, first, tokenizer)
+        asyncio.run(_check_lengths(run, label, part, tokenizer))
         if run.env.enforce_admissible:
             _check_enforced(run, first, possible, tokenizer)
 
@@ -74,6 +78,30 @@ def _check_judges(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
                     f"`{part.key}.rubric` must be shorter than `model.max_tokens` = {run.model.max_tokens}, got a "
                     f"prompt of {num_tokens} tokens without an episode; shorten it, or raise `model.max_tokens`"
                 )
+
+
+async def _check_lengths(run: Config, label: str, part: MixtureEntry, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raise ConfigError if prompts in the rows of a file leave no room for a reply: every attempt at them would fail.
+
+    A text has at most as many tokens as bytes, so only long ones are encoded.
+    """
+    most, chat, long = run.model.max_tokens, Chat(tokenizer, rules=ChatRules.of(run.model)), list[str]()
+    env, counts = make_any_env(part.name, part.options), num_rows(part)
+    for split, index in [(split, index) for split, number in counts.items() for index in range(number)]:
+        task = Task(env=label, split=split, index=index)
+        messages = with_instructions((await env.reset(task)).messages, format_of(run.env))  # type: ignore[union-attr]
+        if sum(len(message.content.encode()) for message in messages) + ROOM_OF_TEMPLATE < most:
+            continue
+        try:
+            num_tokens = len(chat.open(messages))
+        except (TemplateError, TypeError, ValueError) as error:
+            raise _refused(run, tokenizer, f"the prompt of task {task.task_id}", messages, error) from error
+        long += [f"task {task.task_id} with {num_tokens}"] if num_tokens >= most else []
+    if long:
+        raise ConfigError(
+            f"`model.max_tokens` must be above the tokens of every prompt, got {most}: {len(long)} of "
+            f"{sum(counts.values())} rows have as many or more, such as {long[0]}; raise it, or remove these rows"
+        )
 
 
 async def _first_observation(run: Config, label: str) -> tuple[Observation, list[str]]:

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from slipstream.common.config.bounds import Count, Positive, PositiveShare, Whole, check_bounds
 from slipstream.common.process.config_error import require
@@ -41,7 +43,7 @@ class EnvConfig:
     enforce_admissible: bool = False  # the action of a reply is sampled among those that are possible
     step_timeout_s: Positive = 30.0  # a reset or step that takes longer is an env failure
     episode_timeout_s: Positive = 600.0  # an episode that takes longer is stopped and played again
-    num_train_tasks: Count = 100_000  # train tasks, in a seeded order; none is visited twice before all had their turn
+    num_train_tasks: Annotated[int | None, Ge(1)] = None  # once each before any twice; None: a file's rows, or 100,000
 
     def __post_init__(self) -> None:
         check_bounds(self, "env.")

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from slipstream.common.records.message import Message
 from slipstream.common.records.valid_text import valid_json, valid_text
+
+_ARGUMENTS = ("arguments", "parameters", "args", "input")  # where publishers write the arguments of a call
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,30 +40,33 @@ class ParsedAnswer(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "content", valid_text(self.content))
 
 
-def described_tools(tools: Sequence[object]) -> str:
-    """A paragraph of the system message about the tools that can be called."""
-    return "\n".join(
+def with_tools(messages: Sequence[Message], tools: Sequence[object]) -> tuple[Message, ...]:
+    """The messages with a paragraph about the tools that can be called, at the end of their system message."""
+    described = "\n".join(
         [
             "These tools can be called:",
             *(json.dumps(tool, ensure_ascii=False, default=str) for tool in tools),
             'To call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call>.',
         ]
     )
+    if messages[0].role == "system":
+        return (Message("system", f"{messages[0].content}\n\n{described}"), *messages[1:])
+    return (Message("system", described), *messages)
 
 
 def listed_tools(tools: object) -> list[object]:
     """The tools of a row: a list, its JSON, or nothing. Raises ValueError for anything else."""
     found = tools
-    if isinstance(found, str):
-        try:
-            found = json.loads(found) if found.strip() else []
-        except (ValueError, RecursionError):
-            found = None
-    if found is None and tools is None:
+    try:
+        if isinstance(tools, str):
+            found = json.loads(tools) if tools.strip() else []
+        if isinstance(found, list):  # of objects, or of the JSON of each
+            return [json.loads(tool) if isinstance(tool, str) else tool for tool in found]
+    except (ValueError, RecursionError):
+        pass
+    if tools is None:
         return []
-    if not isinstance(found, list):
-        raise ValueError(f"`tools` must be a list, or its JSON, got {tools!r:.80}")
-    return found
+    raise ValueError(f"`tools` must be a list, or its JSON, got {tools!r:.80}")
 
 
 def written_call(call: object) -> str:
@@ -68,7 +74,7 @@ def written_call(call: object) -> str:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError(f"a call in `tool_calls` must have a function with a name, got {call!r:.80}")
-    arguments = function.get("arguments")
+    arguments = next((function[key] for key in _ARGUMENTS if function.get(key) is not None), None)
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

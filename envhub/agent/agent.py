@@ -21,24 +21,24 @@ from slipstream.common.process.imported import imported, is_own
 from slipstream.common.records.trajectory import StopReason, Task
 from slipstream.envhub.agent.command import run_command
 from slipstream.envhub.agent.endpoint import Endpoint
-from slipstream.envhub.asset import asset_path, item_of, read_lines
+from slipstream.envhub.asset import by_split, item_of, read_rows, row_source
 from slipstream.envhub.driving import Ending, Generate, Terms
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.isolation.sandbox import require_sandbox
 from slipstream.envhub.package import require_package
-from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.task_seed import task_rng
 
 FULL_SCORE = 1 - 1e-6
-FETCH = "give the path of a .jsonl file, with one task in each line"
+FETCH = "give the path of a .jsonl file or a .parquet file, with one task in each row, or hub:NAME:SPLIT"
 TaskRow = dict[str, Any]
 
 
 class AgentEnv:
     """One episode of an agent. The first component of its reward is the goal, which gives score and success.
 
-    Options: `agent`, a `module:function`, or a command as a list of words; `train`, `held_out`, .jsonl files with a
-    task in each line (without `held_out`, one line in eight of `train` is held out; without both, a task is a split, an
+    Options: `agent`, a `module:function`, or a command as a list of words; `train`, `held_out`, files of rows with
+    a task in each (without `held_out`, one row in eight of `train` is held out; without both, a task is a split, an
     index and a seed); `folder`, a folder that a command sees as /opt/agent, read only.
     """
 
@@ -60,6 +60,7 @@ class AgentEnv:
         if held_out and not train:
             raise ValueError(f"`env.options.train` must be set beside `held_out` {held_out}; {FETCH}")
         self._rows = _rows(train, held_out) if train else None
+        self.num_tasks = {split: len(found) for split, found in (self._rows or {}).items()}
 
     async def play_episode(self, task: Task, terms: Terms, generate: Generate) -> Ending:
         """Let the agent play `task`. Raises EnvError, or what the agent raises."""
@@ -151,17 +152,8 @@ def _readable(folder: Path) -> Path:
 @functools.lru_cache(maxsize=8)  # each episode makes a new environment
 def _rows(train: str, held_out: str) -> dict[str, list[TaskRow]]:
     """Return the tasks by split. Raises ValueError if a file is missing, malformed or has too few lines."""
-    rows = read_lines(asset_path("train", train, fetch=FETCH), TaskRow)
-    if held_out:
-        split = {"train": rows, "held_out": read_lines(asset_path("held_out", held_out, fetch=FETCH), TaskRow)}
-    else:
-        split = {"train": [], "held_out": []}
-        for row in rows:
-            split[split_of(json.dumps(row, sort_keys=True))].append(row)
-    for name, found in split.items():
-        if not found:
-            raise ValueError(
-                f"`env.options.{name}`: there are no {name} tasks in {held_out or train}; add lines, or set "
-                "`env.options.held_out`"
-            )
-    return split
+    rows, others = (
+        [row for _, row in read_rows(row_source(option, name, fetch=FETCH))] if name else []
+        for option, name in (("train", train), ("held_out", held_out))
+    )
+    return by_split(rows, others or None, text=lambda row: json.dumps(row, sort_keys=True), sources=(train, held_out))

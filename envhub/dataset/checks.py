@@ -19,6 +19,7 @@ import regex as timed_re
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
+from slipstream.common.rows.row_source import plain
 from slipstream.envhub.dataset.check_client import ask, compared
 from slipstream.envhub.dataset.check_server import marked
 from slipstream.envhub.dataset.json_reply import json_in
@@ -145,7 +146,7 @@ def _pattern(answer: Any) -> "timed_re.Pattern[str]":
 
 
 def same_json(reply: str, answer: Any) -> float:
-    """1 if the reply is JSON, perhaps in a block ```json ... ```, with the value of `answer`.
+    """1 if the reply is JSON, perhaps in a block ```json ... ```, with the value of `answer`. Null fields are none.
 
     An answer that is a text must be JSON too; write an answer that is a list as such a text.
     """
@@ -154,7 +155,7 @@ def same_json(reply: str, answer: Any) -> float:
     except ValueError as error:
         raise ValueError(f"the answer {answer!r} is not JSON: {error}") from None
     try:
-        return float(_is_same(json_in(reply), wanted))
+        return float(_is_same(plain(json_in(reply)), plain(wanted)))
     except (ValueError, RecursionError):
         return 0.0
 

@@ -7,7 +7,7 @@ parts of `env.rewards`, as in every environment.
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,12 @@ import regex
 from slipstream.common.process.imported import imported
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.asset import asset_path, item_of
+from slipstream.envhub.asset import by_split, item_of, row_source
 from slipstream.envhub.dataset.checks import CHECKS, Check, compiled, found_in
-from slipstream.envhub.dataset.item import HUB, Columns, Item, read_items
+from slipstream.envhub.dataset.item import Columns, Item, read_items
 from slipstream.envhub.dataset.script import answers_to, calls_in, has_call
 from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.options import check_choice
-from slipstream.envhub.task_seed import split_of
 from slipstream.envhub.world import Change, WorldEnv
 
 NONE = "none"
@@ -91,6 +90,8 @@ class DatasetWorld:
         """Return the recorded reply, the row's solution, or its answer. Raises NotImplementedError without any."""
         script = self.item.script
         if recorded := script.recorded_reply(state.place):
+            if state.place in script.spared:
+                raise NotImplementedError(f"message {state.place + 2} after the opening is marked, not to be learned")
             return recorded
         if script.next_user(state.place) is not None:
             raise NotImplementedError(f"no reply is recorded before message {state.place + 2} after the opening")
@@ -138,8 +139,8 @@ def make_dataset_env(
         prompt=prompt, answer=answer if compare else "", solution=solution, conversation=conversation, tools=tools
     )
     items = _items(
-        _source("train", train),
-        _source("held_out", held_out) if held_out else None,
+        row_source("train", train, fetch=FETCH),
+        row_source("held_out", held_out, fetch=FETCH) if held_out else None,
         columns,
         compare,
     )
@@ -158,12 +159,8 @@ def make_dataset_env(
         ),
         reward="right",
         columns=lambda task, _: columns_of(item_of(task, items)),
+        num_tasks={split: len(found) for split, found in items.items()},
     )
-
-
-def _source(option: str, name: str) -> Path | str:
-    """The path of a file that exists, or the name of a data set on a hub. Raises ValueError for another name."""
-    return name if name.startswith(HUB) else asset_path(option, name, fetch=FETCH)
 
 
 def columns_of(item: Item) -> dict[str, Any]:
@@ -198,9 +195,12 @@ def _items(
 ) -> dict[str, list[Item]]:
     """Return the rows by split, read and checked. Raises ValueError, with the number of the row, if one is wrong."""
     items = read_items(train, columns, check=_row_check(check))
-    if held_out is None:
-        return _split(items, train)
-    return {"train": items, "held_out": read_items(held_out, columns, check=_row_check(check))}
+    others = read_items(held_out, columns, check=_row_check(check)) if held_out else None
+    return by_split(items, others, text=_text, sources=(train, held_out))
+
+
+def _text(item: Item) -> str:
+    return "\n".join(message.content for message in item.prompt)
 
 
 def _row_check(check: Check | None) -> Callable[[Item], None]:
@@ -235,17 +235,3 @@ def _extracted(reply: str, pattern: regex.Pattern[str] | None) -> str | None:
         return reply
     found = found_in(pattern, reply)
     return found[-1] if found else None
-
-
-def _split(items: Iterable[Item], source: Path | str) -> dict[str, list[Item]]:
-    """Return the items by split. The text of a prompt decides, so that no prompt is in both."""
-    split: dict[str, list[Item]] = {"train": [], "held_out": []}
-    for item in items:
-        split[split_of("\n".join(message.content for message in item.prompt))].append(item)
-    for name, found in split.items():
-        if not found:
-            raise ValueError(
-                f"{source}: of its rows none is in the split {name}, as there are too few; add rows, or set "
-                "`env.options.held_out`"
-            )
-    return split

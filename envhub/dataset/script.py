@@ -12,7 +12,9 @@ import msgspec
 
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.message import Message
-from slipstream.common.records.tool_call import written_call
+from slipstream.common.rows.message_fields import Recorded
+from slipstream.common.rows.row_source import plain
+from slipstream.common.text.thought import without_thought
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.own_thread import OwnThread
 
@@ -30,8 +32,11 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Equal for equal calls, however they are written. White space does not count: tokenizers may change it."""
-        return bare(json.dumps([self.name, self.arguments], sort_keys=True))
+        """Equal for equal calls, however they are written. White space does not count: tokenizers may change it.
+
+        Nor do arguments that are null, and 1.0 is 1, as in every row.
+        """
+        return bare(json.dumps([self.name, plain(self.arguments)], sort_keys=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +44,7 @@ class Script:
     """What was recorded after the first message of the user. Its place is the number of messages that are over."""
 
     rest: tuple[Message, ...] = ()
+    spared: frozenset[int] = frozenset()  # replies that are marked, not to be learned
     results: tuple[tuple[int, str, str], ...] = ()  # of each recorded call: its place in `rest`, its key, its result
 
     def next_user(self, place: int) -> int | None:
@@ -60,7 +66,7 @@ class Script:
 
     def after(self, reply: str, place: int) -> int:
         """The place after `reply` and its results, if it is the recorded one; else `place`."""
-        if bare(self.recorded_reply(place)) != bare(reply):
+        if bare(_answer(self.recorded_reply(place))) != bare(_answer(reply)):
             return place
         place += 1
         while place < len(self.rest) and self.rest[place].role == "tool":
@@ -134,29 +140,23 @@ async def _called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def read_script(messages: Any, name: str) -> tuple[tuple[Message, ...], Script]:
-    """The opening of the recorded conversation in column `name`, and the rest. Raises ValueError if it is malformed."""
-    if not isinstance(messages, list) or not messages:
-        raise ValueError(f"column {name!r} must be a list of messages with role and content, got {messages!r}"[:500])
-    read = [_message(message, name) for message in messages]
-    first = next((index for index, message in enumerate(read) if message.role == "user"), None)
-    if first is None or any(message.role not in ("system", "user") for message in read[:first]):
+def _answer(reply: str) -> str:
+    return without_thought(reply, prompt="")
+
+
+def read_script(read: Sequence[Recorded], given: Sequence[Any], name: str) -> tuple[tuple[Message, ...], Script]:
+    """The opening of the recorded conversation in column `name`, and the rest. Raises ValueError if it is malformed.
+
+    `given` are the row's own messages, the last of those that were `read`.
+    """
+    messages = [each.message for each in read]
+    first = next((index for index, message in enumerate(messages) if message.role == "user"), None)
+    if first is None or any(message.role not in ("system", "user") for message in messages[:first]):
         raise ValueError(f"column {name!r} must begin with a message of the user, after those of the system")
-    rest = tuple(read[first + 1 :])
-    return tuple(read[: first + 1]), Script(rest=rest, results=_results(rest, messages[first + 1 :], name))
-
-
-def _message(message: Any, name: str) -> Message:
-    role, content, calls = None, None, list[object]()
-    if isinstance(message, Mapping):
-        role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls") or []
-    if role not in ("system", "user", "assistant", "tool") or not isinstance(content or "", str):
-        raise ValueError(f"column {name!r}: a message must have role and content, got {message!r}"[:500])
-    try:
-        texts = [written_call(call) for call in calls]
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"column {name!r}: {error}") from None
-    return Message(role, "\n".join([*([content] if content else []), *texts]))
+    rest = tuple(messages[first + 1 :])
+    spared = frozenset(index for index, each in enumerate(read[first + 1 :]) if not each.is_learnt)
+    own = given[len(given) - len(rest) :]
+    return tuple(messages[: first + 1]), Script(rest=rest, results=_results(rest, own, name), spared=spared)
 
 
 def _results(
@@ -167,7 +167,8 @@ def _results(
     found = []
     for index, (message, row) in enumerate(zip(rest, given, strict=True)):
         if message.role == "assistant":
-            ids, calls = [call.get("id") for call in row.get("tool_calls") or []], calls_in(message.content)
+            calls, listed = calls_in(_answer(message.content)), row.get("tool_calls")
+            ids = [call.get("id") for call in listed] if isinstance(listed, list) else []
             open_calls = list(zip([None] * (len(calls) - len(ids)) + ids, calls, strict=True))
         elif message.role == "tool":
             if not open_calls:

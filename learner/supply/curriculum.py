@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import num_train_tasks
 from slipstream.learner.supply.task_order import task_index
 from slipstream.replay.records.ticket import Group
 
@@ -23,6 +24,7 @@ class Curriculum:
     def __init__(self, config: EnvConfig, *, seed: int) -> None:
         self._config = config
         self._entries = config.entries()
+        self._num_tasks = num_train_tasks(config)
         self._seed = seed
         self._success = {label: deque[float](maxlen=WINDOW) for label in self._entries}
 
@@ -49,8 +51,8 @@ class Curriculum:
 
         No task of an environment is visited twice before all of them had their turn.
         """
-        index = task_index(group_id, self._config.num_train_tasks, self._seed)
-        return Task(env=self.label(group_id), split="train", index=index)
+        label = self.label(group_id)
+        return Task(env=label, split="train", index=task_index(group_id, self._num_tasks[label], self._seed))
 
     def label(self, number: int) -> str:
         """The environment of item `number`, drawn by the current weights."""

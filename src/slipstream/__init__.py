@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from slipstream.common.records.tool_call import ToolCall
     from slipstream.common.records.trajectory import Task, Trajectory, Turn
     from slipstream.common.text.action_format import ParsedAction
-    from slipstream.envhub.catalogue import make_env
+    from slipstream.envhub.catalogue import make_env, num_train_tasks
     from slipstream.envhub.env import Env, EnvError, Observation
     from slipstream.envhub.rewards.episode import Episode
     from slipstream.learner.objective.correction import Correction
@@ -38,6 +38,7 @@ __all__ = [
     "Turn",
     "load_config",
     "make_env",
+    "num_train_tasks",
     "policy_loss",
     "ratio",
 ]
@@ -59,6 +60,7 @@ _PLACES = {
     "Turn": "slipstream.common.records.trajectory",
     "load_config": "slipstream.common.config.config",
     "make_env": "slipstream.envhub.catalogue",
+    "num_train_tasks": "slipstream.envhub.catalogue",
     "policy_loss": "slipstream.learner.step.loss",
     "ratio": "slipstream.learner.objective.ratio",
 }

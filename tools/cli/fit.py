@@ -15,6 +15,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.run_dir import RunDir, write_json, write_whole
 from slipstream.common.process.shutdown import Shutdown, die_with_parent
+from slipstream.common.rows.row_source import is_hub
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.pieces import check_words
@@ -114,7 +115,7 @@ def _examples(
     tokeniser = Tokeniser(
         tokenizer,
         rules=ChatRules.of(config.model),
-        recorded_at_s=Path(data).stat().st_mtime,  # the same on every rank, and for a run that is resumed
+        recorded_at_s=None if is_hub(data) else Path(data).stat().st_mtime,  # the same on every rank, and if resumed
     )
     texts = (message.content for sample in parts[0] for side in sample.sides for message in side.messages)
     check_words(tokenizer, texts, where=f"`--data` {data}")

@@ -1,45 +1,32 @@
-"""Reads rows of recorded conversations in every published shape, for the verbs that fit models and `data`.
+"""Makes conversations of rows in every published shape, for the verbs that fit models and `data`.
 
-| rows                                                     | published as                                              |
-|----------------------------------------------------------|-----------------------------------------------------------|
-| `messages`, with or without `tools`                      | ours, TRL's, OpenAI's, verl's for SFT                     |
-| `prompt` and `completion`, lists of messages             | TRL's                                                     |
-| `conversations` or `conversation`, with or without a     | AgentInstruct, Agent-FLAN, OpenManus-RL, ShareGPT         |
-| column `system`                                          |                                                           |
-
-A message has `role` and `content`, or `from` and `value`. An assistant's message with `loss: false` is not learnt from.
-Calls of tools are written as text, and `tools` is kept apart: see `described` in `fit_rows`.
+docs/data.md has the table of shapes and fields. `slipstream.common.rows.message_fields` reads a message. Tools are kept
+apart: see `described` in `fit_rows`.
 """
 
 import json
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from slipstream.common.process.config_error import ConfigError
+import xxhash
+
 from slipstream.common.records.message import Message
-from slipstream.common.records.tool_call import listed_tools, written_call
+from slipstream.common.records.tool_call import listed_tools
+from slipstream.common.rows.message_fields import ROW_MARKS, Recorded, flag, read_messages
+from slipstream.common.rows.row_source import BadRow, Row
+from slipstream.common.text.thought import without_thought
 
-ROLES = ("system", "user", "assistant", "tool")
-ALIASES = {
-    "human": "user",
-    "gpt": "assistant",
-    "function_call": "assistant",
-    "observation": "tool",
-    "function": "tool",
-}
 COLUMNS = ("messages", "conversations", "conversation")  # of a whole conversation
-SHAPES = (*COLUMNS, "prompt", "completion", "chosen", "rejected")
-MAX_LINE_BYTES = 64 << 20
-BATCH_ROWS = 64  # of a parquet file, in memory at a time
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escaped half of a character
-Row = dict[str, Any]
-
-
-class BadRow(ValueError):
-    """A row in none of the known shapes; the message says why."""
+SHAPES = (*COLUMNS, "prompt", "completion", "completions", "chosen", "rejected", "preferred_output")
+LABELS = ("label", "kto_tag")  # of KTO: whether a row is good
+# What a row may have beside these: columns that are used, or that say where a row is from.
+KNOWN = {
+    *(*SHAPES, *ROW_MARKS, "input", "non_preferred_output", "instruction", "system", "tools", "functions"),
+    *("turn_labels", "task", "group_id", "return", "score", "success", "run_id", "member", "id", "source", "marks"),
+    *("perturbed", "rewards", "state_keys", "fidelity", "segments", "attempt", "actor", "state", "step", "num_turns"),
+    *("num_tokens", "num_branches", "policy_versions", "stop_reason"),
+}
+UNREAD = "without messages (see `fidelity`)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,119 +38,146 @@ class Conversation:
     unlearnt: frozenset[int] = frozenset()
     labels: tuple[tuple[int, float], ...] = ()  # of messages by their index, in [0, 1]: see `labelled`
     tools: str = "[]"  # those that can be called, as JSON
+    unread: tuple[str, ...] = field(default=(), compare=False)  # fields of messages and marks of the row
 
     def is_learnt(self, index: int) -> bool:
         """Whether the message at `index` is learnt from."""
         return self.messages[index].role == "assistant" and index >= self.learn_from and index not in self.unlearnt
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """One row of a file, or why it cannot be read."""
-
-    number: int  # from 1
-    row: Row
-    fault: str = ""
-    text: str = ""  # of a line that cannot be read
-
-
-def read_lines(path: Path, *, skip: int = 0) -> Iterator[Line]:
-    """Yield the rows of a .jsonl or .parquet file after the first `skip`, a few in memory. Raises ConfigError."""
-    match path.suffix:
-        case ".jsonl":
-            yield from _jsonl(path, skip)
-        case ".parquet":
-            yield from _parquet(path, skip)
-        case ".json":
-            raise ConfigError(f"{path}: .json is read as a whole; convert it: jq -c '.[]' {path.name} > rows.jsonl")
-        case _:
-            raise ConfigError(f"{path}: the name must end in .jsonl or .parquet")
+def reason_to_leave_out(row: Row, *, labels: bool = False) -> str:
+    """Why a row is no example: it has no messages, or a mark, of which `labels` are no reason; empty if it is one."""
+    if "messages" in row and all(row.get(shape) is None for shape in SHAPES):
+        return UNREAD
+    marks = {name: flag(row[name]) for name in ROW_MARKS if name in row and not (labels and name in LABELS)}
+    said_no = [name for name, given in marks.items() if given is not None and given is not ROW_MARKS[name]]
+    return f"marked `{said_no[0]}`, not to be learned" if said_no else ""
 
 
-def _jsonl(path: Path, skip: int) -> Iterator[Line]:
-    with path.open("rb") as file:
-        number = 0
-        while text := file.readline(MAX_LINE_BYTES):
-            number += 1
-            is_whole = text.endswith(b"\n") or len(text) < MAX_LINE_BYTES
-            while not is_whole:
-                rest = file.readline(MAX_LINE_BYTES)
-                is_whole = rest.endswith(b"\n") or len(rest) < MAX_LINE_BYTES
-                text = text[:0]
-            if number <= skip:
-                continue
-            yield (
-                _line(number, text)
-                if text
-                else Line(number=number, row={}, fault=f"is longer than {MAX_LINE_BYTES} bytes")
-            )
-
-
-def _line(number: int, text: bytes) -> Line:
-    shown = text[:2000].decode(errors="replace")
-    try:
-        row = json.loads(text.decode("utf-8-sig"))
-        if _SURROGATE.search(text):
-            json.dumps(row, ensure_ascii=False).encode()  # pairs of them are a character; halves raise
-    except UnicodeEncodeError as error:
-        half = error.object[error.start].encode("unicode_escape").decode()
-        return Line(number=number, row={}, fault=f"has half a character, {half}; complete or remove it", text=shown)
-    except RecursionError:
-        return Line(number=number, row={}, fault="is nested too deeply", text=shown)
-    except ValueError as error:
-        return Line(number=number, row={}, fault=f"is not JSON: {error}", text=shown)
-    if not isinstance(row, dict):
-        return Line(number=number, row={}, fault=f"must be a JSON object, got a {type(row).__name__}", text=shown)
-    return Line(number=number, row=_without_nulls(row))
-
-
-def _without_nulls(row: Row) -> Row:
-    """The row without null conversations, which a file of several shapes has; `messages` stays if it has no other."""
-    left = {name: value for name, value in row.items() if value is not None or name not in SHAPES}
-    return row if "messages" in row and left.keys().isdisjoint(SHAPES) else left
-
-
-def _parquet(path: Path, skip: int) -> Iterator[Line]:
-    import pyarrow as pa  # only .parquet files need pyarrow
-    import pyarrow.parquet as pq
-
-    num_read = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(BATCH_ROWS):
-                num_skipped = min(max(0, skip - num_read), batch.num_rows)
-                num_read += num_skipped
-                for row in batch.slice(num_skipped).to_pylist():
-                    num_read += 1
-                    yield Line(number=num_read, row=_without_nulls(row))
-    except (pa.ArrowException, OSError, UnicodeError) as error:
-        message = " ".join(str(error).split())
-        raise ConfigError(f"{path} is damaged after row {num_read}: {message}; restore it from a copy") from error
+def label_of(row: Row) -> float | None:
+    """1 for a good row of KTO, 0 for a bad one; None for a row without a label."""
+    return next((float(given) for name in LABELS if (given := flag(row.get(name))) is not None), None)
 
 
 def conversation_of(row: Row) -> Conversation:
-    """The conversation of a row that is no pair. Raises BadRow."""
+    """The conversation of a row; of a pair, that which is preferred. Raises BadRow."""
+    row = _as_pair(row)
+    if row.get("chosen") is not None:
+        return pair_of(row)[0]
     for column in COLUMNS:
-        if column in row:
-            messages, unlearnt = _messages(row, column)
-            return _with_tools(row, Conversation(messages=messages, unlearnt=unlearnt))
-    if "completion" in row:
+        if row.get(column) is not None:
+            return _conversation(row, read_messages(row[column], column, system=row.get("system")))
+    if row.get("completion") is not None:
         return prompted(row, "completion")
-    hint = "; rows with only a prompt are tasks: see docs/dataset.md" if "prompt" in row else ""
-    raise BadRow(f"neither `messages` nor `prompt` and `completion`, but {', '.join(row) or 'nothing'}{hint}")
+    names = [name for name, value in row.items() if value is not None]
+    hint = "; rows with only a prompt are tasks: see docs/dataset.md" if "prompt" in names else ""
+    raise BadRow(f"neither `messages` nor `prompt` and `completion`, but {', '.join(names) or 'nothing'}{hint}")
+
+
+def is_pair(row: Row) -> bool:
+    """Whether a row says what is preferred. Raises BadRow."""
+    return _as_pair(row).get("chosen") is not None
+
+
+def pair_of(row: Row) -> tuple[Conversation, Conversation]:
+    """What is preferred, and what is not, learnt from after the prompt or where they begin to differ. Raises BadRow."""
+    row = _as_pair(row)
+    chosen, rejected = prompted(row, "chosen"), prompted(row, "rejected")
+    return (chosen, rejected) if chosen.learn_from and rejected.learn_from else from_fork(chosen, rejected)
+
+
+def from_fork(chosen: Conversation, rejected: Conversation) -> tuple[Conversation, Conversation]:
+    """Two conversations, learnt from where they begin to differ: what is the same teaches no preference."""
+    both = chosen.messages, rejected.messages
+    fork = next(
+        (place for place, (one, other) in enumerate(zip(*both, strict=False)) if one != other), min(map(len, both))
+    )
+    return replace(chosen, learn_from=fork), replace(rejected, learn_from=fork)
+
+
+def replies_alike(one: Conversation, other: Conversation) -> bool:
+    """Whether both have the same messages, apart from thoughts."""
+    said = [
+        [(each.role, without_thought(each.content, prompt="").strip()) for each in side.messages]
+        for side in (one, other)
+    ]
+    return said[0] == said[1]
 
 
 def prompted(row: Row, column: str) -> Conversation:
-    """The conversation of `prompt` and `column`, learnt from the latter; of `column` alone in a row without a prompt.
+    """The conversation of the prompt and `column`, learnt from the latter; of `column` alone without a prompt.
 
-    Raises BadRow.
+    The prompt is the column `prompt`, a text or messages, or else a conversation that `column` continues. A side that
+    begins with the prompt has it once. Raises BadRow.
     """
-    if "prompt" not in row and column != "completion":
-        messages, unlearnt = _messages(row, column)
-        return _with_tools(row, Conversation(messages=messages, unlearnt=unlearnt))
-    (prompt, _), (reply, unlearnt) = _messages(row, "prompt"), _messages(row, column, begins=False)
-    moved = frozenset(len(prompt) + index for index in unlearnt)
-    return _with_tools(row, Conversation(messages=prompt + reply, learn_from=len(prompt), unlearnt=moved))
+    given, system = row.get(column), row.get("system")
+    side = read_messages([given] if isinstance(given, dict) else given, column)
+    base = next((name for name in ("prompt", *COLUMNS) if row.get(name) is not None), "")
+    if column != "completion" and (not base or (base != "prompt" and side[0].message.role != "assistant")):
+        return _conversation(row, read_messages(given, column, system=system))
+    asked = row.get(base)
+    asked = [{"role": "user", "content": asked}] if base == "prompt" and isinstance(asked, str) and asked else asked
+    prompt = read_messages(asked, base or "prompt", system=system)
+    said = [[each.message for each in part if each.message.role != "system"] for part in (prompt, side)]
+    if said[0] == said[1][: len(said[0])]:
+        own = [each for each in side if each.message.role == "system"]
+        prompt = prompt if prompt[0].message.role == "system" else [*own, *prompt]
+        side = [each for each in side if each.message.role != "system"][len(said[0]) :]
+    elif side[0].message.role == "system" or (
+        side[0].message.role == "user" and prompt[-1].message.role == "user" and isinstance(row.get(base), str)
+    ):
+        raise BadRow(f"`{column}` begins again, and not with `{base}`; begin it with the reply, or with all of it")
+    return _conversation(row, [*prompt, *side], learn_from=len(prompt))
+
+
+def _as_pair(row: Row) -> Row:
+    """The row with `prompt`, `chosen` and `rejected` where it prefers something in another format. Raises BadRow."""
+    if row.get("preferred_output") is not None:
+        if not isinstance(asked := row.get("input"), dict):
+            raise BadRow(f"`input` must have messages, beside `preferred_output`, got {asked!r:.80}")
+        sides = {"chosen": row["preferred_output"], "rejected": row.get("non_preferred_output")}
+        return row | {"prompt": asked.get("messages"), "tools": asked.get("tools")} | sides
+    if row.get("completions") is None or any(row.get(name) is not None for name in (*COLUMNS, "chosen")):
+        return row
+    try:
+        scores = [float(each.get("score", each.get("overall_score"))) for each in row["completions"]]
+        replies = [[{"role": "assistant", "content": each["response"]}] for each in row["completions"]]
+        best, worst = (replies[scores.index(most)] for most in (max(scores), min(scores)))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        given = row["completions"]
+        raise BadRow(f"`completions` must have responses with a score or overall_score, got {given!r:.80}") from None
+    return row | {"prompt": row.get("prompt") or row.get("instruction"), "chosen": best, "rejected": worst}
+
+
+def _conversation(row: Row, read: Sequence[Recorded], *, learn_from: int = 0) -> Conversation:
+    """The conversation of messages that were read, with the marks and the tools of their row. Raises BadRow."""
+    spared = {index for index, each in enumerate(read) if not each.is_learnt}
+    unread = [name for each in read for name in each.unread]
+    unread += [f"column {name}" for name, value in row.items() if name not in KNOWN and value is not None]
+    for name in ROW_MARKS:
+        given = row.get(name)
+        if isinstance(given, list):
+            flags = [flag(each) for each in given]
+            if len(flags) != len(read) or None in flags:
+                raise BadRow(f"`{name}` must have 0 or 1 for each of the {len(read)} messages, got {given!r:.80}")
+            spared |= {index for index, each in enumerate(flags) if each is not ROW_MARKS[name]}
+        elif given is not None and flag(given) is None:
+            unread.append(f"column {name}")
+    messages = tuple(each.message for each in read)
+    unlearnt = frozenset(index for index in spared if messages[index].role == "assistant")
+    return _with_tools(
+        row, Conversation(messages=messages, learn_from=learn_from, unlearnt=unlearnt, unread=tuple(unread))
+    )
+
+
+def prompt_task(conversation: Conversation) -> str:
+    """A name for the messages before the first reply: the task of a row that names none."""
+    prompt = xxhash.xxh3_64()
+    for message in conversation.messages:
+        if message.role == "assistant":
+            break
+        prompt.update(f"{message.role}\0{message.content}\0".encode(errors="replace"))
+    return f"prompt/{prompt.hexdigest()}"
 
 
 def labelled(row: Row, conversation: Conversation, *, hard: bool) -> Conversation:
@@ -187,63 +201,10 @@ def labelled(row: Row, conversation: Conversation, *, hard: bool) -> Conversatio
     return replace(conversation, labels=labels)
 
 
-def messages_of(row: Row, column: str) -> tuple[Message, ...]:
-    """The messages in one column. Raises BadRow."""
-    return _messages(row, column)[0]
-
-
-def _messages(row: Row, column: str, *, begins: bool = True) -> tuple[tuple[Message, ...], frozenset[int]]:
-    """The messages in one column, and the indices of those with `loss: false`.
-
-    The text in the column `system` comes before those that begin a conversation.
-    """
-    value = row.get(column)
-    if not isinstance(value, list) or not value:
-        raise BadRow(f"`{column}` must be a list of messages with role and content, got {value!r:.80}")
-    messages = [_message(column, each) for each in value]
-    spared = [index for index, each in enumerate(value) if each.get("loss") is False]
-    if begins and isinstance(system := row.get("system"), str) and system and messages[0].role != "system":
-        messages.insert(0, Message("system", system))
-        spared = [index + 1 for index in spared]
-    return tuple(messages), frozenset(spared)
-
-
-def _message(column: str, value: object) -> Message:
-    problem = (
-        f"a message in `{column}` must have a role ({', '.join(ROLES)}) and text as content, or from and value, got "
-        f"{value!r:.80}"
-    )
-    if not isinstance(value, dict):
-        raise BadRow(problem)
-    role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
-    role = ALIASES.get(role, role) if isinstance(role, str) else role
-    if isinstance(content, list):
-        content = _joined_parts(content)
-    calls = value.get("tool_calls") or []
-    if content is None and calls:
-        content = ""
-    if role not in ROLES or not isinstance(content, str) or not isinstance(calls, list):
-        raise BadRow(problem)
-    return Message(role=role, content="\n".join([*([content] if content else []), *map(_call, calls)]))
-
-
-def _joined_parts(parts: Sequence[object]) -> str | None:
-    """The text of a content in parts; None if a part is no text."""
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
-    return "".join(text for text in texts if text is not None) if all(isinstance(text, str) for text in texts) else None
-
-
-def _call(call: object) -> str:
-    try:
-        return written_call(call)
-    except ValueError as error:
-        raise BadRow(str(error)) from None
-
-
 def _with_tools(row: Row, conversation: Conversation) -> Conversation:
-    """The conversation with the column `tools`, a list or its JSON. Raises BadRow."""
+    """The conversation with the column `tools` or `functions`, a list or its JSON. Raises BadRow."""
     try:
-        tools = listed_tools(row.get("tools"))
+        tools = listed_tools(row.get("tools")) or listed_tools(row.get("functions"))
     except ValueError as error:
         raise BadRow(str(error)) from None
     return replace(conversation, tools=json.dumps(tools, default=str))

@@ -23,15 +23,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.tools.data.conversation_rows import BadRow, Conversation, Line, Row, conversation_of, read_lines
+from slipstream.common.rows.row_source import BadRow, Line, Row, is_hub, read_lines
+from slipstream.tools.data.conversation_rows import (
+    Conversation,
+    conversation_of,
+    is_pair,
+    label_of,
+    labelled,
+    prompt_task,
+    reason_to_leave_out,
+)
 from slipstream.tools.data.data_card import Counts, Source, card, count
 from slipstream.tools.data.data_files import DataFiles, SourceState, progress_file
 from slipstream.tools.data.data_options import DataOptions
-from slipstream.tools.data.fit_rows import UNREAD, described, held_out_place
+from slipstream.tools.data.fit_rows import described, held_out_place
 from slipstream.tools.data.judge_rows import RowJudge, agreement, judged, read_judge
 from slipstream.tools.data.paraphrase import Paraphraser, Paraphrases, read_paraphraser
 from slipstream.tools.data.row_files import check_free
@@ -61,7 +68,7 @@ def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> in
     if not sources:
         raise ConfigError("`--data` must name one file of conversations or several; see docs/data.md")
     for source in sources:
-        if not source.is_file():
+        if not is_hub(source) and not source.is_file():
             raise ConfigError(f"`--data` {source} is not a file; name .jsonl or .parquet files of conversations")
     seed = config.run.seed
     judge = read_judge(Path(options.judge)) if options.judge else None
@@ -204,11 +211,14 @@ class _Call:
         """Write a row if it is kept, or lay it aside for a model; else return the reason. Raises BadRow."""
         if line.fault:
             raise BadRow(line.fault)
-        if line.row.get("messages", ()) is None:
-            return UNREAD
-        if "chosen" in line.row:
+        if reason := reason_to_leave_out(line.row, labels=True):
+            return reason
+        if is_pair(line.row):
             raise BadRow("a pair (`chosen`), which `slipstream dpo` and `reward` read as it is")
-        conversation = described(conversation_of(line.row))
+        conversation = conversation_of(line.row)
+        if line.row.get("turn_labels") is not None:
+            conversation = labelled(line.row, conversation, hard=False)
+        conversation = described(conversation)
         row = _row(conversation, line.row, source=f"{Path(source.path).name}:{line.number}")
         columns = self.judge.columns if self.judge else []
         if missing := [name for name in columns if name not in line.row]:
@@ -217,6 +227,8 @@ class _Call:
         _check_json({name: row[name] for name in KEPT_COLUMNS if name in row} | shown)
         if reason := sieve.reason_to_drop(conversation, line.row):
             return reason
+        for name in conversation.unread:
+            count(self.counts.unread, name)
         if self.judge is None and self.paraphraser is None:
             self._keep(row, source, paraphrases=None)
             return None
@@ -308,15 +320,12 @@ def _row(conversation: Conversation, row: Row, *, source: str) -> Row:
         spared = message.role == "assistant" and not conversation.is_learnt(index)
         messages.append({"role": message.role, "content": message.content, **({"loss": False} if spared else {})})
     kept = {name: row[name] for name in KEPT_COLUMNS if isinstance(row.get(name), KEPT_TYPES)}
-    task = _prompt_task(conversation) if row.get("task") is None else str(row["task"])
+    if (label := label_of(row)) is not None:
+        kept["label"] = bool(label)
+    if row.get("turn_labels") is not None:
+        labels = dict(conversation.labels)
+        kept["turn_labels"] = [
+            labels.get(index) for index, message in enumerate(messages) if message["role"] == "assistant"
+        ]
+    task = prompt_task(conversation) if row.get("task") is None else str(row["task"])
     return {"messages": messages, "task": task, **kept, "source": source}
-
-
-def _prompt_task(conversation: Conversation) -> str:
-    """A name for the messages before the first reply."""
-    prompt = xxhash.xxh3_64()
-    for message in conversation.messages:
-        if message.role == "assistant":
-            break
-        prompt.update(f"{message.role}\0{message.content}\0".encode(errors="replace"))
-    return f"prompt/{prompt.hexdigest()}"

@@ -31,6 +31,7 @@ class Counts:
     marks: list[str] = field(default_factory=list)  # lines about the marks of a judge
     copies: dict[str, int] = field(default_factory=dict)  # rows with other words, by kind
     uncopied: dict[str, int] = field(default_factory=dict)  # rows that got no such copy, by reason
+    unread: dict[str, int] = field(default_factory=dict)  # fields that no reader knows, in rows that passed the filters
     num_trained: int = 0
     num_held_out: int = 0
 
@@ -78,6 +79,9 @@ def card(name: str, counts: Counts, options: DataOptions, *, digests: Mapping[st
         lines += ["", "## Dropped", "", *_table(("reason", "rows"), gone)]
     if counts.faults:
         lines += ["", "The first that cannot be read:", "", *(f"- {_escaped(fault)}" for fault in counts.faults)]
+    if counts.unread:
+        fields = [[name, f"{number:,}"] for name, number in _most_first(counts.unread)]
+        lines += ["", "## Fields that are not read", "", *_table(("field", "messages"), fields)]
     if counts.marks:
         lines += ["", "## Marks", "", *counts.marks]
     if counts.copies or counts.uncopied:

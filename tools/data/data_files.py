@@ -24,6 +24,7 @@ import xxhash
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import write_whole
 from slipstream.common.process.wire import MALFORMED
+from slipstream.common.rows.row_source import is_hub
 from slipstream.tools.data.data_card import Counts
 from slipstream.tools.terminal.printable import json_line
 
@@ -41,6 +42,8 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def of(cls, path: Path) -> "SourceState":
         """Read the file once. Its hash takes a fraction of the time of its rows."""
         digest, num_bytes = xxhash.xxh3_128(), 0
+        if is_hub(path):
+            return cls(path=str(path), num_bytes=0, xxh3="")
         with path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)

@@ -10,7 +10,7 @@ from slipstream.common.text.action_format import ToolCalls, action_format
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataOptions:
-    data: tuple[str, ...] = ()  # .jsonl or .parquet files of conversations, in any shape of docs/data.md
+    data: tuple[str, ...] = ()  # .jsonl or .parquet files, or hub:NAME:SPLIT, in any shape of docs/data.md
     successes: bool = False  # drop rows whose `success` is not true
     min_return: float = -math.inf  # drop rows with a lower `return`
     min_replies: Count = 1  # drop rows with fewer messages of the assistant

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
+from slipstream.common.rows.row_source import Row
 from slipstream.common.text.action_format import action_format
-from slipstream.tools.data.conversation_rows import Conversation, Row
+from slipstream.tools.data.conversation_rows import Conversation, label_of
 from slipstream.tools.data.data_files import DataFiles
 from slipstream.tools.data.data_options import DataOptions
 from slipstream.tools.data.fit_rows import return_of
@@ -48,9 +49,9 @@ class Sieve:
             return "too few or too many replies"
         if options.max_chars and num_chars(conversation) > options.max_chars:
             return "longer than --max-chars"
-        return self._reason_in_text(conversation)
+        return self._reason_in_text(conversation, row)
 
-    def _reason_in_text(self, conversation: Conversation) -> str:
+    def _reason_in_text(self, conversation: Conversation, row: Row) -> str:
         replies = [
             message.content for index, message in enumerate(conversation.messages) if conversation.is_learnt(index)
         ]
@@ -59,9 +60,11 @@ class Sieve:
         if self._options.max_repetition < 1 and repetition(replies) > self._options.max_repetition:
             return "repeats itself"
         digest = xxhash.xxh3_64_intdigest(
-            "\0".join(f"{message.role}\0{message.content}" for message in conversation.messages).encode(
-                errors="replace"
-            )
+            "\0".join(
+                f"{message.role}\0{message.content}\0{conversation.is_learnt(index)}"
+                for index, message in enumerate(conversation.messages)
+            ).encode(errors="replace")
+            + repr((conversation.labels, label_of(row))).encode()
         )
         if digest in self._seen:
             return "identical to another row"

@@ -17,7 +17,7 @@ from slipstream.common.process.long_work import LongWork, report_on_stderr
 from slipstream.common.records.reward_protocol import CRITICS, OUTCOME
 from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.common.text.action_format import action_format
-from slipstream.envhub.catalogue import DRIVING
+from slipstream.envhub.catalogue import DRIVING, num_rows
 from slipstream.learner.objective.turn_labels import aggregated
 from slipstream.tools.play.eval_attempt import Played, certainty
 from slipstream.tools.play.eval_options import EvalOptions
@@ -124,6 +124,7 @@ class _Test:
     async def play_all(self, label: str) -> list[Played]:
         """Play every held-out task of an environment. Raises ConfigError if every episode failed."""
         num_tasks = self.config.eval.num_tasks or DEFAULT_NUM_TASKS
+        num_tasks = min(num_tasks, num_rows(self.config.env.entries()[label]).get("held_out", num_tasks))
         tasks = [Task(env=label, split="held_out", index=index) for index in range(num_tasks)]
         room = asyncio.Semaphore(self.config.actors.max_episodes)
         work = LongWork(f"episodes of {label}", num_tasks * self.options.attempts, report=report_on_stderr)

@@ -18,11 +18,12 @@ from slipstream.actors.engine.engine import Completion, Restriction
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.config.config import Config
 from slipstream.common.records.trajectory import Sampling, Task
+from slipstream.common.rows.message_fields import read_messages
+from slipstream.common.rows.row_source import BadRow, read_lines
 from slipstream.common.text.action_format import ActionFormat, format_of
 from slipstream.common.text.chat import ChatRules, reply_form
 from slipstream.common.text.transcript import Transcriber
 from slipstream.envhub.env import Env, EnvError
-from slipstream.tools.data.conversation_rows import BadRow, messages_of, read_lines
 from slipstream.tools.replay.export import row_of
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.prepare import completion_of, expert_episodes, expert_reply
@@ -122,7 +123,8 @@ def _recorded(path: Path, config: Config, left_out: Counter[str]) -> Iterator[tu
     for line in read_lines(path):
         label, split, index = ([*str(line.row.get("task", "")).rsplit("/", 2), "", ""])[:3]
         try:
-            written = [each.content for each in messages_of(line.row, "messages") if each.role == "assistant"]
+            read = [each.message for each in read_messages(line.row.get("messages"), "messages")]
+            written = [each.content for each in read if each.role == "assistant"]
             replies = _of_turns(written, line.row.get("num_turns"))
         except BadRow:
             replies = []

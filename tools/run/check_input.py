@@ -22,7 +22,7 @@ from slipstream.common.process.yaml_file import reason
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import check_formats
 from slipstream.common.transfer.model_folder import check_not_quantised
-from slipstream.envhub.catalogue import DRIVING, make_any_env, without_held_out
+from slipstream.envhub.catalogue import DRIVING, make_any_env, num_train_tasks, without_held_out
 from slipstream.envhub.driving import DrivingEnv
 from slipstream.envhub.env import Observation
 from slipstream.envhub.rewards.episode import Episode, EpisodeTurn
@@ -257,11 +257,10 @@ def check_collect(config: Config, options: CollectOptions, *, to_come: Collectio
 
     Paths `to_come` are made before the episodes are played, so they are not looked at.
     """
-    last = options.first_task + options.num_tasks
-    if last > config.env.num_train_tasks:
+    last, most = options.first_task + options.num_tasks, max(num_train_tasks(config.env).values())
+    if last > most:
         raise ConfigError(
-            "`--first-task` + `--num-tasks` must be <= env.num_train_tasks = "
-            f"{config.env.num_train_tasks}, got {last}; lower `--num-tasks`"
+            f"`--first-task` + `--num-tasks` must be <= env.num_train_tasks = {most}, got {last}; lower `--num-tasks`"
         )
     if options.server and (config.env.action_format == TOOLS or config.model.context != "stop"):
         raise ConfigError(

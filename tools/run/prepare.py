@@ -35,7 +35,7 @@ from slipstream.common.text.codec import CONTEXT_TOKENS, decoder, encoder, follo
 from slipstream.common.text.pieces import check_pieces
 from slipstream.common.text.tokenizer import check_renders
 from slipstream.common.text.tokenizer import load_tokenizer as tokenizer_of
-from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.catalogue import make_env, num_train_tasks
 from slipstream.envhub.env import Env, EnvError
 from slipstream.learner.supply.curriculum import Curriculum
 from slipstream.tools.run.check_input import WITHOUT_EXPERT
@@ -193,10 +193,10 @@ def completion_of(tokenizer: PreTrainedTokenizerBase, text: str, *, prompt: list
 
 def demonstrate(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[Trajectory]:
     """Yield `warm_start.episodes` expert episodes on train tasks; where there are fewer tasks, they come again."""
-    curriculum = Curriculum(config.env, seed=config.run.seed)
+    curriculum, num_tasks = Curriculum(config.env, seed=config.run.seed), num_train_tasks(config.env)
+    labels = [curriculum.label(number) for number in range(config.warm_start.episodes)]
     tasks = {
-        number: Task(env=curriculum.label(number), split="train", index=number % config.env.num_train_tasks)
-        for number in range(config.warm_start.episodes)
+        number: Task(env=label, split="train", index=number % num_tasks[label]) for number, label in enumerate(labels)
     }
     noise, written_as = config.warm_start.noise, format_of(config.env)
     yield from expert_episodes(

@@ -388,9 +388,9 @@ def test_the_whole_example_of_the_page_works(tmp_path: Path, monkeypatch: pytest
         ({"prompt": "x"}, "row 2: there is no column 'answer'; the columns are prompt"),
         ({"prompt": "x", "answer": None}, "row 2: column 'answer' must contain an answer, got None"),
         ({"prompt": "x", "answer": "two"}, "row 2: the answer 'two' contains no number"),
-        ({"prompt": "", "answer": 2}, "row 2: column 'prompt' must be a text, or a list of messages"),
-        ({"prompt": [{"role": "user"}], "answer": 2}, "row 2: column 'prompt' must be a text, or a list of messages"),
-        ([], "line 2: Expected `object`, got `array`"),
+        ({"prompt": "", "answer": 2}, "row 2: `prompt` must be a list of messages"),
+        ({"prompt": [{"role": "user"}], "answer": 2}, "row 2: a message in `prompt` must have a role"),
+        ([], "line 2 must be a JSON object, got a list"),
     ],
 )
 def test_a_malformed_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
@@ -408,7 +408,7 @@ def test_a_file_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
     for path, message in (
         (empty, "has no rows"),
         (named, r"must end in \.jsonl or \.parquet"),
-        (torn, "cannot be read as parquet"),
+        (torn, "is damaged after row 0"),
         (tmp_path / "gone.jsonl", "does not exist; give the path of a .jsonl"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -257,7 +257,7 @@ def test_a_conversation_keeps_the_contract(check: Any, tmp_path: Path) -> None:
     [
         ("hello", "must be a list of messages"),
         ([{"role": "assistant", "content": "Hi."}], "must begin with a message of the user"),
-        ([{"role": "user", "content": "Hi."}, {"role": "bot", "content": "Hi."}], "must have role and content"),
+        ([{"role": "user", "content": "Hi."}, {"role": "robot", "content": "Hi."}], "must have a role"),
         ([{"role": "user", "content": "Hi."}, {"role": "tool", "content": "12"}], "a result without a call"),
         ([{"role": "user", "content": "Hi."}, {"role": "assistant", "tool_calls": [7]}], "a function with a name"),
         ([{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "<tool_call>x</tool_call>"}], "JSON"),

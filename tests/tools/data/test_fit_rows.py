@@ -210,7 +210,11 @@ def test_parquet_is_read_alike(tmp_path: Path) -> None:
     ("row", "goal", "complaint"),
     [
         ({"text": "words"}, "sft", "row 2: neither `messages` nor `prompt` and `completion`, but text"),
-        ({"prompt": "p", "completion": "c"}, "sft", "row 2: `prompt` must be a list of messages with role and content"),
+        (
+            {"prompt": "p", "completion": "c"},
+            "sft",
+            "row 2: `completion` must be a list of messages with role and content",
+        ),
         (
             {"messages": [{"role": "robot", "content": "x"}]},
             "sft",

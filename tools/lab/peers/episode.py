@@ -16,7 +16,7 @@ from slipstream.common.config.config import Config
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import ActionFormat, format_of
 from slipstream.common.text.chat import Chat, ChatRules
-from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.catalogue import make_env, num_train_tasks
 from slipstream.learner.supply.task_order import task_index
 
 RESOLUTION = 1e-6  # returns that differ by less are equal
@@ -81,7 +81,7 @@ class Episodes:
     def group(self, group_id: int) -> list[Episode]:
         """The members of a group, with the task that our learner would give a group of this number."""
         env, seed = self.config.env, self.config.run.seed
-        task = Task(env=env.name, split="train", index=task_index(group_id, env.num_train_tasks, seed))
+        task = Task(env=env.name, split="train", index=task_index(group_id, num_train_tasks(env)[env.name], seed))
         return [Episode(task, self.config, self.tokenizer) for _ in range(self.config.replay.group_size)]
 
     def held_out(self, indices: range) -> list[Episode]:

@@ -1,0 +1,1 @@
+"""How the rows of a file of the user's are read."""

@@ -1,0 +1,498 @@
+"""Rows as others publish them: what each field of a row and of a message does, and that both file formats agree."""
+
+import asyncio
+import datetime
+import json
+import sys
+import types
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.learner.batch.examples import Goal
+from slipstream.learner.fit.fit_options import FitOptions
+from slipstream.tools.cli.cli import main
+from slipstream.tools.data.fit_rows import EQUAL_SIDES, Sample, read_samples
+from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
+
+Row = dict[str, Any]
+
+
+def user(text: Any) -> Row:
+    return {"role": "user", "content": text}
+
+
+def reply(content: Any, **fields: Any) -> Row:
+    return {"role": "assistant", "content": content, **fields}
+
+
+def call(name: str, **arguments: Any) -> Row:
+    return {"type": "function", "id": "1", "function": {"name": name, "arguments": arguments}}
+
+
+def tool(name: str, **properties: Any) -> Row:
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "properties": properties}},
+    }
+
+
+def text_of(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def as_jsonl(path: Path, rows: Sequence[Row]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def as_parquet(path: Path, rows: Sequence[Row]) -> Path:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    pq.write_table(pa.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows]), path)
+    return path
+
+
+def read(path: Path, goal: Goal = "sft", **settings: Any) -> tuple[list[Sample], dict[str, int]]:
+    taught, _, left_out = read_samples(FitOptions(data=str(path), **({"held_out": 0.0} | settings)), goal=goal)
+    return taught, {reason: number for reason, number in left_out.items() if number}
+
+
+def learnt(samples: Sequence[Sample]) -> list[list[str]]:
+    """What is learned of the first side of each sample."""
+    sides = [sample.sides[0] for sample in samples]
+    return [[message.content for index, message in enumerate(side.messages) if side.is_learnt(index)] for side in sides]
+
+
+TEXT = {"type": "string"}
+OF_KEYS: dict[str, tuple[Goal, list[Row]]] = {
+    "calls and tools": (
+        "sft",
+        [
+            {
+                "messages": [user("warm?"), reply(None, tool_calls=[call("weather", town="Bern", day=1)])],
+                "tools": [tool("weather", town=TEXT, day={"type": "number"})],
+            },
+            {
+                "messages": [user("when?"), reply(None, tool_calls=[call("clock", unit="h", day=1.5, zone="CET")])],
+                "tools": [tool("clock", unit=TEXT, zone=TEXT | {"enum": ["CET", "UTC"]})],
+            },
+            {
+                "messages": [user("cold?"), reply(None, tool_calls=[call("weather", day=2, town="Kiel")])],
+                "tools": [tool("weather", day={"type": "number"}, town=TEXT)],
+            },
+        ],
+    ),
+    "legacy calls and functions": (
+        "sft",
+        [
+            {
+                "messages": [
+                    user("warm?"),
+                    reply("", function_call={"name": "weather", "arguments": {"town": "Bern"}}),
+                ],
+                "functions": [{"name": "weather", "parameters": {"type": "object", "properties": {"town": TEXT}}}],
+            },
+            {
+                "messages": [user("when?"), reply("", function_call={"name": "clock", "arguments": {"zone": "CET"}})],
+                "functions": [{"name": "clock", "parameters": {"type": "object", "properties": {"zone": TEXT}}}],
+            },
+        ],
+    ),
+    "parts, marks and thoughts": (
+        "sft",
+        [
+            {"messages": [user("a?"), reply("b", loss=False), user("c?"), reply("d", thinking="hm")]},
+            {"messages": [user("e?"), reply("f", weight=1, reasoning="so")]},
+        ],
+    ),
+    "contents in parts": (
+        "sft",
+        [
+            {"conversations": [user([{"type": "text", "text": "a"}]), reply([{"type": "text", "text": "b"}])]},
+            {
+                "messages": [
+                    user([{"type": "text", "text": "a"}]),
+                    reply([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "c"}]),
+                ]
+            },
+        ],
+    ),
+    "ShareGPT with a system": (
+        "sft",
+        [
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "s"},
+            {
+                "conversations": [
+                    {"from": "human", "value": "a"},
+                    {"from": "gpt", "value": "c", "train": False},
+                    {"from": "human", "value": "a"},
+                    {"from": "gpt", "value": "d"},
+                ]
+            },
+        ],
+    ),
+    "pairs": (
+        "dpo",
+        [
+            {"prompt": [user("q")], "chosen": [reply("yes")], "rejected": [reply("no")]},
+            {"chosen": [user("q"), reply("yes", tool_calls=[call("f", a=1)])], "rejected": [user("q"), reply("no")]},
+            {"chosen": [user("q"), reply("yes", tool_calls=[call("f", b=1)])], "rejected": [user("q"), reply("no")]},
+        ],
+    ),
+    "labels of turns": (
+        "prm",
+        [
+            {"messages": [user("a"), reply("b")], "turn_labels": [1]},
+            {"messages": [user("a"), reply("b"), user("c"), reply("d")], "turn_labels": [None, 0.5]},
+        ],
+    ),
+    "UltraFeedback": (
+        "reward",
+        [
+            {
+                "instruction": "q",
+                "completions": [
+                    {"response": "no", "overall_score": 2, "model": "a"},
+                    {"response": "yes", "overall_score": 7.5},
+                ],
+            },
+            {"prompt": "q2", "chosen": [user("q2"), reply("yes")], "rejected": [user("q2"), reply("no")]},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_KEYS)
+def test_a_file_of_either_format_gives_the_same_samples(name: str, tmp_path: Path) -> None:
+    goal, rows = OF_KEYS[name]
+    from_jsonl, _ = read(as_jsonl(tmp_path / "rows.jsonl", rows), goal)
+    from_parquet, _ = read(as_parquet(tmp_path / "rows.parquet", rows), goal)
+    assert from_parquet == from_jsonl and len(from_jsonl) == len(rows)
+    assert "null" not in str(from_jsonl) and "None" not in str([sample.sides for sample in from_jsonl])
+
+
+def test_a_call_from_parquet_has_the_arguments_that_its_row_states(tmp_path: Path) -> None:
+    _, rows = OF_KEYS["calls and tools"]
+    taught, _ = read(as_parquet(tmp_path / "rows.parquet", rows))
+    assert learnt(taught) == [
+        [text_of("weather", day=1, town="Bern")],
+        [text_of("clock", day=1.5, unit="h", zone="CET")],
+        [text_of("weather", day=2, town="Kiel")],
+    ]
+    assert '"properties": {"day": {"type": "number"}, "town": {"type": "string"}}' in taught[2].sides[0].tools
+
+
+async def scores(path: Path, options: Row, *replies: str) -> tuple[str, float]:
+    """The last observation's text, and the sum of scores."""
+    env = make_env("dataset", {"train": str(path), "held_out": str(path)} | options)
+    await env.reset(Task(env="dataset", split="train", index=0))
+    seen = [await env.step(each) for each in replies]
+    return seen[0].messages[-1].content, sum(each.score for each in seen)
+
+
+@pytest.mark.parametrize("as_file", [as_jsonl, as_parquet])
+@pytest.mark.parametrize("written", ['"town": "Bern", "day": 1', '"day": 1.0, "town": "Bern", "zone": null'])
+def test_a_recorded_call_is_found_and_a_right_object_is_right_in_either_format(
+    as_file: Any, written: str, tmp_path: Path
+) -> None:
+    rows = [
+        {
+            "messages": [
+                user("warm?"),
+                reply(None, tool_calls=[call("weather", town="Bern", day=1)]),
+                {"role": "tool", "content": "21"},
+            ],
+            "tools": [tool("weather", town=TEXT)],
+            "answer": "21",
+        },
+        {
+            "messages": [
+                user("when?"),
+                reply(None, tool_calls=[call("clock", zone="CET", day=1.5)]),
+                {"role": "tool", "content": "7"},
+            ],
+            "tools": [tool("clock", zone=TEXT)],
+            "answer": "7",
+        },
+    ]
+    path = as_file(tmp_path / f"rows.{as_file.__name__[3:]}", rows)
+    called = f'<tool_call>{{"name": "weather", "arguments": {{{written}}}}}</tool_call>'
+    played = scores(path, {"conversation": "messages", "tools": "tools"}, called, "21")
+    assert asyncio.run(played) == ("21", 1.0)
+    objects = [{"prompt": "q", "answer": {"a": 1}}, {"prompt": "q2", "answer": {"b": 1.5, "a": None}}]
+    path = as_file(tmp_path / f"objects.{as_file.__name__[3:]}", objects)
+    assert asyncio.run(scores(path, {"check": "json"}, '{"a": 1}'))[1] == 1.0
+    assert asyncio.run(scores(path, {"check": "json"}, '{"a": 1, "b": 2}'))[1] == 0.0
+
+
+def test_a_value_that_json_lacks_is_read_as_one_or_refused_with_its_row_and_column(tmp_path: Path) -> None:
+    whole = {"prompt": "q", "answer": Decimal("3.00"), "at": datetime.date(2024, 1, 2), "raw": b"text"}
+    path = as_parquet(tmp_path / "rows.parquet", [whole])
+    assert asyncio.run(scores(path, {"check": "number"}, "3"))[1] == 1.0
+    for value in (b"\xff", datetime.timedelta(days=1), Decimal("0.1234567890123456789")):
+        path = as_parquet(
+            tmp_path / "rows.parquet", [whole, whole | {"raw" if isinstance(value, bytes) else "more": value}]
+        )
+        with pytest.raises(ValueError, match=r"rows\.parquet, line 2 has a column '(raw|more)' that cannot be read"):
+            make_env("dataset", {"train": str(path), "check": "number"})
+        with pytest.raises(ConfigError, match=r"rows\.parquet, line 2 has a column '(raw|more)'|row 1: neither"):
+            read(path)
+
+
+MARKS: list[Row] = [
+    *(
+        {name: value}
+        for name in ("loss", "loss_mask", "weight", "train", "trainable", "training")
+        for value in (False, 0, 0.0, "false", "0")
+    ),
+    *({name: value} for name in ("masked", "ignore") for value in (True, 1, 1.0, "True", "yes")),
+    {"weight": 1, "train": False},
+]
+
+
+@pytest.mark.parametrize("mark", MARKS, ids=str)
+def test_no_reply_is_learned_that_is_marked_in_the_format_of_others(mark: Row, tmp_path: Path) -> None:
+    opposite = {name: not isinstance(value, str) and not value for name, value in list(mark.items())[-1:]}
+    for who, what in (("role", "content"), ("from", "value")):
+        roles = ("user", "assistant") if who == "role" else ("human", "gpt")
+        said = [{who: roles[place % 2], what: text} for place, text in enumerate(("a", "BAD", "b", "GOOD"))]
+        said[1] |= mark
+        said[3] |= opposite if not isinstance(next(iter(mark.values())), str) else {}
+        taught, _ = read(as_jsonl(tmp_path / "rows.jsonl", [{"messages": said}]))
+        assert learnt(taught) == [["GOOD"]]
+    marked = {"messages": [user("a"), reply("BAD")], **mark}
+    taught, left_out = read(as_jsonl(tmp_path / "rows.jsonl", [marked, {"messages": [user("a"), reply("GOOD")]}]))
+    assert learnt(taught) == [["GOOD"]] and sum(left_out.values()) == 1 and "not to be learned" in str(left_out)
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"messages": [user("a"), reply("b", weight=0.5)]}, "`weight` of a message must be 0, 1, .* got 0.5"),
+        ({"messages": [user("a"), reply("b", loss_mask=[1, 0])]}, r"`loss_mask` of a message .* got \[1, 0\]"),
+        ({"messages": [user("a"), reply("b", do_train=False)]}, "`do_train` of a reply may change"),
+        ({"messages": [user("a"), reply("b", train_detail=[{"begin": 0}])]}, "`train_detail` of a reply may change"),
+        ({"messages": [user("a"), reply("", action={"f": 1})]}, "a reply .* has no text, and `action` is not"),
+        ({"messages": [user("a"), reply("<think>x</think>b", thought="y")]}, "has two thoughts"),
+        ({"messages": [user("a"), reply("b", reasoning=["c"])]}, "must have a role"),
+        ({"messages": [user("a"), reply("b")], "loss_mask": [0]}, "must have 0 or 1 for each of the 2 messages"),
+        ({"conversations": [user("a"), {"from": "function_call", "value": "weather"}]}, "a call must be JSON"),
+        ({"prompt": "q", "chosen": [user("other"), reply("a")], "rejected": [reply("b")]}, "`chosen` begins again"),
+        ({"instruction": "q", "completions": [{"response": "a"}]}, "a score or overall_score"),
+        ({"messages": [user("a"), reply("b", function_calls=["f"])]}, "`function_calls` of a reply may change"),
+        ({"messages": [user("a"), reply("b", chain_of_thought="f")]}, "`chain_of_thought` of a reply may change"),
+        ({"preferred_output": [reply("a")]}, "`input` must have messages"),
+    ],
+)
+def test_a_field_that_may_change_what_is_learned_is_refused(row: Row, complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"row 1: .*{complaint}"):
+        read(as_jsonl(tmp_path / "rows.jsonl", [row]))
+
+
+def test_an_unknown_field_of_a_message_is_named_once_with_its_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [
+        {"messages": [user("a"), reply(f"b{place}", mood="sad", name="x")], "weight": 0.5, "blend": 1}
+        for place in range(3)
+    ]
+    read(as_jsonl(tmp_path / "rows.jsonl", rows))
+    told = "fields of rows that are not read: mood (3), column blend (3), column weight (3); see docs/data.md"
+    assert [record.getMessage() for record in caplog.records] == [told]
+    assert main(["data", f"{tmp_path}/out.jsonl", f"--data={tmp_path}/rows.jsonl"]) == 0
+    assert "| mood | 3 |" in (tmp_path / "out.md").read_text()
+
+
+SAID = "<think>\nhm\n</think>\n\n5"
+
+
+@pytest.mark.parametrize(
+    ("messages", "taught"),
+    [
+        *(
+            ([user("q"), reply("5", **{name: "hm"})], [SAID])
+            for name in ("reasoning_content", "reasoning", "thinking", "thought")
+        ),
+        ([user("q"), reply(SAID, reasoning_content="hm")], [SAID]),
+        ([user("q"), reply([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "5"}])], [SAID]),
+        ([user("q"), reply(None, thinking="hm", tool_calls=[call("f")])], [f"<think>\nhm\n</think>\n\n{text_of('f')}"]),
+        (
+            [
+                user("q"),
+                reply("", function_call={"name": "f", "arguments": '{"a": 1}'}),
+                {"role": "function", "name": "f", "content": "2"},
+                reply("y"),
+            ],
+            [text_of("f", a=1), "y"],
+        ),
+        ([user("q"), reply("", tool_calls=json.dumps([call("f", a=1)]))], [text_of("f", a=1)]),
+        ([user("q"), reply("", tool_calls=[{"name": "f", "parameters": {"a": 1}}])], [text_of("f", a=1)]),
+        (
+            [
+                {"from": "human", "value": "q"},
+                {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'},
+                {"from": "observation", "value": "2"},
+                {"from": "gpt", "value": "y"},
+            ],
+            [text_of("f", a=1), "y"],
+        ),
+        (
+            [
+                user("q"),
+                {"role": "tool_call", "content": '[{"name": "f"}, {"name": "g"}]'},
+                {"role": "tool_response", "content": "2"},
+                reply("y"),
+            ],
+            [f"{text_of('f')}\n{text_of('g')}", "y"],
+        ),
+    ],
+)
+def test_thoughts_and_calls_in_other_notations_are_learned_in_ours(
+    messages: list[Row], taught: list[str], tmp_path: Path
+) -> None:
+    samples, _ = read(as_jsonl(tmp_path / "rows.jsonl", [{"messages": messages}]))
+    assert learnt(samples) == [taught]
+
+
+PREFERENCES: dict[str, Row] = {
+    "after a prompt": {"prompt": [user("q")], "chosen": [reply("GOOD")], "rejected": [reply("BAD")]},
+    "with the prompt": {"chosen": [user("q"), reply("GOOD")], "rejected": [user("q"), reply("BAD")]},
+    "with history": {
+        "chosen": [user("p"), reply("old"), user("q"), reply("GOOD")],
+        "rejected": [user("p"), reply("old"), user("q"), reply("BAD")],
+    },
+    "UltraFeedback's binarised rows": {
+        "prompt": "q",
+        "messages": [user("q"), reply("GOOD")],
+        "chosen": [user("q"), reply("GOOD")],
+        "rejected": [user("q"), reply("BAD")],
+        "score_chosen": 8.0,
+    },
+    "UltraFeedback": {
+        "instruction": "q",
+        "completions": [{"response": "BAD", "overall_score": 3.0}, {"response": "GOOD", "overall_score": 8.5}],
+    },
+    "LLaMA-Factory": {
+        "conversations": [{"from": "human", "value": "q"}],
+        "chosen": {"from": "gpt", "value": "GOOD"},
+        "rejected": {"from": "gpt", "value": "BAD"},
+    },
+    "OpenAI": {
+        "input": {"messages": [user("q")]},
+        "preferred_output": [reply("GOOD")],
+        "non_preferred_output": [reply("BAD")],
+    },
+}
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_of_a_preference_sft_learns_what_is_preferred_and_dpo_both_sides_after_the_prompt(
+    name: str, tmp_path: Path
+) -> None:
+    path = as_jsonl(tmp_path / "rows.jsonl", [PREFERENCES[name]])
+    assert learnt(read(path)[0]) == [["GOOD"]]
+    (pair,), _ = read(path, "dpo")
+    chosen, rejected = pair.sides
+    assert chosen.messages[:-1] == rejected.messages[:-1] and rejected.messages[-1].content == "BAD"
+    assert chosen.messages[chosen.learn_from :] == chosen.messages[-1:]
+
+
+@pytest.mark.parametrize("goal", ["dpo", "reward"])
+def test_a_pair_with_equal_sides_is_left_out_and_counted(goal: Goal, tmp_path: Path) -> None:
+    alike = {
+        "chosen": [reply("yes", reasoning_content="sound")],
+        "rejected": [reply("yes", reasoning_content="unsound")],
+    }
+    rows = [
+        {"prompt": [user("q1")]} | alike,
+        {"prompt": [user("q2")], "chosen": [reply("yes")], "rejected": [reply("yes ")]},
+        {"messages": [user("q3"), reply("a")], "return": 0, "task": "t"},
+        {"messages": [user("q3"), reply("a")], "return": 1, "task": "t"},
+        PREFERENCES["after a prompt"],
+    ]
+    taught, left_out = read(as_jsonl(tmp_path / "rows.jsonl", rows), goal)
+    assert len(taught) == 1 and left_out == {EQUAL_SIDES: 3}
+
+
+def test_a_bad_row_of_kto_is_not_imitated_and_dpo_pairs_it_with_a_good_one_of_its_prompt(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": [user("q")], "completion": [reply("BAD")], "label": False},
+        {"prompt": [user("q")], "completion": [reply("GOOD")], "label": True},
+        {"messages": [user("q2"), reply("BAD")], "label": None, "kto_tag": False},
+    ]
+    path = as_jsonl(tmp_path / "rows.jsonl", rows)
+    taught, left_out = read(path)
+    assert learnt(taught) == [["GOOD"]]
+    assert left_out == {"marked `label`, not to be learned": 1, "marked `kto_tag`, not to be learned": 1}
+    (pair,), _ = read(path, "dpo")
+    assert [side.messages[-1].content for side in pair.sides] == ["GOOD", "BAD"]
+
+
+@pytest.mark.parametrize("goal", ["sft", "dpo"])
+def test_no_prompt_is_trained_on_and_held_out(goal: Goal, tmp_path: Path) -> None:
+    rows = [
+        {"messages": [user(f"question {task}"), reply(f"reply {task} {member}")]}
+        if goal == "sft"
+        else {"prompt": [user(f"question {task}")], "chosen": [reply("a")], "rejected": [reply(f"reply {member}")]}
+        for task in range(60)
+        for member in range(5)
+    ]
+    path = as_jsonl(tmp_path / "rows.jsonl", rows)
+    taught, held_out, _ = read_samples(FitOptions(data=str(path), held_out=0.2), goal=goal)
+    prompts = [{sample.sides[0].messages[0].content for sample in part} for part in (taught, held_out)]
+    assert len(taught) + len(held_out) == 300 and prompts[1] and not prompts[0] & prompts[1]
+
+
+def test_what_data_writes_is_read_as_its_input_is(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [user("a"), reply("b", weight=0), user("c"), reply("d", reasoning="hm")], "turn_labels": [1, 0.5]},
+        {"prompt": [user("e"), reply("f"), user("g")], "completion": [reply("h")], "turn_labels": [0]},
+        {
+            "conversations": [user("i"), {"from": "function_call", "value": '{"name": "f"}'}],
+            "tools": [tool("f")],
+            "turn_labels": [None],
+        },
+        {"messages": [user("a"), reply("b"), user("c"), reply("d", reasoning="hm", weight=0)], "turn_labels": [1, 1]},
+        {"messages": [user("j"), reply("k")], "label": True, "turn_labels": [1]},
+        {"messages": [user("j"), reply("l")], "label": False, "turn_labels": [1]},
+    ]
+    path = as_jsonl(tmp_path / "rows.jsonl", rows)
+    assert main(["data", f"{tmp_path}/out.jsonl", f"--data={path}"]) == 0
+    for goal in ("sft", "prm"):
+        before, after = (read(tmp_path / name, goal)[0] for name in ("rows.jsonl", "out.jsonl"))
+        assert learnt(before) == learnt(after) and len(before) == 5
+        assert [sample.task for sample in before] == [sample.task for sample in after]
+        for one, other in zip(before, after, strict=True):
+            assert one.sides[0].messages == other.sides[0].messages and one.sides[0].labels == other.sides[0].labels
+
+
+def test_a_byte_order_mark_and_blank_lines_are_no_rows_and_an_unreadable_file_says_why(tmp_path: Path) -> None:
+    path, row = tmp_path / "rows.jsonl", json.dumps({"prompt": "q", "answer": "a", "messages": [user("q"), reply("a")]})
+    path.write_text(f"\ufeff\n\ufeff{row}\n\n   \n{row}\n\n")
+    assert len(read(path)[0]) == 1
+    assert asyncio.run(scores(path, {}, "a"))[1] == 1.0
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(ValueError, match=r"folder\.jsonl cannot be read: Is a directory"):
+        make_env("dataset", {"train": f"{tmp_path}/folder.jsonl"})
+
+
+def test_a_data_set_of_a_hub_is_read_by_every_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"messages": [user("a"), {"role": "assistant", "content": "b", "name": None}], "turn_labels": [1.0]}]
+    hub = types.ModuleType("datasets")
+    hub.load_dataset = lambda *_, split: iter(rows)
+    hub.exceptions = types.SimpleNamespace(DatasetsError=OSError)
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    for goal in ("sft", "prm"):
+        assert learnt(read_samples(FitOptions(data="hub:a/b:train", held_out=0), goal=goal)[0]) == [["b"]]
+    assert main(["data", f"{tmp_path}/out.jsonl", "--data=hub:a/b:train"]) == 0
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match="install the extra `datasets`"):
+        read_samples(FitOptions(data="hub:a/b:train"), goal="dpo")
