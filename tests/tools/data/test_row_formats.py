@@ -20,7 +20,7 @@ from slipstream.envhub.catalogue import make_env
 from slipstream.learner.batch.examples import Goal
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.cli.cli import main
-from slipstream.tools.data.fit_rows import EQUAL_SIDES, Sample, read_samples
+from slipstream.tools.data.fit_rows import EQUAL_SIDES, Sample, described, read_samples
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 
 Row = dict[str, Any]
@@ -471,7 +471,8 @@ def test_what_data_writes_is_read_as_its_input_is(tmp_path: Path) -> None:
         assert learnt(before) == learnt(after) and len(before) == 5
         assert [sample.task for sample in before] == [sample.task for sample in after]
         for one, other in zip(before, after, strict=True):
-            assert one.sides[0].messages == other.sides[0].messages and one.sides[0].labels == other.sides[0].labels
+            side = described(one.sides[0])
+            assert side.messages == other.sides[0].messages and side.labels == other.sides[0].labels
 
 
 def test_a_byte_order_mark_and_blank_lines_are_no_rows_and_an_unreadable_file_says_why(tmp_path: Path) -> None:
