@@ -31,7 +31,7 @@ from slipstream.common.process.connection import RedisUnreachable, connect, conn
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.printable import printable_block
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
-from slipstream.common.transfer.curve import load_key
+from slipstream.common.transfer.encryption import load_key
 from slipstream.envhub.rewards.part import actors_judge, book_on, count_by
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.buffer.judge_buffer import JudgeBuffer

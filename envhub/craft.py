@@ -15,8 +15,8 @@ import msgspec
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
+from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.name_list import name_list
-from slipstream.envhub.options import check_choice, check_range
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv
 

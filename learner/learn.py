@@ -34,7 +34,7 @@ from slipstream.learner.learner import (
     scored,
     train_on,
 )
-from slipstream.learner.model.probe import probe_of
+from slipstream.learner.model.probe_score import probe_of
 from slipstream.learner.publisher.publish import publisher_settings
 from slipstream.learner.publisher.published import Published, adapted_folder
 from slipstream.learner.publisher.version_writer import VersionWriter

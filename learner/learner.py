@@ -25,7 +25,7 @@ from slipstream.common.process.long_work import LongWork
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.process.wire import WireError
-from slipstream.common.records import archive
+from slipstream.common.records import frame_file
 from slipstream.common.records.trajectory import InvalidTrajectory
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.tokenizer import load_tokenizer
@@ -60,7 +60,7 @@ from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics
-from slipstream.learner.step.token_record import record_tokens
+from slipstream.learner.step.token_recorder import record_tokens
 from slipstream.learner.warm_start import WarmStartStep, imitate
 
 log = logging.getLogger(__name__)
@@ -329,7 +329,7 @@ def imitate_expert(learner: Learner, demonstrations: Path, shutdown: Shutdown) -
     """Imitate the expert; return the number of optimizer steps, or None if a stop was requested before the last."""
     config = learner.config
     try:
-        episodes = list(archive.read(demonstrations, vocab_size=learner.model.vocab_size))
+        episodes = list(frame_file.read(demonstrations, vocab_size=learner.model.vocab_size))
     except (OSError, WireError, InvalidTrajectory) as error:
         raise ConfigError(
             f"{demonstrations} is damaged: {error}; remove it, and the next start generates it again"

@@ -62,7 +62,7 @@ IMAGES = {  # by the package that it needs
             "slipstream.learner.learn",
             "slipstream.learner.model.reader",
             "slipstream.learner.publisher.serve",
-            "slipstream.tools.cli.fit",
+            "slipstream.tools.cli.fit_verb",
             "slipstream.tools.run.torchrun",
             "tests.several_ranks",
         ),

@@ -25,7 +25,7 @@ from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, Member, UnknownRun
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import Ledger, read_ledger
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 
 REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 240.0  # for what takes seconds on an idle machine

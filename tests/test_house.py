@@ -1,6 +1,7 @@
 """The house: each folder has few files and says what question it answers, and what we alone run is apart."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
@@ -41,3 +42,10 @@ def test_nothing_but_the_lab_names_the_lab() -> None:
         if "slipstream.tools.lab" in path.read_text()
     ]
     assert naming == []
+
+
+def test_no_two_files_of_the_product_have_one_name() -> None:
+    """So that a name is enough to find a file; an environment's main file has the name of its folder."""
+    paths = [path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py") if "lab" not in path.parts]
+    names = Counter(path.name for path in paths if not path.name.startswith("__") and path.stem != path.parent.name)
+    assert [name for name, count in names.items() if count > 1] == []

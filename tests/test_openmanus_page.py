@@ -13,7 +13,7 @@ from slipstream.envhub.dataset.checks import CHECKS
 from slipstream.envhub.dataset.dataset import make_dataset_env
 from slipstream.envhub.remote.agentgym_client import AgentGymClient
 from slipstream.envhub.rewards.part import parts_of
-from slipstream.tools.cli.verbs import VERBS
+from slipstream.tools.cli.verb_table import VERBS
 
 PAGE = Path(__file__).parents[1] / "docs" / "openmanus.md"
 OURS = [

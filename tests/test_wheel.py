@@ -62,7 +62,7 @@ def test_a_verb_runs_from_any_folder_with_the_recipes_that_the_wheel_brings(inst
 
 def test_every_room_comes_from_the_wheel_with_its_data_and_its_types(installed: Path, tmp_path: Path) -> None:
     program = (
-        "import slipstream.learner.objective.kl, slipstream.actors.engine.orders, slipstream.envhub.shop.catalogue\n"
+        "import slipstream.learner.objective.kl, slipstream.actors.engine.orders, slipstream.envhub.shop.products\n"
         "import slipstream.common.config.config, slipstream.tools.cli.cli\n"
         "import slipstream.replay.records.scripts as scripts\n"
         "print(scripts.__file__)\n"

@@ -25,7 +25,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from slipstream.actors.engine.kept_shadow import KeptShadow
 from slipstream.actors.engine.reload import Loaded, loaded_on_cpu, reload
-from slipstream.actors.weights.broadcast import Gpu
+from slipstream.actors.weights.broadcast_receiver import Gpu
 from slipstream.actors.weights.receive import Receiver, ReceiverInfo
 from slipstream.actors.weights.refused import WeightsRefused, WeightsUnfit
 from slipstream.actors.weights.staged_weights import ModelFolder

@@ -23,8 +23,8 @@ from slipstream.common.records.kept_sets import MAX_KEPT_TOKENS
 from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.action_format import marks_of
 from slipstream.common.text.chat import end_of_turn_text
+from slipstream.common.text.chat_template import turn_marks
 from slipstream.common.text.codec import CONTEXT_TOKENS, encoder, end_tokens, following
-from slipstream.common.text.rendering import turn_marks
 from slipstream.envhub.env import EnvError
 
 MAX_ACTION_TOKENS = 100_000  # of all admissible actions of one state together

@@ -16,8 +16,8 @@ from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import forked_record, resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed, rollout
+from slipstream.actors.group.episode_reward import Scoring, rewarded
 from slipstream.actors.group.inserts import Inserts
-from slipstream.actors.group.reward import Scoring, rewarded
 from slipstream.actors.group.siblings import ParentLost, Siblings
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import InvalidTrajectory, Provenance, StopReason, Trajectory, Turn

@@ -12,17 +12,17 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Engine, EngineDied
 from slipstream.actors.episode.allowance import Allowance
+from slipstream.actors.group.episode_reward import Scoring
 from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
-from slipstream.actors.group.reward import Scoring
 from slipstream.actors.host.beat import Leases, Pulse, keep_beating
-from slipstream.actors.host.judge import JudgeSetup, keep_judging
+from slipstream.actors.host.judging import JudgeSetup, keep_judging
 from slipstream.actors.host.own_judge import OwnJudge
 from slipstream.actors.host.pin import Pin
 from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.refresh import RefreshCounts, keep_fresh
 from slipstream.common.config.actors_config import ActorsConfig
 from slipstream.common.config.config import Config
-from slipstream.common.process.patience import RedisAway
+from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
 from slipstream.common.records.trajectory import Provenance
 from slipstream.common.text.action_format import format_of

@@ -6,7 +6,7 @@ import time
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.transfer.curve import KEY_VARIABLE, CurveKey, key_from_environment
+from slipstream.common.transfer.encryption import KEY_VARIABLE, CurveKey, key_from_environment
 from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState, UnknownRun
 
 JOIN_POLL_S, MAX_JOIN_POLL_S = 0.2, 5.0

@@ -25,11 +25,11 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import connect, connect_or_explain
 from slipstream.common.process.log import log_to_stderr
-from slipstream.common.process.patience import RedisAway
+from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import Blob
-from slipstream.common.transfer.curve import CurveKey
+from slipstream.common.transfer.encryption import CurveKey
 from slipstream.common.transfer.weights import Offer, WeightsError, blobs, check_blob
 from slipstream.replay.fleet.bulletin import Bulletin, RelayNotice
 from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun

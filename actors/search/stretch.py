@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from slipstream.actors.episode.episode_record import EpisodeRecord, Exchange
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.rollout import rollout
+from slipstream.actors.group.episode_reward import rewarded
 from slipstream.actors.group.group import EpisodeSetup
-from slipstream.actors.group.reward import rewarded
 from slipstream.actors.search.search_env import Saved, SearchEnv
 from slipstream.common.records.trajectory import StopReason, Trajectory
 from slipstream.envhub.driving import DrivingEnv

@@ -12,7 +12,7 @@ import zmq
 
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.transfer.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus, Farewell
-from slipstream.common.transfer.curve import CurveKey
+from slipstream.common.transfer.encryption import CurveKey
 
 WINDOW = 4  # requests in flight; more only fills the server's queue
 SILENCE_S = 5.0  # a source that sends nothing for this long has failed

@@ -27,7 +27,7 @@ from slipstream.actors.weights.fetch import (
 from slipstream.actors.weights.sources import NoSource, Sources
 from slipstream.common.process.connection import connect
 from slipstream.common.transfer.chunks import Blob
-from slipstream.common.transfer.curve import CurveKey, key_from_environment
+from slipstream.common.transfer.encryption import CurveKey, key_from_environment
 from slipstream.common.transfer.weights import WeightsError
 from slipstream.replay.fleet.bulletin import Bulletin
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import redis
 import torch
 
-from slipstream.actors.weights.broadcast import BroadcastMember, BroadcastMissed, Gpu, Place
+from slipstream.actors.weights.broadcast_receiver import BroadcastMember, BroadcastMissed, Gpu, Place
 from slipstream.actors.weights.pull import Puller, PullFailed, actors_puller
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.actors.weights.weights_memory import WeightsMemory
 from slipstream.common.process.connection import connect
 from slipstream.common.transfer.blob_store import BlobStore, StoreError, run_store
 from slipstream.common.transfer.chunks import Blob
-from slipstream.common.transfer.curve import key_from_environment
 from slipstream.common.transfer.delta import apply_delta
+from slipstream.common.transfer.encryption import key_from_environment
 from slipstream.common.transfer.weights import (
     Hashing,
     Invitation,

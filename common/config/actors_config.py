@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from slipstream.common.config.bounds import Count, NonNegative, PositiveShare, Whole, check_bounds
+from slipstream.common.config.setting_bounds import Count, NonNegative, PositiveShare, Whole, check_bounds
 from slipstream.common.process.config_error import require
 
 WHOLE_GPU = 0.9  # the share of a GPU that an engine takes if it has it alone

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from slipstream.common.config.bounds import Count, Positive, PositiveShare, Whole, check_bounds
+from slipstream.common.config.setting_bounds import Count, Positive, PositiveShare, Whole, check_bounds
 from slipstream.common.process.config_error import require
 
 TOOLS = "tools"  # the action format in which actions are calls of tools

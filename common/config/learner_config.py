@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Interval
 
-from slipstream.common.config.bounds import Count, NonNegative, Positive, ShareBelow1, Whole, check_bounds
+from slipstream.common.config.setting_bounds import Count, NonNegative, Positive, ShareBelow1, Whole, check_bounds
 from slipstream.common.process.config_error import require
 
 MAX_CHUNK_BYTES = 64 << 20  # the most memory that a publisher uses for one request

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from slipstream.common.config.bounds import Count, Whole, check_bounds
+from slipstream.common.config.setting_bounds import Count, Whole, check_bounds
 from slipstream.common.process.config_error import require
 from slipstream.common.process.imported import is_own
 

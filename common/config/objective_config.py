@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from slipstream.common.config.bounds import (
+from slipstream.common.config.setting_bounds import (
     AtLeast1,
     Count,
     InnerShare,

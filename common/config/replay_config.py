@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval
 
-from slipstream.common.config.bounds import AtLeast1, Count, NonNegative, Positive, PositiveShare, Whole, check_bounds
+from slipstream.common.config.setting_bounds import (
+    AtLeast1,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    Whole,
+    check_bounds,
+)
 from slipstream.common.process.config_error import require
 from slipstream.common.records.kept_sets import MAX_TOP_K
 

@@ -15,7 +15,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from slipstream.common.process.flag import Flag
-from slipstream.common.process.patience import PATIENCE_S, Patience, RedisAway
+from slipstream.common.process.redis_retry import PATIENCE_S, Patience, RedisAway
 
 PASSWORD_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD"
 PASSWORD_FILE_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD_FILE"  # for a password in a mounted secret

@@ -174,8 +174,8 @@ class Trajectory(_Record, frozen=True, kw_only=True):
     success: bool
     # What each part of `env.rewards` measured, without its weight; empty without parts, and in a partial.
     part_values: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_REWARDS)]
-    # What a judge of the whole group sees, as `slipstream.envhub.rewards.group` reads it; "" without one, and after the
-    # judging.
+    # What a judge of the whole group sees, as `slipstream.envhub.rewards.sibling_judge` reads it; "" without one, and
+    # after the judging.
     shown: str
     sampling: Sampling
     started_at_s: float  # unix time by the actor's clock: for people, never for ordering

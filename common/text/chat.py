@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.common.process.imported import imported, is_own
 from slipstream.common.records.message import Message
+from slipstream.common.text.chat_template import REFUSALS, TurnMarks, prompt, rendered, turn_marks
 from slipstream.common.text.codec import decoder, encoder, end_tokens, ending_tokens, following
-from slipstream.common.text.rendering import REFUSALS, TurnMarks, prompt, rendered, turn_marks
 from slipstream.common.text.thought import thought_marks, without_thought
 
 if TYPE_CHECKING:

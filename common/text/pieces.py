@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.text.chat import Chat, reply_form
+from slipstream.common.text.chat_template import REFUSALS
 from slipstream.common.text.codec import encoder
-from slipstream.common.text.rendering import REFUSALS
 from slipstream.common.text.thought import thought_marks
 
 if TYPE_CHECKING:

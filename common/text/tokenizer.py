@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.text.chat_template import rendered
 from slipstream.common.text.codec import end_tokens
-from slipstream.common.text.rendering import rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -21,8 +21,8 @@ from jinja2 import TemplateError
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.chat import Chat, ChatRules, Extension
+from slipstream.common.text.chat_template import rendered
 from slipstream.common.text.codec import SPLIT, encoder, ending_tokens, marks_of, split_marks, whole_marks
-from slipstream.common.text.rendering import rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

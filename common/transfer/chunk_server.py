@@ -14,7 +14,7 @@ import zmq
 
 from slipstream.common.process.wire import MALFORMED, WireError
 from slipstream.common.transfer.chunks import ChunkReply, ChunkRequest, ChunkStatus, Farewell, Request
-from slipstream.common.transfer.curve import CurveKey
+from slipstream.common.transfer.encryption import CurveKey
 
 MAX_REQUEST_BYTES = 4096
 MAX_WAITING = 16  # queued requests of one receiver; a receiver needs only a few

@@ -16,8 +16,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from slipstream.common.text.chat import MARK, end_of_turn_text
+from slipstream.common.text.chat_template import REFUSALS, rendered, turn_marks
 from slipstream.common.text.codec import encoder, end_tokens, ending_tokens, following
-from slipstream.common.text.rendering import REFUSALS, rendered, turn_marks
 from slipstream.envhub.agent.request import with_objects
 
 if TYPE_CHECKING:

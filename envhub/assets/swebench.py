@@ -22,11 +22,11 @@ from slipstream.envhub.assets.swebench_instance import Playable, read_playable
 from slipstream.envhub.assets.swebench_judge import is_resolved
 from slipstream.envhub.assets.swebench_run import diff_command, run_in_testbed, shown
 from slipstream.envhub.env import Env
+from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.isolation.file_tree import Node, Tree
 from slipstream.envhub.isolation.layer import whiteout
 from slipstream.envhub.isolation.sandbox import Place, require_sandbox
-from slipstream.envhub.options import check_choice
-from slipstream.envhub.swe.edit import edited, lines_of, numbered
+from slipstream.envhub.swe.file_edits import edited, lines_of, numbered
 from slipstream.envhub.swe.git import policy_script, require_git
 from slipstream.envhub.world import Change, WorldEnv
 

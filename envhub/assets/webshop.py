@@ -16,9 +16,9 @@ from slipstream.envhub.asset import asset_path, read_json
 from slipstream.envhub.assets.webshop_reward import web_reward
 from slipstream.envhub.bm25 import Bm25
 from slipstream.envhub.env import Env
-from slipstream.envhub.options import check_range
-from slipstream.envhub.shop.catalogue import Goal, Kind, Product, Store
+from slipstream.envhub.env_options import check_range
 from slipstream.envhub.shop.pages import BACK, BUY, NEXT, PREVIOUS, Page, clickables, next_page, webshop_text
+from slipstream.envhub.shop.products import Goal, Kind, Product, Store
 from slipstream.envhub.shop.shop import FULL_RULES
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv

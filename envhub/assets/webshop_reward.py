@@ -10,7 +10,7 @@ mapped to simpler ones. And a size must be equal.
 import re
 from collections.abc import Mapping
 
-from slipstream.envhub.shop.catalogue import Goal, Product
+from slipstream.envhub.shop.products import Goal, Product
 
 NEARLY = 85
 EXACT_OPTIONS = ("size",)

@@ -12,11 +12,11 @@ import msgspec
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.code.task import Problem, draw_problem
+from slipstream.envhub.code.code_task import Problem, draw_problem
 from slipstream.envhub.env import Env
+from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.isolation.program import ProgramRun, program_in, run_on_inputs
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox
-from slipstream.envhub.options import check_choice, check_range
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv
 

@@ -24,7 +24,7 @@ from slipstream.envhub.dataset.checks import CHECKS, Check, compiled, found_in
 from slipstream.envhub.dataset.item import Columns, Item, read_items
 from slipstream.envhub.dataset.script import answers_to, calls_in, has_call
 from slipstream.envhub.env import Env, EnvError
-from slipstream.envhub.options import check_choice
+from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.world import Change, WorldEnv
 
 NONE = "none"

@@ -5,9 +5,9 @@ from functools import partial
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
+from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.grid.bandit import BanditState, make_bandit
 from slipstream.envhub.grid.board import GAMES, BoardState, BoardWorld, make_board
-from slipstream.envhub.options import check_choice, check_range
 from slipstream.envhub.world import WorldEnv
 
 MAX_SIZE = {"sokoban": 8, "frozen_lake": 12, "maze": 15}

@@ -9,10 +9,10 @@ from functools import partial
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
+from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.household.expert import next_action
-from slipstream.envhub.household.task import SIZES, TASK_TYPES, Room, make_room, opening_text
-from slipstream.envhub.household.world import VERBS, State, act, admissible, first_state, is_won
-from slipstream.envhub.options import check_choice
+from slipstream.envhub.household.house import VERBS, State, act, admissible, first_state, is_won
+from slipstream.envhub.household.household_task import SIZES, TASK_TYPES, Room, make_room, opening_text
 from slipstream.envhub.world import Change, WorldEnv
 
 NOTHING_HAPPENS = "Nothing happens."

@@ -13,9 +13,9 @@ import msgspec
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
+from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.kg.graph import ATTRIBUTES, Entities, Graph, draw_graph
-from slipstream.envhub.kg.question import Question, draw_question
-from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.kg.graph_question import Question, draw_question
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv
 

@@ -17,7 +17,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.env import EnvError, Observation
-from slipstream.envhub.options import check_choice
+from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.remote.agentgym_servers import SERVERS
 from slipstream.envhub.remote.client_connection import SerialCalls
 from slipstream.envhub.remote.env_secret import headers_with, read_secret

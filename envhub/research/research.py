@@ -13,14 +13,14 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.bm25 import words
 from slipstream.envhub.env import Env
+from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.isolation.file_tree import Tree, file
 from slipstream.envhub.isolation.program import program_in
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
-from slipstream.envhub.options import check_choice, check_range
 from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.corpus import Corpus, draw_corpus
+from slipstream.envhub.research.corpus_question import MAX_RESULTS, Question, draw_question
 from slipstream.envhub.research.gaia_score import is_gaia_match
-from slipstream.envhub.research.question import MAX_RESULTS, Question, draw_question
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv
 

@@ -26,16 +26,16 @@ from slipstream.envhub.rewards.measures import MEASURES, Measure
 
 if TYPE_CHECKING:
     from slipstream.envhub.rewards.chat_client import OwnPolicy
-    from slipstream.envhub.rewards.group import GroupJudge
     from slipstream.envhub.rewards.judge import Judge
-    from slipstream.envhub.rewards.reward_model import ServedRewardModel
+    from slipstream.envhub.rewards.reward_model_part import ServedRewardModel
     from slipstream.envhub.rewards.run_novelty import RunNovelty, Visits
+    from slipstream.envhub.rewards.sibling_judge import GroupJudge
 
 # Measures that ask others. Each is imported when the first of its kind is made.
 ASKING = {
     "judge": "slipstream.envhub.rewards.judge:judge",
     "panel": "slipstream.envhub.rewards.panel:panel",
-    "reward_model": "slipstream.envhub.rewards.reward_model:reward_model",
+    "reward_model": "slipstream.envhub.rewards.reward_model_part:reward_model",
     RUN_NOVELTY: "slipstream.envhub.rewards.run_novelty:RunNovelty",
 }
 COMPARISONS = ("listwise", "pairwise")
@@ -265,7 +265,7 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | Non
     made: Any = measure_of(key, kind, options)
     if compare is None:
         return cast("Measure", made)
-    group_judge = loaded("slipstream.envhub.rewards.group:GroupJudge")
+    group_judge = loaded("slipstream.envhub.rewards.sibling_judge:GroupJudge")
     combine = getattr(made, "combine", "mean")  # of a panel
     return cast("GroupJudge", group_judge(judges=made.judges, compare=compare, combine=combine))
 

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
+from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.isolation.file_tree import Tree
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
-from slipstream.envhub.options import check_choice, check_range
 from slipstream.envhub.shell.action import ANSWER, BASH, FINISH, parse_act, write_bash
-from slipstream.envhub.shell.task import Job, draw_job, draw_tree
+from slipstream.envhub.shell.shell_task import Job, draw_job, draw_tree
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv
 

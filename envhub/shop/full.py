@@ -12,7 +12,7 @@ from functools import lru_cache
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.bm25 import Bm25
 from slipstream.envhub.name_list import name_list
-from slipstream.envhub.shop.catalogue import Goal, Kind, Product, Store
+from slipstream.envhub.shop.products import Goal, Kind, Product, Store
 from slipstream.envhub.task_seed import split_of, task_rng
 
 NUM_PRODUCTS = 200

@@ -5,7 +5,7 @@ import re
 import msgspec
 from msgspec.structs import replace
 
-from slipstream.envhub.shop.catalogue import Product, Store
+from slipstream.envhub.shop.products import Product, Store
 
 BACK = "back to search"
 PREVIOUS = "< prev"

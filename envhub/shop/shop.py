@@ -10,8 +10,7 @@ from typing import Protocol
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.options import check_choice
-from slipstream.envhub.shop.catalogue import Store
+from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.shop.full import make_full_store
 from slipstream.envhub.shop.pages import (
     BACK,
@@ -24,7 +23,8 @@ from slipstream.envhub.shop.pages import (
     terse_text,
     webshop_text,
 )
-from slipstream.envhub.shop.reward import purchase_reward
+from slipstream.envhub.shop.products import Store
+from slipstream.envhub.shop.purchase_reward import purchase_reward
 from slipstream.envhub.shop.small import make_small_store
 from slipstream.envhub.world import Change, WorldEnv
 

@@ -10,10 +10,10 @@ import msgspec
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
-from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.sqldb.domain import DOMAINS, Domain, Tables, draw_tables
-from slipstream.envhub.sqldb.engine import SqlError, run_sql
-from slipstream.envhub.sqldb.task import Request, draw_request
+from slipstream.envhub.sqldb.sqldb_task import Request, draw_request
+from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv
 

@@ -15,10 +15,10 @@ import msgspec
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
+from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.isolation.file_tree import Node, Tree, TreeError, file, folder
 from slipstream.envhub.isolation.sandbox import MAX_COMMAND_CHARS, Limits, require_room, run_in_sandbox
-from slipstream.envhub.options import check_choice, check_range
-from slipstream.envhub.swe.edit import edited, lines_of, numbered
+from slipstream.envhub.swe.file_edits import edited, lines_of, numbered
 from slipstream.envhub.swe.git import (
     FIRST_COMMIT_TIME,
     export_command,

@@ -10,10 +10,10 @@ import msgspec
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
-from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.tools.servers import TOOLS, Servers, call_tool
-from slipstream.envhub.tools.task import Errand, draw_errands, draw_servers
+from slipstream.envhub.tools.tools_task import Errand, draw_errands, draw_servers
 from slipstream.envhub.world import Change, WorldEnv
 
 MAX_ACTION_CHARS = 2000

@@ -9,7 +9,7 @@ from http.cookies import SimpleCookie
 import msgspec
 
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.web.server import TIMEOUT_S, Visit
+from slipstream.envhub.web.site_server import TIMEOUT_S, Visit
 
 MAX_REDIRECTS = 5
 MAX_PAGE_BYTES = 100_000

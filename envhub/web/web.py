@@ -13,12 +13,12 @@ import msgspec
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
-from slipstream.envhub.options import check_choice, check_range
+from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.web.browser import Browser, Element, Page, element_text, filled, load, page_text
-from slipstream.envhub.web.server import web_server
 from slipstream.envhub.web.site import ITEMS_PER_PAGE, MAX_TEXT_CHARS, ItemOrder, Site, SiteState, in_order, page_number
-from slipstream.envhub.web.task import ERRANDS, Errand, draw_errand, draw_site, draw_state
+from slipstream.envhub.web.site_server import web_server
+from slipstream.envhub.web.web_task import ERRANDS, Errand, draw_errand, draw_site, draw_state
 from slipstream.envhub.world import Change, WorldEnv
 
 RULES = (

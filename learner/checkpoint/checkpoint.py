@@ -37,7 +37,7 @@ from slipstream.learner.model.optimizer import begin_moments
 from slipstream.learner.model.packed_model import PackedModel
 from slipstream.learner.model.proximal import Proximal
 from slipstream.learner.model.reward_model import RewardModel, set_score
-from slipstream.learner.model.shards import named_shards
+from slipstream.learner.model.weight_shards import named_shards
 from slipstream.learner.objective.return_scale import ReturnScale, scale_of
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.ranks.share import share

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from slipstream.common.config.bounds import Count, Positive, ShareBelow1, Whole, check_bounds
+from slipstream.common.config.setting_bounds import Count, Positive, ShareBelow1, Whole, check_bounds
 from slipstream.common.process.config_error import require
 
 

@@ -10,7 +10,7 @@ import redis
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import connect_shards
-from slipstream.common.process.patience import RedisAway
+from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root
@@ -24,7 +24,7 @@ from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.expiry import Revoker
 from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
 from slipstream.replay.records.keys import FencedOut
-from slipstream.replay.run.shards import Epochs, Shards
+from slipstream.replay.run.server_shards import Epochs, Shards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,8 @@ import redis
 
 from slipstream.common.process.events import Events
 from slipstream.common.process.metrics import Metrics
-from slipstream.common.process.patience import RedisAway
 from slipstream.common.process.printable import printable
+from slipstream.common.process.redis_retry import RedisAway
 from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.cost import cost_of
 from slipstream.learner.lead.descriptions import describe

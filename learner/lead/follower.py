@@ -11,7 +11,7 @@ from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.ranks.share import share
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
-from slipstream.replay.run.shards import Epochs
+from slipstream.replay.run.server_shards import Epochs
 
 
 class Follower:

@@ -9,7 +9,7 @@ import msgspec
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.patience import RedisAway
+from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.transfer.weights import Adapted
@@ -35,7 +35,7 @@ from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.replay.run.diagnosis import Diagnosis
-from slipstream.replay.run.shards import Epochs
+from slipstream.replay.run.server_shards import Epochs
 
 log = logging.getLogger(__name__)
 

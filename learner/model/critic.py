@@ -15,8 +15,8 @@ from slipstream.learner.batch.pack import Packed
 from slipstream.learner.model.logprobs import TokenLogprobs
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_kind
-from slipstream.learner.model.shards import merged_shards, named_shards
 from slipstream.learner.model.value_model import SharedTrunk, ValueHead, ValueModel
+from slipstream.learner.model.weight_shards import merged_shards, named_shards
 from slipstream.learner.objective.return_scale import ReturnScale
 from slipstream.learner.objective.value_loss import ValueLoss, value_loss
 from slipstream.learner.ranks.ranks import Ranks

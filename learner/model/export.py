@@ -16,7 +16,7 @@ from slipstream.common.transfer.weights import TensorEntry
 from slipstream.learner.model.folder_tensors import is_of_adapter
 from slipstream.learner.model.lora import adapter_settings, name_in_peft
 from slipstream.learner.model.packed_model import PackedModel
-from slipstream.learner.model.shards import full_layout, full_tensors, named_shards, whole
+from slipstream.learner.model.weight_shards import full_layout, full_tensors, named_shards, whole
 from slipstream.learner.ranks.ranks import Ranks
 
 MAX_FILE_BYTES = 5 << 30

@@ -9,7 +9,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.common.transfer.probe import WORST_TIMES, Probe, differences
 from slipstream.learner.model.packed_model import PackedModel
-from slipstream.learner.model.probe import probe_of
+from slipstream.learner.model.probe_score import probe_of
 from slipstream.learner.model.skeleton import refused_together
 from slipstream.learner.ranks.ranks import Ranks
 

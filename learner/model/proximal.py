@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slipstream.learner.batch.pack import Packed
 from slipstream.learner.model.packed_model import PackedModel
-from slipstream.learner.model.shards import named_shards
+from slipstream.learner.model.weight_shards import named_shards
 
 
 class Proximal:

@@ -22,7 +22,7 @@ from slipstream.learner.model.folder_tensors import converted, stored_buffers, s
 from slipstream.learner.model.kernel import DTYPES
 from slipstream.learner.model.lora import adapters_of
 from slipstream.learner.model.packed_model import PackedModel, name_of
-from slipstream.learner.model.shards import named_shards, whole
+from slipstream.learner.model.weight_shards import named_shards, whole
 
 
 class Published:

@@ -26,11 +26,11 @@ from slipstream.common.process.shutdown import die_with_parent
 from slipstream.common.transfer.blob_store import run_store
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import ChunkRequest
-from slipstream.common.transfer.curve import key_from_environment
 from slipstream.common.transfer.delta import encode_delta
+from slipstream.common.transfer.encryption import key_from_environment
 from slipstream.common.transfer.model_folder import OfferedFolder
 from slipstream.common.transfer.weights import Invitation, Manifest, Offer, buffer_bytes, sealed
-from slipstream.learner.publisher.broadcast import Broadcaster, Payload
+from slipstream.learner.publisher.broadcast_sender import Broadcaster, Payload
 from slipstream.learner.publisher.lineage import continued
 from slipstream.learner.publisher.messages import (
     Announced,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from slipstream.common.config.config import Config
-from slipstream.common.process.patience import RedisAway
+from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import redis
 
 from slipstream.common.process.connection import CALL_TIMEOUT_S, follow, node_of
-from slipstream.common.process.patience import passes, patiently
+from slipstream.common.process.redis_retry import passes, patiently
 from slipstream.common.process.wire import WireError
 
 WINDOW = 4  # requests in flight: the server has the next one while a reply travels

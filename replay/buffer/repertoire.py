@@ -6,7 +6,7 @@ from typing import Self
 
 import redis
 
-from slipstream.common.process.patience import RedisAway
+from slipstream.common.process.redis_retry import RedisAway
 from slipstream.replay.buffer.verbs import ACTORS, JUDGES, LEARNERS, PEOPLES
 from slipstream.replay.records import scripts
 

@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 
 import redis
 
-from slipstream.common.process.patience import NotReady, patiently
+from slipstream.common.process.redis_retry import NotReady, patiently
 from slipstream.common.process.wire import encode
 from slipstream.replay.buffer.audit import remove_strays
 from slipstream.replay.records import scripts

@@ -9,7 +9,7 @@ from typing import Any
 import redis
 from redis.exceptions import NoPermissionError, NoScriptError
 
-from slipstream.common.process.patience import NotReady, patiently
+from slipstream.common.process.redis_retry import NotReady, patiently
 
 _DIRECTORY = Path(__file__).parents[1] / "buffer" / "lua"
 # Parts of the errors that Redis 6.2 and later returns for damaged keys and fields. "attempt to" is from Lua itself.

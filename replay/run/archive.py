@@ -18,7 +18,7 @@ import xxhash
 
 from slipstream.common.process.run_dir import sync_path
 from slipstream.common.process.wire import SCHEMA, WireError, decode, encode
-from slipstream.common.records.archive import read_frames, write_frames
+from slipstream.common.records.frame_file import read_frames, write_frames
 from slipstream.common.records.trajectory import InvalidTrajectory, Outcome, check
 from slipstream.common.records.versions import Resumption
 from slipstream.replay.records.ticket import Group, Ticket

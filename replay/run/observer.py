@@ -14,7 +14,7 @@ from slipstream.replay.records.failures import read_failures
 from slipstream.replay.records.keys import key, shard_name
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.run.diagnosis import NUM_STEPS, Facts
-from slipstream.replay.run.shards import read_shards
+from slipstream.replay.run.server_shards import read_shards
 
 WINDOW_S = 60.0  # what happened before is no longer judged
 TAIL_BYTES = 8192  # of a log, enough for its last line

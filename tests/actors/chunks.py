@@ -12,7 +12,7 @@ from slipstream.actors.weights.pull import Puller
 from slipstream.actors.weights.sources import Sources
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import Blob, ChunkRequest
-from slipstream.common.transfer.curve import CurveKey
+from slipstream.common.transfer.encryption import CurveKey
 from slipstream.common.transfer.weights import WeightsError
 from slipstream.replay.fleet.bulletin import RelayNotice
 

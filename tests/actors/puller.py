@@ -14,7 +14,7 @@ from slipstream.actors.weights.fetch import Bytes
 from slipstream.actors.weights.pull import Puller, PullFailed
 from slipstream.actors.weights.sources import Sources
 from slipstream.common.process.connection import connect
-from slipstream.common.transfer.curve import key_from_environment
+from slipstream.common.transfer.encryption import key_from_environment
 from slipstream.common.transfer.weights import blobs, check_blob
 from slipstream.replay.fleet.bulletin import Bulletin
 

@@ -10,7 +10,7 @@ from ray.cluster_utils import Cluster
 
 from slipstream.common.config.config import dump_config, load_config
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, REPOSITORY, Run, nothing_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own

@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.code.code import CodeState, CodeWorld, make_code
-from slipstream.envhub.code.task import OPERATIONS, PRINTS, draw_problem
+from slipstream.envhub.code.code_task import OPERATIONS, PRINTS, draw_problem
 from slipstream.envhub.isolation.sandbox import Limits
 from slipstream.envhub.world import Change
 

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.household.expert import next_action
+from slipstream.envhub.household.house import HAND, State, act, admissible, first_state, is_won
 from slipstream.envhub.household.household import HouseholdEnv
-from slipstream.envhub.household.task import TASK_TYPES, Goal, Room, kind_of, make_room
-from slipstream.envhub.household.world import HAND, State, act, admissible, first_state, is_won
+from slipstream.envhub.household.household_task import TASK_TYPES, Goal, Room, kind_of, make_room
 
 OBJECTS = {"apple 1": "fridge 1", "book 1": "desk 1", "mug 1": "desk 1", "mug 2": "drawer 1"}
 

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from slipstream.envhub.kg.graph import ATTRIBUTES, Graph, draw_graph
+from slipstream.envhub.kg.graph_question import Call, Question, draw_question
 from slipstream.envhub.kg.kg import KgState, KgWorld, f1
-from slipstream.envhub.kg.question import Call, Question, draw_question
 
 GRAPH = Graph(
     kinds={"ada": "person", "ben": "person", "cleo": "person", "dover": "town", "elgin": "town", "kelso": "town"},

@@ -11,7 +11,7 @@ from slipstream.envhub.isolation.file_tree import file as file_of
 from slipstream.envhub.isolation.sandbox import Limits, run_in_sandbox
 from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.corpus import KINDS, LINKS, draw_corpus
-from slipstream.envhub.research.question import ENDINGS
+from slipstream.envhub.research.corpus_question import ENDINGS
 from slipstream.envhub.research.research import ResearchState, ResearchWorld, make_research
 from slipstream.envhub.world import Change
 

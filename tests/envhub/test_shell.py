@@ -10,7 +10,7 @@ from slipstream.envhub.isolation.file_tree import file, folder
 from slipstream.envhub.isolation.sandbox import Limits, run_in_sandbox
 from slipstream.envhub.shell.action import Act, parse_act, write_bash
 from slipstream.envhub.shell.shell import ShellState, ShellWorld, make_shell
-from slipstream.envhub.shell.task import PROCESSES, READS, WRITES, Job, draw_tree
+from slipstream.envhub.shell.shell_task import PROCESSES, READS, WRITES, Job, draw_tree
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.bm25 import Bm25
-from slipstream.envhub.shop.catalogue import Goal, Kind, Product, Store
 from slipstream.envhub.shop.full import make_full_store
 from slipstream.envhub.shop.pages import Page, clickables, next_page, terse_text, webshop_text
-from slipstream.envhub.shop.reward import purchase_reward, type_reward
+from slipstream.envhub.shop.products import Goal, Kind, Product, Store
+from slipstream.envhub.shop.purchase_reward import purchase_reward, type_reward
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.envhub.shop.small import make_small_store
 

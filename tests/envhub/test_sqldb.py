@@ -7,8 +7,8 @@ import pytest
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.sqldb.domain import DOMAINS, Tables, draw_tables
-from slipstream.envhub.sqldb.engine import SqlError, run_sql
 from slipstream.envhub.sqldb.sqldb import SqlWorld, make_sqldb, shown_rows
+from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
 from slipstream.envhub.world import Change
 
 DOMAIN = DOMAINS[0]

@@ -13,8 +13,8 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.web.browser import Browser, Element, load, page_text, read_page
-from slipstream.envhub.web.server import MAX_BODY_BYTES, Visit, WebServer, web_server
 from slipstream.envhub.web.site import ItemOrder, Request, Site, SiteState, respond
+from slipstream.envhub.web.site_server import MAX_BODY_BYTES, Visit, WebServer, web_server
 from slipstream.envhub.web.web import WebState, WebWorld, make_web
 from slipstream.envhub.world import Change
 

@@ -13,7 +13,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Trajectory, Turn, VersionSpan, pack_logprobs, pack_mask, pack_tokens
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.learner import Learner, begin, begin_checkpoint, load_learner, train_on
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step_metrics import StepMetrics

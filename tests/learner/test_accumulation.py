@@ -32,7 +32,7 @@ from slipstream.learner.model.kernel import PACKED_ATTENTION
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.proximal import Proximal
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks, context_of
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from tests.several_ranks import SeveralRanks

@@ -16,7 +16,7 @@ from slipstream.learner.batch.pack import TokenSequence, pack, sequences_of
 from slipstream.learner.credit.measure import measure
 from slipstream.learner.learner import Learner, train_on
 from slipstream.learner.model.critic import critic_shards
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.objective.return_scale import ReturnScale
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock

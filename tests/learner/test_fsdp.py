@@ -27,9 +27,9 @@ from slipstream.learner.model.critic import critic_shards
 from slipstream.learner.model.gradient import apply_gradient, backward
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_kind, load_model
-from slipstream.learner.model.probe import probe_of
-from slipstream.learner.model.shards import full_tensors, whole
+from slipstream.learner.model.probe_score import probe_of
 from slipstream.learner.model.value_model import ValueModel
+from slipstream.learner.model.weight_shards import full_tensors, whole
 from slipstream.learner.ranks.ranks import Ranks, context_of
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step

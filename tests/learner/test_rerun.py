@@ -11,8 +11,8 @@ from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.replay.run.archive import Archive
-from slipstream.replay.run.shards import read_shards
-from slipstream.replay.server.server import Server
+from slipstream.replay.run.server_shards import read_shards
+from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, Process, Run
 from tests.whole.test_faults import checkpointed_step, is_frozen_between_checkpoints
 

@@ -20,7 +20,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.envhub.rewards.rubric import read_rubric
 from slipstream.replay.fleet.fleet import Fleet, RunFacts
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.judge_rows import read_judge
 from slipstream.tools.data.paraphrase import read_paraphraser

@@ -13,7 +13,7 @@ import pytest
 from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.common.transfer.model_folder import SHAPES
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, MARK, REPOSITORY, Run
 from tests.whole.bare_host import BareHost
 from tests.whole.lossy_line import TUN

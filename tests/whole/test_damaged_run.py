@@ -28,7 +28,7 @@ from slipstream.learner.ranks.ranks import Ranks
 from slipstream.replay.buffer.audit import audit
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.run.archive import Archive, ArchiveWriter
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from slipstream.tools.run.prepare import prepare
 from tests.learner.checkpoint.test_checkpoint_settle import stand_in
 from tests.processes import GUESS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from slipstream.tools.run.link import Link
 from tests.actors.host.metadata_service import MetadataService
 from tests.processes import GUESS, Process, Run, nothing_runs

@@ -9,7 +9,7 @@ import pytest
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, LEAVE_S
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.checkpoint.checkpoint import latest_checkpoint
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, Gate, Process, Run, nothing_runs
 
 GROUPS_PER_STEP = 4

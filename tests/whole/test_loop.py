@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import TENSORS, Even
 
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
-from slipstream.replay.server.server import start_server
+from slipstream.replay.server.redis_server import start_server
 from tests.learner.lead.test_metrics_page import explained
 from tests.processes import MARK, REPOSITORY, nothing_runs
 

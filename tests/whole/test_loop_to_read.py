@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, REPOSITORY, Run
 
 NUM_STEPS = 20

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from slipstream.common.process.connection import connect
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from slipstream.tools.see.view import View
 from tests.actors.host.metadata_service import MetadataService
 from tests.processes import GUESS, Gate, Run, nothing_runs

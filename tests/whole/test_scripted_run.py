@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, Run
 
 NUM_STEPS = 3

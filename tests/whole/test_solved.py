@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.replay.fleet.fleet import RunState
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, Run
 
 SOLVED = [*GUESS, "env.name=tests.whole.solved:SolvedEnv", "learner.steps=100000", "learner.checkpoint_every=1000"]

@@ -15,11 +15,11 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import PASSWORD_VARIABLE, RedisUnreachable, without_password
 from slipstream.common.process.printable import printable_block
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.transfer.curve import load_key
+from slipstream.common.transfer.encryption import load_key
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.replay.fleet.fleet import UnknownRun
-from slipstream.replay.server.server import ServerError, password_of
-from slipstream.tools.cli.verbs import VERBS, Verb, called, placed, run_name
+from slipstream.replay.server.redis_server import ServerError, password_of
+from slipstream.tools.cli.verb_table import VERBS, Verb, called, placed, run_name
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.terminal.config_help import settings_help
 from slipstream.tools.terminal.options import add_options

@@ -46,7 +46,7 @@ from slipstream.tools.data.row_noise import noisy
 from slipstream.tools.data.row_sieve import Sieve
 from slipstream.tools.data.wording import Refused
 from slipstream.tools.terminal.options import as_arguments
-from slipstream.tools.terminal.printable import json_line
+from slipstream.tools.terminal.output_lines import json_line
 
 PROGRESS_S = 5.0
 SAVE_S = 2.0

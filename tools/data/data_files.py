@@ -26,7 +26,7 @@ from slipstream.common.process.run_dir import write_whole
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.rows.row_source import is_hub
 from slipstream.tools.data.data_card import Counts
-from slipstream.tools.terminal.printable import json_line
+from slipstream.tools.terminal.output_lines import json_line
 
 CHUNK_BYTES = 1 << 20
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from slipstream.common.config.bounds import Count, Share, ShareBelow1, Whole, check_bounds
+from slipstream.common.config.setting_bounds import Count, Share, ShareBelow1, Whole, check_bounds
 from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.text.action_format import ToolCalls, action_format
 

@@ -25,10 +25,10 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import ACTORS
 from slipstream.envhub.rewards.episode import Episode, Marked
-from slipstream.envhub.rewards.group import GroupJudge, Shown
 from slipstream.envhub.rewards.judge import Judge
 from slipstream.envhub.rewards.panel import Panel
 from slipstream.envhub.rewards.part import Part, check_keys, parts_of
+from slipstream.envhub.rewards.sibling_judge import GroupJudge, Shown
 
 MAX_OPEN = 256  # rows or tasks that are judged at a time; `max_concurrent` of a judge limits the requests
 MAX_COMPARED = 64  # rows of a task

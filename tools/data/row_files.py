@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.tools.terminal.printable import json_line
+from slipstream.tools.terminal.output_lines import json_line
 
 Row = dict[str, Any]
 

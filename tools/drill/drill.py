@@ -11,7 +11,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.drill.basic_faults import LEASE_TTL_S, SIX
 from slipstream.tools.drill.books import what_is_lost
-from slipstream.tools.drill.catalogue import CATALOGUE
+from slipstream.tools.drill.fault_catalogue import CATALOGUE
 from slipstream.tools.drill.random import drill_at_random
 from slipstream.tools.drill.stage import DrillFailed, Stage
 from slipstream.tools.terminal.table import print_rows
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=list(CATALOGUE),
         metavar="NAME",
-        help="play this one; may be given again; any of the catalogue (tools/drill/catalogue.py); "
+        help="play this one; may be given again; any of the catalogue (tools/drill/fault_catalogue.py); "
         f"left out: {', '.join(SIX)}",
     )
     parser.add_argument("--random", type=int, default=0, metavar="N", help="play N schedules of random faults instead")

@@ -26,7 +26,7 @@ from slipstream.replay.records.failures import read_failures
 from slipstream.replay.records.keys import epoch_key, key
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.records.ticket import Lease
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from slipstream.tools.run.child import Child
 from slipstream.tools.run.link import Link
 

@@ -10,7 +10,7 @@ import zmq
 
 from slipstream.common.transfer.weights import blobs
 from slipstream.replay.fleet.bulletin import Bulletin, RelayNotice
-from slipstream.tools.drill.env import DEADLY, TAKEN
+from slipstream.tools.drill.failing_env import DEADLY, TAKEN
 from slipstream.tools.drill.faults import (
     GARBAGE,
     Fault,

@@ -22,7 +22,7 @@ from slipstream.replay.buffer.audit import audit
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.run.archive import Archive, ArchivedStep
 from slipstream.tools.drill.books import what_is_lost, what_training_again_finds
-from slipstream.tools.drill.catalogue import CATALOGUE
+from slipstream.tools.drill.fault_catalogue import CATALOGUE
 from slipstream.tools.drill.schedule import Outcome, Strike, draw, only, report, say_again
 from slipstream.tools.drill.stage import Stage, orders_of
 from slipstream.tools.terminal.table import print_rows
@@ -195,7 +195,7 @@ def _give_troubles(config: Config) -> None:
     config.weights.disk = config.weights.disk or str(orders_of(config).with_name("weights"))
 
 
-TROUBLED = "slipstream.tools.drill.env:TroubledEnv"
+TROUBLED = "slipstream.tools.drill.failing_env:TroubledEnv"
 
 
 def _say_again(config: Config, asked: argparse.Namespace, played: Played, schedules: dict[int, list[Strike]]) -> None:

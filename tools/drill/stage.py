@@ -24,7 +24,7 @@ from slipstream.replay.buffer.listing import list_groups
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, Member
 from slipstream.replay.records.ledger import Ledger, read_ledger
-from slipstream.replay.server.server import Server, start_server
+from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.drill.cloud import Cloud
 from slipstream.tools.drill.undo import Undoing
 from slipstream.tools.run.child import Child

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from slipstream.common.config.config import Config
-from slipstream.tools.cli.verbs import VERBS
+from slipstream.tools.cli.verb_table import VERBS
 
 ROOMS = ("common", "envhub", "replay", "actors", "learner", "tools")
 LAB = "tools/lab/"

@@ -22,7 +22,7 @@ from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.connection import PASSWORD_VARIABLE, connect, without_password
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, LEAVE_S, Shutdown
-from slipstream.common.transfer.curve import KEY_VARIABLE
+from slipstream.common.transfer.encryption import KEY_VARIABLE
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.tools.launch.launch import gpus_of_actors, gpus_of_learner
 from slipstream.tools.launch.scale import RAY

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from slipstream.common.config.bounds import Count, NonNegative, Positive, PositiveShare, Whole, check_bounds
 from slipstream.common.config.config import Config
+from slipstream.common.config.setting_bounds import Count, NonNegative, Positive, PositiveShare, Whole, check_bounds
 from slipstream.common.process.config_error import require
 
 

@@ -33,7 +33,7 @@ from slipstream.tools.play.collect_server import Journal, play_served, read_serv
 from slipstream.tools.play.fixed_policy import fixed_model_folder, start_fixed_policy
 from slipstream.tools.play.retrace import retrace
 from slipstream.tools.play.state_values import StateValues, check_searches, reward_model_beside
-from slipstream.tools.replay.export import row_of
+from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run.check_input import check_collect, check_env, check_model_folder
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.prepare import NoisyExpert, expert_episodes, load_tokenizer

@@ -27,7 +27,7 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.long_work import LongWork, report_on_stderr
 from slipstream.common.process.wire import MALFORMED, MAX_FRAME_BYTES, WireError
-from slipstream.common.records.archive import read_frames, write_frames
+from slipstream.common.records.frame_file import read_frames, write_frames
 from slipstream.common.records.trajectory import (
     Provenance,
     Sampling,

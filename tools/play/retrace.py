@@ -24,7 +24,7 @@ from slipstream.common.text.action_format import ActionFormat, format_of
 from slipstream.common.text.chat import ChatRules, reply_form
 from slipstream.common.text.transcript import Transcriber
 from slipstream.envhub.env import Env, EnvError
-from slipstream.tools.replay.export import row_of
+from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.prepare import completion_of, expert_episodes, expert_reply
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slipstream.common.config.bounds import AtLeast1, Count, Port, check_bounds
+from slipstream.common.config.setting_bounds import AtLeast1, Count, Port, check_bounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

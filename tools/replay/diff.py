@@ -13,7 +13,7 @@ from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.transcript import Transcriber
 from slipstream.learner.credit.grpo import RETURN_RESOLUTION, centred_advantages
 from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep, RunRecords
-from slipstream.tools.terminal.printable import json_line, printable_lines
+from slipstream.tools.terminal.output_lines import json_line, printable_lines
 from slipstream.tools.terminal.table import print_rows, print_table
 
 COLUMNS = ("group", "task", "returns by member", "advantages", "lag", "best", "worst")

@@ -9,7 +9,7 @@ from slipstream.replay.buffer.listing import ListedGroup, list_groups
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.records.ledger import STATES
 from slipstream.tools.see.run_client import shards_of
-from slipstream.tools.terminal.printable import json_line
+from slipstream.tools.terminal.output_lines import json_line
 from slipstream.tools.terminal.table import print_rows
 
 COLUMNS = ("group", "state", "s", "task", "holder", "left s", "stored", "newest", "lag", "attempts", "used")

@@ -90,7 +90,7 @@ def _answer(arguments: argparse.Namespace) -> Callable[[Config], int]:
     """The function that answers the question. Its modules are imported only now."""
     match arguments.question:
         case "audit":
-            from slipstream.tools.replay.audit import audit
+            from slipstream.tools.replay.audit_table import audit
 
             return audit
         case "groups":
@@ -141,7 +141,7 @@ def _diff(arguments: argparse.Namespace) -> Callable[[Config], int]:
 
 
 def _edit(arguments: argparse.Namespace) -> Callable[[Config], int]:
-    from slipstream.tools.replay.edit import quarantine, repair, requeue
+    from slipstream.tools.replay.group_edits import quarantine, repair, requeue
 
     if arguments.question == "repair":
         return lambda config: repair(config, stream=arguments.stream, as_json=arguments.json)
@@ -154,14 +154,14 @@ def _edit(arguments: argparse.Namespace) -> Callable[[Config], int]:
 
 
 def _failures(arguments: argparse.Namespace) -> Callable[[Config], int]:
-    from slipstream.tools.replay.failures import failures, quarantined
+    from slipstream.tools.replay.failure_table import failures, quarantined
 
     verb = failures if arguments.question == "failures" else quarantined
     return lambda config: verb(config, limit=arguments.limit, stream=arguments.stream, as_json=arguments.json)
 
 
 def _export(arguments: argparse.Namespace) -> Callable[[Config], int]:
-    from slipstream.tools.replay.export import Selection, export
+    from slipstream.tools.replay.trajectory_rows import Selection, export
 
     selection = Selection(state=arguments.state, steps=arguments.steps, min_return=arguments.min_reward)
     return lambda config: export(

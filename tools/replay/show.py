@@ -11,7 +11,7 @@ from slipstream.common.text.transcript import TurnText
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.tools.replay.run_records import RecordedGroup, RunRecords
 from slipstream.tools.replay.trajectory_page import print_page
-from slipstream.tools.terminal.printable import json_line
+from slipstream.tools.terminal.output_lines import json_line
 from slipstream.tools.terminal.table import print_rows
 
 COLUMNS = ("member", "return", "success", "turns", "tokens", "versions", "stop reason", "actor")

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from slipstream.common.process.printable import printable
-from slipstream.tools.terminal.printable import printable_lines
+from slipstream.tools.terminal.output_lines import printable_lines
 
 BAR = "  | "  # before text from the environment or the policy
 

@@ -28,7 +28,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.yaml_file import read_yaml
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.cli.cli import load, parsed
-from slipstream.tools.cli.verbs import VERBS
+from slipstream.tools.cli.verb_table import VERBS
 from slipstream.tools.run.check_input import check_collect, check_env, check_input, check_model_folder
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.terminal.options import as_arguments, options_of

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slipstream.common.config.bounds import Count, NonNegative, ShareBelow1, Whole, check_bounds
+from slipstream.common.config.setting_bounds import Count, NonNegative, ShareBelow1, Whole, check_bounds
 from slipstream.common.process.config_error import require
 
 SEARCHES = ("none", "tree_of_thoughts", "dfsdt", "mcts", "graph_of_thoughts")

@@ -18,8 +18,8 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.envhub.rewards.part import reward_parts
 from slipstream.replay.run.diagnosis import Diagnosis, diagnose
 from slipstream.replay.run.observer import Observer
+from slipstream.replay.server.redis_server import ServerError, find_executable
 from slipstream.replay.server.redis_version import warning_of
-from slipstream.replay.server.server import ServerError, find_executable
 from slipstream.tools.run.check_input import check_room
 from slipstream.tools.see.answers import recorded_diagnosis
 from slipstream.tools.see.run_files import read_run

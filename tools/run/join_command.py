@@ -9,7 +9,7 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE, shown
 from slipstream.common.process.imported import is_own
-from slipstream.common.transfer.curve import KEY_VARIABLE
+from slipstream.common.transfer.encryption import KEY_VARIABLE
 from slipstream.replay.fleet.roles import Role, user_of
 from slipstream.tools.run.acl_options import FleetOption
 from slipstream.tools.run.host_command import host_settings

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.transfer.curve import KEY_VARIABLE, new_secret
+from slipstream.common.transfer.encryption import KEY_VARIABLE, new_secret
 
 
 def make_key(config: Config) -> int:

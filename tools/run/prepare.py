@@ -27,7 +27,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.long_work import LongWork, report_on_stderr
 from slipstream.common.process.printable import printable_block
 from slipstream.common.process.run_dir import RunDir, write_whole
-from slipstream.common.records import archive
+from slipstream.common.records import frame_file
 from slipstream.common.records.trajectory import Provenance, Sampling, Task, Trajectory, VersionSpan
 from slipstream.common.text.action_format import PREDICTION, ActionFormat, format_of, predicts
 from slipstream.common.text.chat import reply_form
@@ -86,7 +86,7 @@ def _make_what_is_missing(config: Config, run_dir: RunDir) -> None:
         tokenizer = load_tokenizer(model_folder(config, run_dir), config.model)
         half = run_dir.demonstrations.with_suffix(".tmp")
         half.unlink(missing_ok=True)
-        archive.append(half, demonstrate(config, tokenizer))
+        frame_file.append(half, demonstrate(config, tokenizer))
         half.replace(run_dir.demonstrations)
 
 

@@ -26,8 +26,8 @@ from slipstream.learner.lead.overview import pinned_link
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.run.diagnosis import FAULT_S, FaultLog, diagnose
 from slipstream.replay.run.observer import Observer
+from slipstream.replay.server.redis_server import Server, find_executable, password_of, start_private_server
 from slipstream.replay.server.redis_version import warning_of
-from slipstream.replay.server.server import Server, find_executable, password_of, start_private_server
 from slipstream.tools.run.check_input import check_input
 from slipstream.tools.run.child import EXIT_BAD_INPUT, Child, kill, print_failure
 from slipstream.tools.run.devices import VARIABLE, split_devices, visible_devices

@@ -9,7 +9,7 @@ from slipstream.actors.host.join import run_config
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import check_servers, connect, connect_shards
-from slipstream.common.process.patience import PATIENCE_S
+from slipstream.common.process.redis_retry import PATIENCE_S
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.records.keys import shard_name

@@ -19,7 +19,7 @@ from slipstream.common.process.headline import headline
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.fleet import Fleet
-from slipstream.replay.server.server import password_of
+from slipstream.replay.server.redis_server import password_of
 from slipstream.tools.see.summary import Summary, read_summary
 from slipstream.tools.terminal.table import print_rows
 

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from slipstream.actors.host.poll_interval import PollInterval
-from slipstream.tools.simulate.plan import Plan
+from slipstream.tools.simulate.simulated_run import Plan
 
 BEAT_S, MAX_BEAT_S = 1.0, 3.0  # between an actor's requests for the run's state, its heartbeats, its leases' renewals
 LOOK_S = 0.1  # between its looks for newer weights, while it plays

@@ -9,9 +9,9 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import require
 from slipstream.tools.simulate.calibration import Calibration, calibrate
 from slipstream.tools.simulate.outcome import Outcome
-from slipstream.tools.simulate.plan import Plan
 from slipstream.tools.simulate.simulate_options import SimulateOptions
-from slipstream.tools.simulate.world import World
+from slipstream.tools.simulate.simulated_run import Plan
+from slipstream.tools.simulate.simulated_world import World
 from slipstream.tools.terminal.table import print_rows
 
 MANY_REQUESTS_PER_S = 30_000  # a server takes about 32 us for each: docs/benchmarks.md

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slipstream.common.config.bounds import Count, NonNegative, Positive, check_bounds
+from slipstream.common.config.setting_bounds import Count, NonNegative, Positive, check_bounds
 from slipstream.common.process.config_error import require
 
 

@@ -4,8 +4,8 @@ import functools
 import textwrap
 from collections.abc import Sequence
 
-from slipstream.common.config.bounds import comment
 from slipstream.common.config.config import Config, key_paths
+from slipstream.common.config.setting_bounds import comment
 
 WIDTH = 110
 

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import Any, TypeVar
 
-from slipstream.common.config.bounds import comment, plain_type
+from slipstream.common.config.setting_bounds import comment, plain_type
 
 T = TypeVar("T")
 

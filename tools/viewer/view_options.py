@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from slipstream.common.config.bounds import Port, check_bounds
+from slipstream.common.config.setting_bounds import Port, check_bounds
 from slipstream.common.process.config_error import require
 
 

@@ -42,7 +42,7 @@ from slipstream.common.text.action_format import action_format
 from slipstream.envhub.catalogue import make_env
 from slipstream.learner.batch.pack import pack, sequences_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
-from slipstream.learner.model.shards import full_layout, full_tensors
+from slipstream.learner.model.weight_shards import full_layout, full_tensors
 from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.ranks.ranks import Ranks

@@ -20,7 +20,7 @@ from slipstream.common.transfer.weights import Offer, layout
 from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.replay.fleet.bulletin import Bulletin
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.actors.vllm_engines import (
     MAX_TOKENS,
     ONES,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import redis
 
+from slipstream.actors.group.episode_reward import Scoring
 from slipstream.actors.group.group import rollout_group
-from slipstream.actors.group.reward import Scoring
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.config.objective_config import ObjectiveConfig

@@ -12,8 +12,8 @@ import redis
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed, rollout
+from slipstream.actors.group.episode_reward import Scoring, rewarded
 from slipstream.actors.group.group import rollout_group
-from slipstream.actors.group.reward import Scoring, rewarded
 from slipstream.actors.host.act import act
 from slipstream.common.config.actors_config import ActorsConfig
 from slipstream.common.process.shutdown import Shutdown

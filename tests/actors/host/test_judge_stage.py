@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from slipstream.actors.group.group import rollout_group
-from slipstream.actors.host.judge import JudgeSetup, keep_judging
+from slipstream.actors.host.judging import JudgeSetup, keep_judging
 from slipstream.common.config.config import dump_config, load_config
 from slipstream.envhub.rewards import chat_client
 from slipstream.envhub.rewards.part import group_parts, parts_of

@@ -9,15 +9,15 @@ import pytest
 import redis
 
 from slipstream.actors.engine.engine import Completion, EngineDied, EngineError
+from slipstream.actors.group.episode_reward import Scoring
 from slipstream.actors.group.group import rollout_group
-from slipstream.actors.group.reward import Scoring
 from slipstream.actors.host.own_judge import OwnJudge
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.text.chat import ChatRules
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.group import GroupJudge
 from slipstream.envhub.rewards.part import judge_by, parts_of
+from slipstream.envhub.rewards.sibling_judge import GroupJudge
 from tests.actors.episode.episodes import ALLOWANCE, engine_of
 from tests.actors.group.test_group import TURNS, Actor, buffer_with_a_group, trained
 from tests.actors.scripted_judge import impatient

@@ -26,7 +26,7 @@ from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import Lease
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.actors.group.test_group import Actor, gate, shutdown, until
 from tests.processes import Gate
 from tests.replay.records.attempts import Views, make_buffer, ticket

@@ -24,7 +24,7 @@ from slipstream.common.process.wire import WireError, decode, encode
 from slipstream.common.transfer.probe import MAX_PROBE_TOKENS, Probe, mismatch
 from slipstream.common.transfer.weights import Offer, sealed
 from slipstream.learner.model.packed_model import load_model
-from slipstream.learner.model.probe import probe_of
+from slipstream.learner.model.probe_score import probe_of
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.supply.refusals import REFUSED_S, AllRefuse, Refusals
 from slipstream.replay.fleet.bulletin import Bulletin

@@ -13,7 +13,7 @@ from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.model_folder import ModelFile
 from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, Process, Run
 
 DEADLINE_S = 600.0

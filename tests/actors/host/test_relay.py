@@ -24,12 +24,12 @@ from slipstream.common.config.config import dump_config, load_config
 from slipstream.common.process.connection import connect
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import Blob, ChunkRequest
-from slipstream.common.transfer.curve import KEY_VARIABLE, CurveKey
+from slipstream.common.transfer.encryption import KEY_VARIABLE, CurveKey
 from slipstream.common.transfer.model_folder import ModelFile
 from slipstream.common.transfer.weights import Manifest, Offer, buffer_bytes, layout, sealed
 from slipstream.replay.fleet.bulletin import Bulletin, RelayNotice
 from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
-from slipstream.replay.server.server import start_server
+from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.actor_host import host_relay
 from slipstream.tools.run.link import Link

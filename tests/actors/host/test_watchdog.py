@@ -5,7 +5,7 @@ from pathlib import Path
 
 import redis
 
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.processes import Process
 from tests.replay.records.attempts import make_buffer, ticket
 

@@ -11,9 +11,9 @@ import torch
 from torch._C._distributed_c10d import HashStore, ProcessGroup, ProcessGroupGloo
 
 from slipstream.actors.engine.vllm_environment import vllm_environment
-from slipstream.actors.weights.broadcast import Place, Receiving
+from slipstream.actors.weights.broadcast_receiver import Place, Receiving
 from slipstream.common.transfer.weights import Hashing, WeightsError, layout, sealed, verify
-from slipstream.learner.publisher.broadcast import Sending
+from slipstream.learner.publisher.broadcast_sender import Sending
 
 CPU = torch.device("cpu")
 CHUNK_BYTES = 1000

@@ -12,7 +12,7 @@ import zmq
 
 from slipstream.actors.weights.pull import SMALL_CHUNK_BYTES, Puller, PullFailed
 from slipstream.actors.weights.sources import NOTICES_PER_S, NoSource, Sources
-from slipstream.common.process.patience import RedisAway
+from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.transfer.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus, Farewell, Request
 from slipstream.replay.fleet.bulletin import RelayNotice
 from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, NUM_CHUNKS, Pulling, check, relay_at, serving, wait_until

@@ -20,7 +20,7 @@ from slipstream.common.process.connection import (
     without_password,
 )
 from slipstream.replay.records.keys import key
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from slipstream.tools.cli.cli import main
 from tests.replay.buffer.every_verb import held, play_every_verb
 from tests.replay.buffer.every_verb import play as play_lease

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from slipstream.common.process import patience
+from slipstream.common.process import redis_retry
 from slipstream.common.process.connection import RedisUnreachable, connect, connect_or_explain
-from slipstream.common.process.patience import RedisAway
-from slipstream.replay.server.server import Server, start_server
+from slipstream.common.process.redis_retry import RedisAway
+from slipstream.replay.server.redis_server import Server, start_server
 from tests.proxy import Fault, Proxy
 
 DEADLINE_S = 60.0
@@ -54,7 +54,7 @@ def test_calls_outlive_a_server_that_stands_still(server: Server, monkeypatch: p
         os.kill(server.process.pid, signal.SIGSTOP)
         call = Call(lambda: client.get("x"))
         retry = client.get_retry()
-        assert isinstance(retry, patience.Patience)
+        assert isinstance(retry, redis_retry.Patience)
         wait_until(lambda: retry._since is not None)
         os.kill(server.process.pid, signal.SIGCONT)
         assert call.wait() == b"1"
@@ -154,7 +154,7 @@ def test_a_call_that_is_never_answered_gives_up_also_where_others_are(
 
 
 def test_a_process_that_was_told_to_end_does_not_wait_long(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "ENDING_PATIENCE_S", 0.5)
+    monkeypatch.setattr(redis_retry, "ENDING_PATIENCE_S", 0.5)
     ending = threading.Event()
     with connect(server.secret_url, ending=ending) as client:
         client.ping()

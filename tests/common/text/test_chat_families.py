@@ -16,10 +16,10 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.chat import Chat, ChatRules, reply_form
+from slipstream.common.text.chat_template import rendered
 from slipstream.common.text.codec import decoder
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.pieces import check_pieces
-from slipstream.common.text.rendering import rendered
 from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root, with_arguments
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from slipstream.tools.run.prepare import demonstrate

@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.common.records.message import Message
 from slipstream.common.text.chat import Chat
+from slipstream.common.text.chat_template import turn_marks
 from slipstream.common.text.codec import KEPT_TEXTS, MAX_KEPT_CHARS, encoder
-from slipstream.common.text.rendering import turn_marks
 from tests.common.text.small_tokenizer import CHATML, END, merging_tokenizer
 
 EVERYTHING = "{{ strftime_now('%Y') }}{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + CHATML

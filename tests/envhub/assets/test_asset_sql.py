@@ -214,8 +214,10 @@ FEW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 40) 
 def test_the_users_database_is_only_read_and_not_for_long(
     bird: dict[str, str], statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.envhub.sqldb.engine.MAX_FILE_OPERATIONS", 1_000_000)  # a fraction of a second
-    monkeypatch.setattr("slipstream.envhub.sqldb.engine.MAX_FILE_CPU_S", 1.0)
+    monkeypatch.setattr(
+        "slipstream.envhub.sqldb.sqlite_engine.MAX_FILE_OPERATIONS", 1_000_000
+    )  # a fraction of a second
+    monkeypatch.setattr("slipstream.envhub.sqldb.sqlite_engine.MAX_FILE_CPU_S", 1.0)
     database = Path(bird["databases"]) / "schools" / "schools.sqlite"
     before = database.read_bytes()
     answer = played("bird", bird, 0, [f"sql {statement}"])[-1]

@@ -13,7 +13,7 @@ from slipstream.envhub.assets.webshop import read_data
 from slipstream.envhub.assets.webshop_reward import nouns, token_set_ratio, type_reward, web_reward
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Observation
-from slipstream.envhub.shop.catalogue import Goal, Kind, Product
+from slipstream.envhub.shop.products import Goal, Kind, Product
 from tests.adapters.held import ALWAYS
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case

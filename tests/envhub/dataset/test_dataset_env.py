@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
-from slipstream.actors.group.reward import Scoring, rewarded
+from slipstream.actors.group.episode_reward import Scoring, rewarded
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Task, Trajectory

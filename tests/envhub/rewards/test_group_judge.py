@@ -9,8 +9,8 @@ import pytest
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.group import GroupJudge, Shown, read_shown, show
 from slipstream.envhub.rewards.part import group_parts, parts_of
+from slipstream.envhub.rewards.sibling_judge import GroupJudge, Shown, read_shown, show
 from slipstream.replay.records.ticket import Lease
 from tests.actors.scripted_judge import Reply, Serve, completion, impatient, serve
 from tests.envhub.rewards.test_rewards import episode_of, reward_of, turn_of

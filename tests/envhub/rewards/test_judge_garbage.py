@@ -15,8 +15,8 @@ from slipstream.common.text.chat import ChatRules
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards import chat_client
 from slipstream.envhub.rewards.episode import Marked
-from slipstream.envhub.rewards.group import GroupJudge
 from slipstream.envhub.rewards.part import Part, _named_judges, book_on, judge_by, parts_of
+from slipstream.envhub.rewards.sibling_judge import GroupJudge
 from slipstream.replay.fleet.judge_account import JudgeAccount
 from tests.actors.episode.episodes import engine_of
 from tests.actors.scripted_judge import Reply, ScriptedJudge

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipstream.actors.host.judge import verdict_of
+from slipstream.actors.host.judging import verdict_of
 from slipstream.common.process.config_error import ConfigError
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.panel import combined

@@ -23,7 +23,7 @@ from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.model.optimizer import begin_moments, make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.proximal import Proximal
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics

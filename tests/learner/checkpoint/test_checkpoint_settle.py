@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from slipstream.common.process.connection import connect
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.learner.checkpoint.test_checkpoint_kill import SLOW_DISK, kill_where, whole_checkpoints
 from tests.processes import GUESS, Run, nothing_runs
 from tests.replay.records.attempts import attempt_at, make_buffer

@@ -13,7 +13,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import pack_logprobs
 from slipstream.learner.credit.measure import Measured
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.learner.ranks.ranks import Ranks
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer, merging_tokenizer

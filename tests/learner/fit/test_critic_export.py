@@ -27,7 +27,7 @@ from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.reward_client import RewardClient
-from slipstream.envhub.rewards.reward_model import ServedRewardModel
+from slipstream.envhub.rewards.reward_model_part import ServedRewardModel
 from slipstream.learner.batch.pack import sequences_of
 from slipstream.learner.credit.measure import measure
 from slipstream.learner.credit.score import RewardScorer, load_reward_scorer, load_scorer

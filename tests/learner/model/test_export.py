@@ -28,7 +28,7 @@ from slipstream.learner.model import export_check
 from slipstream.learner.model.export import save_hf, write_sampling
 from slipstream.learner.model.lora import adapters_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.run.tiny_model import make_tiny_model
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer

@@ -18,8 +18,8 @@ from slipstream.learner.model.export import save_hf
 from slipstream.learner.model.kernel import sequence_bounds
 from slipstream.learner.model.packed_model import PackedModel, expect_backward, load_kind, load_model
 from slipstream.learner.model.reward_model import RewardModel
-from slipstream.learner.model.shards import full_tensors
 from slipstream.learner.model.value_model import SharedTrunk, ValueModel
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from tests.tools.run.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_scaling_model, save_tiny_model
 

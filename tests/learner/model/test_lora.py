@@ -24,7 +24,7 @@ from slipstream.learner.model.gradient import apply_gradient, backward
 from slipstream.learner.model.lora import Adapter, adapters_of
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
-from slipstream.learner.model.shards import full_tensors, named_shards
+from slipstream.learner.model.weight_shards import full_tensors, named_shards
 from slipstream.learner.ranks.ranks import Ranks
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.learner.model.test_learner_model import plain_logprobs

@@ -30,8 +30,8 @@ from slipstream.learner.model.flops import flops_of
 from slipstream.learner.model.kernel import PACKED_ATTENTION
 from slipstream.learner.model.lora import adapters_of
 from slipstream.learner.model.packed_model import PackedModel, check_packing, load_model
-from slipstream.learner.model.shards import full_tensors, whole
 from slipstream.learner.model.skeleton import auto_class
+from slipstream.learner.model.weight_shards import full_tensors, whole
 from slipstream.learner.ranks.ranks import Ranks
 from tests.learner.devices import relative_error
 from tests.tools.run.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence

@@ -17,7 +17,7 @@ from slipstream.learner.model import attention
 from slipstream.learner.model.gradient import apply_gradient
 from slipstream.learner.model.optimizer import lr_fraction, make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
-from slipstream.learner.model.shards import named_shards, whole
+from slipstream.learner.model.weight_shards import named_shards, whole
 from slipstream.learner.ranks.ranks import Ranks
 from tests.learner.model.test_model_families import CONTEXT, EXACT, save
 from tests.tools.run.tiny_model import FLOAT32

@@ -17,7 +17,7 @@ from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.proximal import Proximal
-from slipstream.learner.model.shards import named_shards
+from slipstream.learner.model.weight_shards import named_shards
 from slipstream.learner.ranks.ranks import Ranks
 from tests.learner import even_game
 from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model

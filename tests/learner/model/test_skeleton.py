@@ -15,7 +15,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.model.export import save_hf
 from slipstream.learner.model.packed_model import PackedModel, load_model
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.hosts import check_alike, check_hosts, facts_of
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.ranks.shared_folder import check_shared

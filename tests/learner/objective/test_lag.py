@@ -14,7 +14,7 @@ from slipstream.common.records.trajectory import Trajectory, VersionSpan
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.learner import train_on
 from slipstream.learner.model.critic import critic_shards
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.objective.lag import BUCKETS, bucket_of, by_lag, lag_metrics
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock

@@ -16,7 +16,7 @@ from slipstream.common.config.model_config import LoraConfig
 from slipstream.common.transfer.weights import Manifest, buffer_bytes, sealed
 from slipstream.learner.model.lora import adapters_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.publisher.published import Published, adapted_folder, part_of
 from slipstream.learner.ranks.ranks import Ranks
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model

@@ -25,8 +25,8 @@ from slipstream.learner.model.folder_tensors import folder_name, stored_buffers
 from slipstream.learner.model.kernel import DTYPES
 from slipstream.learner.model.lora import adapters_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
-from slipstream.learner.model.probe import probe_of
-from slipstream.learner.model.shards import full_tensors, named_shards, whole
+from slipstream.learner.model.probe_score import probe_of
+from slipstream.learner.model.weight_shards import full_tensors, named_shards, whole
 from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.publisher.published import Published
@@ -37,7 +37,7 @@ from slipstream.learner.ranks.share import share
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.records import keys
 from slipstream.replay.records.keys import FencedOut
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.learner.model.test_model_families import EXACT, SEEING, save
 from tests.learner.publisher.test_weights import CHUNK_BYTES, flat_bytes, latest_version, receiver_info, wait_until
 from tests.several_ranks import SeveralRanks

@@ -19,7 +19,7 @@ import redis
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from slipstream.actors.weights.broadcast import Place
+from slipstream.actors.weights.broadcast_receiver import Place
 from slipstream.actors.weights.receive import Receiver, ReceiverInfo
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.common.process.connection import connect

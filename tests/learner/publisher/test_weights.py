@@ -18,13 +18,13 @@ import redis
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from slipstream.actors.weights.broadcast import BroadcastMember, BroadcastMissed, Gpu, Place
+from slipstream.actors.weights.broadcast_receiver import BroadcastMember, BroadcastMissed, Gpu, Place
 from slipstream.actors.weights.receive import Receiver, ReceiverInfo
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.common.process.connection import connect
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.weights import Invitation, Manifest, Offer, TensorEntry, layout, sealed
-from slipstream.learner.publisher.broadcast import backend_of
+from slipstream.learner.publisher.broadcast_sender import backend_of
 from slipstream.learner.publisher.messages import Freed, PublisherSettings, Submitted
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.publisher.shelf import Shelf

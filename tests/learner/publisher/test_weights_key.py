@@ -7,7 +7,7 @@ import zmq
 
 from slipstream.actors.weights.pull import PullFailed
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.transfer.curve import KEY_VARIABLE, CurveKey, key_from_environment, load_key, new_secret
+from slipstream.common.transfer.encryption import KEY_VARIABLE, CurveKey, key_from_environment, load_key, new_secret
 from tests.actors.chunks import DATA, Pulling, ask, serving
 
 

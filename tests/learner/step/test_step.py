@@ -20,7 +20,7 @@ from slipstream.learner.credit.reference import reference_at
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.proximal import Proximal
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics

@@ -15,7 +15,7 @@ from slipstream.learner.learner import train_on
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step_metrics import TrainedTokens
-from slipstream.learner.step.token_record import record_tokens
+from slipstream.learner.step.token_recorder import record_tokens
 from slipstream.replay.records.token_record import CLIPPED, LEFT_OUT, TRAINED, SequenceTokens, read_tokens
 from tests.learner.even_game import TURNS, load_player, play
 from tests.tools.run.tiny_model import save_tiny_model
@@ -74,7 +74,7 @@ def test_ranks_record_what_each_computed_up_to_a_bound(
     batch: Batch = play(*load_player(config, tmp_path, ranks), num_groups=1, group_size=4)
     sequences = sequences_with_advantages(batch.groups, objective=config.objective)
     before = Progress(step=6, policy_version=9, highest_published=9, next_group_id=0, tokens_trained=0)
-    monkeypatch.setattr("slipstream.learner.step.token_record.MAX_TOKENS", NUM_SAMPLED * 2 + 1)
+    monkeypatch.setattr("slipstream.learner.step.token_recorder.MAX_TOKENS", NUM_SAMPLED * 2 + 1)
     run_dir = RunDir(tmp_path, "ranks")
     for rank, bins in ((0, [[2], [0, 1]]), (1, [[3]])):
         trained = [

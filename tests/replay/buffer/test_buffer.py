@@ -12,7 +12,7 @@ from slipstream.common.records.trajectory import MAX_REWARD, Outcome
 from slipstream.replay.buffer.verbs import ACTORS, LEARNERS, MAX_QUARANTINED, PEOPLES, Verbs
 from slipstream.replay.records.keys import RunForgotten, key
 from slipstream.replay.records.ticket import InsertResult
-from slipstream.replay.server.server import start_server
+from slipstream.replay.server.redis_server import start_server
 from tests.replay.records.attempts import (
     Views,
     attempt_at,

@@ -18,7 +18,7 @@ from slipstream.common.records.trajectory import Outcome
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.records.ticket import Group, InsertResult, Lease
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from tests.proxy import Fault, Nth, Proxy
 from tests.replay.records.attempts import Views, attempt_at, make_buffer, partial_of, ticket
 

@@ -20,7 +20,7 @@ from slipstream.replay.buffer.actor_buffer import ORPHAN_TTL_S
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.records.keys import FencedOut, key
 from slipstream.replay.records.ticket import InsertResult, Lease
-from slipstream.replay.server.server import Server, start_server
+from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.lab.soak.cast import Cast
 from tests.learner.publisher.offers import empty_offer
 from tests.proxy import Fault, Nth, Proxy, Share

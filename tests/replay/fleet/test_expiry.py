@@ -15,7 +15,7 @@ from slipstream.common.process.connection import connect
 from slipstream.replay.fleet.expiry import LABEL, Revoker, expiry_rules, revoke_expired
 from slipstream.replay.fleet.roles import Role, acl_rules, user_of
 from slipstream.replay.records.keys import key
-from slipstream.replay.server.server import Server, start_server
+from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.acl_options import AclOptions
 from tests.common.process.test_patience import wait_until

@@ -13,7 +13,7 @@ from slipstream.common.process.wire import encode
 from slipstream.replay.fleet import fleet as fleet_module
 from slipstream.replay.fleet.fleet import MEMBER_TTL_S, Fleet, Member, MemberState, RunFacts, RunState, UnknownRun
 from slipstream.replay.records.keys import key
-from slipstream.replay.server.server import start_server
+from slipstream.replay.server.redis_server import start_server
 
 FACTS = RunFacts(
     config_yaml="run:\n  name: a-run\n",

@@ -10,7 +10,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
 
 from slipstream.common.process.connection import connect
-from slipstream.learner.publisher.broadcast import GroupStore
+from slipstream.learner.publisher.broadcast_sender import GroupStore
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.rendezvous import MAC_BYTES, Rendezvous, RendezvousFailed
 from slipstream.replay.records import keys

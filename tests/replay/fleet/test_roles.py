@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from slipstream.common.process.connection import RedisUnreachable, connect, connect_or_explain
-from slipstream.common.process.patience import RedisAway
+from slipstream.common.process.redis_retry import RedisAway
 from slipstream.replay.buffer import actor_buffer, learner_buffer, people_buffer
 from slipstream.replay.buffer.repertoire import FILES, Repertoire
 from slipstream.replay.buffer.verbs import ACTORS, LEARNERS, PEOPLES
@@ -21,9 +21,9 @@ from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
 from slipstream.replay.fleet.roles import Role, acl_rules, user_of
 from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import epoch_key, key
-from slipstream.replay.run.shards import audit_shards
+from slipstream.replay.run.server_shards import audit_shards
+from slipstream.replay.server.redis_server import Server, find_executable, start_server
 from slipstream.replay.server.redis_version import version_of
-from slipstream.replay.server.server import Server, find_executable, start_server
 from slipstream.tools.cli.cli import main
 from tests.common.process.test_patience import Call, wait_until
 from tests.replay.buffer.every_verb import FACTS, play, play_every_verb

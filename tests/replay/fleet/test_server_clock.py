@@ -13,7 +13,7 @@ from slipstream.common.process.connection import connect
 from slipstream.replay.fleet import fleet as fleet_module
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet
-from slipstream.replay.server.server import find_executable, start_server
+from slipstream.replay.server.redis_server import find_executable, start_server
 from slipstream.tools.lab.soak.clock import Clock
 from tests.envhub.env_hosts import wait_until
 from tests.replay.fleet.test_fleet import member

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from slipstream.common.process.wire import MAX_FRAME_BYTES, WireError
-from slipstream.common.records import archive
+from slipstream.common.records import frame_file
 from slipstream.common.records.trajectory import InvalidTrajectory
 from tests.common.records.test_trajectory import VOCAB_SIZE, WHOLE
 
@@ -16,14 +16,14 @@ MEMBERS = [msgspec.structs.replace(WHOLE, member=member) for member in range(3)]
 
 def test_what_is_appended_twice_is_read_in_order(tmp_path: Path) -> None:
     path = tmp_path / "episodes.bin"
-    archive.append(path, MEMBERS[:2])
-    archive.append(path, MEMBERS[2:])
-    assert list(archive.read(path, vocab_size=VOCAB_SIZE)) == MEMBERS
+    frame_file.append(path, MEMBERS[:2])
+    frame_file.append(path, MEMBERS[2:])
+    assert list(frame_file.read(path, vocab_size=VOCAB_SIZE)) == MEMBERS
 
 
 def test_an_empty_archive_holds_nothing(tmp_path: Path) -> None:
-    archive.append(tmp_path / "episodes.bin", [])
-    assert list(archive.read(tmp_path / "episodes.bin", vocab_size=VOCAB_SIZE)) == []
+    frame_file.append(tmp_path / "episodes.bin", [])
+    assert list(frame_file.read(tmp_path / "episodes.bin", vocab_size=VOCAB_SIZE)) == []
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,10 @@ def test_an_empty_archive_holds_nothing(tmp_path: Path) -> None:
 )
 def test_a_damaged_end_is_refused_after_what_is_whole(tmp_path: Path, tail: bytes, complaint: str) -> None:
     path = tmp_path / "episodes.bin"
-    archive.append(path, MEMBERS[:1])
+    frame_file.append(path, MEMBERS[:1])
     with path.open("ab") as file:
         file.write(tail)
-    reading = archive.read(path, vocab_size=VOCAB_SIZE)
+    reading = frame_file.read(path, vocab_size=VOCAB_SIZE)
     assert next(reading) == MEMBERS[0]
     with pytest.raises(WireError, match=complaint):
         next(reading)
@@ -48,6 +48,6 @@ def test_a_damaged_end_is_refused_after_what_is_whole(tmp_path: Path, tail: byte
 
 def test_an_archive_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "episodes.bin"
-    archive.append(path, MEMBERS)
+    frame_file.append(path, MEMBERS)
     with pytest.raises(InvalidTrajectory, match="vocabulary is"):
-        next(archive.read(path, vocab_size=50))
+        next(frame_file.read(path, vocab_size=50))

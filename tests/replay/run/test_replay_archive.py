@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from slipstream.common.process.wire import MAX_FRAME_BYTES, SCHEMA, encode
-from slipstream.common.records.archive import read_frames, write_frames
+from slipstream.common.records.frame_file import read_frames, write_frames
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.versions import Resumption
 from slipstream.replay.records.ticket import Group, Lease

@@ -25,9 +25,9 @@ from slipstream.learner.supply.supplies import Supplies, shards_of, whole_batch
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
 from slipstream.replay.records.keys import epoch_key, key, shard_name
-from slipstream.replay.run.shards import Shards, audit_shards, read_shards
-from slipstream.replay.server.server import Server, start_server
-from slipstream.tools.replay.audit import audit
+from slipstream.replay.run.server_shards import Shards, audit_shards, read_shards
+from slipstream.replay.server.redis_server import Server, start_server
+from slipstream.tools.replay.audit_table import audit
 from tests.actors.group.test_group import Actor, until
 from tests.common.process.test_patience import wait_until
 from tests.learner.supply.test_supply import differ, shutdown, work

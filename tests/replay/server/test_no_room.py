@@ -15,7 +15,7 @@ from slipstream.common.process.connection import connect
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.records.ticket import InsertResult, Lease
-from slipstream.replay.server.server import Server, find_executable, start_server
+from slipstream.replay.server.redis_server import Server, find_executable, start_server
 from slipstream.tools.lab.soak.cast import Cast
 from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
 from tests.stand_ins import (

@@ -17,7 +17,7 @@ import pytest
 
 from slipstream.common.process.connection import connect
 from slipstream.replay.records.ticket import InsertResult
-from slipstream.replay.server.server import Server, start_server
+from slipstream.replay.server.redis_server import Server, start_server
 from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
 
 WRITING_S = 2.5

@@ -16,9 +16,8 @@ import redis
 
 from slipstream.common.process.connection import connect
 from slipstream.common.process.run_dir import RunDir
-from slipstream.replay.server import server as server_module
-from slipstream.replay.server.redis_version import FIXES, NoRedis, Version, lacks, version_of, warning_of
-from slipstream.replay.server.server import (
+from slipstream.replay.server import redis_server as server_module
+from slipstream.replay.server.redis_server import (
     MIN_VERSION,
     ServerError,
     find_executable,
@@ -26,13 +25,14 @@ from slipstream.replay.server.server import (
     start_private_server,
     start_server,
 )
+from slipstream.replay.server.redis_version import FIXES, NoRedis, Version, lacks, version_of, warning_of
 from tests.full_disk import largest_file
 
 START_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
 from slipstream.common.process.connection import connect
-from slipstream.replay.server.server import start_server
+from slipstream.replay.server.redis_server import start_server
 
 server = start_server(Path(sys.argv[1]))
 connect(server.secret_url).set("kept", "yes")

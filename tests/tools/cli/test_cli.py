@@ -14,9 +14,9 @@ import pytest
 from slipstream.common.config.config import key_paths, load_config
 from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.learner.fit.fit_options import FitOptions
-from slipstream.replay.server.server import start_server
+from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import _parser, main, parsed
-from slipstream.tools.cli.verbs import VERBS, called
+from slipstream.tools.cli.verb_table import VERBS, called
 from slipstream.tools.play.serve_options import ServeOptions
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.doctor import print_missing

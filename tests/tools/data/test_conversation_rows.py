@@ -21,7 +21,7 @@ from slipstream.common.text.codec import encoder
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.envhub.env import Observation
 from slipstream.learner.fit.fit_options import FitOptions
-from slipstream.tools.cli.fit import _examples
+from slipstream.tools.cli.fit_verb import _examples
 from slipstream.tools.data.conversation_rows import Conversation, conversation_of, prompted
 from slipstream.tools.data.fit_rows import described, read_samples
 from tests.common.text.chat_templates import family_tokenizer

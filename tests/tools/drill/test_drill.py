@@ -14,12 +14,12 @@ from slipstream.common.records.trajectory import Task
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import Group
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from slipstream.tools.drill.basic_faults import SIX
 from slipstream.tools.drill.books import what_is_lost
-from slipstream.tools.drill.catalogue import CATALOGUE
 from slipstream.tools.drill.drill import drill, prepare
-from slipstream.tools.drill.env import DEADLY, TAKEN, TROUBLES, TroubledEnv
+from slipstream.tools.drill.failing_env import DEADLY, TAKEN, TROUBLES, TroubledEnv
+from slipstream.tools.drill.fault_catalogue import CATALOGUE
 from slipstream.tools.drill.random import Played, Usage, grown, play_schedules
 from slipstream.tools.drill.schedule import Strike
 from slipstream.tools.run.link import Link

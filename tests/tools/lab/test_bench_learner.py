@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench.learner import ModelPair, a_batch, make_pair

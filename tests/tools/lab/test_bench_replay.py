@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from slipstream.common.records.trajectory import check, decode_trajectory, encode_trajectory
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench import fleet as bench_fleet
 from slipstream.tools.lab.bench import replay as bench_replay

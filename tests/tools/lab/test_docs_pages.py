@@ -1,7 +1,7 @@
 """The reference pages of the site are made from the code."""
 
 from slipstream.common.config.config import key_paths
-from slipstream.tools.cli.verbs import VERBS
+from slipstream.tools.cli.verb_table import VERBS
 from slipstream.tools.lab.docs.docs_pages import config_page, files_page, verbs_page
 
 

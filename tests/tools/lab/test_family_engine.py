@@ -17,7 +17,7 @@ from slipstream.common.records.trajectory import VersionSpan
 from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import Offer
 from slipstream.learner.model.packed_model import PackedModel, load_model
-from slipstream.learner.model.probe import probe_of
+from slipstream.learner.model.probe_score import probe_of
 from slipstream.learner.publisher.published import Published
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.lab.families.__main__ import BEGIN, END, write_table

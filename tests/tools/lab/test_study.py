@@ -16,7 +16,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Sampling
 from slipstream.learner.batch.pack import TokenSequence, pack
 from slipstream.learner.model.packed_model import load_model
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.replay.records.token_record import read_tokens
 from slipstream.tools.lab.study import lag as study_lag

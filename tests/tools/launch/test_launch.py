@@ -20,7 +20,7 @@ from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
-from slipstream.common.transfer.curve import KEY_VARIABLE
+from slipstream.common.transfer.encryption import KEY_VARIABLE
 from slipstream.tools.cli.cli import main
 from slipstream.tools.launch.launch import OURS, TEMPLATES, launch, resource_name, run_commands, run_files
 from slipstream.tools.run.child import EXIT_BAD_INPUT

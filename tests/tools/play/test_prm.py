@@ -30,7 +30,7 @@ from slipstream.learner.model.packed_model import ModelSettings
 from slipstream.learner.model.reward_model import save_reward_model
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.cli.cli import main
-from slipstream.tools.cli.fit import _examples
+from slipstream.tools.cli.fit_verb import _examples
 from slipstream.tools.data.fit_rows import read_samples
 from slipstream.tools.play.collect import collect_on
 from slipstream.tools.play.eval_options import EvalOptions

@@ -21,7 +21,7 @@ from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Observation
 from slipstream.tools.cli.cli import main
 from slipstream.tools.play.retrace import Retraced, retrace
-from slipstream.tools.replay.export import row_of
+from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run import prepare
 from slipstream.tools.run.check_input import check_collect
 from slipstream.tools.run.collect_options import CollectOptions

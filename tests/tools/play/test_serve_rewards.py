@@ -22,7 +22,7 @@ import torch
 
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed
-from slipstream.actors.group.reward import Scoring, rewarded
+from slipstream.actors.group.episode_reward import Scoring, rewarded
 from slipstream.actors.search.episode_tree import Collected, EpisodeTree
 from slipstream.actors.search.tree_search import START
 from slipstream.common.config.config import Config, load_config

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from slipstream.common.config.config import Config, load_config
-from slipstream.common.records import archive
+from slipstream.common.records import frame_file
 from slipstream.common.records.trajectory import StopReason, Trajectory, check
 from slipstream.learner.batch.pack import sequences_of
 from slipstream.tools.run.prepare import demonstrate, prepare
@@ -77,7 +77,7 @@ def test_every_episode_is_a_train_task_of_its_own() -> None:
 def test_prepare_makes_a_run_directory_whole_and_leaves_what_is_there(tmp_path: Path) -> None:
     settings = config(f"run.root={tmp_path}", "run.name=made", "model.tiny.num_tasks=60", "model.tiny.num_layers=1")
     run_dir = prepare(settings)
-    read = list(archive.read(run_dir.demonstrations, vocab_size=len(shop_tokenizer())))
+    read = list(frame_file.read(run_dir.demonstrations, vocab_size=len(shop_tokenizer())))
     assert [trajectory.group_id for trajectory in read] == list(range(20))
     assert load_config(str(run_dir.config), []) == settings
     written = {path: path.stat().st_mtime_ns for path in (run_dir.demonstrations, run_dir.model / "config.json")}

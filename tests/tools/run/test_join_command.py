@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.common.config.config import load_config
 from slipstream.common.process.connection import PASSWORD_VARIABLE
-from slipstream.common.transfer.curve import KEY_VARIABLE
+from slipstream.common.transfer.encryption import KEY_VARIABLE
 from slipstream.replay.fleet.roles import Role, user_of
 from slipstream.tools.cli.cli import main
 

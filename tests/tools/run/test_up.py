@@ -24,7 +24,7 @@ from slipstream.common.process.shutdown import die_with_parent
 from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import read_ledger
-from slipstream.replay.server.server import Server, _socket_of, password_of
+from slipstream.replay.server.redis_server import Server, _socket_of, password_of
 from slipstream.tools.run.child import kill
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
 from tests.replay.buffer.every_verb import FACTS

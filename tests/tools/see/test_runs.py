@@ -12,7 +12,7 @@ from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records.ledger import ledger_of
-from slipstream.replay.server.server import start_private_server
+from slipstream.replay.server.redis_server import start_private_server
 from slipstream.tools.cli.cli import main
 from slipstream.tools.see.runs import Standing, runs, standing
 from tests.common.process.test_headline import step

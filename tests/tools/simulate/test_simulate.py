@@ -10,12 +10,12 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Turn
 from slipstream.tools.simulate.calibration import Calibration, PlayedTurn, token_time, turn_time
-from slipstream.tools.simulate.engine import SimulatedEngine, TokenTime
 from slipstream.tools.simulate.outcome import Outcome, requests_per_s
-from slipstream.tools.simulate.plan import Plan
 from slipstream.tools.simulate.simulate import limit_of, plan_of
 from slipstream.tools.simulate.simulate_options import SimulateOptions
-from slipstream.tools.simulate.world import World
+from slipstream.tools.simulate.simulated_engine import SimulatedEngine, TokenTime
+from slipstream.tools.simulate.simulated_run import Plan
+from slipstream.tools.simulate.simulated_world import World
 
 SECOND = [PlayedTurn(num_tokens=10, env_s=0.0)]  # an episode of 1 s, by the engine of FACTS
 FACTS = Calibration(

@@ -6,7 +6,7 @@ import json
 from rich.console import Console
 
 from slipstream.common.process.printable import printable
-from slipstream.tools.terminal.printable import json_line, printable_lines
+from slipstream.tools.terminal.output_lines import json_line, printable_lines
 
 
 def test_what_does_not_print_is_written_out() -> None:

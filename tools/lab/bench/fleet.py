@@ -24,8 +24,8 @@ from slipstream.replay.buffer.verbs import ACTORS
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import key
+from slipstream.replay.server.redis_server import Server, find_executable, start_server
 from slipstream.replay.server.redis_version import version_of
-from slipstream.replay.server.server import Server, find_executable, start_server
 from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench.benchmark import Row
 from slipstream.tools.lab.bench.load.fleet_actors import Leased, Measured, WorkerSettings, name_of

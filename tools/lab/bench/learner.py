@@ -24,7 +24,7 @@ from slipstream.learner.batch.pack import Packed, TokenSequence, count_loss_toke
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_model
 from slipstream.learner.model.proximal import Proximal
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks, join_ranks, leave_ranks
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step

@@ -21,9 +21,9 @@ from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.buffer.bulk import WINDOW
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.records.ticket import Lease
+from slipstream.replay.server.redis_server import Server, start_server
+from slipstream.replay.server.redis_server import find_executable as find_redis
 from slipstream.replay.server.redis_version import version_of
-from slipstream.replay.server.server import Server, start_server
-from slipstream.replay.server.server import find_executable as find_redis
 from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench.benchmark import Row
 from slipstream.tools.lab.bench.load.replay_load import FRAME, GROUP_SIZE, NUM_TOKENS, TRAJECTORY, groups_of

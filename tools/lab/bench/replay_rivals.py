@@ -17,7 +17,7 @@ import redis
 
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.replay.buffer.bulk import WINDOW
-from slipstream.replay.server.server import Server
+from slipstream.replay.server.redis_server import Server
 
 BUILD = Path(__file__).resolve().parents[3] / "build"
 REVERB_PYTHON = BUILD / "reverb" / "bin" / "python"

@@ -26,7 +26,7 @@ from slipstream.common.process.log import log_to_stderr
 from slipstream.common.transfer.chunk_server import ServerLimits
 from slipstream.common.transfer.weights import Offer, buffer_bytes, layout
 from slipstream.replay.fleet.bulletin import Bulletin
-from slipstream.replay.server.server import start_server
+from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench.benchmark import Row
 from slipstream.tools.lab.bench.deltas import Trace, delta_speed

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.common.config.config import Config
-from slipstream.tools.cli.verbs import VERBS
+from slipstream.tools.cli.verb_table import VERBS
 from slipstream.tools.terminal.config_help import settings_help
 
 REPOSITORY = Path(__file__).resolve().parents[3]

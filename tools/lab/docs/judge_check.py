@@ -40,9 +40,9 @@ from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import Answered
 from slipstream.envhub.rewards.episode import Episode, Marked
-from slipstream.envhub.rewards.group import GroupJudge, Shown
 from slipstream.envhub.rewards.judge import Judge
 from slipstream.envhub.rewards.part import Part, judge_by, parts_of
+from slipstream.envhub.rewards.sibling_judge import GroupJudge, Shown
 from slipstream.learner.batch.pack import TokenSequence
 from slipstream.learner.credit.teacher import PROBE, find_teacher
 from slipstream.tools.play.fixed_policy import start_fixed_policy

@@ -29,9 +29,9 @@ from slipstream.learner.batch.pack import TokenSequence, pack
 from slipstream.learner.model.export import save_hf
 from slipstream.learner.model.lora import adapters_of
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_model, name_of
-from slipstream.learner.model.probe import probe_of
-from slipstream.learner.model.shards import named_shards
+from slipstream.learner.model.probe_score import probe_of
 from slipstream.learner.model.skeleton import auto_class
+from slipstream.learner.model.weight_shards import named_shards
 from slipstream.learner.publisher.published import Published, adapted_folder
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.lab.families.tiny import MAX_TOKENS, Family, save_tiny, sequence

@@ -31,7 +31,7 @@ from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import ChunkRequest
 from slipstream.common.transfer.probe import TOLERANCES, Probe
 from slipstream.common.transfer.weights import Offer, buffer_bytes, layout, sealed
-from slipstream.replay.server.server import start_server
+from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.lab.gpu.turn import add_turn, await_turn
 
 NUM_VERSIONS = 3  # sets of weights, committed in turn under rising numbers

@@ -12,7 +12,7 @@ import redis
 
 from slipstream.common.process.connection import connect
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
-from slipstream.replay.server.server import Server, find_executable, start_server
+from slipstream.replay.server.redis_server import Server, find_executable, start_server
 from slipstream.tools.drill.undo import Undoing
 from slipstream.tools.lab.soak.accounts import Accounts
 from slipstream.tools.lab.soak.actor import Work

@@ -13,7 +13,7 @@ from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import forked_record
 from slipstream.actors.episode.rollout import rollout
-from slipstream.actors.group.reward import Scoring, rewarded
+from slipstream.actors.group.episode_reward import Scoring, rewarded
 from slipstream.actors.group.siblings import parent_among
 from slipstream.common.config.config import Config
 from slipstream.common.records.trajectory import Provenance, Sampling, Task, Trajectory

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.records import archive
+from slipstream.common.records import frame_file
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.envhub.catalogue import num_held_out
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.learner import Learner, begin, load_learner, train_on
 from slipstream.learner.model.export import save_hf
-from slipstream.learner.model.shards import full_tensors
+from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step_metrics import StepMetrics
@@ -135,7 +135,7 @@ def warm_start(config: Config, *, ranks: Ranks) -> Path:
         learner = load_learner(config, run_dir, ranks)
         imitate(
             learner.model,
-            list(archive.read(run_dir.demonstrations, vocab_size=learner.model.vocab_size)),
+            list(frame_file.read(run_dir.demonstrations, vocab_size=learner.model.vocab_size)),
             config=config.warm_start,
             ranks=ranks,
             seed=config.run.seed,

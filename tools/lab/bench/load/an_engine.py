@@ -12,7 +12,7 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.connection import connect
 from slipstream.common.text.tokenizer import tokenizer_root
 from slipstream.learner.lead.connections import Connections, join_run
-from slipstream.replay.server.server import start_server
+from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.run.prepare import load_tokenizer
 
 TIMEOUT_S = 300.0

@@ -17,7 +17,7 @@ generated. So a name consists of nouns, and words match only if they are equal.
 
 from collections.abc import Mapping
 
-from slipstream.envhub.shop.catalogue import Goal, Kind, Product
+from slipstream.envhub.shop.products import Goal, Kind, Product
 
 
 def type_reward(bought: Kind, wanted: Kind) -> float:

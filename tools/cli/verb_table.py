@@ -119,7 +119,7 @@ VERBS = {
     ),
     "learner": Verb(
         "train; one process, or one per rank under torchrun when learner.ranks > 1",
-        "slipstream.tools.run.rerun:train_or_rerun",
+        "slipstream.tools.run.rerun_comparison:train_or_rerun",
         LEARNER,
         joins=True,
         loads_model=True,
@@ -135,13 +135,13 @@ VERBS = {
     ),
     "judge": Verb(
         "compare the members of complete groups, for judges in env.rewards with `compare`",
-        "slipstream.actors.host.judge:judge",
+        "slipstream.actors.host.judging:judge",
         (*RUN, "actors.join_timeout_s"),
         joins=True,
     ),
     "relay": Verb(
         "pull a run's newest weights once and serve them to its actors",
-        "slipstream.tools.run.relay:run_relay",
+        "slipstream.tools.run.relay_verb:run_relay",
         RELAY,
         joins=True,
         moves_weights=True,
@@ -231,7 +231,7 @@ VERBS = {
     ),
     "sft": Verb(
         "fine-tune model.path on the recorded conversations in --data, all of them or the best",
-        "slipstream.tools.cli.fit:fit_model",
+        "slipstream.tools.cli.fit_verb:fit_model",
         FIT,
         lambda given: {"goal": given.verb},
         FitOptions,
@@ -239,7 +239,7 @@ VERBS = {
     ),
     "dpo": Verb(
         "train model.path on the pairs of preferred and rejected conversations in --data (DPO)",
-        "slipstream.tools.cli.fit:fit_model",
+        "slipstream.tools.cli.fit_verb:fit_model",
         FIT,
         lambda given: {"goal": given.verb},
         FitOptions,
@@ -247,7 +247,7 @@ VERBS = {
     ),
     "reward": Verb(
         "train a reward model, which begins as model.path, on the pairs of conversations in --data",
-        "slipstream.tools.cli.fit:fit_model",
+        "slipstream.tools.cli.fit_verb:fit_model",
         FIT,
         lambda given: {"goal": given.verb},
         FitOptions,
@@ -255,7 +255,7 @@ VERBS = {
     ),
     "prm": Verb(
         "train a process reward model, which begins as model.path, on the labels of turns in --data",
-        "slipstream.tools.cli.fit:fit_model",
+        "slipstream.tools.cli.fit_verb:fit_model",
         FIT,
         lambda given: {"goal": given.verb},
         FitOptions,
@@ -289,7 +289,7 @@ VERBS = {
     ),
     "export": Verb(
         "write a model card into a run's trained model, and upload the folder to the Hugging Face Hub",
-        "slipstream.tools.run.export:export",
+        "slipstream.tools.run.model_export:export",
         ("run.name", "run.root"),
         own=ExportOptions,
         joins=True,

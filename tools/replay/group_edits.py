@@ -5,7 +5,7 @@ from slipstream.common.process.printable import printable
 from slipstream.replay.buffer.listing import find_group
 from slipstream.replay.buffer.people_buffer import PeopleBuffer
 from slipstream.tools.see.run_client import Shard, shard_of, shards_of
-from slipstream.tools.terminal.printable import json_line
+from slipstream.tools.terminal.output_lines import json_line
 
 WHY_NOT = {
     None: "it is not in Redis; `slipstream replay groups` lists the groups that are",

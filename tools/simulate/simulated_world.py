@@ -19,9 +19,9 @@ import simpy
 
 from slipstream.learner.lead.advice import MEMORY, StepLoad, advised_actors
 from slipstream.tools.simulate.calibration import Calibration, PlayedTurn
-from slipstream.tools.simulate.engine import SimulatedEngine
 from slipstream.tools.simulate.outcome import Outcome, Tally
-from slipstream.tools.simulate.plan import Plan
+from slipstream.tools.simulate.simulated_engine import SimulatedEngine
+from slipstream.tools.simulate.simulated_run import Plan
 
 Process = Generator[simpy.Event, Any, None]
 

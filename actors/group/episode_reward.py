@@ -18,8 +18,8 @@ from slipstream.common.records.trajectory import StopReason, Trajectory
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.offspring import begin_episode, end_offspring
 from slipstream.envhub.rewards.episode import Episode, EpisodeTurn, Values
-from slipstream.envhub.rewards.group import GroupJudge, show
 from slipstream.envhub.rewards.part import Part, composed, group_parts
+from slipstream.envhub.rewards.sibling_judge import GroupJudge, show
 
 HELD_OUT = "held_out"
 

@@ -4,7 +4,7 @@ A fault is a function of the stage and a random number generator. It returns wha
 """
 
 from slipstream.tools.drill.basic_faults import LEASE_TTL_S, SIX
-from slipstream.tools.drill.env import TROUBLES
+from slipstream.tools.drill.failing_env import TROUBLES
 from slipstream.tools.drill.faults import (
     BRIEF_S,
     Fault,

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 
-from slipstream.common.config.bounds import Count, Share, ShareBelow1, check_bounds
 from slipstream.common.config.config import Config
+from slipstream.common.config.setting_bounds import Count, Share, ShareBelow1, check_bounds
 from slipstream.common.process.config_error import ConfigError
 
 

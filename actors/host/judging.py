@@ -25,8 +25,8 @@ from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.group import GroupJudge, read_shown
 from slipstream.envhub.rewards.part import Part, actors_judge, book_on, check_keys, group_parts, reward_parts
+from slipstream.envhub.rewards.sibling_judge import GroupJudge, read_shown
 from slipstream.replay.buffer.judge_buffer import JudgeBuffer, Judging
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.fleet.judge_account import JudgeAccount

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from slipstream.envhub.household.rooms import LAMP, OPENABLE
-from slipstream.envhub.household.task import (
+from slipstream.envhub.household.household_task import (
     LOOK_AT_OBJ_IN_LIGHT,
     PICK_TWO_OBJ,
     TREATMENTS,
@@ -20,6 +19,7 @@ from slipstream.envhub.household.task import (
     kind_of,
     listed,
 )
+from slipstream.envhub.household.rooms import LAMP, OPENABLE
 from slipstream.envhub.world import Change
 
 HAND = "hand"

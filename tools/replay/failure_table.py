@@ -8,7 +8,7 @@ from slipstream.common.config.config import Config
 from slipstream.replay.records.failures import Failure, Quarantined, read_failures, read_quarantined
 from slipstream.replay.records.keys import key
 from slipstream.tools.see.run_client import shards_of
-from slipstream.tools.terminal.printable import json_line
+from slipstream.tools.terminal.output_lines import json_line
 from slipstream.tools.terminal.table import print_rows
 
 
