@@ -47,9 +47,9 @@ def comment(section: type, name: str) -> str:
     """What the field `name` of a dataclass can be, if it is a word, and the comment after it or what it overrides."""
     sources = (_source(kind) for kind in section.__mro__ if dataclasses.is_dataclass(kind))
     found = (re.search(rf"^    {name}: [^\n]*?  # (.+)$", source, re.MULTILINE) for source in sources)
-    said = next((match.group(1) for match in found if match), "")
+    written = next((match.group(1) for match in found if match), "")
     annotated = next((item.type for item in dataclasses.fields(section) if item.name == name), None)
-    return f"{_either(annotated)}; {said}" if get_origin(annotated) is Literal else said
+    return f"{_either(annotated)}; {written}" if get_origin(annotated) is Literal else written
 
 
 def _broken(annotated: Any, value: Any) -> str:
