@@ -65,8 +65,8 @@ def test_runs_are_listed_by_their_last_step_with_state_success_and_cost(
     assert runs(load_config(None, [f"run.root={tmp_path}"])) == 0
     _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines] == [
-        ["old", "finished", "2", "of", "12", "0.500", "(0.43", "to", "0.57)", "0.625", "$1.25", "2", "h", "ago"],
-        ["new", "stopped", "2", "of", "12", "0.500", "(0.43", "to", "0.57)", "0.625", "10", "min", "ago"],
+        ["old", "finished", "2", "of", "12", "0.500", "(0.40", "to", "0.60)", "0.625", "$1.25", "2", "h", "ago"],
+        ["new", "stopped", "2", "of", "12", "0.500", "(0.40", "to", "0.60)", "0.625", "10", "min", "ago"],
     ]
 
 
