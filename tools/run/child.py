@@ -17,10 +17,12 @@ from slipstream.common.process.shutdown import die_with_parent
 from slipstream.envhub.isolation.offspring import end_offspring_of
 
 MAX_RESTARTS = 5
+CURE = "lower actors.max_episodes, actors.count or learner.micro_batch_tokens, or end other programs"
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_S = 600.0  # a process that ran this long was stable: its earlier crashes are not counted
 LOG_TAIL_LINES = 15
 EXIT_BAD_INPUT = 2
+COUNTS = Path("/proc/vmstat")  # of the kernel, since the host or its container started
 TORCHRUN = "torch/distributed/elastic/"  # in what torchrun logs
 
 
@@ -48,11 +50,12 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._num_restarts = 0
         self._started_at = 0.0
+        self._killed_for_memory = 0  # processes of this host, when it was started
         self._restart_at = 0.0
 
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._started_at = time.monotonic()
+        self._started_at, self._killed_for_memory = time.monotonic(), killed_for_memory()
         with self.log.open("ab") as log, self._output.open("wb") if self._output else log as output:
             self._process = subprocess.Popen(
                 self.command,
@@ -84,6 +87,11 @@ class Child:
             self._num_restarts += 1
             self._restart_at = 0.0
             print(f"{self.name} ended with code {self.exit_code}; restarting it, see {self.log}", flush=True)
+            if killed_for_memory() > self._killed_for_memory:
+                print(
+                    f"FAULT: the kernel killed a process for lack of memory before {self.name} ended; {CURE}",
+                    flush=True,
+                )
             if self.pid is not None:
                 end_offspring_of(self.pid)  # an actor that was killed could not end the processes of its environments
             self.start()
@@ -137,6 +145,15 @@ def print_failure(verb: str, child: Child) -> None:
     else:
         ended = f"{child.name} ended with code {child.exit_code}; the last lines of {child.log}:"
         print(f"slipstream {verb}: {ended}\n{lines}", file=sys.stderr)
+
+
+def killed_for_memory() -> int:
+    """How many processes the kernel has killed for lack of memory; 0 where it does not count them."""
+    try:
+        counts = dict(line.split() for line in COUNTS.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(counts.get("oom_kill", 0))
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:

@@ -92,6 +92,27 @@ def test_a_child_that_crashes_is_started_again_until_it_has_crashed_too_often(
     assert child.last_log_lines() == "once more\nonce more\nonce more"
 
 
+def test_lack_of_memory_is_named_where_the_kernel_killed_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = tmp_path / "vmstat"
+    counts.write_text("nr_free_pages 100\noom_kill 3\n")
+    monkeypatch.setattr(child_module, "COUNTS", counts)
+    monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0,) * 5)
+    child = a_child(tmp_path, "kill -9 $$")
+    child.start()
+    wait_until(lambda: child.exit_code == -9)
+    assert child.keep_up() and child.keep_up()  # it was killed by somebody else
+    assert "FAULT" not in capsys.readouterr().out
+    wait_until(lambda: child.exit_code == -9)
+    counts.write_text("nr_free_pages 100\noom_kill 4\n")
+    assert child.keep_up() and child.keep_up()
+    assert "FAULT: the kernel killed a process for lack of memory before" in capsys.readouterr().out
+    child.wait(DEADLINE_S)
+    counts.unlink()
+    assert child_module.killed_for_memory() == 0
+
+
 def test_a_child_that_was_given_bad_input_is_not_started_again_and_says_why_on_one_line(tmp_path: Path) -> None:
     child = a_child(tmp_path, "echo starting; echo the reason; exit 2")
     child.start()
