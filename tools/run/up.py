@@ -27,7 +27,7 @@ from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.run.diagnosis import FAULT_S, FaultLog, diagnose
 from slipstream.replay.run.observer import Observer
 from slipstream.replay.server.redis_server import Server, find_executable, password_of, start_private_server
-from slipstream.replay.server.redis_version import warning_of
+from slipstream.replay.server.redis_version import lacks, version_of
 from slipstream.tools.run.check_input import check_input
 from slipstream.tools.run.child import EXIT_BAD_INPUT, Child, kill, print_failure
 from slipstream.tools.run.devices import VARIABLE, split_devices, visible_devices
@@ -112,8 +112,13 @@ def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
         check_servers(config.redis.url, config.redis.shards)
         yield None
         return
-    if warning := warning_of(find_executable()):
-        print(f"slipstream up: {warning}", file=sys.stderr)
+    version = version_of(find_executable())
+    if missing := lacks(version):
+        print(
+            f"slipstream up: Redis {version} may lack {len(missing)} security fixes, which `slipstream doctor` names; "
+            "let only trusted users onto this machine",
+            file=sys.stderr,
+        )
     run_dir.create()
     with start_private_server(run_dir.redis) as server:
         config.redis.url = server.url
