@@ -148,7 +148,7 @@ def _not_training(facts: Facts) -> Diagnosis | None:
             return Diagnosis(
                 cause="the run has not started",
                 evidence=facts.last_words[-MAX_SHOWN_CHARS:] or "no learner has described it",
-                next_step="start `slipstream learner`, or wait for it",
+                next_step="wait; `slipstream up` starts one, and `slipstream learner` does elsewhere",
                 is_fault=False,
             )
         case RunState.STARTING:
