@@ -1,12 +1,13 @@
 """Merges files and single settings into a configuration."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from slipstream.common.config.setting_bounds import plain_type
 from slipstream.common.process.config_error import ConfigError
 
 
@@ -18,6 +19,36 @@ def check_presets(files: Sequence[str]) -> None:
             f"{' and '.join(objectives)} are presets of the whole objective, and what only one of them sets would "
             "remain in the other; give one, and set single keys as in objective.kl_coefficient=0.01"
         )
+
+
+def keep_texts(changes: Any, written: Any, kind: type) -> None:
+    """Set every setting of the section `kind` that is text to what was `written`, where YAML has read a number.
+
+    So `run.name=010` is no run 8, and `1.10` no run 1.1.
+    """
+    if not (OmegaConf.is_dict(changes) and isinstance(written, Mapping)):
+        return
+    for item in dataclasses.fields(kind):
+        if item.name not in changes or item.name not in written:
+            continue
+        if dataclasses.is_dataclass(item.type):
+            keep_texts(changes[item.name], written[item.name], item.type)  # type: ignore[arg-type]
+        elif plain_type(item.type) is str and isinstance(changes[item.name], int | float):
+            changes[item.name] = written[item.name]
+
+
+def written_in(overrides: Sequence[str]) -> dict[str, Any]:
+    """The texts of overrides such as `run.name=010`, by section and key."""
+    written: dict[str, Any] = {}
+    for override in overrides:
+        path, _, text = override.partition("=")
+        *parents, name = path.split(".")
+        place = written
+        for parent in parents:
+            place = place.setdefault(parent, {}) if isinstance(place, dict) else {}
+        if isinstance(place, dict):
+            place[name] = text
+    return written
 
 
 def merged(config: Any, changes: Any) -> Any:

@@ -322,3 +322,15 @@ def test_a_wrong_value_names_the_file_that_it_is_in_unless_the_command_line_is_a
     with pytest.raises(ConfigError) as at_fault:
         load_config(str(good), ["optim.lr=-1"])
     assert "good.yaml" not in str(at_fault.value)
+
+
+@pytest.mark.parametrize("name", ["010", "1.10", "1e3", "0x1f", "1_000", "true", "on", "12.30", "2026-11-28", "a.b-1"])
+def test_a_text_stays_as_it_is_written_where_yaml_reads_a_number(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run.yaml").write_text(f"run:\n  name: {name}\nactors: {{zone: {name}, count: 2}}\n")
+    for config in (
+        load_config(str(tmp_path / "run.yaml"), []),
+        load_config(None, [f"run.name={name}", f"actors.zone={name}", "actors.count=2"]),
+    ):
+        assert (config.run.name, config.actors.zone, config.actors.count) == (name, name, 2)
+        (tmp_path / "dumped.yaml").write_text(dump_config(config))
+        assert load_config(str(tmp_path / "dumped.yaml"), []).run.name == name
