@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from slipstream.common.config.actors_config import ActorsConfig
-from slipstream.common.config.config_merge import check_presets, keep_texts, merged, written_in
+from slipstream.common.config.config_merge import check_presets, keep_texts, merged, with_home, written_in
 from slipstream.common.config.env_config import MAX_PAIRED, TOOLS, EnvConfig
 from slipstream.common.config.learner_config import (
     EvalConfig,
@@ -305,7 +305,7 @@ def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapp
         changes = OmegaConf.from_dotlist(overrides)
         keep_texts(changes, written_in(overrides), Config)
         structured = merged(structured, changes)
-        config = OmegaConf.to_object(structured)
+        config = with_home(OmegaConf.to_object(structured))
     except ConfigKeyError as error:
         raise ConfigError(_unknown_key(str(error.full_key), overrides)) from None
     except ValidationError as error:

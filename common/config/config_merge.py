@@ -51,6 +51,21 @@ def written_in(overrides: Sequence[str]) -> dict[str, Any]:
     return written
 
 
+def with_home(value: Any) -> Any:
+    """`value` with the home folder instead of a leading `~/` of every text in it, which shells leave after an `=`."""
+    match value:
+        case str():
+            return str(Path(value).expanduser()) if value.startswith("~/") else value
+        case dict():
+            return {name: with_home(each) for name, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(with_home, value))
+    if dataclasses.is_dataclass(value):
+        for item in dataclasses.fields(value):
+            setattr(value, item.name, with_home(getattr(value, item.name)))
+    return value
+
+
 def merged(config: Any, changes: Any) -> Any:
     """`config` with `changes`. An empty mapping replaces, as in env.mixture={}.
 

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 from typing import Any, TypeVar
 
+from slipstream.common.config.config_merge import with_home
 from slipstream.common.config.setting_bounds import comment, plain_type
 
 T = TypeVar("T")
@@ -30,7 +31,8 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
 
 def options_of(kind: type[T], arguments: argparse.Namespace) -> T:
     """The parsed options. Raises ConfigError."""
-    return kind(**{item.name: getattr(arguments, item.name) for item in dataclasses.fields(kind)})  # type: ignore[arg-type]
+    names = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: with_home(getattr(arguments, name)) for name in names})
 
 
 def as_arguments(options: Any) -> list[str]:

@@ -1,5 +1,6 @@
 """The configuration: every key has a comment, every mistake an answer that names the key and what to do."""
 
+import argparse
 import dataclasses
 import inspect
 import json
@@ -12,9 +13,11 @@ from slipstream.common.config.config import Config, differences, dump_config, ke
 from slipstream.common.config.env_config import EnvConfig, MixtureEntry
 from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.config_error import ConfigError
+from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.check_input import check_env
+from slipstream.tools.terminal.options import options_of
 
 QUICKSTART = str(Path(__file__).parents[3] / "conf" / "quickstart.yaml")
 
@@ -334,3 +337,18 @@ def test_a_text_stays_as_it_is_written_where_yaml_reads_a_number(tmp_path: Path,
         assert (config.run.name, config.actors.zone, config.actors.count) == (name, name, 2)
         (tmp_path / "dumped.yaml").write_text(dump_config(config))
         assert load_config(str(tmp_path / "dumped.yaml"), []).run.name == name
+
+
+def test_a_leading_tilde_is_the_home_folder_in_settings_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config = load_config(
+        None,
+        [
+            "model.path=~/models/a",
+            "env.mixture.a={name: dataset, options: {train: ~/rows.jsonl, columns: [~/b, a~/c]}}",
+        ],
+    )
+    assert config.model.path == "/home/me/models/a"
+    assert config.env.mixture["a"].options == {"train": "/home/me/rows.jsonl", "columns": ["/home/me/b", "a~/c"]}
+    options = options_of(FitOptions, argparse.Namespace(**dataclasses.asdict(FitOptions(data="~/rows.jsonl"))))
+    assert options.data == "/home/me/rows.jsonl"
