@@ -176,6 +176,11 @@ async def _lease_one(
         lease_from = _lease_evaluation if stream == EVAL_STREAM else _lease_training
         lease = await lease_from(setup, buffer, pin)
         if lease is not None:
+            try:
+                setup.engine.load()
+            except EngineDied:  # meanwhile: what it could not play counts no death
+                await asyncio.to_thread(buffer.release, lease)
+                raise
             task = asyncio.create_task(rollout_group(lease, setup=setup, buffer=buffer))
             key = (stream, lease.ticket.group_id)
             _cancel_former(leases, key)

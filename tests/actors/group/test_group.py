@@ -430,6 +430,30 @@ def test_an_actor_ends_with_its_engine(redis_client: redis.Redis, run_id: str, g
     assert buffer.actor.lease("heir") is not None
 
 
+def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
+    redis_client: redis.Redis, run_id: str, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    victim, lease = Actor("victim", run_id, turns=TURNS), buffer.actor.lease
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+
+        def lease_late(actor: str) -> Lease | None:
+            asyncio.run_coroutine_threadsafe(victim.engine.close(), loop).result()
+            return lease(actor)
+
+        monkeypatch.setattr(buffer.actor, "lease", lease_late)
+        with pytest.raises(EngineDied):
+            await acting(victim, buffer, redis_client, shutdown)
+
+    asyncio.run(play())
+    heir = lease("heir")
+    assert heir is not None
+    buffer.actor.release(heir, death="the first death of these attempts")
+    assert buffer.learner.ledger().redone_members == 0
+
+
 @pytest.mark.parametrize(("state", "exit_code"), [(RunState.FINISHED, 0), (RunState.FAILED, EXIT_RUN_FAILED)])
 def test_an_actor_leaves_a_run_that_is_over_for_good_and_one_that_failed_to_come_back(
     redis_client: redis.Redis, run_id: str, shutdown: Shutdown, state: RunState, exit_code: int

@@ -123,7 +123,9 @@ class ScriptedEngine:
         """Do nothing: there are no broadcasts."""
 
     def load(self) -> EngineLoad:
-        """The current load; there is no KV cache."""
+        """The current load; there is no KV cache. Raises EngineDied after `close`."""
+        if self._closed:
+            raise EngineDied("the engine is closed")
         return EngineLoad(num_running=len(self._running), kv_use=0.0, generated_tokens=self._generated_tokens)
 
     async def close(self) -> None:
