@@ -60,7 +60,7 @@ class Request:
     keep: Callable[[list[int]], int] | None = None
     # Reads an answer before it is recorded, also one that is repeated; returns whether its action is valid.
     read: Callable[[list[int]], Awaitable[bool]] | None = None
-    is_recorded_later: bool = False  # by `Reply.record`, as whoever asked may not wait for the answer
+    is_recorded_later: bool = False  # by `Reply.record`, as the client may not wait for the answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -100,13 +100,18 @@ async def act(
             task.cancel()
         # A cancelled group gives its missing members back before its task ends.
         await asyncio.gather(*background, return_exceptions=True)
-        with contextlib.suppress(RedisAway):  # then this member expires
-            with contextlib.suppress(EngineDied):  # then the last heartbeat stays as it is
-                await asyncio.to_thread(fleet.beat, pulse.member())
-            await asyncio.to_thread(fleet.leave, setup.actor)
+        await _leave(fleet, pulse, setup.actor)
     if shutdown.requested.is_set():
         return EXIT_PREEMPTED
     return EXIT_RUN_FAILED if run_failed else 0
+
+
+async def _leave(fleet: Fleet, pulse: Pulse, actor: str) -> None:
+    """Leave the fleet with a last heartbeat, whose numbers the run keeps."""
+    with contextlib.suppress(RedisAway):  # then this member expires
+        with contextlib.suppress(EngineDied):  # then the last heartbeat stays as it is
+            await asyncio.to_thread(fleet.beat, pulse.member())
+        await asyncio.to_thread(fleet.leave, actor)
 
 
 def _later_on_disk(bulletin: Bulletin, pin: Pin, policy_version: int, *, wait_s: float) -> Offer | None:

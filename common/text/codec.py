@@ -126,7 +126,7 @@ def _encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 @lru_cache(maxsize=8)
 def _apart(tokenizer: PreTrainedTokenizerBase, template: str) -> Tokenizer:
-    """The same tokenizer with REAL at the beginning of each mark, so that all other text is none."""
+    """The same tokenizer with REAL at the beginning of each mark, so that other text has no marks."""
     from tokenizers import Tokenizer  # here, so that importing `common` does not need it
 
     marks, made = _marks(tokenizer, template), json.loads(tokenizer.backend_tokenizer.to_str())

@@ -39,7 +39,7 @@ _LETTER = re.compile(r"(?<![A-Za-z'])([A-Z])(?![A-Za-z'])")
 _DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"))  # hyphens, an en dash, a minus sign
 # Inside a word, "don't" and "U.S."; around it, as emphasis, "_so_".
 _INSIDE = re.compile(r"(?<=[^\W\d_])['\u2019.](?=[^\W\d_])|(?<!\w)_+|_+(?!\w)")
-_INLINE = re.compile(r"\$([^$\n]+)\$(?!\d)")  # mathematics in LaTeX; "$5 or $6" is none
+_INLINE = re.compile(r"\$([^$\n]+)\$(?!\d)")  # mathematics in LaTeX, unlike "$5 or $6"
 _SIGNS = r"%$\u20ac\u00a3\u00a5&+/<=>@\\^|~"
 _LETTERS = rf"[^\s{_SIGNS}.,;:!?'\"()\[\]{{}}`*#\-\u2014\u2018-\u201e\u2026\u00ab\u00bb\u00bf\u00a1\u3001\u3002]"
 # Digits that signs join ("-5", "1,234.5", "3 / 4", "20:25", "10-20"), words, and signs. What is between is punctuation.

@@ -48,6 +48,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def _end_with(parent: int) -> None:
+    """End after the process `parent`. The signal of the kernel comes when its thread ends, which is earlier."""
     while os.getppid() == parent:
         time.sleep(POLL_S)
     os._exit(0)

@@ -56,7 +56,7 @@ def _vocabulary() -> str:
 @cache
 def sentence_piece(family: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a family with its chat template."""
-    told, read = FAMILIES[family], json.loads(_vocabulary())
+    form, read = FAMILIES[family], json.loads(_vocabulary())
     model = Tokenizer(
         models.BPE(
             vocab=read["vocab"],
@@ -66,10 +66,10 @@ def sentence_piece(family: str) -> PreTrainedTokenizerBase:
             byte_fallback=True,
         )
     )
-    if told["scheme"] == "prepend":  # of Llama's `legacy` tokenizers
+    if form["scheme"] == "prepend":  # of Llama's `legacy` tokenizers
         model.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
-        model.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=told["scheme"], split=False)
+        model.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=form["scheme"], split=False)
     model.decoder = decoders.Sequence(
         [
             decoders.Replace(Regex("▁"), " "),
@@ -79,11 +79,11 @@ def sentence_piece(family: str) -> PreTrainedTokenizerBase:
         ]
     )
     model.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ("<unk>", "<s>", "</s>")])
-    tokens = told.get("tokens", ())
+    tokens = form.get("tokens", ())
     model.add_special_tokens([AddedToken(text, special=True, normalized=False, rstrip=True) for text in tokens])
     return PreTrainedTokenizerFast(
         tokenizer_object=model,
-        chat_template=told["template"],
+        chat_template=form["template"],
         bos_token="<s>",
         eos_token=tokens[0] if tokens else "</s>",
         clean_up_tokenization_spaces=False,

@@ -305,8 +305,8 @@ def test_an_unknown_field_of_a_message_is_named_once_with_its_count(
         for place in range(3)
     ]
     read(as_jsonl(tmp_path / "rows.jsonl", rows))
-    told = "fields of rows that are not read: mood (3), column blend (3), column weight (3); see docs/data.md"
-    assert [record.getMessage() for record in caplog.records] == [told]
+    warning = "fields of rows that are not read: mood (3), column blend (3), column weight (3); see docs/data.md"
+    assert [record.getMessage() for record in caplog.records] == [warning]
     assert main(["data", f"{tmp_path}/out.jsonl", f"--data={tmp_path}/rows.jsonl"]) == 0
     assert "| mood | 3 |" in (tmp_path / "out.md").read_text()
 
