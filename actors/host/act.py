@@ -8,6 +8,7 @@ import random
 import socket
 from collections.abc import Sequence
 
+import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Engine, EngineDied
@@ -222,7 +223,10 @@ async def _lease_evaluation(setup: EpisodeSetup, buffer: ActorBuffer, pin: Pin) 
 
 
 async def _lease_training(setup: EpisodeSetup, buffer: ActorBuffer, pin: Pin) -> Lease | None:
-    """Lease a training group; release it again if it needs newer weights and this engine may not get them soon."""
+    """Lease a training group; release it again if it needs newer weights and this engine may not get them soon.
+
+    If this engine will get them soon, the group waits for the weights that it prefers.
+    """
     if pin.stays and setup.engine.policy_version < pin.asked_version:
         return None
     lease = await asyncio.to_thread(buffer.lease, setup.actor)
@@ -230,6 +234,10 @@ async def _lease_training(setup: EpisodeSetup, buffer: ActorBuffer, pin: Pin) ->
         pin.asked_version = lease.ticket.min_policy_version
         await asyncio.to_thread(buffer.release, lease)
         return None
+    if lease is not None and not pin.stays:
+        newest = max(lease.ticket.min_policy_version, lease.ticket.preferred_policy_version)
+        ticket = msgspec.structs.replace(lease.ticket, min_policy_version=newest)
+        lease = msgspec.structs.replace(lease, ticket=ticket)
     return lease
 
 

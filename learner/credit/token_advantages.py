@@ -43,6 +43,12 @@ def sequences_with_advantages(
             return _with_values(episodes, objective)
 
 
+def compares_returns(objective: ObjectiveConfig) -> bool:
+    """Whether a group teaches nothing exactly if all its members have the same return, known when it is finished."""
+    whole = objective.compares == "forks" or (objective.compares == "siblings" and objective.allocation != "per_turn")
+    return whole and not objective.returns_come_later and "advantage" not in objective.own_parts
+
+
 def teaches(group: Group, *, objective: ObjectiveConfig) -> bool:
     """Whether any token of the group can have an advantage other than 0; if not, the surrogate has no gradient."""
     if not objective.compares_siblings or objective.returns_come_later:

@@ -16,9 +16,10 @@ from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.common.records.versions import Resumption, oldest_within
 from slipstream.envhub.rewards.part import actors_judge, judged_envs, reward_parts
 from slipstream.learner.batch.batch import Batch
-from slipstream.learner.credit.token_advantages import teaches
+from slipstream.learner.credit.token_advantages import compares_returns, teaches
 from slipstream.learner.credit.tree import why_not_trained
 from slipstream.learner.supply.curriculum import Curriculum
+from slipstream.learner.supply.haste import Haste
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.records.failures import Failure
@@ -70,6 +71,7 @@ class Supply:
         self._curriculum = Curriculum(config.env, seed=config.run.seed)
         self._judged_envs = judged_envs(config.env.entries())
         self._taught = deque[bool](maxlen=USEFUL_WINDOW)
+        self._haste = Haste()
         self._dropped_returns: list[float] = []  # of the members of groups dropped for the present step
         # Of the members of the groups that were dropped for the present step because all had the same return.
         self._equal_returns, self._equal_successes = list[float](), list[float]()
@@ -79,6 +81,13 @@ class Supply:
         # The number of groups that a step's groups are chosen from.
         self._num_candidates = math.ceil(replay.groups_per_step / replay.keep_fraction)
         self._in_order = replay.target_lag == 0 and replay.max_uses == 1
+        # Whether it is known of each ready group if it teaches. A synchronous learner claims in the order of ids.
+        self._all_teach = not (
+            replay.drop_zero_variance and config.objective.compares_siblings and not config.objective.returns_come_later
+        )
+        self._equal_is_useless = (
+            not self._all_teach and compares_returns(config.objective) and not (self._judged_envs or self._in_order)
+        )
 
     def next_batch(
         self,
@@ -103,7 +112,7 @@ class Supply:
         oldest = oldest_within(replay.max_lag, policy_version=policy_version, resumptions=resumptions)
         kept: list[Group] = []
         dropped: Counter[str] = Counter()
-        last_logged = started
+        last_logged, waited = started, False
         while len(kept) < wanted and not shutdown.requested.is_set():
             self.admit(step, kept, published_version=published_version)
             claimed = self._claim(
@@ -123,10 +132,12 @@ class Supply:
                     next_group_id=self._next_group_id,
                 )
             if not claimed:
+                waited = True
                 last_logged = self._wait(step, started, last_logged, before)
         if len(kept) < wanted:
             return None
         self._drop_surplus(dropped)
+        self._haste.after_step(waited=waited)
         self.admit(step, kept, published_version=published_version)
         chosen = self._chosen(kept, dropped)
         return Batch(
@@ -165,6 +176,7 @@ class Supply:
             order=ClaimOrder(replay.order),
             seed=self._config.run.seed,
             max_uses=replay.max_uses,
+            beside_equal=self._equal_is_useless,
         )
         return sorted(claimed, key=lambda group: group.ticket.group_id)
 
@@ -220,7 +232,9 @@ class Supply:
         """Open tickets until there is as much work in progress as the lag allows, but no more than the run may need.
 
         `kept` are the groups of `step` so far. Groups that will teach nothing are expected in the share of the newest
-        ones, and others are opened for them at once: to wait for them first would leave actors without work.
+        ones, and others are opened for them at once: to wait for them first would leave actors without work. Once this
+        step has its groups, or finds them ready, the next ones wait for the newest weights if these are still on their
+        way and the learner is in no haste: to play them by older ones at once would only make the data staler.
         """
         replay, learner = self._config.replay, self._config.learner
         steps = min(replay.target_lag + 1, learner.steps - step + 1)
@@ -234,30 +248,45 @@ class Supply:
         if room <= 0:
             return
         ids = range(self._next_group_id, self._next_group_id + room * self._every, self._every)
-        oldest_allowed = max(0, published_version - replay.target_lag)
-        self._buffer.open([self._ticket(group_id, step=step, min_policy_version=oldest_allowed) for group_id in ids])
+        oldest = max(0, published_version - replay.target_lag)
+        has_its_groups = len(kept) + self._sure(ledger) >= self._num_candidates
+        preferred = published_version if has_its_groups and not self._haste else oldest
+        self._buffer.open(
+            self._ticket(group_id, step=step, min_policy_version=oldest, preferred_policy_version=preferred)
+            for group_id in ids
+        )
         self._next_group_id += room * self._every
 
-    def _ticket(self, group_id: int, *, step: int, min_policy_version: int) -> Ticket:
+    def _ticket(self, group_id: int, *, step: int, min_policy_version: int, preferred_policy_version: int) -> Ticket:
         task = self._curriculum.choose(group_id)
         ticket = ticket_of(group_id, task, self._config, step=step, min_policy_version=min_policy_version)
-        return msgspec.structs.replace(ticket, is_judged=task.env in self._judged_envs)
+        return msgspec.structs.replace(
+            ticket,
+            preferred_policy_version=preferred_policy_version,
+            is_judged=task.env in self._judged_envs,
+        )
 
     def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int, useful: float) -> int:
         """The number of groups to open so that `num_uses` more uses are possible, the rest of this step's included.
 
-        Each group may be used `max_uses` times, but only once per step. With one use each: queued + leased + judging +
-        ready <= (candidates * min(target_lag + 1, steps left) - kept) / u, where candidates are those of a step, and u,
-        `useful`, is the expected share of groups that teach. The early groups of a synchronous step count too.
+        Each group may be used `max_uses` times, but only once per step. With one use each: (queued + leased + judging)
+        * u + ready <= candidates * min(target_lag + 1, steps left) - kept, where candidates are those of a step, u,
+        `useful`, is the expected share of groups that teach, and ready are those that do. If that is not known of a
+        ready group, it counts as an unfinished one; so do the early groups of a synchronous step.
         """
-        max_uses = self._config.replay.max_uses
-        wanted = (self._num_candidates - len(kept)) / useful
+        max_uses, sure = self._config.replay.max_uses, self._sure(ledger)
         unfinished = ledger.queued + ledger.leased + ledger.judging + len(self._early)
-        uses_left = max_uses * (unfinished + ledger.ready) - ledger.ready_uses
+        unsure = unfinished if self._all_teach or self._equal_is_useless else unfinished + ledger.ready
         still_ready = sum(group.num_uses < max_uses for group in kept)
-        return math.ceil(
-            max((num_uses / useful - uses_left) / max_uses, wanted - (unfinished + ledger.ready - still_ready))
-        )
+        for_all = (num_uses + ledger.ready_uses) / max_uses - sure
+        for_this = self._num_candidates - len(kept) + still_ready - sure
+        return math.ceil(max(for_all, for_this) / useful - unsure)
+
+    def _sure(self, ledger: Ledger) -> int:
+        """The number of ready groups that are known to teach."""
+        if self._all_teach:
+            return ledger.ready
+        return ledger.ready - ledger.ready_equal if self._equal_is_useless else 0
 
     def _useful_share(self) -> float:
         """The share of the newest claimed groups that taught something, as if a step's groups before them all had."""

@@ -34,6 +34,7 @@ class StoredGroup:
     has_fence: bool  # an actor leases it
     has_judge: bool  # a judge leases it
     lacks_verdict: bool  # a judge has to mark it, and has not
+    is_equal: bool  # all members have the same return
     members: dict[str, int]  # key of each stored member's payload -> its time to live in milliseconds
     partials: dict[str, int]
 
@@ -101,6 +102,7 @@ def _stored_group(
         has_fence=b"fence" in row,
         has_judge=b"judge_fence" in row,
         lacks_verdict=b"is_judged" in row and b"verdict" not in row,
+        is_equal=b"is_equal" in row,
         members={name: left for name, left in lifetimes.items() if name.startswith(f"{base}:blob:")},
         partials={name: left for name, left in lifetimes.items() if name.startswith(f"{base}:partial:")},
     )
@@ -112,6 +114,11 @@ def _wrong_counters(ledger: Ledger, groups: list[StoredGroup]) -> list[str]:
         *((state, getattr(ledger, state), counted[state]) for state in STATES),
         ("held trajectories", ledger.held_trajectories, sum(len(group.members) for group in groups)),
         ("held partials", ledger.partials_held, sum(len(group.partials) for group in groups)),
+        (
+            "ready groups of equal returns",
+            ledger.ready_equal,
+            sum(group.is_equal for group in groups if group.state == "ready"),
+        ),
         ("uses of ready groups", ledger.ready_uses, sum(len(group.uses) for group in groups if group.state == "ready")),
     ]
     wrong = [

@@ -89,8 +89,11 @@ class LearnerBuffer:
         order: ClaimOrder = ClaimOrder.OLDEST,
         seed: int = 0,
         max_uses: int = 1,
+        beside_equal: bool = False,
     ) -> list[Group]:
         """Take the first `num_groups` ready groups in `order`, for `step`; [] if there are fewer.
+
+        With `beside_equal`, those whose members all have the same return come in addition, also if there are fewer.
 
         A step uses a group at most once; a group that fewer than `max_uses` steps have used stays ready. First, ready
         groups whose newest token is more than `max_lag` versions older than `policy_version` are dropped as `too_old`:
@@ -108,6 +111,7 @@ class LearnerBuffer:
             order.value,
             seed,
             max_uses,
+            int(beside_equal),
         )
         reply = None
         while reply is None:

@@ -39,6 +39,7 @@ class Ledger:
     quarantined: int
     finished: int  # times that a group became ready; a requeued group counts again
     ready_uses: int  # uses of the groups that are ready
+    ready_equal: int  # of the ready groups, those whose members all have the same return; no judged ones
     inserted: int  # trajectories, like the next three fields
     trained_trajectories: int
     dropped_trajectories: dict[str, int]  # by their group's reason, or requeued

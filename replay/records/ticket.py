@@ -17,6 +17,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_members: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     # The oldest version that may sample a token of the group.
     min_policy_version: Annotated[int, msgspec.Meta(ge=-1, lt=10**14)]
+    # An actor that will have this version soon begins no episode of the group before.
+    preferred_policy_version: Annotated[int, msgspec.Meta(ge=0, lt=10**14)] = 0
     sampling: Sampling
     seed: int  # of the group; a member's seed is made of it, the member and the attempt
     is_judged: bool = False  # a judge marks the whole group before it is ready

@@ -6,7 +6,6 @@ The rules are those of `slipstream.learner.supply.supply` and `slipstream.actors
 engine's speed are a calibration's. Redis takes no time here: `Outcome.requests_per_s` is what it would have to answer.
 """
 
-import itertools
 import math
 import random
 import statistics
@@ -18,6 +17,7 @@ from typing import Any
 import simpy
 
 from slipstream.learner.lead.advice import MEMORY, StepLoad, advised_actors
+from slipstream.learner.supply.haste import Haste
 from slipstream.tools.simulate.calibration import Calibration, PlayedTurn
 from slipstream.tools.simulate.outcome import Outcome, Tally
 from slipstream.tools.simulate.simulated_engine import SimulatedEngine
@@ -40,6 +40,7 @@ class Member:
 @dataclass(kw_only=True, slots=True, eq=False)
 class Group:
     min_version: int
+    teaches: bool  # else all members have the same return
     members: list[Member]
     unfinished: set[int] = field(default_factory=set)
     dropped: bool = False  # as the surplus of a synchronous step, perhaps while it is played
@@ -80,6 +81,7 @@ class World:
         self._version = 0  # of the learner
         self._served = 0  # that actors can have
         self._taught = deque[bool](maxlen=64)
+        self._haste = Haste()
         self._tally = Tally()
         self._started_s = 0.0
 
@@ -98,14 +100,16 @@ class World:
         for step in range(WARM_UP_STEPS + plan.steps):
             if step == WARM_UP_STEPS:
                 self._tally, self._started_s = Tally(), self._env.now
-            began, batch = self._env.now, list[Group]()
+            began, batch, waited = self._env.now, list[Group](), False
             while len(batch) < plan.groups_per_step:
                 self._admit(step, len(batch))
                 claimed = self._claim(plan.groups_per_step - len(batch))
                 if not claimed:
+                    waited = True
                     yield self._finished
                 batch += self._sorted_out(claimed)
             self._drop_surplus()
+            self._haste.after_step(waited=waited)
             self._admit(step, len(batch))
             self._tally.wait_s += self._env.now - began
             self._count(batch)
@@ -120,12 +124,19 @@ class World:
         """Open groups until as much is in progress as the lag allows, as `slipstream.learner.supply.supply` does."""
         plan = self._plan
         ahead = min(plan.target_lag + 1, WARM_UP_STEPS + plan.steps - step)
-        wanted = plan.groups_per_step * ahead - num_kept
-        outstanding = len(self._queue.items) + self._num_leased + len(self._ready)
-        for _ in range(math.ceil(wanted / self._useful_share()) - outstanding):
-            members = [Member(turns=self._random.choice(self._facts.episodes)) for _ in range(plan.group_size)]
-            oldest = max(0, self._version - plan.target_lag)
-            group = Group(min_version=oldest, members=members, unfinished=set(range(plan.group_size)))
+        # A synchronous learner counts the ready groups among those that may teach.
+        num_sure = sum(group.teaches for group in self._ready) if plan.target_lag else 0
+        unsure = len(self._queue.items) + self._num_leased + (0 if plan.target_lag else len(self._ready))
+        wanted = plan.groups_per_step * ahead - num_kept - num_sure
+        has_its_groups = num_kept + num_sure >= plan.groups_per_step
+        oldest = self._version if has_its_groups and not self._haste else max(0, self._version - plan.target_lag)
+        for _ in range(math.ceil(wanted / self._useful_share()) - unsure):
+            group = Group(
+                min_version=oldest,
+                teaches=self._random.random() < self._facts.useful_share,
+                members=[Member(turns=self._random.choice(self._facts.episodes)) for _ in range(plan.group_size)],
+                unfinished=set(range(plan.group_size)),
+            )
             self._queue.put(group)
             if plan.target_lag == 0:
                 self._open.append(group)
@@ -135,15 +146,23 @@ class World:
         return max((first + sum(self._taught)) / (first + len(self._taught)), 1 / 8)
 
     def _claim(self, num_missing: int) -> list[Group]:
-        """The oldest ready groups; none if fewer than `num_missing` are ready. Of a synchronous step the next one."""
+        """The oldest ready groups, and those that do not teach. Of a synchronous step the next one.
+
+        If fewer than `num_missing` teach, only those that do not.
+        """
         if self._plan.target_lag == 0:
             if not self._open or self._open[0] not in self._ready:
                 return []
             self._ready.remove(self._open[0])
             return [self._open.pop(0)]
-        if len(self._ready) < num_missing:
-            return []
-        return [self._ready.popleft() for _ in range(num_missing)]
+        taken, num_teach = list[Group](), 0
+        while self._ready and num_teach < num_missing:
+            taken.append(self._ready.popleft())
+            num_teach += taken[-1].teaches
+        if num_teach < num_missing:
+            self._ready.extend(group for group in taken if group.teaches)
+            return [group for group in taken if not group.teaches]
+        return taken
 
     def _drop_surplus(self) -> None:
         """Drop what was opened for a synchronous step that is complete without it."""
@@ -160,10 +179,9 @@ class World:
 
     def _sorted_out(self, claimed: Sequence[Group]) -> list[Group]:
         """The groups that teach; the others are dropped."""
-        teaches = [self._random.random() < self._facts.useful_share for _ in claimed]
-        self._taught += teaches
-        self._drop(itertools.compress(claimed, (not each for each in teaches)))
-        return list(itertools.compress(claimed, teaches))
+        self._taught += [group.teaches for group in claimed]
+        self._drop(group for group in claimed if not group.teaches)
+        return [group for group in claimed if group.teaches]
 
     def _drop(self, groups: Iterable[Group]) -> None:
         for group in groups:

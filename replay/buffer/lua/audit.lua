@@ -2,7 +2,7 @@
 -- groups: {state, group_id, score in that state, the fields in NEEDED, {payload key, its time to live in ms ...}} each.
 -- indexes: the ready groups by version and by step. damaged: each malformed key, or key and field.
 local NEEDED = { num_members = true, num_stored = true, finished = true, newest_policy_version = true,
-  uses = true, fence = true, judge_fence = true, is_judged = true, verdict = true }
+  uses = true, fence = true, judge_fence = true, is_judged = true, verdict = true, is_equal = true }
 local groups, damaged = {}, {}
 
 local function readable(name, command, ...)

@@ -1,12 +1,12 @@
--- claim: (epoch, number, step, num_groups, oldest_allowed, order, seed, max_uses) -> {group id, ticket, uses, verdict,
--- member records ...} for each; an empty list if there are fewer; false if stale groups may be left to sweep: call it
--- again. The claims of an epoch are numbered: a claim that is repeated because its reply was lost gets the same groups
+-- claim: (epoch, number, step, num_groups, oldest_allowed, order, seed, max_uses, 1 if groups of equal returns come
+-- beside the num_groups or else 0) -> {group id, ticket, uses, verdict, member records ...} for each; if there are fewer,
+-- only those of equal returns; false if stale groups may be left to sweep: call it again. The claims of an epoch are numbered: a claim that is repeated because its reply was lost gets the same groups
 -- again, and a late one gets nothing.
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 local number = tonumber(ARGV[2])
 local step, num_groups, oldest_allowed = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
-local order, seed, max_uses = ARGV[6], ARGV[7], tonumber(ARGV[8])
+local order, seed, max_uses, sets_apart = ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9] == '1'
 local SWEEP = 100
 local last_claim = base .. ':last_claim' -- epoch, number, group ids ...
 
@@ -44,17 +44,22 @@ local candidate = {
   end,
 }
 
--- The groups to claim, each with its uses so far. A group is used once per step: groups that this step has claimed
+-- The groups to claim, each with its uses so far: all or none of `num_groups`, and those that are set apart. A group is used once per step: groups that this step has claimed
 -- already are skipped.
 local function choose()
-  local chosen = {}
+  local chosen, apart = {}, {}
   for i = 0, num_ready - 1 do
     if #chosen == num_groups then break end
     local id = candidate[order](i)
     must_be_sound(id, 'ready')
     local uses = uses_of(id)
-    if (last_in(uses) or -1) < step and num_in(uses) < max_uses then chosen[#chosen + 1] = { id, uses } end
+    if (last_in(uses) or -1) < step and num_in(uses) < max_uses then
+      local those = sets_apart and is_equal(id) and apart or chosen
+      those[#those + 1] = { id, uses }
+    end
   end
+  if #chosen < num_groups then chosen = {} end
+  for _, each in ipairs(apart) do chosen[#chosen + 1] = each end
   return chosen
 end
 
@@ -63,7 +68,6 @@ local function claim()
   local chosen = choose()
   redis.call('DEL', last_claim)
   redis.call('RPUSH', last_claim, ARGV[1], number)
-  if #chosen < num_groups then return end
   for _, each in ipairs(chosen) do
     local id, uses = each[1], each[2] .. step .. ','
     redis.call('RPUSH', last_claim, id)

@@ -3,6 +3,7 @@
 -- counts its episode as produced, and its states as visited. The last member completes the group.
 local MAX_ENVIRONMENT = 256 -- bytes
 local NUM_BUCKETS = 262144 -- as in visits.py
+local RESOLUTION = 1e-6 -- of returns, as RETURN_RESOLUTION in grpo.py
 local id, member, record = ARGV[1], ARGV[2], ARGV[3]
 local environment, total_reward, success = ARGV[4], ARGV[5], ARGV[6]
 local group = group_key(id)
@@ -22,7 +23,7 @@ for i = 7, #ARGV, 2 do
 end
 -- One command reads all fields: servers spend most of their time on this verb.
 local facts = or_nothing(redis.pcall('HMGET', group, 'member:' .. member, 'fence', 'attempt:' .. member,
-  'partial:' .. member, 'newest_policy_version', 'num_stored', 'num_members')) or {}
+  'partial:' .. member, 'newest_policy_version', 'num_stored', 'num_members', 'lowest', 'highest', 'is_judged')) or {}
 local stored, partial = facts[1], facts[4]
 if stored and read_record(stored) == payload then
   count('dedup_hits', 1)
@@ -37,8 +38,10 @@ if not is_member(member, size_of(id, facts[7])) then return redis.error_reply('E
 if redis.call('PERSIST', KEYS[2]) == 0 then return 'full' end
 
 local num_stored = (whole(facts[6]) or 0) + 1
+local lowest, highest = math.min(tonumber(facts[8]) or earned, earned), math.max(tonumber(facts[9]) or earned, earned)
+local sum = string.format('%.17g', earned)
 redis.call('HSET', group, 'num_stored', num_stored, 'newest_policy_version', math.max(newest, whole(facts[5]) or newest),
-  'member:' .. member, record)
+  'member:' .. member, record, 'lowest', string.format('%.17g', lowest), 'highest', string.format('%.17g', highest))
 if partial then
   -- A partial of an earlier lease came with this lease and was resumed; a partial of this lease was never needed.
   local _, _, handed_in_under = read_record(partial)
@@ -49,16 +52,16 @@ count('trajectories:held', 1)
 count_work('produced', { record })
 count('episodes:' .. environment, 1)
 count('successes:' .. environment, success)
-local sum = string.format('%.17g', earned)
 if redis.pcall('HINCRBYFLOAT', counters, 'returns:' .. environment, sum).err then -- as in count()
   redis.call('HSET', counters, 'returns:' .. environment, sum)
 end
 for i = 7, #ARGV, 2 do increase(base .. ':visits', string.format('%d', ARGV[i]), ARGV[i + 1]) end
 if num_stored == tonumber(facts[7]) then
   leave(id, 'leased')
-  if redis.call('HEXISTS', group, 'is_judged') == 1 then
+  if facts[10] then -- its returns are not known before its verdict
     enter(id, 'judging', now_ms())
   else
+    if highest - lowest <= RESOLUTION then redis.call('HSET', group, 'is_equal', 1) end
     finish(id)
   end
 end

@@ -95,6 +95,11 @@ local function last_use(id)
   return last_in(uses_of(id))
 end
 
+-- Whether all members have the same return.
+local function is_equal(id)
+  return redis.call('HEXISTS', group_key(id), 'is_equal') == 1
+end
+
 -- A ready group is also in index sets, so that no verb has to read every group: by version, and by step after its first
 -- use.
 local function leave(id, state)
@@ -106,6 +111,7 @@ local function leave(id, state)
     redis.call('HDEL', group_key(id), 'judge_fence', 'judge', 'judge_request')
   elseif state == 'ready' then
     redis.call('ZREM', base .. ':ready_by_version', id)
+    if is_equal(id) then count('ready_equal', -1) end
     if redis.call('ZREM', base .. ':ready_by_step', id) == 1 then count('ready_uses', 0 - num_uses(id)) end
   end
 end
@@ -120,6 +126,7 @@ local function enter_ready(id)
   local group = redis.call('HMGET', group_key(id), 'finished', 'newest_policy_version')
   enter(id, 'ready', group[1])
   redis.call('ZADD', base .. ':ready_by_version', group[2], id)
+  if is_equal(id) then count('ready_equal', 1) end
   local step = last_use(id)
   if step then
     redis.call('ZADD', base .. ':ready_by_step', step, id)

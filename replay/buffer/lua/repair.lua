@@ -84,7 +84,7 @@ local function sound_groups()
   return groups
 end
 
-local sums = { ['trajectories:held'] = 0, ['partials:held'] = 0, ready_uses = 0 }
+local sums = { ['trajectories:held'] = 0, ['partials:held'] = 0, ready_uses = 0, ready_equal = 0 }
 local highest = { last_group_id = -1, finished = 0 }
 for _, state in ipairs(STATES) do sums[state] = 0 end
 
@@ -109,6 +109,7 @@ local function put_in_place(id, state)
   if state ~= 'judging' then redis.call('HDEL', group_key(id), 'judge_fence', 'judge', 'judge_request') end
   if state ~= 'ready' then return end
   redis.call('ZADD', base .. ':ready_by_version', group[2], id)
+  if is_equal(id) then sums.ready_equal = sums.ready_equal + 1 end
   local step = last_use(id)
   if step then
     redis.call('ZADD', base .. ':ready_by_step', step, id)

@@ -43,8 +43,11 @@ class Scene:
     def version(self) -> int:
         return self.actor.engine.policy_version
 
-    def opens(self, buffer: Views, *group_ids: int, version: int = 0) -> None:
-        buffer.learner.open([ticket(group_id, num_members=1, min_policy_version=version) for group_id in group_ids])
+    def opens(self, buffer: Views, *group_ids: int, version: int = 0, preferred: int = 0) -> None:
+        buffer.learner.open(
+            ticket(group_id, num_members=1, min_policy_version=version, preferred_policy_version=preferred)
+            for group_id in group_ids
+        )
 
     def announces(self, version: int) -> None:
         self._bulletin.announce(empty_offer(version, learner_epoch=self._epoch, root=str(version)))
@@ -208,6 +211,30 @@ def test_a_held_engine_takes_the_training_that_it_can_serve_and_leaves_the_rest_
     scene.plays(script, shutdown)
     assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(0, 0)]
     assert versions(episodes(scene.train, 2)[1]) == (1, 1)
+
+
+def test_a_group_waits_for_the_version_that_it_prefers_unless_the_engine_is_held(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+
+    async def script() -> None:
+        await scene.offers(1)
+        scene.opens(scene.train, 0, preferred=2)
+        await until(lambda: scene.train.learner.ledger().leased == 1)
+        await asyncio.sleep(0.3)  # some polls
+        assert len(scene.actor.seeds) == 0
+        await scene.offers(2)
+        await until(lambda: len(scene.actor.seeds) == 1)
+        scene.opens(scene.evaluations, 0, version=2)
+        await until(lambda: len(scene.actor.seeds) == 2)
+        scene.opens(scene.train, 1, preferred=3)
+        await until(lambda: len(scene.actor.seeds) == 3)
+        gate.open()
+        await until(lambda: scene.train.learner.ledger().ready == 2)
+
+    scene.plays(script, shutdown)
+    assert [versions(episode)[0] for episode in episodes(scene.train, 2)] == [2, 2]
 
 
 def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(

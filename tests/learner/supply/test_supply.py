@@ -156,7 +156,8 @@ def test_a_batch_is_whole_and_in_order_of_ids(buffer: Views, run_id: str, shutdo
     assert first is not None
     work(buffer.actor, run_id, returns=differ)  # 1, 2 and 3
     for member in (0, 1):
-        assert buffer.actor.insert(first, attempt_at(first, member, run_id=run_id)) is InsertResult.STORED
+        attempt = attempt_at(first, member, run_id=run_id, reward=float(member))
+        assert buffer.actor.insert(first, attempt) is InsertResult.STORED
     batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
     assert batch is not None
     assert [group.ticket.group_id for group in batch.groups] == [1, 2]
@@ -213,7 +214,7 @@ def test_no_group_is_used_twice_in_one_step(buffer: Views, run_id: str, shutdown
     work(buffer.actor, run_id, returns=lambda group_id: (0.0, float(group_id > 0)))
     assert buffer.learner.ledger().ready == 2  # 0, which teaches nothing, and 1
     with pytest.raises(SupplyDried):
-        settings = config("replay.max_uses=2", "learner.claim_timeout_s=0.2")
+        settings = config("replay.max_uses=2", "objective.allocation=per_turn", "learner.claim_timeout_s=0.2")
         Supply(buffer.learner, settings, first_group_id=2).next_batch(
             1, policy_version=0, published_version=0, shutdown=shutdown
         )
@@ -228,7 +229,7 @@ def test_groups_without_variance_are_dropped_and_replaced(buffer: Views, run_id:
     supply.admit(1, [], published_version=0)
     equal = {0: (1.0, 1.0), 1: (0.0, 0.0), 2: (0.5, 0.5 + 1e-9)}
     work(buffer.actor, run_id, returns=lambda group_id: equal.get(group_id, (0.0, 1.0)))
-    # Claims 0 and 1, which are useless, then 2 and 3, of which one is; no actor plays their replacements yet.
+    # The useless ones come with the first claim, although 3 alone is no batch; no actor plays their replacements yet.
     settings = config("learner.claim_timeout_s=0.2")
     with pytest.raises(SupplyDried):
         Supply(buffer.learner, settings, first_group_id=4).next_batch(
@@ -236,10 +237,45 @@ def test_groups_without_variance_are_dropped_and_replaced(buffer: Views, run_id:
         )
     ledger = buffer.learner.ledger()
     assert ledger.dropped == {"zero_variance": 3}
-    # Three more must teach, and half are expected to: two as if before the first, and one of four.
-    assert (ledger.claimed, ledger.queued) == (1, 6)
+    # Beside 3, three must teach, and 40 % are expected to: two as if before the first, and none of three.
+    assert (ledger.claimed, ledger.ready, ledger.queued) == (0, 1, 8)
     assert ledger.balanced
     assert buffer.audit() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_opened"),
+    [
+        ((), 4),  # of the four ready groups, two teach: as many must still be found
+        (("replay.drop_zero_variance=false",), 2),
+        (("objective.allocation=per_turn",), 2),  # not known of a ready group; none was found that does not, so far
+    ],
+)
+def test_ready_groups_count_as_far_as_they_teach(
+    buffer: Views, run_id: str, shutdown: Shutdown, settings: tuple[str, ...], num_opened: int
+) -> None:
+    """Six groups are played while a step is made, and every second one has equal returns."""
+    supply = Supply(buffer.learner, config("replay.target_lag=2", *settings), first_group_id=0)
+    supply.admit(1, [], published_version=0)
+    work(buffer.actor, run_id, returns=lambda group_id: (0.0, float(group_id % 2 or group_id < 2)))
+    assert supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown) is not None
+    ledger = buffer.learner.ledger()
+    assert (ledger.ready, ledger.ready_equal) == (4, 2)
+    supply.admit(2, [], published_version=1)
+    assert buffer.learner.ledger().opened - 6 == num_opened
+    assert buffer.audit() == []
+
+
+def test_groups_that_are_not_urgent_prefer_the_newest_weights(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
+    """The first groups may be played by any version that the lag allows; a step that has its groups is in no hurry."""
+    supply = Supply(buffer.learner, config("replay.target_lag=2", "learner.steps=9"), first_group_id=0)
+    supply.admit(1, [], published_version=3)
+    first = work(buffer.actor, run_id, returns=differ)
+    assert {(lease.ticket.min_policy_version, lease.ticket.preferred_policy_version) for lease in first} == {(1, 1)}
+    supply.next_batch(1, policy_version=4, published_version=4, shutdown=shutdown)
+    supply.admit(2, [], published_version=5)  # the groups of this step are ready
+    then = work(buffer.actor, run_id, returns=differ)
+    assert {(lease.ticket.min_policy_version, lease.ticket.preferred_policy_version) for lease in then} == {(3, 5)}
 
 
 def test_gigpo_keeps_groups_of_equal_returns_in_which_one_came_sooner(
@@ -341,8 +377,8 @@ def test_a_batch_counts_what_was_dropped_on_its_way(buffer: Views, run_id: str, 
     assert batch is not None
     assert [group.ticket.group_id for group in batch.groups] == [2, 3]
     assert batch.num_dropped == {"zero_variance": 2} and batch.dropped_returns == [0.0] * 4
-    # When the first two were dropped, half were expected to teach: eight under way for four that must teach.
-    assert [lease.ticket.group_id for lease in work(buffer.actor, run_id, returns=differ)] == [4, 5, 6, 7, 8, 9]
+    # Two more must teach, and two of three are expected to: two as if before the first, and two of four.
+    assert [lease.ticket.group_id for lease in work(buffer.actor, run_id, returns=differ)] == [4, 5, 6]
 
 
 def test_the_last_steps_leave_no_group_over(buffer: Views, run_id: str, shutdown: Shutdown) -> None:

@@ -22,6 +22,7 @@ class ModelGroup:
     stored: dict[int, tuple[int, int]] = field(default_factory=dict)  # member -> (attempt, fence)
     partials: dict[int, tuple[int, int]] = field(default_factory=dict)
     died: dict[int, int] = field(default_factory=dict)  # member -> the attempt during which an engine died
+    returns: list[float] = field(default_factory=list)  # of the stored members
     newest: int = -1  # policy version
     finished: int = 0
     uses: list[int] = field(default_factory=list)  # steps
@@ -31,6 +32,10 @@ class ModelGroup:
     judge_fence: int = 0  # of the judge's lease
     num_judgings: int = 0  # in vain
     verdict_fence: int = 0
+
+    @property
+    def is_equal(self) -> bool:
+        return not (self.is_judged or self.missing()) and len(set(self.returns)) == 1
 
     def missing(self) -> dict[int, int]:
         return {member: self.attempts[member] for member in range(self.num_members) if member not in self.stored}
@@ -71,6 +76,7 @@ class Model:
             partials_held=sum(len(group.partials) for group in groups),
             held_trajectories=sum(len(group.stored) for group in groups),
             ready_uses=sum(len(group.uses) for group in groups if group.state == "ready"),
+            ready_equal=sum(group.is_equal for group in groups if group.state == "ready"),
             failed=dict(self.failed),
             last_group_id=self.counts["opened"] - 1,
             # Each is as `tests.replay.records.attempts.attempt_at` makes it: four tokens, one turn, a tenth of a
@@ -132,6 +138,7 @@ class Model:
             return self._counted("fenced_inserts", InsertResult.FENCED)
         group.stored[member] = (attempt, fence)
         self.earned += reward
+        group.returns.append(reward)
         self.work["produced"] += 1
         group.newest = max(group.newest, policy_version)
         partial = group.partials.pop(member, None)
@@ -273,7 +280,15 @@ class Model:
         return range(first, first + num_groups)
 
     def claim(
-        self, step: int, num_groups: int, *, policy_version: int, max_lag: int, order: ClaimOrder, seed: int
+        self,
+        step: int,
+        num_groups: int,
+        *,
+        policy_version: int,
+        max_lag: int,
+        order: ClaimOrder,
+        seed: int,
+        beside_equal: bool,
     ) -> list[int]:
         """The groups that the learner gets, in order."""
         self.last_step_made = step - 1
@@ -282,16 +297,19 @@ class Model:
                 self._give_up(group_id, "too_old")
         ready = self._ready_in(order, seed, step)
         usable = [i for i in ready if self.groups[i].uses[-1:] != [step] and len(self.groups[i].uses) < self.max_uses]
-        if len(usable) < num_groups:
-            return []
-        for group_id in usable[:num_groups]:
+        chosen, beside = list[int](), list[int]()
+        for group_id in usable:
+            if len(chosen) < num_groups:
+                (beside if beside_equal and self.groups[group_id].is_equal else chosen).append(group_id)
+        claimed = (chosen if len(chosen) == num_groups else []) + beside
+        for group_id in claimed:
             group = self.groups[group_id]
             group.uses.append(step)
             group.state = "claimed" if len(group.uses) == self.max_uses else "ready"
-        poisoned = [group_id for group_id in usable[:num_groups] if self.groups[group_id].poisoned]
+        poisoned = [group_id for group_id in claimed if self.groups[group_id].poisoned]
         for group_id in poisoned:
             self.quarantine(group_id, last_step_made=step - 1)
-        return [group_id for group_id in usable[:num_groups] if group_id not in poisoned]
+        return [group_id for group_id in claimed if group_id not in poisoned]
 
     def _ready_in(self, order: ClaimOrder, seed: int, step: int) -> list[int]:
         ready = sorted(self.in_state("ready"), key=lambda group_id: self.groups[group_id].finished)

@@ -179,6 +179,7 @@ class Books(RuleBasedStateMachine):
         max_lag=st.sampled_from([6, 3, 6, 0, 6]),
         order=st.sampled_from(ClaimOrder),
         seed=st.integers(0, 3),
+        beside_equal=st.booleans(),
         poison=st.sampled_from([False, False, False, True]),
         lost=st.booleans(),
     )
@@ -190,6 +191,7 @@ class Books(RuleBasedStateMachine):
         max_lag: int,
         order: ClaimOrder,
         seed: int,
+        beside_equal: bool,
         poison: bool,
         lost: bool,
     ) -> None:
@@ -197,7 +199,13 @@ class Books(RuleBasedStateMachine):
             self.poison(self.model.in_state("ready")[-1:])
         self.step = max(self.step + new_step, self.settled_step + 1)
         expected = self.model.claim(
-            self.step, num_groups, policy_version=policy_version, max_lag=max_lag, order=order, seed=seed
+            self.step,
+            num_groups,
+            policy_version=policy_version,
+            max_lag=max_lag,
+            order=order,
+            seed=seed,
+            beside_equal=beside_equal,
         )
         claimed = self.losing(
             lost,
@@ -209,6 +217,7 @@ class Books(RuleBasedStateMachine):
                 order=order,
                 seed=seed,
                 max_uses=self.model.max_uses,
+                beside_equal=beside_equal,
             ),
         )
         assert [group.ticket.group_id for group in claimed] == expected
@@ -224,7 +233,9 @@ class Books(RuleBasedStateMachine):
     def train(self, orders: list[ClaimOrder], settled: bool) -> None:
         """Some steps on end, so that groups come again."""
         for order in orders:
-            self.claim(True, 1, policy_version=6, max_lag=6, order=order, seed=0, poison=False, lost=False)
+            self.claim(
+                True, 1, policy_version=6, max_lag=6, order=order, seed=0, beside_equal=False, poison=False, lost=False
+            )
         if settled:
             self.settle(1, lost=False)
 
@@ -426,7 +437,15 @@ class Books(RuleBasedStateMachine):
                 self.lease("c", lost=False)
             case "claim":
                 self.claim(
-                    False, 1, policy_version=0, max_lag=6, order=ClaimOrder.OLDEST, seed=0, poison=False, lost=False
+                    False,
+                    1,
+                    policy_version=0,
+                    max_lag=6,
+                    order=ClaimOrder.OLDEST,
+                    seed=0,
+                    beside_equal=False,
+                    poison=False,
+                    lost=False,
                 )
             case _:
                 mine = [lease for owner, lease in self.leases if owner == noticed_by]

@@ -128,9 +128,10 @@ def test_with_a_lag_of_one_the_slower_side_sets_the_pace() -> None:
     assert found.learner_busy == pytest.approx(0.5, rel=0.02) and found.slots_used == pytest.approx(1.0, abs=0.05)
     assert limit_of(PLAN, found) == "actors; add some"
     found = outcome(with_episodes([PlayedTurn(num_tokens=9, env_s=0.0)]), target_lag=1, num_actors=4)
-    assert found.steps_per_hour == pytest.approx(3600, rel=0.02) and found.learner_busy == pytest.approx(1.0, abs=0.02)
-    # Opened when version k begins its step, played with k - 1, as k is served 0.5 s later; claimed for step k + 1.
-    assert found.lag == 2
+    assert found.steps_per_hour == pytest.approx(3600, rel=0.04) and found.learner_busy == pytest.approx(1.0, abs=0.04)
+    # Opened when version k begins its step, played with k - 1, as k is served 0.5 s later; claimed for step k + 1. In
+    # one of nine steps the actors try what waiting for k would cost: the learner waits.
+    assert found.lag == pytest.approx(2, abs=0.2)
     assert limit_of(PLAN, found) == "the learner; use more learner.ranks, or fewer actors"
 
 
