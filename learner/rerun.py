@@ -186,6 +186,7 @@ class _Lead:
             resume_step=step,
             place=place_of,
             describe=describe,
+            check=learner.checkpoints.fence.check,
         )
 
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:

@@ -3,21 +3,23 @@
 Only one process may write: two writers in one TensorBoard directory lose points.
 """
 
+import itertools
 import json
 import logging
 import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.events import Events
-from slipstream.common.process.run_dir import write_whole
 
 MAX_DIGITS = 18  # of a whole number: 10**18 < 2**63
+BLOCK_BYTES = 1 << 16  # of a file that is read from its end
+NUM_NEWEST = 200  # records; a live view shows no older ones, so it costs the same at any length of the run
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -67,8 +69,11 @@ class MetricsWriter:
         resume_step: int | None = None,
         place: Callable[[str], Place | None] = shown_as_named,
         describe: Callable[[str], str] = lambda tag: "",
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """With `resume_step`, records of later steps are removed from both: those steps are made again.
+
+        `check` raises FencedOut if another process writes these files now; it is called before each record.
 
         `place` is where TensorBoard shows a metric, None for nowhere. Its tab "Scalars" shows beside a chart what
         `describe` says of its tag.
@@ -79,6 +84,7 @@ class MetricsWriter:
             _cut_after(jsonl, resume_step)
         self._place = place
         self._describe = describe
+        self._check = check
         self._tensorboard = tensorboard
         self._resume_step = resume_step
         self._jsonl = jsonl.open("a", buffering=1)
@@ -86,6 +92,7 @@ class MetricsWriter:
 
     def write(self, step: int, metrics: Metrics) -> dict[str, float]:
         """Write every mean, histogram and text at `step` and return the means."""
+        self._check()
         means = metrics.means()
         self._jsonl.write(json.dumps({"step": step, "time": time.time(), **_finite(means)}) + "\n")
         scalars, histograms = self._placed(means), self._placed(metrics.histograms)
@@ -114,46 +121,99 @@ class MetricsWriter:
 
 
 class MetricsFile:
-    """A metrics file that is being written, for a process that looks at it again and again."""
+    """The newest records of a metrics file that is being written, for a process that looks at it again and again."""
 
     def __init__(self, jsonl: Path) -> None:
         self._jsonl = jsonl
-        self._file: tuple[int, int] | None = None  # device and inode: a resumed learner replaces the file
-        self._read_bytes = 0
+        self._seen: os.stat_result | None = None
         self._records: list[dict[str, float]] = []
 
     def records(self) -> Sequence[dict[str, float]]:
-        """The records, without the last line if it is incomplete: it is being written. Only what is new is parsed.
-
-        Damaged lines are skipped, and their number is logged. Raises OSError.
-        """
-        try:
-            with self._jsonl.open("rb") as file:
-                about = os.fstat(file.fileno())
-                if (about.st_dev, about.st_ino) != self._file or about.st_size < self._read_bytes:
-                    self._file, self._read_bytes, self._records = (about.st_dev, about.st_ino), 0, []
-                file.seek(self._read_bytes)
-                lines = file.read().splitlines(keepends=True)
-        except FileNotFoundError:
-            self._file, self._records = None, []
-            return self._records
-        lines = [line for line in lines if line.endswith(b"\n")]
-        whole = [record for record in map(_record, lines) if record is not None]
-        if len(whole) < len(lines):
-            log.warning("%s: %d of %d lines are damaged and skipped", self._jsonl, len(lines) - len(whole), len(lines))
-        self._records += whole
-        self._read_bytes += sum(map(len, lines))
+        """At most NUM_NEWEST records, the newest last. The file is only read if it has changed. Raises OSError."""
+        seen = self._jsonl.stat() if self._jsonl.exists() else None
+        if seen is None or self._seen is None or (seen.st_ino, seen.st_size) != (self._seen.st_ino, self._seen.st_size):
+            self._records, self._seen = newest_metrics(self._jsonl), seen
         return self._records
 
 
-def read_metrics(jsonl: Path) -> list[dict[str, float]]:
-    """The records of a metrics file, as `MetricsFile` reads them once."""
-    return list(MetricsFile(jsonl).records())
+class Written(NamedTuple):
+    """A record of a metrics file, and where its line ends."""
+
+    record: dict[str, float]
+    end: int  # in bytes
+
+
+def read_metrics(jsonl: Path) -> Iterator[dict[str, float]]:
+    """The records of a metrics file from the first on, one at a time; none if there is no file.
+
+    Without the last line if it is incomplete: it is being written. Damaged lines are skipped, and their number is
+    logged. Raises OSError.
+    """
+    return (written.record for written in read_from(jsonl, 0))
+
+
+def read_from(jsonl: Path, start: int) -> Iterator[Written]:
+    """Like `read_metrics`, from the byte `start` on, where a line begins."""
+    num_damaged = 0
+    if jsonl.exists():
+        with jsonl.open("rb") as file:
+            file.seek(start)
+            for line in file:
+                start += len(line)
+                if (record := _record(line)) is not None:
+                    yield Written(record, start)
+                else:
+                    num_damaged += line.endswith(b"\n")
+    if num_damaged:
+        log.warning("%s: %d lines are damaged and skipped", jsonl, num_damaged)
+
+
+def metrics_of_steps(jsonl: Path, first: int, last: int) -> dict[int, dict[str, float]]:
+    """The records of the optimizer steps `first` to `last`, by step. They are found by bisection. Raises OSError."""
+    start, stop = 0, jsonl.stat().st_size if jsonl.exists() else 0
+    while stop - start > BLOCK_BYTES:
+        middle = (start + stop) // 2
+        with jsonl.open("rb") as file:
+            file.seek(middle)
+            line = middle + len(file.readline())  # where the next one begins
+        found = next((each for each in read_from(jsonl, line) if "trained/reward" in each.record), None)
+        if found and found.record["step"] < first:
+            start = found.end
+        else:
+            stop = middle
+    steps = (each.record for each in read_from(jsonl, start) if "trained/reward" in each.record)
+    wanted = itertools.takewhile(lambda step: step["step"] <= last, steps)
+    return {int(step["step"]): step for step in wanted if step["step"] >= first}
+
+
+def newest_metrics(jsonl: Path, count: int = NUM_NEWEST) -> list[dict[str, float]]:
+    """The newest `count` records, the newest last; the rest of the file is not read. Raises OSError."""
+    return [written.record for written in itertools.islice(newest_first(jsonl), count)][::-1]
+
+
+def newest_first(jsonl: Path) -> Iterator[Written]:
+    """The records of a metrics file from the last one back: as much is read as is asked for. Raises OSError."""
+    if not jsonl.exists():
+        return
+    with jsonl.open("rb") as file:
+        start, begun = file.seek(0, os.SEEK_END), b""  # `begun` is a part of a line whose beginning is not read yet
+        while start:
+            size = min(BLOCK_BYTES, start)
+            start -= size
+            file.seek(start)
+            lines = (file.read(size) + begun).splitlines(keepends=True)
+            begun = lines.pop(0) if start else b""
+            end = start + len(begun) + sum(map(len, lines))
+            for line in reversed(lines):
+                if (record := _record(line)) is not None:
+                    yield Written(record, end)
+                end -= len(line)
 
 
 def _record(line: bytes) -> dict[str, float] | None:
+    """The record of a whole line; None if the line is damaged, or is still being written."""
     try:
-        record = json.loads(line, parse_int=_whole)
+        record = json.loads(line, parse_int=_whole) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
@@ -165,11 +225,27 @@ def _whole(text: str) -> int | float:
 
 
 def _cut_after(jsonl: Path, step: int) -> None:
+    """Remove the records of later steps, and an incomplete last line. Only the end of the file is read.
+
+    Records are in the order of their steps, except that an evaluation is recorded when it is finished.
+    """
+    kept, end = list[dict[str, float]](), 0
     try:
-        records = read_metrics(jsonl)
+        if not jsonl.exists():
+            return
+        for written in newest_first(jsonl):
+            if written.record["step"] <= step:
+                if "eval/success_sampled" not in written.record:
+                    end = written.end
+                    break
+                kept.append(written.record)
+        rest = "".join(json.dumps(record) + "\n" for record in reversed(kept)).encode()
+        with jsonl.open("r+b") as file:
+            file.seek(end)
+            file.write(rest)
+            file.truncate()
     except OSError as error:
         raise ConfigError(f"{jsonl} cannot be read: {error}; move it away, or restore it from a backup") from error
-    write_whole(jsonl, "".join(json.dumps(record) + "\n" for record in records if record["step"] <= step))
 
 
 def _finite(means: dict[str, float]) -> dict[str, float | None]:

@@ -27,6 +27,11 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def state(self) -> Path:
+        """Whether a process trains the run, or how it ended: see `slipstream.common.process.standing`."""
+        return self.path / "state"
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 

@@ -16,6 +16,7 @@ EXIT_PREEMPTED = 75  # asked to leave, and left in order: a supervisor may start
 LEAVE_S = 10.0  # after the drain: enough to hand in partials, release leases and close, even if every call is slow
 # SIGUSR1 is what Slurm's `--signal=USR1@60` sends to a job that is about to be taken down.
 _EXIT_CODES = {int(signal.SIGTERM): EXIT_PREEMPTED, int(signal.SIGUSR1): EXIT_PREEMPTED, int(signal.SIGINT): 130}
+STOPPED_CODES = frozenset(_EXIT_CODES.values())
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 

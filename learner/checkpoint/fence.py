@@ -50,11 +50,22 @@ class Fence:
     def held(self) -> Iterator[None]:
         """No other process takes over meanwhile. Raises FencedOut where another process has done so."""
         with self._locked() as descriptor:
-            if _owner(descriptor) != self._token:
-                raise FencedOut(
-                    f"another learner has taken over {self._file.parent}: this one writes nothing there from now on"
-                )
+            self._check(_owner(descriptor))
             yield
+
+    def check(self) -> None:
+        """Raise FencedOut where another process has taken over; it may do so at any time after this look."""
+        descriptor = os.open(self._file, os.O_RDONLY)
+        try:
+            self._check(_owner(descriptor))
+        finally:
+            os.close(descriptor)
+
+    def _check(self, owner: str) -> None:
+        if owner != self._token:
+            raise FencedOut(
+                f"another learner has taken over {self._file.parent}: this one writes nothing there from now on"
+            )
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:

@@ -37,6 +37,7 @@ from slipstream.learner.batch.pack import Packed, TokenSequence, count_loss_toke
 from slipstream.learner.checkpoint import checkpoint
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
+from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.credit.measure import of_each_token
 from slipstream.learner.fit.fit_identity import check_identity, identity_of
 from slipstream.learner.fit.fit_options import FitOptions
@@ -121,7 +122,7 @@ def fit(
             newest, model=fitted.model, optimizer=fitted.optimizer, schedule=fitted.schedule
         )
         log.info("resumed from %s", newest.name)
-    writer = _writer(run_dir, fitted.progress) if ranks.rank == 0 else None
+    writer = _writer(run_dir, fitted.progress, checkpoints.fence) if ranks.rank == 0 else None
     try:
         finished = _train(
             fitted,
@@ -172,8 +173,10 @@ def _material(fitted: Fit, examples: Sequence[Example]) -> Material:
     return Material(examples=examples, reference=_differences(fitted, bare))
 
 
-def _writer(run_dir: RunDir, progress: Progress) -> MetricsWriter:
-    return MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=progress.step)
+def _writer(run_dir: RunDir, progress: Progress, fence: Fence) -> MetricsWriter:
+    return MetricsWriter(
+        jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=progress.step, check=fence.check
+    )
 
 
 def _train(

@@ -122,6 +122,7 @@ def join_run(
         )
     )
     fleet.set_run_state(RunState.STARTING)
+    fleet.report_step({})
     return Connections(
         clients=clients,
         shards=shards,

@@ -12,7 +12,7 @@ import msgspec
 from slipstream.common.config.config import Config
 from slipstream.common.process.events import Events
 from slipstream.common.process.headline import headline, wilson
-from slipstream.common.process.metrics import Metrics, MetricsWriter, read_metrics
+from slipstream.common.process.metrics import Metrics, MetricsWriter, newest_metrics
 from slipstream.common.process.run_dir import RunDir, sync_path, write_json
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
@@ -111,6 +111,7 @@ class RunRecord:
                 resume_step=step,
                 place=place_of,
                 describe=describe,
+                check=fence.check,
             )
         settings = Events(run_dir.tensorboard)
         settings.write_settings(settings_of(config), COMPARED)
@@ -157,7 +158,9 @@ class RunRecord:
         trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
         metrics.texts = episode_texts(trajectories, self._decode, step=before.step + 1)
         means = self._writer.write(before.step + 1, metrics)
-        self._newest = (*self._newest, {"step": before.step + 1, "time": time.time()} | means)[-NUM_STEPS:]
+        record = {"step": before.step + 1, "time": time.time()} | means
+        self._connections.fleet.report_step(record)
+        self._newest = (*self._newest, record)[-NUM_STEPS:]
         if self.tally.first_reward_s is None:
             self.tally.first_reward_s = time.time() - self._started_at_s
         log.info(
@@ -196,7 +199,7 @@ class RunRecord:
         tally, wall_s = self.tally, time.time() - self._started_at_s
         ledger, census = self._connections.shards.ledger(), self._connections.fleet.census()
         actors = [member for member in census.everyone if member.role == "actor"]
-        newest = headline(read_metrics(self._run_dir.metrics))
+        newest = headline(newest_metrics(self._run_dir.metrics))
         summary = {
             "eval": msgspec.to_builtins(tally.evaluations),
             "eval_during": msgspec.to_builtins(tally.evaluations_during),

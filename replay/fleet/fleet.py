@@ -7,13 +7,14 @@ expire.
 import enum
 import hashlib
 import logging
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 import redis
 import yaml
 
-from slipstream.common.process.wire import WireError, decode, encode
+from slipstream.common.process.wire import MALFORMED, WireError, decode, encode
 from slipstream.common.transfer.model_folder import MAX_FILES, ModelFile
 from slipstream.replay.records import scripts
 from slipstream.replay.records.failures import MAX_REASON_CHARS
@@ -213,12 +214,25 @@ class Fleet:
 
     def forget_run(self) -> None:
         """Delete the facts and the state of a run that has ended: actors wait until its learner describes it again."""
-        self._client.delete(key(self._run_id, "facts"), key(self._run_id, "state"))
+        self._client.delete(*(key(self._run_id, what) for what in ("facts", "state", "newest")))
 
     def set_run_state(self, state: RunState) -> None:
         """Publish how far the run has come. Raises FencedOut."""
         self._state = state
         self._put("state", f"{state.value} {self._described.play_root()}" if self._described else state.value)
+
+    def report_step(self, record: Mapping[str, float]) -> None:
+        """Publish the record of the newest step, for viewers that have no directory of the run. Raises FencedOut."""
+        self._put("newest", msgspec.json.encode(record))
+
+    def newest_step(self) -> dict[str, float] | None:
+        """The record of the newest step; None before the first, or where it is damaged."""
+        written = self._notices.read(key(self._run_id, "newest"))
+        try:
+            record = msgspec.json.decode(written or b"", type=dict[str, float | None])
+        except (*MALFORMED, OverflowError):
+            return None
+        return {name: value for name, value in record.items() if value is not None} if record.get("step") else None
 
     def renew(self) -> None:
         """Publish the facts and the state again if they are missing or damaged. Raises FencedOut."""

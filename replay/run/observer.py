@@ -73,6 +73,11 @@ class Observer:
             last_words=last_line(self._log) if self._log and state in WITH_WORDS else "",
         )
 
+    def published_steps(self) -> list[dict[str, float]]:
+        """The record of the newest step, for a machine without the run's directory; empty before the first."""
+        newest = self._fleet.newest_step()
+        return [newest] if newest else []
+
     def _state(self) -> RunState | None:
         try:
             return self._fleet.run_state()

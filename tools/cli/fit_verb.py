@@ -15,6 +15,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.run_dir import RunDir, write_json, write_whole
 from slipstream.common.process.shutdown import Shutdown, die_with_parent
+from slipstream.common.process.standing import training
 from slipstream.common.rows.row_source import is_hub
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.dialogue import Tokeniser
@@ -50,6 +51,20 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
         examples, measured = _examples(config, goal, (trained, held_out), left_out, data=options.data)
         if not is_rank:
             _prepare(config, run_dir, options, goal=goal, examples=examples)
+    return training(run_dir, lambda: _fit(config, run_dir, shutdown, goal, options, (examples, measured), left_out))
+
+
+def _fit(
+    config: Config,
+    run_dir: RunDir,
+    shutdown: Shutdown,
+    goal: "Goal",
+    options: FitOptions,
+    parts: "tuple[Sequence[Example], Sequence[Example]]",
+    left_out: Counter[str],
+) -> int:
+    examples, measured = parts
+    with shutdown.nothing_to_lose():
         from slipstream.learner.fit.fit import fit  # after the quick checks, as it imports torch
         from slipstream.learner.ranks.hosts import check_hosts
         from slipstream.learner.ranks.ranks import join_ranks, leave_ranks

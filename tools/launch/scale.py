@@ -5,7 +5,7 @@ import math
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import connect_or_explain
-from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.metrics import newest_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.fleet import Fleet, MemberState
 from slipstream.tools.see.runs import check_running
@@ -46,7 +46,7 @@ def scale(config: Config, *, to: int | None, host: str) -> int:
 def _advised(config: Config) -> int:
     """The number of actors that the learner's newest record advises. Raises ConfigError if no record has one."""
     metrics = RunDir(config.run.root, config.run.name).metrics
-    advised = [record["fleet/advised_actors"] for record in read_metrics(metrics) if "fleet/advised_actors" in record]
+    advised = [record["fleet/advised_actors"] for record in newest_metrics(metrics) if "fleet/advised_actors" in record]
     if not advised:
         raise ConfigError(f"{metrics} has no advised number of actors yet; wait for the first step, or give --to N")
     return round(advised[-1])

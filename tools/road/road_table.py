@@ -91,7 +91,7 @@ def add_outcome(done: Done, stage: Stage) -> None:
         done.tokens_trained = cost["tokens_trained"]
         done.tokens_played = done.tokens_trained + sum(cost["wasted_tokens"].values())
     else:
-        records = read_metrics(stage.run_dir.metrics)
+        records = list(read_metrics(stage.run_dir.metrics))
         done.tokens_trained = round(sum(record.get("fit/tokens", 0.0) for record in records))
         for name in ("loss", "accuracy"):
             if values := [record[key] for record in records if (key := f"fit/held_out_{name}") in record]:

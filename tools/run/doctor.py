@@ -13,8 +13,9 @@ import psutil
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import RedisUnreachable, connect_or_explain, connect_shards
-from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.metrics import newest_metrics
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.standing import Standing, standing
 from slipstream.envhub.rewards.part import reward_parts
 from slipstream.replay.run.diagnosis import Diagnosis, diagnose
 from slipstream.replay.run.observer import Observer
@@ -23,7 +24,7 @@ from slipstream.replay.server.redis_version import warning_of
 from slipstream.tools.run.check_input import check_room
 from slipstream.tools.see.answers import recorded_diagnosis
 from slipstream.tools.see.run_files import read_run
-from slipstream.tools.see.runs import Standing, has_ended, standing
+from slipstream.tools.see.runs import has_ended
 from slipstream.tools.terminal.table import print_table
 
 MIN_MEMORY_BYTES = 6 << 30
@@ -117,10 +118,13 @@ def _run(config: Config) -> str:
     run_dir, name = RunDir(config.run.root, config.run.name), config.run.name
     if not run_dir.config.is_file():
         return f"{run_dir.path} does not exist; `slipstream up run.name={name}` starts a run of that name"
-    match standing(config):
-        case Standing.RUNNING:
-            found = _observed(config, run_dir)
-            return f"FAULT: {found}" if found.is_fault else str(found)
+    state = standing(run_dir)
+    if state.is_live and config.redis.url:
+        found = _observed(config, run_dir)
+        return f"FAULT: {found}" if found.is_fault else str(found)
+    match state:
+        case Standing.STARTING | Standing.RUNNING:
+            return "it runs, without a Redis server"
         case Standing.FINISHED:
             return f"finished; evaluate it with `slipstream eval run.name={name}`"
     files, resume = read_run(run_dir), f"`slipstream up --resume {name}` continues it"
@@ -128,8 +132,8 @@ def _run(config: Config) -> str:
         return f"FAULT: the learner ended with an error: {files.error}; mend that, then {resume}"
     found_in_files = recorded_diagnosis(files)
     if found_in_files is None:
-        return f"stopped before its first step; {resume}"
-    return f"{'FAULT: ' if found_in_files.is_fault else ''}stopped; {found_in_files}; {resume}"
+        return f"{state.value} before its first step; {resume}"
+    return f"{'FAULT: ' if found_in_files.is_fault else ''}{state.value}; {found_in_files}; {resume}"
 
 
 def _observed(config: Config, run_dir: RunDir) -> Diagnosis:
@@ -142,7 +146,7 @@ def _observed(config: Config, run_dir: RunDir) -> Diagnosis:
         num_steps=config.learner.steps,
         log=run_dir.log("learner"),
     )
-    records = read_metrics(run_dir.metrics)
+    records = newest_metrics(run_dir.metrics)
     return diagnose(observer.facts([record for record in records if "trained/reward" in record]))
 
 

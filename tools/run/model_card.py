@@ -12,7 +12,8 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.headline import headline, wilson
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
-from slipstream.tools.see.run_files import Record, RunFiles, read_run
+from slipstream.tools.see.course import Record
+from slipstream.tools.see.run_files import RunFiles, read_run
 
 SNAPSHOT = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/([0-9a-f]+)")
 # Nothing about hosts, folders, servers and keys is published.
@@ -32,7 +33,7 @@ def card_of(run_dir: RunDir) -> str:
     fit = run_dir.fit  # of `slipstream sft`, `dpo` and `reward`
     sections: Sequence[str]
     if fit.exists():
-        rows, sections = _fit_rows(fit, read_metrics(run_dir.metrics)), FIT_SECTIONS
+        rows, sections = _fit_rows(fit, list(read_metrics(run_dir.metrics))), FIT_SECTIONS
     else:
         rows, sections = _rl_rows(read_run(run_dir), config), SECTIONS
     hub_id, base = base_model(config)

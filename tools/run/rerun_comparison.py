@@ -11,6 +11,7 @@ from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.printable import printable_block
 from slipstream.common.process.run_dir import RunDir, write_whole
 from slipstream.common.process.shutdown import Shutdown, die_with_parent
+from slipstream.common.process.standing import training
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.replay.run.archive import Archive, ArchiveError
 from slipstream.tools.run.check_input import check_model_folder
@@ -42,6 +43,14 @@ def rerun(config: Config) -> int:
             become_torchrun("learner", config, run_dir)  # host 0 prepares the run
         else:
             _prepare(config, run_dir, archive, original, original_config)
+    return training(run_dir, lambda: _repeat(config, run_dir, shutdown))
+
+
+def _repeat(config: Config, run_dir: RunDir, shutdown: Shutdown) -> int:
+    original = RunDir(config.run.root, config.run.rerun_of)
+    original_config = _config_of(original)
+    archive = Archive(original.trajectories, original_config.run.name)
+    with shutdown.nothing_to_lose():
         from slipstream.learner.ranks.hosts import check_hosts
         from slipstream.learner.ranks.ranks import (
             join_ranks,

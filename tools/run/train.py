@@ -13,6 +13,7 @@ from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.printable import printable_block
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown, die_with_parent
+from slipstream.common.process.standing import training
 from slipstream.tools.run.check_input import check_input
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.run.devices import VARIABLE
@@ -38,6 +39,11 @@ def train(config: Config) -> int:
             become_torchrun("learner", config, run_dir)  # host 0 prepares the run
         else:
             _prepare(config, run_dir)
+    return training(run_dir, lambda: _learn(config, run_dir, shutdown))
+
+
+def _learn(config: Config, run_dir: RunDir, shutdown: Shutdown) -> int:
+    with shutdown.nothing_to_lose():
         from slipstream.learner.learn import learn  # after the quick checks, as it imports torch
         from slipstream.learner.ranks.hosts import check_hosts
         from slipstream.learner.ranks.ranks import join_ranks, leave_ranks

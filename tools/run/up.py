@@ -18,9 +18,10 @@ from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import PASSWORD_VARIABLE, check_servers, connect_or_explain, connect_shards
 from slipstream.common.process.headline import headline
-from slipstream.common.process.metrics import MetricsFile, read_metrics
+from slipstream.common.process.metrics import MetricsFile, newest_metrics
 from slipstream.common.process.run_dir import RunDir, write_whole
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
+from slipstream.common.process.standing import training
 from slipstream.envhub.rewards.part import actors_judge, judged_envs, reward_parts
 from slipstream.learner.lead.overview import pinned_link
 from slipstream.replay.fleet.fleet import Fleet
@@ -64,7 +65,8 @@ def up(config: Config, *, resume: bool, dry_run: bool) -> int:
             # Actors may join before the learner: they must neither leave at once, nor take its former settings or code.
             Fleet(connect_or_explain(config.redis.url), config.run.name).forget_run()
         write_whole(run_dir.config, dump_config(config))
-        return _supervise(config, run_dir, _children(config, run_dir, environment), server, shutdown)
+        children = _children(config, run_dir, environment)
+        return training(run_dir, lambda: _supervise(config, run_dir, children, server, shutdown))
 
 
 def _print_plan(config: Config) -> int:
@@ -205,7 +207,7 @@ def _supervise(
         failed = _watch(console, config, run_dir, children, server, shutdown)
         if failed:
             print_failure("up", failed)
-            if failed.exit_code != EXIT_BAD_INPUT and not read_metrics(run_dir.metrics):
+            if failed.exit_code != EXIT_BAD_INPUT and not newest_metrics(run_dir.metrics, 1):
                 print_missing(config)
     finally:
         # Actors first: without a learner they would wait. TensorBoard last: it shows how the run ends.
@@ -242,7 +244,7 @@ def next_commands(config: Config, run_dir: RunDir, *, is_finished: bool) -> dict
         rows["evaluate"] = f"slipstream eval run.name={name}{root}"
         rows["exported model"] = str(run_dir.trained_model)
         return rows | {"continue": f"{resume} learner.steps=MORE"}
-    steps = [record["step"] for record in read_metrics(run_dir.metrics) if "trained/reward" in record]
+    steps = [record["step"] for record in newest_metrics(run_dir.metrics) if "trained/reward" in record]
     if steps:
         rows["evaluate, export the model"] = f"{resume} learner.steps={steps[-1]}"
     return rows | {"continue": resume}
@@ -296,7 +298,8 @@ class LineReporter:
         self._clock = clock
         self._metrics = MetricsFile(run_dir.metrics)
         self._observer = observer
-        self._num_printed = 0
+        records = self._metrics.records()  # of steps that were made before this start; they are not printed
+        self._printed_s = records[-1]["time"] if records else 0.0
         self._looked_at = -math.inf  # when the run was last diagnosed, by the clock
         self._faults = FaultLog()
         self._reported_at = clock()  # how far the start of the run is
@@ -317,9 +320,10 @@ class LineReporter:
                 self._console.print(cell(f"{found.cause}: {found.evidence}"), soft_wrap=True)
 
     def _report_steps(self, records: Sequence[dict[str, Any]]) -> None:
-        while self._num_printed < len(records):
-            self._num_printed += 1  # before printing, so that a record which cannot be printed is tried only once
-            self._console.print(progress_line(records[: self._num_printed]), highlight=False, soft_wrap=True)
+        for place, record in enumerate(records, start=1):
+            if record["time"] > self._printed_s:
+                self._printed_s = record["time"]  # before printing: a record which cannot be printed is tried once
+                self._console.print(progress_line(records[:place]), highlight=False, soft_wrap=True)
 
 
 def progress_line(records: Sequence[dict[str, Any]]) -> str:

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from slipstream.common.process.headline import headline, interval
+from slipstream.common.process.standing import Standing
 from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.records.ledger import ledger_of
-from slipstream.replay.run.diagnosis import Diagnosis, Facts, diagnose_records, was_refused
-from slipstream.tools.see.run_files import Record, RunFiles
+from slipstream.replay.run.diagnosis import Diagnosis, Facts, diagnose_records
+from slipstream.tools.see.course import NUM_EXACT, Record
+from slipstream.tools.see.run_files import RunFiles
 
 NEWEST = 10  # steps, over which the present state is judged; of a long run, which side waits in its last quarter
 LATEST_S = 4e9  # Unix time; a later one is damage
@@ -24,15 +26,15 @@ def newest(steps: Sequence[Record], name: str) -> float | None:
 
 def _state(run: RunFiles) -> str:
     if not run.steps:
-        return "no step was made"
+        return f"{run.state.value}; no step of RL was made"
     last, wanted = run.steps[-1], f" of {run.config.learner.steps}" if run.config else ""
-    ended = f", finished in {run.summary.wall_s:.0f} s" if run.summary else ", not finished"
+    lasted = f" in {run.summary.wall_s:.0f} s" if run.summary and run.state is Standing.FINISHED else ""
     at = (
         f", the last at {time.strftime('%Y-%m-%d %H:%M', time.localtime(last['time']))}"
         if 0 < last.get("time", 0) < LATEST_S
         else ""
     )
-    return f"{last['step']:.0f}{wanted} steps{ended}{at}"
+    return f"{last['step']:.0f}{wanted} steps, {run.state.value}{lasted}{at}"
 
 
 def _learning(run: RunFiles) -> str:
@@ -86,7 +88,7 @@ def _waiting(run: RunFiles) -> str:
 
 def recorded_diagnosis(run: RunFiles) -> Diagnosis | None:
     """The state of a run by its newest recorded steps, whether or not its processes are alive; None without a step."""
-    steps = recent([record for record in run.steps if "perf/learner_busy" in record])
+    steps = recent([record for record in run.steps if "perf/learner_busy" in record])[-NUM_EXACT:]
     if not steps:
         return None
     facts = Facts(
@@ -123,7 +125,7 @@ def _cost(run: RunFiles) -> str:
 def _failing(run: RunFiles) -> str:
     found = [f"the learner ended with an error: {run.error}"] if run.error else []
     found += [f"{count} {kind} in the log" for kind, count in run.complaints.items()]
-    if skipped := sum(map(was_refused, run.steps)):
+    if skipped := run.num_refused:
         found.append(f"{skipped} steps were skipped")
     if ledger := run.ledger:
         found += [f"{count} attempts failed: {outcome}" for outcome, count in ledger.failed.items()]

@@ -7,7 +7,8 @@ from html import escape
 
 from slipstream.common.process.headline import wilson
 from slipstream.common.process.printable import printable
-from slipstream.tools.see.run_files import Record, RunFiles
+from slipstream.tools.see.course import NUM_STEPS, Record
+from slipstream.tools.see.run_files import RunFiles
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 500, 240, 50, 10, 10, 56
 COLOURS = ("#1b6ca8", "#c0392b", "#d68910", "#1e8449", "#7d3c98", "#566573", "#17a2a2", "#b03a78", "#8d6e2f", "#9aa5b1")
@@ -141,7 +142,11 @@ def _held_out(run: RunFiles, metric: str) -> list[Point]:
 def _means(steps: Sequence[Record], metric: str) -> list[Point]:
     """The means of `metric` over bins of steps; of a metric of finished episodes, weighted by their number."""
     is_counted = metric.startswith("produced/")
-    weighed = [(record, _num_episodes(record) if is_counted else 1.0) for record in steps if metric in record]
+    weighed = [
+        (record, _num_episodes(record) if is_counted else record.get(NUM_STEPS, 1))
+        for record in steps
+        if metric in record
+    ]
     having = [(record, weight) for record, weight in weighed if weight >= 1]
     size, points = max(1, -(-len(having) // MAX_BINS)), []
     for records in (having[start : start + size] for start in range(0, len(having), size)):

@@ -5,20 +5,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.standing import Standing, standing
 from slipstream.learner.lead.tally import load_tally
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.run.archive import Archive, ArchiveError
 from slipstream.replay.run.observer import last_line
+from slipstream.tools.see.course import Record, course_of
 from slipstream.tools.see.summary import Summary, read_summary
 
 T = TypeVar("T")
-LARGEST = 1e300  # a larger number is damage; sums of such numbers stay finite
 NUM_SAMPLED_STEPS = 10  # of the archive, from which the time of episodes is measured
 MAX_GROUP_BYTES = 1 << 30
 ANY_TOKEN = 2**31
@@ -26,8 +26,6 @@ ERROR = "slipstream learner: "  # begins the last line of a learner that ends wi
 MAX_ERROR_CHARS = 600
 MAX_LOG_BYTES = 64 << 20  # of the end of each log
 _LOGGED = re.compile(rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (WARNING|ERROR|CRITICAL) ", re.MULTILINE)
-
-Record = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +45,10 @@ class RunFiles:
     name: str
     path: Path
     config: Config | None
-    steps: Sequence[Record]  # of optimizer steps, in order
+    steps: Sequence[Record]  # of optimizer steps, in order: see `Course`
     evaluations: Sequence[Record]
+    num_refused: int  # steps that the gradient or the guard skipped
+    state: Standing
     summary: Summary | None
     ledger: Ledger | None  # of the summary, else of the newest checkpoint
     episode_time: EpisodeTime | None
@@ -69,9 +69,9 @@ def read_run(run_dir: RunDir) -> RunFiles:
             return None
 
     config = attempt(lambda: _config(run_dir))
-    records = [_numbers(record) for record in attempt(lambda: read_metrics(run_dir.metrics)) or []]
-    steps = _in_order([record for record in records if "trained/reward" in record])
-    if not steps:
+    course = course_of(run_dir.metrics)
+    attempt(course.update)
+    if not course.steps:
         missing.append(f"{run_dir.metrics} has no optimizer step: the run has made none, or the file is damaged")
     summary = attempt(lambda: read_summary(run_dir))
     if summary is None and not run_dir.summary.exists():
@@ -82,8 +82,10 @@ def read_run(run_dir: RunDir) -> RunFiles:
         name=run_dir.path.name,
         path=run_dir.path,
         config=config,
-        steps=steps,
-        evaluations=_in_order([record for record in records if "eval/success_sampled" in record]),
+        steps=course.steps,
+        evaluations=sorted(course.evaluations, key=lambda record: record["step"]),
+        num_refused=course.num_refused,
+        state=standing(run_dir),
         summary=summary,
         ledger=summary.ledger if summary else tally.recorded if tally else None,
         episode_time=archived,
@@ -131,17 +133,3 @@ def _error(run_dir: RunDir) -> str:
     """The error that the learner's log ends with."""
     line = last_line(run_dir.log("learner"))
     return line.removeprefix(ERROR)[:MAX_ERROR_CHARS] if line.startswith(ERROR) else ""
-
-
-def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record, without what is damaged: null, text, and what is too large for arithmetic."""
-    return {
-        name: float(value)
-        for name, value in record.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
-    }
-
-
-def _in_order(records: Sequence[dict[str, float]]) -> list[dict[str, float]]:
-    """By step, in the order of the file where equal."""
-    return sorted((record for record in records if record.get("step", -1) >= 0), key=lambda record: record["step"])

@@ -1,24 +1,18 @@
-"""`slipstream runs`: how far each run under `run.root` has come, from its directory; no server is needed.
+"""`slipstream runs`: how far each run under `run.root` has come, from its directory; no server is needed."""
 
-A run's own Redis server ends with `slipstream up`. So a run whose server answers is running.
-"""
-
-import enum
 import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import redis
-
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import RedisUnreachable, connect
+from slipstream.common.process.connection import RedisUnreachable
 from slipstream.common.process.headline import headline
-from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.metrics import newest_metrics
 from slipstream.common.process.run_dir import RunDir
-from slipstream.replay.fleet.fleet import Fleet
+from slipstream.common.process.standing import Standing, standing
 from slipstream.replay.server.redis_server import password_of
 from slipstream.tools.see.summary import Summary, read_summary
 from slipstream.tools.terminal.table import print_rows
@@ -26,14 +20,6 @@ from slipstream.tools.terminal.table import print_rows
 CONNECT_S = 1.0
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, OSError)  # what damaged files of a run raise
 COLUMNS = ("run", "state", "step", "success", "held out", "cost", "last step")
-
-
-class Standing(enum.Enum):
-    """Whether a run is running, and if not, how it ended."""
-
-    RUNNING = "running"
-    FINISHED = "finished"
-    STOPPED = "stopped"
 
 
 def runs(config: Config) -> int:
@@ -64,16 +50,6 @@ def find_run(word: str, root: str) -> RunDir:
     return run_dir
 
 
-def standing(config: Config) -> Standing:
-    """The standing of the run of `config`, by its Redis server, or else by its files."""
-    run_dir = RunDir(config.run.root, config.run.name)
-    if _is_own(config) and _answers(config.redis.url):
-        return Standing.RUNNING
-    if not _is_own(config) and _has_members(config):
-        return Standing.RUNNING
-    return Standing.FINISHED if run_dir.summary.is_file() else Standing.STOPPED
-
-
 def has_ended(config: Config) -> bool:
     """Whether the run's own server has ended with the run."""
     return _is_own(config) and not _answers(config.redis.url)
@@ -83,8 +59,8 @@ def check_running(config: Config) -> None:
     """Raise RedisUnreachable, with the next step, if the run's own server has ended with the run."""
     if not has_ended(config):
         return
-    name = config.run.name
-    ended = "has finished" if standing(config) is Standing.FINISHED else "was stopped"
+    name, state = config.run.name, standing(RunDir(config.run.root, config.run.name))
+    ended = {Standing.FINISHED: "has finished", Standing.FAILED: "has failed"}.get(state, "was stopped")
     more = " learner.steps=MORE" if ended == "has finished" else ""
     raise RedisUnreachable(
         f"run {name!r} {ended}, and its Redis server ended with it; its archive answers `slipstream replay "
@@ -103,15 +79,16 @@ def _row(run_dir: RunDir) -> tuple[float, list[str]]:
 
 def _read_row(run_dir: RunDir) -> tuple[float, list[str]]:
     name, config = run_dir.path.name, load_config(str(run_dir.config), [])
-    records, summary = read_metrics(run_dir.metrics), read_summary(run_dir)
-    steps = [record for record in records if "trained/reward" in record]
+    records, summary = newest_metrics(run_dir.metrics), read_summary(run_dir)
+    is_fit = run_dir.fit.is_file()
+    steps = [record for record in records if is_fit or "trained/reward" in record]
     held_out = [record["eval/success_sampled"] for record in records if "eval/success_sampled" in record]
     newest, last = headline(steps), steps[-1] if steps else {}
     last_s = last.get("time", run_dir.config.stat().st_mtime)
     return last_s, [
         name,
-        standing(config).value,
-        f"{last.get('step', 0):.0f} of {config.learner.steps}",
+        standing(run_dir).value,
+        f"{last.get('step', 0):.0f}" + ("" if is_fit else f" of {config.learner.steps}"),
         f"{newest.success:.3f} ({newest.low:.2f} to {newest.high:.2f})" if newest else "",
         f"{held_out[-1]:.3f}" if held_out else "",
         _cost(summary, last),
@@ -148,14 +125,3 @@ def _answers(url: str) -> bool:
         except OSError:
             return False
     return True
-
-
-def _has_members(config: Config) -> bool:
-    """Whether processes of the run send heartbeats to a server that people run; False if it cannot be reached."""
-    if not config.redis.url:
-        return False
-    try:
-        with connect(config.redis.url, patience_s=0) as client:
-            return bool(Fleet(client, config.run.name).members())
-    except (redis.RedisError, ValueError, OSError):
-        return False

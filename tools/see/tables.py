@@ -7,7 +7,6 @@ from statistics import fmean
 from slipstream.common.config.config import Config, key_paths, value_of
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.records.ledger import STATES
-from slipstream.replay.run.diagnosis import was_refused
 from slipstream.tools.see.answers import recent
 from slipstream.tools.see.run_files import RunFiles
 from slipstream.tools.see.summary import counts, ledger_rows, summary_rows
@@ -52,7 +51,7 @@ def faults(run: RunFiles) -> dict[str, str]:
     """What went wrong and was repeated, refused or set aside; zeros too, as they are the news of a good run."""
     rows = {f"log of {kind}": str(count) for kind, count in run.complaints.items()}
     if run.steps:
-        rows["optimizer steps skipped"] = str(sum(map(was_refused, run.steps)))
+        rows["optimizer steps skipped"] = str(run.num_refused)
     if (ledger := run.ledger) is None:
         return rows
     return rows | {

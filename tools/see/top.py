@@ -10,9 +10,9 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.flag import Flag
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
+from slipstream.common.process.standing import Standing, standing
 from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
 from slipstream.tools.see.run_client import clients_of
-from slipstream.tools.see.runs import Standing, standing
 from slipstream.tools.see.summary import read_summary, summary_rows
 from slipstream.tools.see.top_options import TopOptions
 from slipstream.tools.see.view import View, show
@@ -24,7 +24,7 @@ REFRESH_S = 1.0
 def top(config: Config, *, options: TopOptions) -> int:
     """Show the run until Ctrl-C, or once. Of a finished run, show the summary; wait for one that has not started."""
     run_dir = RunDir(config.run.root, config.run.name)
-    if standing(config) is Standing.FINISHED:
+    if standing(run_dir) is Standing.FINISHED:
         return _show_finished(run_dir, as_json=options.json)
     console = Console()
     once = options.once or options.json or not console.is_terminal

@@ -64,7 +64,7 @@ class View:
 
     def _records(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The records of optimizer steps, and those of evaluations."""
-        records = self._metrics.records()
+        records = self._metrics.records() or self._observer.published_steps()
         return (
             [record for record in records if "trained/reward" in record],
             [record for record in records if "eval/success_sampled" in record],

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.common.config.config import Config
-from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.metrics import metrics_of_steps
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.wire import WireError
 from slipstream.common.records.trajectory import Trajectory
@@ -32,6 +32,8 @@ MAX_HITS = 50  # of one search
 SEARCH_S = 2.0  # then the search returns what it has found, and where it stopped
 EXCERPT_CHARS = 80  # on each side of a hit
 SHOWN_METRICS = ("trained/reward", "trained/success", "produced/success", "lag/mean")
+STEPS_A_PAGE = 50
+_METRICS = re.compile(r"metrics/(\d{1,9})")
 _PATH = re.compile(r"run|steps/(\d{1,9})(?:/groups/(\d{1,15})(?:/members/(\d{1,4}))?)?")
 
 
@@ -60,6 +62,8 @@ class ArchivePages:
         return shown
 
     def _page(self, path: str) -> dict[str, Any]:
+        if newest := _METRICS.fullmatch(path):
+            return self._metrics([step for step in self.steps if step <= int(newest[1])][-STEPS_A_PAGE:])
         found = _PATH.fullmatch(path)
         if found is None:
             raise NotRecorded(f"there is no page {path!r}")
@@ -80,16 +84,19 @@ class ArchivePages:
         return self._episode_page(held.trajectories[member], recorded)
 
     def run(self, steps: Sequence[int]) -> dict[str, Any]:
-        """The run, with the numbers of `steps`."""
-        records = {record["step"]: record for record in read_metrics(self._run_dir.metrics) if "lag/mean" in record}
+        """The run, whose archive has `steps`."""
         return {
             "name": self._run_dir.path.name,
             "env": ", ".join(self._config.env.entries()),
             "advantage": self._config.objective.advantage,
             "max_lag": self._config.replay.max_lag,
             "steps": list(steps),
-            "metrics": {name: [_number(records.get(step, {}).get(name)) for step in steps] for name in SHOWN_METRICS},
         }
+
+    def _metrics(self, steps: Sequence[int]) -> dict[str, Any]:
+        """The numbers of `steps`, by step."""
+        found = metrics_of_steps(self._run_dir.metrics, min(steps, default=0), max(steps, default=0))
+        return {str(step): {name: _number(found.get(step, {}).get(name)) for name in SHOWN_METRICS} for step in steps}
 
     def search(self, text: str, *, before: int) -> dict[str, Any]:
         """Where `text` occurs in the steps before `before`, newest first, and where the next search has to begin."""

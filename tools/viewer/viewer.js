@@ -59,7 +59,7 @@ const cell = (...children) => el("td", {}, ...children);
 const numberCell = (content) => el("td", { class: "number" }, content);
 
 function meter(share) {
-  if (share === null) return el("span", {}, "");
+  if (share === null || share === undefined) return el("span", {}, "");
   const fill = el("i");
   fill.style.width = 100 * Math.min(1, Math.max(0, share)) + "%";
   return el("span", {}, el("span", { class: "meter" }, fill), " " + number(share));
@@ -74,12 +74,13 @@ function choice(label, options, chosen, onChange) {
 
 // Pages.
 
-function showSteps(first) {
+async function showSteps(first) {
   const count = run.steps.length;
   const newest = run.steps.map((_, place) => count - 1 - place).slice(first, first + STEPS_A_PAGE);
+  const metrics = newest.length ? await get("metrics/" + run.steps[newest[0]]) : {};
   const rows = newest.map((place) => {
-    const of = (name) => run.metrics[name][place];
     const step = run.steps[place];
+    const of = (name) => metrics[step]?.[name];
     return el("tr", {}, cell(link("steps/" + step, "step " + step)), cell(meter(of("produced/success"))),
       cell(meter(of("trained/success"))), numberCell(number(of("trained/reward"))), numberCell(number(of("lag/mean"), 2)));
   });

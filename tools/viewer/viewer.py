@@ -10,7 +10,7 @@ from slipstream.common.process.run_dir import RunDir, write_whole
 from slipstream.tools.data.row_files import check_writable
 from slipstream.tools.see.report_page import REPORT, digest, page, report_of
 from slipstream.tools.see.runs import find_run
-from slipstream.tools.viewer.archive_pages import ArchivePages
+from slipstream.tools.viewer.archive_pages import STEPS_A_PAGE, ArchivePages
 from slipstream.tools.viewer.page_server import serve
 from slipstream.tools.viewer.view_options import ReportOptions, ViewOptions
 
@@ -78,7 +78,8 @@ def _data(pages: ArchivePages, wanted: str) -> str:
             f"--steps {wanted} has no archived step; the archive has {pages.steps[0]} to {pages.steps[-1]}"
         )
     parts, num_chars = [_entry("run", pages.run(steps))], 0
-    for path in (path for step in steps for path in _paths(pages, step)):
+    shown = [f"metrics/{step}" for step in steps[::-1][::STEPS_A_PAGE]]  # as the list of steps asks for them
+    for path in (*shown, *(path for step in steps for path in _paths(pages, step))):
         parts.append(_entry(path, pages.page(path)))
         num_chars += len(parts[-1])
         if num_chars > MAX_FILE_CHARS:

@@ -9,6 +9,15 @@ from slipstream.common.process.headline import headline, wilson
 from slipstream.tools.run.up import progress_line
 from slipstream.tools.see.view import held_out
 
+REST = {  # of what a view shows
+    "lag/max": 2.0,
+    "mismatch/kl": 0.001,
+    "mismatch/effective_sample_size": 0.98,
+    "fleet/num_actors": 2.0,
+    "fleet/advised_actors": 3.0,
+    "perf/step_s": 30.0,
+}
+
 
 def step(number: int, *, episodes: int, success: float, reward: float = 0.0) -> dict[str, Any]:
     """What the metrics file has of a step, as far as the terminal shows it."""

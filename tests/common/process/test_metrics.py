@@ -11,8 +11,19 @@ from tensorboard.data_compat import migrate_value
 from tensorboard.plugin_util import markdown_to_safe_html
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from slipstream.common.process import metrics as metrics_file
 from slipstream.common.process.events import MAX_TEXT_CHARS, Events
-from slipstream.common.process.metrics import Metrics, MetricsFile, MetricsWriter, Place, read_metrics
+from slipstream.common.process.metrics import (
+    Metrics,
+    MetricsFile,
+    MetricsWriter,
+    Place,
+    metrics_of_steps,
+    newest_first,
+    newest_metrics,
+    read_metrics,
+)
+from slipstream.replay.records.keys import FencedOut
 from tests.full_disk import largest_file
 from tests.whole.test_loop import points
 
@@ -89,15 +100,65 @@ def test_a_resumed_run_rewrites_the_steps_that_it_makes_again(tmp_path: Path) ->
     assert scalars(tensorboard, "reward") == expected
 
 
-def test_a_resume_on_a_full_disk_leaves_what_was_written(tmp_path: Path) -> None:
-    jsonl, tensorboard = tmp_path / "metrics.jsonl", tmp_path / "tb"
-    writer = MetricsWriter(jsonl=jsonl, tensorboard=tensorboard)
+def test_a_resume_needs_no_room_on_the_disk(tmp_path: Path) -> None:
+    jsonl = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(jsonl=jsonl, tensorboard=tmp_path / "tb")
     for step in range(1, 201):
         writer.write(step, of(reward=step / 8))
     writer.close()
-    with pytest.raises(OSError), largest_file(bytes_allowed=2000):
-        MetricsWriter(jsonl=jsonl, tensorboard=tensorboard, resume_step=150)
-    assert len(read_metrics(jsonl)) == 200
+    with largest_file(bytes_allowed=2000):
+        MetricsWriter(jsonl=jsonl, tensorboard=tmp_path / "tb", resume_step=150).close()
+    assert [record["step"] for record in read_metrics(jsonl)] == list(range(1, 151))
+
+
+def test_a_resume_keeps_an_evaluation_of_an_earlier_step_that_was_finished_later(tmp_path: Path) -> None:
+    jsonl = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(jsonl=jsonl, tensorboard=tmp_path / "tb")
+    for step in range(1, 6):
+        writer.write(step, of(reward=0.5))
+        if step >= 3:
+            writer.write(step - 1, of(**{"eval/success_sampled": step / 8}))
+    writer.close()
+    MetricsWriter(jsonl=jsonl, tensorboard=tmp_path / "tb", resume_step=3).close()
+    assert [(record["step"], record.get("eval/success_sampled")) for record in read_metrics(jsonl)] == [
+        *((1, None), (2, None), (3, None), (2, 0.375), (3, 0.5))
+    ]
+
+
+def test_a_writer_that_another_one_has_followed_writes_nothing(tmp_path: Path) -> None:
+    def check() -> None:
+        raise FencedOut("another learner has taken over")
+
+    writer = MetricsWriter(jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb", check=check)
+    with pytest.raises(FencedOut):
+        writer.write(1, of(reward=0.5))
+    writer.close()
+    assert list(read_metrics(tmp_path / "metrics.jsonl")) == []
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 40, 1 << 16])
+def test_a_file_is_read_back_from_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+    monkeypatch.setattr(metrics_file, "BLOCK_BYTES", block_bytes)
+    path = tmp_path / "metrics.jsonl"
+    lines = ['{"step": 1}\n', "not JSON\n", '{"step": 2}\n', '{"step": 3}\n', '{"step": 4, "rew']
+    path.write_text("".join(lines))
+    found = list(newest_first(path))
+    assert [written.record["step"] for written in found] == [3, 2, 1]
+    assert [written.end for written in found] == [len("".join(lines[:count])) for count in (4, 3, 1)]
+    assert newest_metrics(path, 2) == [{"step": 2}, {"step": 3}]
+
+
+def test_the_records_of_some_steps_are_found_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_file, "BLOCK_BYTES", 100)
+    path = tmp_path / "metrics.jsonl"
+    with path.open("w") as file:
+        for step in range(1, 201):
+            file.write(json.dumps({"step": step, "trained/reward": 0.5}) + "\n")
+            if step % 10 == 0:
+                file.write(json.dumps({"step": step - 5, "eval/success_sampled": 0.5}) + "\n")
+    for first in (1, 2, 57, 100, 196):
+        assert list(metrics_of_steps(path, first, first + 4)) == list(range(first, first + 5))
+    assert list(metrics_of_steps(path, 199, 999)) == [199, 200] and metrics_of_steps(path, 201, 210) == {}
 
 
 def test_lines_of_one_chart_are_runs_of_their_own(tmp_path: Path) -> None:
@@ -171,7 +232,7 @@ def test_a_description_is_shown_beside_its_chart_alone(tmp_path: Path) -> None:
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "rew')
-    assert read_metrics(path) == [{"step": 1, "reward": 0.5}]
+    assert list(read_metrics(path)) == [{"step": 1, "reward": 0.5}]
 
 
 def test_a_half_line_of_a_crash_does_not_spoil_what_a_resumed_run_writes(tmp_path: Path) -> None:
@@ -184,7 +245,7 @@ def test_a_half_line_of_a_crash_does_not_spoil_what_a_resumed_run_writes(tmp_pat
 
 
 def test_a_run_that_did_not_begin_yet_has_no_metrics(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path / "metrics.jsonl") == []
+    assert list(read_metrics(tmp_path / "metrics.jsonl")) == []
 
 
 def test_a_file_that_is_read_again_gives_what_is_new_and_starts_afresh_when_it_was_replaced(tmp_path: Path) -> None:

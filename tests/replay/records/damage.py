@@ -31,6 +31,8 @@ from slipstream.replay.records.keys import FencedOut, RunForgotten, key
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.records.verdict import Marks, Verdict
 from slipstream.tools.see.view import View
+from tests.common.process.test_headline import REST
+from tests.common.process.test_headline import step as made_step
 from tests.replay.buffer.every_verb import FACTS, GROUP, MEMBER, RELAY
 from tests.replay.records.attempts import attempt_at, earning, make_buffer, partial_of, ticket, verdict_on
 
@@ -76,6 +78,7 @@ def make_scene(client: redis.Redis, impatient: redis.Redis, run_id: str, folder:
     buffer.learner.acquire_epoch()
     fleet.describe_run(FACTS)
     fleet.set_run_state(RunState.TRAINING)
+    fleet.report_step(made_step(3, episodes=100, success=0.5) | REST)
     fleet.want_actors("host", 3)
     fleet.beat(MEMBER)
     bulletin.announce(offer(1))
@@ -175,6 +178,7 @@ def viewers_go_on(scene: Scene) -> None:
     read_ledger(client, run_id).to_dict()
     read_failures(client, key(run_id, "train")), read_quarantined(client, key(run_id, "train"))
     list(list_groups(client, run_id)), [find_group(client, run_id, group_id) for group_id in range(NUM_GROUPS)]
+    fleet.newest_step()
     View([client], RunDir(scene.folder, run_id), run_id, num_steps=12, max_lag=4).render()
     fleet.members(), fleet.everyone(), fleet.wanted_actors("host")
     asks: list[Callable[[], object]] = [fleet.run_facts, fleet.run_state]

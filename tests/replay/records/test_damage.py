@@ -27,6 +27,7 @@ KEYS = [
     "facts",
     "judge:spent",
     "state",
+    "newest",
     "fleet",
     "fleet:deadlines",
     "fleet:wanted:*",

@@ -363,10 +363,10 @@ def test_a_fault_of_long_ago_is_forgotten(scene: Scene) -> None:
 def test_a_terminal_without_control_codes_reports_a_fault_once_and_its_end(scene: Scene, tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, scene.run_id)
     run_dir.create()
-    run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in scene.steps))
     out = io.StringIO()
     console = Console(file=out, width=80, markup=False)
     reporter = LineReporter(console, run_dir, scene.observer, clock=lambda: scene.now)
+    run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in scene.steps))
 
     def report(seconds: int) -> list[str]:
         out.truncate(out.seek(0))

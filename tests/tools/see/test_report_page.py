@@ -212,7 +212,7 @@ def test_a_run_with_nothing_but_its_settings_gives_a_report_of_what_is_missing(t
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.yaml").touch()
     text = reported(RunDir(tmp_path, "empty"))
-    assert row(text, "state") == ["no step was made"]
+    assert row(text, "state") == ["stopped; no step of RL was made"]
     assert "metrics.jsonl has no optimizer step" in text and "summary.json does not exist" in text
 
 

@@ -10,11 +10,12 @@ import redis
 
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.standing import training
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records.ledger import ledger_of
 from slipstream.replay.server.redis_server import start_private_server
 from slipstream.tools.cli.cli import main
-from slipstream.tools.see.runs import Standing, runs, standing
+from slipstream.tools.see.runs import runs
 from tests.common.process.test_headline import step
 from tests.replay.buffer.every_verb import FACTS, MEMBER
 
@@ -44,6 +45,7 @@ def make_run(root: Path, name: str, *, age_s: float, **summary: object) -> Confi
     run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     if summary:
         run_dir.summary.write_text(json.dumps(summary))
+        assert training(run_dir, lambda: 0) == 0
     return config
 
 
@@ -53,7 +55,6 @@ def with_own_server(config: Config) -> Config:
     with start_private_server(run_dir.redis) as server:
         config.redis.url = server.url
         run_dir.config.write_text(dump_config(config))
-        assert standing(config) is Standing.RUNNING
     return config
 
 
@@ -126,18 +127,6 @@ def test_a_simulation_names_the_numbers_that_the_records_lack(
     assert "metrics.jsonl: step 5 has no number perf/step_s, time/wait_s, " in capsys.readouterr().err
 
 
-def test_a_run_on_a_server_of_the_users_is_running_while_its_processes_are_alive(
-    redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path
-) -> None:
-    config = make_run(tmp_path, run_id, age_s=0)
-    config.redis.url = redis_url
-    assert standing(config) is Standing.STOPPED
-    Fleet(redis_client, run_id).beat(MEMBER)
-    assert standing(config) is Standing.RUNNING
-    config.redis.url = "redis://127.0.0.1:1"
-    assert standing(config) is Standing.STOPPED
-
-
 def test_top_shows_the_summary_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with_own_server(make_run(tmp_path, "done", age_s=60, **SUMMARY))
     assert main(["top", "run.name=done", f"run.root={tmp_path}"]) == 0
@@ -187,7 +176,13 @@ def test_doctor_says_of_a_run_what_is_wrong_with_it_whatever_state_it_is_in(
     fleet.describe_run(FACTS)
     fleet.set_run_state(RunState.TRAINING)
     fleet.beat(MEMBER)
-    assert found(run_id).startswith("neither side waits much: the learner was busy for 75% of the last 2 steps")
-    fleet.leave(MEMBER.name)
-    fleet.beat(msgspec.structs.replace(MEMBER, name="learner", role="learner"))
-    assert found(run_id).startswith("FAULT: no actor is alive: none sends heartbeats")
+
+    def watched() -> int:
+        busy = "neither side waits much: the learner was busy for 75% of the last 2 steps"
+        assert found(run_id).startswith(busy)
+        fleet.leave(MEMBER.name)
+        fleet.beat(msgspec.structs.replace(MEMBER, name="learner", role="learner"))
+        assert found(run_id).startswith("FAULT: no actor is alive: none sends heartbeats")
+        return 0
+
+    assert training(RunDir(tmp_path, run_id), watched) == 0

@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,24 +15,16 @@ from slipstream.common.config.config import Config, RedisConfig, RunConfig
 from slipstream.common.process.flag import Flag
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.bulletin import Bulletin
-from slipstream.replay.fleet.fleet import Fleet, MemberState
+from slipstream.replay.fleet.fleet import Fleet, MemberState, RunState
 from slipstream.replay.run.observer import Observer
 from slipstream.tools.run.up import LineReporter
 from slipstream.tools.see.fleet_tables import actors_table
 from slipstream.tools.see.top import view_once_described
 from slipstream.tools.see.view import View, show
-from tests.common.process.test_headline import step
+from tests.common.process.test_headline import REST, step
 from tests.replay.buffer.every_verb import FACTS, MEMBER, RELAY
 
 Record = TypeVar("Record", bound=msgspec.Struct)
-REST = {
-    "lag/max": 2.0,
-    "mismatch/kl": 0.001,
-    "mismatch/effective_sample_size": 0.98,
-    "fleet/num_actors": 2.0,
-    "fleet/advised_actors": 3.0,
-    "perf/step_s": 30.0,
-}
 
 
 def shown(client: redis.Redis, run_dir: RunDir, *records: dict[str, float]) -> dict[str, str]:
@@ -133,6 +126,26 @@ def test_the_json_of_top_has_the_diagnosis_the_buffer_and_the_fleet(
     assert found["step"]["step"] == 2 and found["headline"]["success"] == 0.5 and found["evaluation"] is None
 
 
+def test_a_machine_without_the_runs_directory_shows_the_step_that_the_learner_has_published(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    fleet = Fleet(redis_client, run_id)
+    fleet.describe_run(FACTS)
+    fleet.set_run_state(RunState.TRAINING)
+    fleet.beat(MEMBER)
+    made = step(98, episodes=100, success=0.5) | REST | {"time": time.time(), "optim/grad_norm": float("nan")}
+    fleet.report_step(made)
+    view = View([redis_client], RunDir(tmp_path, "elsewhere"), run_id, num_steps=400, max_lag=4)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(view.render())
+    assert isinstance(console.file, io.StringIO)
+    assert "98 of 400" in console.file.getvalue() and "lag" in console.file.getvalue()
+    found = view.as_json()
+    assert found["step"]["step"] == 98 and found["diagnosis"]["cause"] == "neither side waits much"
+    fleet.report_step({})
+    assert view.as_json()["step"] is None, "a learner that starts again has made none yet"
+
+
 def test_top_waits_for_a_run_that_no_learner_has_described_yet(
     redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,11 +210,11 @@ def test_a_record_without_its_numbers_is_told_and_the_next_is_shown(
 ) -> None:
     run_dir = RunDir(tmp_path, run_id)
     run_dir.create()
-    good = step(2, episodes=100, success=0.5)
-    run_dir.metrics.write_text(json.dumps({"step": 1, "trained/reward": 0.5}) + "\n" + json.dumps(good | REST) + "\n")
+    records = [{"step": 1, "time": 1.0, "trained/reward": 0.5}, step(2, episodes=100, success=0.5) | {"time": 2.0}]
     out = io.StringIO()
     console = Console(file=out, width=300, markup=False)
     reporter = LineReporter(console, run_dir, Observer([redis_client], run_id, max_lag=4))
+    run_dir.metrics.write_text("".join(json.dumps(record | REST) + "\n" for record in records))
     show(console, reporter.report)
     show(console, reporter.report)
     told, shown, *_ = out.getvalue().splitlines()

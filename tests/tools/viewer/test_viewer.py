@@ -45,9 +45,11 @@ def pages(run_dir: RunDir) -> ArchivePages:
 def test_the_run_lists_its_archived_steps_with_their_numbers(pages: ArchivePages) -> None:
     run = pages.page("run")
     assert (run["name"], run["env"], run["max_lag"], run["steps"]) == ("seen", "shop", 2, [6, 7])
-    assert run["metrics"]["trained/success"] == [0.5, 0.5]
-    assert run["metrics"]["trained/reward"] == [0.25, None]
-    assert run["metrics"]["produced/success"] == [None, None]
+    metrics = pages.page("metrics/7")
+    assert [metrics[step]["trained/success"] for step in ("6", "7")] == [0.5, 0.5]
+    assert [metrics[step]["trained/reward"] for step in ("6", "7")] == [0.25, None]
+    assert [metrics[step]["produced/success"] for step in ("6", "7")] == [None, None]
+    assert list(pages.page("metrics/6")) == ["6"]
 
 
 def test_a_step_shows_what_it_was_trained_on(pages: ArchivePages) -> None:
@@ -207,7 +209,9 @@ def test_one_file_holds_every_page_of_its_steps(hostile_file: str) -> None:
     (data,) = re.findall(r'<script type="application/json" id="pages">(.*?)</script>', hostile_file, re.DOTALL)
     found = json.loads(data)
     assert found["run"]["steps"] == [6, 7]
-    assert {"steps/6", "steps/7/groups/3", "steps/6/groups/2/members/0"} <= found.keys() and len(found) == 12
+    assert {"steps/6", "steps/7/groups/3", "steps/6/groups/2/members/0", "metrics/7"} <= found.keys() and len(
+        found
+    ) == 13
     assert HOSTILE in found["steps/6/groups/1"]["members"][0]["turns"][1]["prompt"]
 
 

@@ -4,8 +4,9 @@ It is a process of its own that reads the run's `metrics.jsonl`. So a tracker th
 delays the learner.
 """
 
+import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -14,11 +15,11 @@ import yaml
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
-from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.metrics import newest_first, read_metrics
 from slipstream.common.process.run_dir import RunDir, write_whole
 from slipstream.common.process.shutdown import Shutdown
+from slipstream.common.process.standing import standing
 from slipstream.common.process.wire import MALFORMED
-from slipstream.tools.see.runs import Standing, standing
 from slipstream.tools.see.track.mlflow_tracker import MlflowTracker
 from slipstream.tools.see.track.prometheus import PrometheusTracker
 from slipstream.tools.see.track.track_options import TrackOptions
@@ -65,13 +66,13 @@ def track(config: Config, *, options: TrackOptions) -> int:
     tracker, sent = _begin(run_dir, config.run.name, options)
     try:
         while True:
-            new = new_records(run_dir, after_s=sent.last_s)
-            for record in new:
+            before = sent
+            for record in new_records(run_dir, after_s=sent.last_s):
                 tracker.log(record)
-            if new:
-                sent = Sent(tracker_run=tracker.run, last_s=new[-1]["time"])
+                sent = Sent(tracker_run=tracker.run, last_s=record["time"])
+            if sent is not before:
                 _keep(run_dir, options.to, sent)
-            if options.once or (not new and options.to != "prometheus" and standing(config) is not Standing.RUNNING):
+            if options.once or (sent is before and options.to != "prometheus" and not standing(run_dir).is_live):
                 return 0
             if shutdown.requested.wait(POLL_S):
                 return shutdown.exit_code
@@ -92,9 +93,12 @@ def _begin(run_dir: RunDir, name: str, options: TrackOptions) -> tuple[Tracker, 
     return tracker, sent
 
 
-def new_records(run_dir: RunDir, *, after_s: float) -> list[dict[str, float]]:
+def new_records(run_dir: RunDir, *, after_s: float) -> Iterable[dict[str, float]]:
     """The records written after `after_s`. A resumed learner makes steps again; their new records count as new."""
-    return [finite(record) for record in read_metrics(run_dir.metrics) if record.get("time", 0.0) > after_s]
+    if not after_s:
+        return map(finite, read_metrics(run_dir.metrics))
+    new = itertools.takewhile(lambda each: each.record["time"] > after_s, newest_first(run_dir.metrics))
+    return [finite(each.record) for each in new][::-1]
 
 
 def finite(record: Mapping[str, float | None]) -> dict[str, float]:

@@ -1,0 +1,118 @@
+"""The state of a run: what its process writes as it begins and ends, and what is left of one that was killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.standing import Standing, standing, training
+
+STARTS = """
+import sys, time
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.standing import training
+
+def verb():
+    print("begun", flush=True)
+    time.sleep(600)
+
+training(RunDir(sys.argv[1], "run"), verb)
+"""
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path, "run")
+    made.create()
+    return made
+
+
+def record(run_dir: RunDir, step: int) -> None:
+    with run_dir.metrics.open("a") as file:
+        file.write(json.dumps({"step": step, "time": time.time()}) + "\n")
+
+
+def test_a_run_starts_until_it_records_something_and_then_runs(run_dir: RunDir) -> None:
+    assert standing(run_dir) is Standing.STOPPED, "no process has trained it"
+    record(run_dir, 1)  # of an earlier sitting
+    seen = []
+
+    def verb() -> int:
+        seen.append(standing(run_dir))
+        record(run_dir, 2)
+        seen.append(standing(run_dir))
+        return 0
+
+    assert training(run_dir, verb) == 0
+    assert [*seen, standing(run_dir)] == [Standing.STARTING, Standing.RUNNING, Standing.FINISHED]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (0, Standing.FINISHED),
+        (1, Standing.FAILED),
+        (2, Standing.FAILED),
+        (75, Standing.STOPPED),
+        (130, Standing.STOPPED),
+    ],
+)
+def test_the_exit_code_says_how_a_run_ended(run_dir: RunDir, code: int, expected: Standing) -> None:
+    assert training(run_dir, lambda: code) == code
+    assert standing(run_dir) is expected
+
+
+def test_an_error_is_a_failure(run_dir: RunDir) -> None:
+    def verb() -> int:
+        raise RuntimeError("it broke")
+
+    with pytest.raises(RuntimeError):
+        training(run_dir, verb)
+    assert standing(run_dir) is Standing.FAILED
+
+
+def test_a_run_whose_process_was_killed_is_stopped(run_dir: RunDir) -> None:
+    process = subprocess.Popen([sys.executable, "-c", STARTS, str(run_dir.path.parent)], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+    assert standing(run_dir) is Standing.STARTING
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert standing(run_dir) is Standing.STOPPED
+
+
+def test_a_process_that_was_followed_by_another_does_not_write_its_end(run_dir: RunDir) -> None:
+    def former() -> int:
+        assert training(run_dir, lambda: 0) == 0
+        return 1
+
+    assert training(run_dir, former) == 1
+    assert standing(run_dir) is Standing.FINISHED
+
+
+def test_ranks_other_than_the_first_write_nothing(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert training(run_dir, lambda: 0) == 0
+    assert not run_dir.state.exists()
+
+
+DAMAGES: list[Callable[[Path], object]] = [
+    lambda path: path.write_text(""),
+    lambda path: path.write_text("starting"),
+    lambda path: path.write_text("starting x"),
+    lambda path: path.write_bytes(b"\xff"),
+    lambda path: path.mkdir(),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_counts_as_stopped(run_dir: RunDir, damage: Callable[[Path], object]) -> None:
+    damage(run_dir.state)
+    assert standing(run_dir) is Standing.STOPPED

@@ -1,0 +1,169 @@
+"""What it costs to look at a run, or to continue it, does not grow with the steps that it has made."""
+
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from rich.console import Console
+
+from slipstream.common.config.config import Config, RunConfig, dump_config
+from slipstream.common.process import metrics
+from slipstream.common.process.metrics import MetricsWriter
+from slipstream.common.process.run_dir import RunDir
+from slipstream.replay.run.observer import Observer
+from slipstream.tools.launch.scale import _advised
+from slipstream.tools.run.up import LineReporter, next_commands
+from slipstream.tools.see import course
+from slipstream.tools.see.run_files import read_run
+from slipstream.tools.see.runs import runs
+from slipstream.tools.see.track.track import new_records
+from slipstream.tools.see.view import View
+from tests.common.process.test_headline import REST, step
+
+FEW, MANY = 1000, 100_000  # steps
+SLACK_BYTES, SLACK_RECORDS = 1 << 18, 100  # a bisection of the longer file takes some more looks
+
+
+class Reading:
+    """A run of some steps, and what is read of its metrics."""
+
+    def __init__(self, root: Path, num_steps: int, client: redis.Redis) -> None:
+        self.client, self.num_steps = client, num_steps
+        self.config = Config(run=RunConfig(name="long", root=str(root)))
+        self.dir = RunDir(root, "long")
+        self.dir.create()
+        self.dir.config.write_text(dump_config(self.config))
+        made = step(0, episodes=4, success=0.5) | REST
+        with self.dir.metrics.open("w") as file:
+            for number in range(1, num_steps + 1):
+                file.write(json.dumps(made | {"step": number, "time": 1.8e9 + number}) + "\n")
+                if number % 50 == 0:
+                    evaluation = {"eval/success_sampled": 0.5, "eval/success_greedy": 0.5, "eval/num_tasks": 32}
+                    file.write(json.dumps({"step": number, "time": 1.8e9 + number + 0.5} | evaluation) + "\n")
+        self.num_bytes = self.num_records = 0
+        self.observer = Observer([client], "long", max_lag=4)
+
+    def cost(self, read: Callable[["Reading"], object]) -> tuple[int, int]:
+        """The bytes and the records that `read` reads."""
+        self.num_bytes = self.num_records = 0
+        read(self)
+        return self.num_bytes, self.num_records
+
+
+class Counted(io.FileIO):
+    """A file that counts the bytes that are read of it."""
+
+    reading: Reading
+
+    def readinto(self, buffer: Any) -> int | None:
+        count = super().readinto(buffer)
+        self.reading.num_bytes += count or 0
+        return count
+
+
+@pytest.fixture
+def make(tmp_path: Path, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Reading]:
+    parse, path_open = metrics._record, Path.open
+
+    def made(num_steps: int) -> Reading:
+        reading = Reading(tmp_path / str(num_steps), num_steps, redis_client)
+
+        def counted(path: Path, mode: str = "r", *args: Any, **named: Any) -> Any:
+            if path != reading.dir.metrics or mode not in ("rb", "r+b"):
+                return path_open(path, mode, *args, **named)
+            raw = Counted(os.fspath(path), mode)
+            raw.reading = reading
+            return io.BufferedReader(raw) if mode == "rb" else io.BufferedRandom(raw)
+
+        def parsed(line: bytes) -> dict[str, float] | None:
+            reading.num_records += 1
+            return parse(line)
+
+        monkeypatch.setattr(Path, "open", counted)
+        monkeypatch.setattr(metrics, "_record", parsed)
+        return reading
+
+    return made
+
+
+def restart(of: Reading) -> None:
+    MetricsWriter(jsonl=of.dir.metrics, tensorboard=of.dir.tensorboard, resume_step=of.num_steps - 5).close()
+
+
+def show_live(of: Reading) -> None:
+    view = View([of.client], of.dir, "long", num_steps=of.num_steps, max_lag=4)
+    assert view.as_json()["evaluation"]["step"] >= of.num_steps - 50
+    view.render()
+
+
+def resume(of: Reading) -> None:
+    out = io.StringIO()
+    reporter = LineReporter(Console(file=out), of.dir, of.observer)
+    reporter.report()
+    assert "step " not in out.getvalue(), "no line of a step that was made before"
+
+
+def load_again(of: Reading) -> None:
+    with of.dir.metrics.open("a") as file:
+        file.write(json.dumps(step(of.num_steps + 1, episodes=4, success=0.5) | REST) + "\n")
+    assert read_run(of.dir).steps[-1]["step"] == of.num_steps + 1
+
+
+def page_of_steps(of: Reading) -> None:
+    first = of.num_steps // 2
+    assert len(metrics.metrics_of_steps(of.dir.metrics, first, first + 49)) == 50
+
+
+READERS: dict[str, Callable[[Reading], object]] = {
+    "the report in view, loaded again": load_again,
+    "runs": lambda of: runs(of.config),
+    "the learner's restart": restart,
+    "a poll of track": lambda of: new_records(of.dir, after_s=1.8e9 + of.num_steps - 3),
+    "top": show_live,
+    "up --resume": resume,
+    "the end of up": lambda of: next_commands(of.config, of.dir, is_finished=False),
+    "scale": lambda of: _advised(of.config),
+    "a page of steps in view": page_of_steps,
+}
+
+
+def test_every_reader_costs_the_same_at_a_thousand_and_at_a_hundred_thousand_steps(
+    make: Callable[[int], Reading],
+) -> None:
+    costs: dict[str, list[tuple[int, int]]] = {reader: [] for reader in READERS}
+    for num_steps in (FEW, MANY):
+        reading = make(num_steps)
+        whole_bytes = reading.dir.metrics.stat().st_size
+        first = reading.cost(lambda of: read_run(of.dir))
+        assert first[0] >= whole_bytes, "a report reads the whole run once"
+        for reader, read in READERS.items():
+            costs[reader].append(reading.cost(read))
+    for reader, (few, many) in costs.items():
+        assert 0 < many[0] <= few[0] + SLACK_BYTES and many[1] <= few[1] + SLACK_RECORDS, (reader, few, many)
+
+
+def test_a_report_holds_as_many_records_of_a_longer_run(make: Callable[[int], Reading]) -> None:
+    most = course.NUM_KEPT + course.NUM_EXACT + 1
+    files = read_run(make(MANY // 10).dir)
+    assert len(files.steps) <= most and len(files.evaluations) <= course.NUM_KEPT
+    assert sum(record.get(course.NUM_STEPS, 1) for record in files.steps) == MANY // 10
+    assert sum(record["produced/episodes"] for record in files.steps) == 4 * MANY // 10
+    assert files.steps[-1]["step"] == MANY // 10 and files.evaluations[0]["step"] == 50
+
+
+def test_steps_that_are_made_again_replace_the_former_in_a_report(make: Callable[[int], Reading]) -> None:
+    reading = make(FEW)
+    assert read_run(reading.dir).steps[-1]["step"] == FEW
+    writer = MetricsWriter(jsonl=reading.dir.metrics, tensorboard=reading.dir.tensorboard, resume_step=FEW - 500)
+    with reading.dir.metrics.open("a") as file:
+        for number in range(FEW - 499, FEW + 100):  # longer than the file was
+            file.write(json.dumps(step(number, episodes=4, success=1.0) | {"time": 1.9e9}) + "\n")
+    writer.close()
+    steps = read_run(reading.dir).steps
+    assert steps[-1]["step"] == FEW + 99
+    assert sum(record.get(course.NUM_STEPS, 1) for record in steps) == FEW + 99
