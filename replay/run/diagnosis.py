@@ -44,6 +44,8 @@ class Facts:
     now_s: float  # Unix time
     num_steps: int = 0  # that the run is to make; 0 if unknown
     last_words: str = ""  # the last line of the learner's log, where that is on this machine
+    actor_words: str = ""  # the last line of an actor's log, or its last error; only while no actor is alive
+    has_seen_actors: bool = False  # whether an actor was alive at a look of this observer
 
     def since(self, count: Callable[[Ledger], float]) -> float:
         """By how much `count` has grown since `earlier`."""
@@ -126,10 +128,11 @@ def diagnose_records(facts: Facts) -> Diagnosis:
 
     `facts` must have a step.
     """
-    for find in (_invalid_actions, _no_reward, _no_gradient, _equal_siblings):
-        if (found := find(facts)) and found.is_fault:
-            return found
-    return _who_waits(facts)
+    return _first_fault(facts, (_invalid_actions, _no_reward, _no_gradient, _equal_siblings)) or _who_waits(facts)
+
+
+def _first_fault(facts: Facts, finders: "Iterable[Finder]") -> Diagnosis | None:
+    return next((found for find in finders if (found := find(facts)) and found.is_fault), None)
 
 
 def _solved(evidence: str) -> Diagnosis:
@@ -152,9 +155,12 @@ def _not_training(facts: Facts) -> Diagnosis | None:
                 is_fault=False,
             )
         case RunState.STARTING:
+            if facts.has_seen_actors and (fault := _first_fault(facts, _OF_ACTORS)):  # an evaluation waits for them
+                return fault
             return Diagnosis(
                 cause="the learner starts",
-                evidence=facts.last_words[-MAX_SHOWN_CHARS:] or "it loads the model and runs the warm start",
+                evidence=(facts.last_words[-MAX_SHOWN_CHARS:] or "it loads the model and runs the warm start")
+                + _quoted(facts),
                 next_step="wait; its log says how far it is",
                 is_fault=False,
             )
@@ -206,15 +212,20 @@ def _no_actor(facts: Facts) -> Diagnosis | None:
     if not facts.num_joined:
         return Diagnosis(
             cause="no actor has joined yet",
-            evidence=f"{facts.ledger.queued} groups wait for one",
+            evidence=f"{facts.ledger.queued} groups wait for one{_quoted(facts)}",
             next_step="start `slipstream actors`, or wait for their engines; their logs say how far they are",
             is_fault=False,
         )
     return Diagnosis(
         cause="no actor is alive",
-        evidence=f"none sends heartbeats; {facts.ledger.queued} groups wait for one",
+        evidence=f"none sends heartbeats; {facts.ledger.queued} groups wait for one{_quoted(facts)}",
         next_step="start `slipstream actors`, or read the log of those that ended",
     )
+
+
+def _quoted(facts: Facts) -> str:
+    """What an actor on this machine has logged last."""
+    return f"; the log of an actor: {facts.actor_words[-MAX_SHOWN_CHARS:]}" if facts.actor_words else ""
 
 
 def _attempts_fail(facts: Facts) -> Diagnosis | None:
@@ -386,12 +397,11 @@ def _who_waits(facts: Facts) -> Diagnosis:
     return Diagnosis(cause=cause, evidence=evidence, next_step=next_step, is_fault=False)
 
 
-FINDERS: Iterable[Callable[[Facts], Diagnosis | None]] = (
+Finder = Callable[[Facts], Diagnosis | None]
+_OF_ACTORS: Iterable[Finder] = (_refused_weights, _engines_die, _no_actor, _attempts_fail)
+FINDERS: Iterable[Finder] = (
     _not_training,
-    _refused_weights,
-    _engines_die,
-    _no_actor,
-    _attempts_fail,
+    *_OF_ACTORS,
     _stale_actors,
     _invalid_actions,
     _no_reward,

@@ -1,6 +1,7 @@
 """Reads the facts about a run that a diagnosis is made from, out of its Redis."""
 
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,8 @@ from slipstream.replay.run.diagnosis import NUM_STEPS, Facts
 from slipstream.replay.run.server_shards import read_shards
 
 WINDOW_S = 60.0  # what happened before is no longer judged
-TAIL_BYTES = 8192  # of a log, enough for its last line
+TAIL_BYTES = 1 << 16  # of a log, enough for its last error, also where a traceback of vLLM follows
+_ERROR = re.compile(r"\b[A-Za-z_.]*(Error|Exception): \S|^slipstream \S+: ")
 WITH_WORDS = (None, RunState.STARTING, RunState.FAILED)  # in these states only the learner's log says more
 READING_S = 2.0  # between two ledgers that are kept
 
@@ -47,6 +49,7 @@ class Observer:
         self._run_id = run_id
         self._max_lag, self._num_steps = max_lag, num_steps
         self._readings = deque[tuple[float, Ledger]]()
+        self._has_seen_actors = False
 
     def facts(self, steps: Sequence[Mapping[str, float]]) -> Facts:
         """The facts as they are now; `steps` are the records of the run's optimizer steps."""
@@ -57,6 +60,8 @@ class Observer:
             for failure in read_failures(client, key(shard_name(self._run_id, index), "train"))
         ]
         census = self._fleet.census()
+        has_actors = any(member.role == "actor" for member in census.alive)
+        self._has_seen_actors |= has_actors
         return Facts(
             run_id=self._run_id,
             state=state,
@@ -71,6 +76,8 @@ class Observer:
             now_s=time.time(),
             num_steps=self._num_steps,
             last_words=last_line(self._log) if self._log and state in WITH_WORDS else "",
+            actor_words="" if has_actors or not self._log else self._actor_words(self._log.parent),
+            has_seen_actors=self._has_seen_actors,
         )
 
     def published_steps(self) -> list[dict[str, float]]:
@@ -84,6 +91,13 @@ class Observer:
         except UnknownRun:
             return None
 
+    def _actor_words(self, logs: Path) -> str:
+        """The last line of the actor's log that was written last; its last error if actors have been alive."""
+        newest = max(logs.glob("actor-*.log"), key=lambda log: log.stat().st_mtime, default=None)
+        if newest is None:
+            return ""
+        return last_error(newest) if self._has_seen_actors else last_line(newest)
+
     def _earlier(self, ledger: Ledger) -> Ledger | None:
         """The oldest ledger of the last minute; None at the first reading."""
         now = self._clock()
@@ -95,12 +109,21 @@ class Observer:
         return earlier
 
 
+def last_error(log: Path) -> str:
+    """The last error in a process's log that is not about another process; the last line if there is none."""
+    found = [line for line in _tail(log) if _ERROR.search(line) and "EngineDied" not in line]
+    return (found or _tail(log) or [""])[-1]
+
+
 def last_line(log: Path) -> str:
     """The last line of a process's log; empty if it cannot be read."""
+    return (_tail(log) or [""])[-1]
+
+
+def _tail(log: Path) -> list[str]:
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").strip().splitlines()
+            return file.read().decode(errors="replace").strip().splitlines()
     except OSError:
-        return ""
-    return lines[-1] if lines else ""
+        return []

@@ -15,13 +15,16 @@ import psutil
 from slipstream.common.process.printable import printable_block
 from slipstream.common.process.shutdown import die_with_parent
 from slipstream.envhub.isolation.offspring import end_offspring_of
+from slipstream.replay.run.observer import last_error
 
 MAX_RESTARTS = 5
 CURE = "lower actors.max_episodes, actors.count or learner.micro_batch_tokens, or end other programs"
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_S = 600.0  # a process that ran this long was stable: its earlier crashes are not counted
 LOG_TAIL_LINES = 15
+MAX_READ_BYTES = 1 << 20  # of a log at a time
 EXIT_BAD_INPUT = 2
+ENDED = " ended with code "  # in the line that a supervisor prints
 COUNTS = Path("/proc/vmstat")  # of the kernel, since the host or its container started
 TORCHRUN = "torch/distributed/elastic/"  # in what torchrun logs
 
@@ -52,10 +55,13 @@ class Child:
         self._started_at = 0.0
         self._killed_for_memory = 0  # processes of this host, when it was started
         self._restart_at = 0.0
+        self._log_bytes = 0  # of its log, which `new_lines` has read
 
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started_at, self._killed_for_memory = time.monotonic(), killed_for_memory()
+        if self._process is None and self.log.exists():  # of an earlier sitting
+            self._log_bytes = self.log.stat().st_size
         with self.log.open("ab") as log, self._output.open("wb") if self._output else log as output:
             self._process = subprocess.Popen(
                 self.command,
@@ -86,7 +92,8 @@ class Child:
         elif now >= self._restart_at:
             self._num_restarts += 1
             self._restart_at = 0.0
-            print(f"{self.name} ended with code {self.exit_code}; restarting it, see {self.log}", flush=True)
+            why = printable_block(last_error(self.log))
+            print(f"{self.name}{ENDED}{self.exit_code}: {why}; restarting it, see {self.log}", flush=True)
             if killed_for_memory() > self._killed_for_memory:
                 print(
                     f"FAULT: the kernel killed a process for lack of memory before {self.name} ended; {CURE}",
@@ -96,6 +103,15 @@ class Child:
                 end_offspring_of(self.pid)  # an actor that was killed could not end the processes of its environments
             self.start()
         return True
+
+    def new_lines(self, about: str) -> list[str]:
+        """The lines with the text `about` that its log has got since the last call; of a long log a part."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_bytes)
+            read = log.read(MAX_READ_BYTES)
+        whole = read[: read.rfind(b"\n") + 1]
+        self._log_bytes += len(whole)
+        return [line for line in whole.decode(errors="replace").splitlines() if about in line]
 
     @property
     def pid(self) -> int | None:

@@ -40,6 +40,12 @@ def doctor(config: Config) -> int:
     return 1 if any(line.startswith(WRONG) for line in found.values()) else 0
 
 
+def check_machine() -> None:
+    """Raise ConfigError where a package is missing that every run needs."""
+    if (found := _packages(Config())).startswith(WRONG):
+        raise ConfigError(f"{found}; `slipstream doctor` checks the rest of this machine")
+
+
 def print_missing(config: Config) -> None:
     """Print what this machine lacks, after a process has died at its start."""
     found = {name: check(config) for name, check in CHECKS.items()}

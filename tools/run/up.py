@@ -19,20 +19,21 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import PASSWORD_VARIABLE, check_servers, connect_or_explain, connect_shards
 from slipstream.common.process.headline import headline
 from slipstream.common.process.metrics import MetricsFile, newest_metrics
+from slipstream.common.process.printable import printable
 from slipstream.common.process.run_dir import RunDir, write_whole
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
 from slipstream.common.process.standing import training
 from slipstream.envhub.rewards.part import actors_judge, judged_envs, reward_parts
-from slipstream.learner.lead.overview import pinned_link
 from slipstream.replay.fleet.fleet import Fleet
-from slipstream.replay.run.diagnosis import FAULT_S, FaultLog, diagnose
+from slipstream.replay.run.diagnosis import FaultLog, diagnose
 from slipstream.replay.run.observer import Observer
 from slipstream.replay.server.redis_server import Server, find_executable, password_of, start_private_server
 from slipstream.replay.server.redis_version import lacks, version_of
 from slipstream.tools.run.check_input import check_input
-from slipstream.tools.run.child import EXIT_BAD_INPUT, Child, kill, print_failure
+from slipstream.tools.run.child import ENDED, EXIT_BAD_INPUT, Child, kill, print_failure
+from slipstream.tools.run.dashboard import redirect_to_charts
 from slipstream.tools.run.devices import VARIABLE, split_devices, visible_devices
-from slipstream.tools.run.doctor import print_missing
+from slipstream.tools.run.doctor import check_machine, print_missing
 from slipstream.tools.run.sharing import share_gpus
 from slipstream.tools.see.report_page import REPORT, page, report_of
 from slipstream.tools.see.summary import read_summary, summary_rows
@@ -40,10 +41,11 @@ from slipstream.tools.see.view import View, held_out, show
 from slipstream.tools.terminal.table import cell, print_table
 
 POLL_S = 0.2
+START_S = 5.0  # between two lines about the start, where the output is not a terminal
 LOOK_EVERY_S = 2.0  # between two diagnoses, where the output is not a terminal
 ACTORS_GRACE_S = LEAVE_S + 5.0  # after the drain
 LEARNER_GRACE_S = 60.0
-TENSORBOARD_PORT = 6006
+DASHBOARD_PORT, TENSORBOARD_PORT = 6006, 6007
 
 
 def up(config: Config, *, resume: bool, dry_run: bool) -> int:
@@ -99,6 +101,7 @@ def _checked(config: Config, *, resume: bool) -> RunDir:
             "learner` on each host (docs/running.md), or by `slipstream launch slurm`"
         )
     split_devices(config, visible_devices())
+    check_machine()
     check_input(config)
     return run_dir
 
@@ -282,6 +285,8 @@ def _watch(
             for child in (learner, actors, *judges):
                 if not child.keep_up():
                     return child
+            for line in actors.new_lines(ENDED):
+                console.print(cell(line), soft_wrap=True)
             tensorboard.keep_up()  # training does not depend on it
             show(console, lambda: live.update(view.render(), refresh=True) if live else reporter.report())
     show(console, reporter.report)
@@ -299,10 +304,10 @@ class LineReporter:
         self._metrics = MetricsFile(run_dir.metrics)
         self._observer = observer
         records = self._metrics.records()  # of steps that were made before this start; they are not printed
-        self._printed_s = records[-1]["time"] if records else 0.0
+        self._printed_s = records[-1].get("time", 0.0) if records else 0.0
         self._looked_at = -math.inf  # when the run was last diagnosed, by the clock
         self._faults = FaultLog()
-        self._reported_at = clock()  # how far the start of the run is
+        self._reported_at, self._reported = clock(), ""  # how far the start of the run is
 
     def report(self) -> None:
         """Print what is new."""
@@ -315,13 +320,14 @@ class LineReporter:
             found = diagnose(self._observer.facts(steps))
             if line := self._faults.line(found, now_s=now):
                 self._console.print(cell(line), soft_wrap=True)
-            if not records and not found.is_fault and now - self._reported_at >= FAULT_S:
-                self._reported_at = now
-                self._console.print(cell(f"{found.cause}: {found.evidence}"), soft_wrap=True)
+            progress = f"{found.cause}: {found.evidence}"
+            if not records and not found.is_fault and now - self._reported_at >= START_S and progress != self._reported:
+                self._reported_at, self._reported = now, progress
+                self._console.print(cell(progress), soft_wrap=True)
 
     def _report_steps(self, records: Sequence[dict[str, Any]]) -> None:
         for place, record in enumerate(records, start=1):
-            if record["time"] > self._printed_s:
+            if record.get("time", 0.0) > self._printed_s:
                 self._printed_s = record["time"]  # before printing: a record which cannot be printed is tried once
                 self._console.print(progress_line(records[:place]), highlight=False, soft_wrap=True)
 
@@ -341,18 +347,14 @@ def progress_line(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _print_places(config: Config, run_dir: RunDir, tensorboard: Child) -> None:
-    """Print where the run's directory, TensorBoard, Redis and logs are."""
-    port = tensorboard.command[tensorboard.command.index("--port") + 1]
+    """Print where TensorBoard, Redis and logs are, one line each."""
+    charts = f"http://127.0.0.1:{tensorboard.command[tensorboard.command.index('--port') + 1]}"
     rows = {
-        "run directory": str(run_dir.path),
-        "TensorBoard": f"http://127.0.0.1:{port}",
-        "TensorBoard of all runs": f"tensorboard --logdir {shlex.quote(config.run.root)}",
+        "TensorBoard": redirect_to_charts(charts, port=free_port(DASHBOARD_PORT)),
+        "GPUs": str(split_devices(config, visible_devices())),
         "Redis": config.redis.url,
         "logs": str(run_dir.log("*")),
         "in another terminal": f"slipstream top {run_dir.config}",
-        "GPUs": str(split_devices(config, visible_devices())),
-        "started": time.strftime("%H:%M:%S"),
     }
-    print_table(f"Slipstream: {config.run.name}", rows)
-    # Not in the table, whose line breaks a terminal would take for the link's end.
-    print(f"TensorBoard with the most important charts on top: {pinned_link(rows['TensorBoard'])}", flush=True)
+    for line in (f"Slipstream: {config.run.name}, {time.strftime('%H:%M:%S')}", *map(": ".join, rows.items())):
+        print(printable(line), flush=True)  # one line each, and no table: its line breaks would cut the link

@@ -9,6 +9,7 @@ from slipstream.common.process.standing import Standing
 from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.records.ledger import ledger_of
 from slipstream.replay.run.diagnosis import Diagnosis, Facts, diagnose_records
+from slipstream.replay.run.outlook import Outlook, outlook
 from slipstream.tools.see.course import NUM_EXACT, Record
 from slipstream.tools.see.run_files import RunFiles
 
@@ -44,7 +45,8 @@ def _learning(run: RunFiles) -> str:
     before, after = (headline(part, wanted=COMPARED) for part in (counted[:half][::-1], counted[half:]))
     if after is None or before is None:
         return "too few episodes have finished"
-    verdict = "no clear change"
+    is_solved = outlook(success=after.success, mean_return=after.reward) is Outlook.SOLVED
+    verdict = "the tasks are solved" if is_solved else "no clear change"
     if after.low > before.high:
         verdict = "yes"
     elif after.high < before.low:

@@ -185,6 +185,26 @@ def test_a_learner_that_failed_is_quoted(scene: Scene, tmp_path: Path) -> None:
     )
 
 
+def test_an_actor_that_died_while_the_first_evaluation_waits_is_a_fault_that_quotes_its_log(
+    scene: Scene, tmp_path: Path
+) -> None:
+    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, log=tmp_path / "learner.log")
+    (tmp_path / "actor-0.log").write_text("loading the weights: 3 of 8\n")
+    scene.fleet.set_run_state(RunState.STARTING)
+    scene.fleet.leave(MEMBER.name)
+    found = scene.diagnosis()
+    assert (found.cause, found.is_fault) == ("the learner starts", False), "no actor was alive since this one looks"
+    assert "the log of an actor: loading the weights: 3 of 8" in found.evidence
+    scene.fleet.beat(MEMBER)
+    assert scene.diagnosis().cause == "the learner starts"
+    scene.fleet.leave(MEMBER.name)
+    log = "RuntimeError: no kernel image is available\nEngineDied: the engine process ended with exit code 1\nbye\n"
+    (tmp_path / "actor-0.log").write_text(log)
+    found = scene.diagnosis()
+    assert (found.cause, found.is_fault) == ("no actor is alive", True)
+    assert "the log of an actor: RuntimeError: no kernel image is available" in found.evidence
+
+
 def test_every_finder_is_provoked(scene: Scene) -> None:
     found = set()
     for provoke, _ in FAULTS.values():
@@ -396,5 +416,11 @@ def test_where_the_output_is_no_terminal_a_long_start_reports_how_far_it_is(scen
     for _ in range(70):
         scene.now += 1.0
         reporter.report()
-    line = "the learner starts: INFO warm start, steps: 40 of 200, about 80 s more; 0.311 nats per token"
-    assert out.getvalue().splitlines() == [line] * 2
+    log.write_text("INFO warm start, steps: 80 of 200, about 60 s more; 0.291 nats per token\n")
+    for _ in range(5):
+        scene.now += 1.0
+        reporter.report()
+    assert out.getvalue().splitlines() == [
+        "the learner starts: INFO warm start, steps: 40 of 200, about 80 s more; 0.311 nats per token",
+        "the learner starts: INFO warm start, steps: 80 of 200, about 60 s more; 0.291 nats per token",
+    ], "each once"

@@ -1,6 +1,7 @@
 """`slipstream up` as a person uses it: started, watched, stopped, killed, and resumed."""
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -140,6 +142,8 @@ def test_a_run_that_is_stopped_and_then_killed_is_gone_on_with_to_its_end(tmp_pa
     ]
     first = start(*settings, columns=40)
     first.wait_until(lambda: first.last_step() >= 3, "the third step")
+    its_first_screen_says_what_runs_where(first.said())
+    its_link_opens_on_the_charts(first.said())
     it_can_be_watched_and_audited_without_a_password(tmp_path)
     it_starts_its_redis_again(first)
     first.process.send_signal(signal.SIGINT)
@@ -190,10 +194,38 @@ def it_starts_its_redis_again(up: Up) -> None:
     up.wait_until(lambda: up.last_step() >= before + 2, "two more steps on the new server")
 
 
+def its_first_screen_says_what_runs_where(said: str) -> None:
+    """Before the first line about the start or a step."""
+    lines = said.splitlines()
+    first = lines[: next(place for place, line in enumerate(lines) if line.startswith(("step ", "the ", "no ")))]
+    assert len(first) <= 8 and "%" not in "".join(first), first
+    assert first[0].startswith(f"Slipstream: {NAME}, ")
+    assert [line.partition(":")[0] for line in first[1:6]] == [
+        "TensorBoard",
+        "GPUs",
+        "Redis",
+        "logs",
+        "in another terminal",
+    ]
+    assert "start `slipstream learner`" not in said and "start `slipstream actors`" not in said
+
+
+def its_link_opens_on_the_charts(said: str) -> None:
+    link = re.search(r"^TensorBoard: (http://127\.0\.0\.1:\d+)$", said, re.MULTILINE)
+    assert link is not None
+    connection = http.client.HTTPConnection(link[1].removeprefix("http://"), timeout=DEADLINE_S)
+    connection.request("GET", "/")
+    answer = connection.getresponse()
+    connection.close()
+    target = urllib.parse.urlsplit(answer.headers["Location"])
+    assert answer.status == 302 and target.fragment == "timeseries"
+    pinned = [card["tag"] for card in json.loads(urllib.parse.parse_qs(target.query)["pinnedCards"][0])]
+    assert {"overview/success", "overview/reward", "lag/mean", "perf/learner_busy"} <= set(pinned)
+
+
 def no_progress_line_is_cut(said: str) -> None:
     lines = [line for line in said.splitlines() if line.startswith("step ") and "reward" in line]
     assert lines and all(line.endswith("%") for line in lines)
-    assert re.search(r"TensorBoard: http://127\.0\.0\.1:\d+\n", said)
 
 
 def it_says_how_to_look_evaluate_export_and_continue(up: Up, reached: int) -> None:

@@ -208,6 +208,22 @@ def test_odd_numbers_in_the_metrics_end_no_report(tmp_path: Path, line: str) -> 
         assert "inf" not in ElementTree.tostring(figure, encoding="unicode")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (0.2, 0.8, "yes: success"),
+        (0.8, 0.2, "NO, it unlearns: success"),
+        (0.5, 0.5, "no clear change: success"),
+        (1.0, 1.0, "the tasks are solved: success"),
+    ],
+)
+def test_a_solved_run_is_not_one_without_a_change(tmp_path: Path, before: float, after: float, verdict: str) -> None:
+    run_dir = make_whole_run(tmp_path, "one")
+    records = [step(number, episodes=50, success=before if number < 10 else after) for number in range(20)]
+    run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert row(reported(run_dir), "is it learning?")[0].startswith(verdict)
+
+
 def test_a_run_with_nothing_but_its_settings_gives_a_report_of_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.yaml").touch()

@@ -97,7 +97,7 @@ def new_records(run_dir: RunDir, *, after_s: float) -> Iterable[dict[str, float]
     """The records written after `after_s`. A resumed learner makes steps again; their new records count as new."""
     if not after_s:
         return map(finite, read_metrics(run_dir.metrics))
-    new = itertools.takewhile(lambda each: each.record["time"] > after_s, newest_first(run_dir.metrics))
+    new = itertools.takewhile(lambda each: each.record.get("time", 0.0) > after_s, newest_first(run_dir.metrics))
     return [finite(each.record) for each in new][::-1]
 
 
