@@ -10,6 +10,7 @@ from slipstream.actors.host.act import EXIT_RUN_FAILED
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
+from slipstream.common.process.standing import Standing, standing
 from slipstream.replay.run.archive import Archive
 from slipstream.replay.run.server_shards import read_shards
 from slipstream.replay.server.redis_server import Server
@@ -68,19 +69,21 @@ def a_rerun_that_was_told_to_stop_goes_on_to_the_same_bits(run: Run) -> None:
     stopped = run.start_rerun("stopped", "learner.checkpoint_every=1")  # which slows it down
     run.wait_until(lambda: was_asked_to_stop_in_mid_run(root, stopped), "the request to stop in mid-run")
     assert stopped.wait() == EXIT_PREEMPTED
-    made = len(read_metrics(RunDir(root, "stopped").metrics))
+    made = len(list(read_metrics(RunDir(root, "stopped").metrics)))
     assert 0 < made < NUM_STEPS and not RunDir(root, "stopped").trained_model.exists()
+    assert standing(RunDir(root, "stopped")) is Standing.STOPPED
     resumed = run.start_rerun("stopped")
     assert resumed.wait() == 0, resumed.last_words()
     assert "resumed from step_" in resumed.said() and "identical to" in resumed.said()
+    assert standing(RunDir(root, "stopped")) is Standing.FINISHED
     assert weights(root, "stopped") == weights(root, run.name)
-    assert len(read_metrics(RunDir(root, "stopped").metrics)) == NUM_STEPS
+    assert len(list(read_metrics(RunDir(root, "stopped").metrics))) == NUM_STEPS
 
 
 def was_asked_to_stop_in_mid_run(root: Path, process: Process) -> bool:
     """Suspend it to look; ask it to stop and resume it once it has made a step and has some left."""
     process.send(signal.SIGSTOP)
-    in_mid_run = 0 < len(read_metrics(RunDir(root, process.name).metrics)) < NUM_STEPS - 2
+    in_mid_run = 0 < len(list(read_metrics(RunDir(root, process.name).metrics))) < NUM_STEPS - 2
     if in_mid_run:
         process.send(signal.SIGTERM)
     process.send(signal.SIGCONT)
@@ -181,5 +184,5 @@ def curves(root: Path, name: str) -> list[tuple[float, ...]]:
         "mismatch/kl",
         "optim/masked_fraction",
     )
-    records = read_metrics(RunDir(root, name).metrics)
+    records = list(read_metrics(RunDir(root, name).metrics))
     return [tuple(record[name] for name in names) for record in records if "trained/reward" in record]

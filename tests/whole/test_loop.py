@@ -54,7 +54,7 @@ def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(ru
         mark=run_id,
     )
     assert nothing_runs(run_id)
-    records = read_metrics(run_dir.metrics)
+    records = list(read_metrics(run_dir.metrics))
     steps = [record for record in records if "trained/reward" in record]
     assert [record["step"] for record in steps] == list(range(1, NUM_STEPS + 1))
     summary = json.loads(run_dir.summary.read_text())

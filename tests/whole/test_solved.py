@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.common.process.standing import Standing, standing
 from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, Run
@@ -29,6 +30,6 @@ def test_a_solved_run_ends_with_a_model(
         assert learner.wait() == 0, learner.last_words()
         assert "the tasks are solved: stop here, or use harder tasks; the run ends as finished" in learner.last_words()
         assert actor.wait() == 0
-        assert run.fleet.run_state() is RunState.FINISHED
+        assert run.fleet.run_state() is RunState.FINISHED and standing(run.dir) is Standing.FINISHED
         assert run.last_step() == num_steps and (run.dir.trained_model / "model.safetensors").is_file()
         assert run.dir.summary.is_file() and run.audit() == []

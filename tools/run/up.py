@@ -31,10 +31,10 @@ from slipstream.replay.server.redis_server import Server, find_executable, passw
 from slipstream.replay.server.redis_version import lacks, version_of
 from slipstream.tools.run.check_input import check_input
 from slipstream.tools.run.child import ENDED, EXIT_BAD_INPUT, Child, kill, print_failure
-from slipstream.tools.run.dashboard import redirect_to_charts
 from slipstream.tools.run.devices import VARIABLE, split_devices, visible_devices
 from slipstream.tools.run.doctor import check_machine, print_missing
 from slipstream.tools.run.sharing import share_gpus
+from slipstream.tools.see.dashboard import redirect_to_charts
 from slipstream.tools.see.report_page import REPORT, page, report_of
 from slipstream.tools.see.summary import read_summary, summary_rows
 from slipstream.tools.see.view import View, held_out, show

@@ -220,7 +220,10 @@ def weights(run: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("goal", GOALS)
 def test_two_ranks_do_what_one_does(goal: Goal, folder: Path, on_two_ranks: Path, ranks: Ranks) -> None:
     assert train(goal, folder, on_two_ranks / f"{goal}_on_one", ranks)
-    one, first = weights(on_two_ranks / f"{goal}_on_one"), read_metrics(on_two_ranks / f"{goal}_on_one/metrics.jsonl")
+    one, first = (
+        weights(on_two_ranks / f"{goal}_on_one"),
+        list(read_metrics(on_two_ranks / f"{goal}_on_one/metrics.jsonl")),
+    )
     for run in (on_two_ranks / f"{goal}_on_two", on_two_ranks / f"{goal}_on_two_together"):
         two = weights(run)
         assert set(one) == set(two)
@@ -241,7 +244,7 @@ def test_a_run_learns_measures_held_out_rows_and_continues_bit_for_bit(
     goal: Goal, folder: Path, tmp_path: Path, ranks: Ranks
 ) -> None:
     assert train(goal, folder, tmp_path / "whole", ranks, "learner.checkpoint_every=3")
-    records = read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    records = list(read_metrics(tmp_path / "whole" / "metrics.jsonl"))
     losses = [record["fit/loss"] for record in records if "fit/loss" in record]
     assert len(losses) == 4  # two epochs of seven examples, four at a time
     assert losses[-1] < losses[0]
@@ -257,7 +260,7 @@ def test_a_run_learns_measures_held_out_rows_and_continues_bit_for_bit(
     assert all(
         torch.equal(weights(tmp_path / "whole")[name], value) for name, value in weights(tmp_path / "halting").items()
     )
-    again = read_metrics(tmp_path / "halting" / "metrics.jsonl")
+    again = list(read_metrics(tmp_path / "halting" / "metrics.jsonl"))
     assert [record["step"] for record in again] == [record["step"] for record in records]
 
 

@@ -187,7 +187,7 @@ def test_every_episode_is_in_one_record_also_where_a_learner_makes_steps_again(
     resumed = begin(redis_client, redis_url, run_id, tmp_path, progress=msgspec.structs.replace(START, step=1))
     play_and_record(resumed, actor, run_id, step=3, as_step=2)
     resumed.close()
-    records = read_metrics(RunDir(tmp_path, run_id).metrics)
+    records = list(read_metrics(RunDir(tmp_path, run_id).metrics))
     assert [(record["step"], record["produced/episodes"]) for record in records] == [(1, 2), (2, 4)]
     assert resumed.shards[0].ledger().inserted == 6
 
@@ -203,7 +203,7 @@ def test_after_a_server_was_emptied_episodes_are_counted_from_nothing(
     resumed = begin(redis_client, redis_url, run_id, tmp_path, progress=msgspec.structs.replace(START, step=1))
     play_and_record(resumed, actor, run_id, step=2)
     resumed.close()
-    records = read_metrics(RunDir(tmp_path, run_id).metrics)
+    records = list(read_metrics(RunDir(tmp_path, run_id).metrics))
     assert [(record["step"], record["produced/episodes"]) for record in records] == [(1, 2), (2, 2)]
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.metrics import read_metrics
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.standing import Standing, standing
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.tiny_model import make_tiny_model
 
@@ -86,14 +88,16 @@ def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(fold
     other = slipstream("sft", *arguments, "--epochs=3", "optim.lr=0.5")
     assert other.returncode == 2 and "was started with another --epochs; choose another `run.name`" in other.stderr
     assert all(path.read_bytes() == content for path, content in before.items())
+    assert standing(RunDir(folder / "runs", "sft")) is Standing.FINISHED
 
 
 @pytest.mark.parametrize("goal", ["dpo", "reward"])
 def test_a_preference_is_learnt_from_what_was_earned(folder: Path, goal: str) -> None:
     done = slipstream(goal, *settings(folder, goal, "--epochs=15"))
     assert done.returncode == 0, done.stderr
+    assert standing(RunDir(folder / "runs", goal)) is Standing.FINISHED
     assert "neither best nor worst of their group" in done.stderr
-    records = read_metrics(folder / "runs" / goal / "metrics.jsonl")
+    records = list(read_metrics(folder / "runs" / goal / "metrics.jsonl"))
     assert records[0]["fit/loss"] == pytest.approx(0.6931, abs=1e-3)
     assert records[-1]["fit/loss"] < 0.5 and records[-1]["fit/accuracy"] == 1
 
