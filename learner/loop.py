@@ -34,6 +34,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from slipstream import Config, LossTokens, Task, load_config, make_env, num_train_tasks, policy_loss
 from slipstream.actors.engine import reload, vllm_start
+from slipstream.actors.engine.absent import mask_absent
 from slipstream.common.text import chat, tokenizer
 from slipstream.learner.batch.pack import TokenSequence, micro_batches, numbered
 from slipstream.learner.model import context_attention, kernel, optimizer, packed_model
@@ -81,6 +82,8 @@ class Engine:
             **vllm_start.CPU_OPTIONS,
         )
         self._llm = LLMEngine.from_engine_args(arguments)
+        absent = tokenizer.absent_ids(config.model.path, self._llm.model_config.get_vocab_size())
+        self._llm.collective_rpc(lambda worker: mask_absent(worker.get_model(), absent, worker.device))
 
     async def sample(self, prompt: Sequence[int], *, seed: int) -> CompletionOutput:
         """What the policy writes after `prompt`, up to an end-of-turn token."""
@@ -193,6 +196,7 @@ class Policy:
         )
         settings = packed_model.ModelSettings.of(config)
         self.model = packed_model.PackedModel(model, folder=folder, settings=settings).eval()
+        self.model.absent = torch.tensor(tokenizer.absent_ids(folder, self.model.vocab_size), dtype=torch.long)
         self.model.shares_prefixes = True  # siblings have one prompt, which is computed once
         self._optimizer = optimizer.make_optimizer(model, config=config.optim)
         self._schedule = optimizer.make_schedule(self._optimizer, config=config.optim, num_steps=config.learner.steps)

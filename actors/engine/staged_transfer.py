@@ -23,6 +23,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from slipstream.actors.engine.absent import mask_absent
 from slipstream.actors.engine.kept_shadow import KeptShadow
 from slipstream.actors.engine.reload import Loaded, loaded_on_cpu, reload
 from slipstream.actors.weights.broadcast_receiver import Gpu
@@ -52,6 +53,7 @@ class StagedInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
     receiver: dict[str, Any]  # the fields of slipstream.actors.weights.receive.ReceiverInfo
     shadow_room_bytes: int  # of its GPU, which the engine left to a shadow
+    absent: list[int]  # ids that the tokenizer lacks
 
 
 @dataclass
@@ -91,7 +93,8 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         )
 
     def init_transfer_engine(self, init_info: StagedInitInfo) -> None:
-        """Connect the receiver, if this is the engine's first worker."""
+        """Mask absent ids; connect the receiver, if this is the engine's first worker."""
+        mask_absent(self.model, init_info.absent, self.device)
         if keeps_addresses(self.device):
             self._kept_shadow = KeptShadow(
                 self.model, self.model_config, device=self.device, room_bytes=init_info.shadow_room_bytes

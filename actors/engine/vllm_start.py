@@ -30,7 +30,7 @@ from slipstream.actors.engine.staged_transfer import BACKEND, WORKER_EXTENSION
 from slipstream.common.records.kept_sets import MAX_KEPT_TOKENS
 from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.text.codec import end_tokens
-from slipstream.common.text.tokenizer import load_tokenizer, no_own_code
+from slipstream.common.text.tokenizer import absent_ids, load_tokenizer, no_own_code
 from slipstream.common.transfer.model_folder import has_weights, tensor_shapes
 
 CPU_OPTIONS = {
@@ -88,7 +88,11 @@ def start_vllm(settings: EngineSettings) -> LLMEngine:
             # vLLM caches the states of layers only at the ends of prefills in parts, which CPU_OPTIONS exclude.
             arguments.enable_prefix_caching = False
         llm = LLMEngine.from_engine_args(arguments)
-    connected = {"receiver": asdict(settings.receiver), "shadow_room_bytes": shadow_room_bytes(settings, gpu_bytes)}
+    connected = {
+        "receiver": asdict(settings.receiver),
+        "shadow_room_bytes": shadow_room_bytes(settings, gpu_bytes),
+        "absent": absent_ids(settings.model_path, llm.model_config.get_vocab_size()),
+    }
     llm.collective_rpc("init_weight_transfer_engine", args=(connected,))
     llm.set_weight_version(str(settings.policy_version))
     return llm

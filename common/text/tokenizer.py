@@ -18,6 +18,8 @@ from slipstream.common.text.codec import end_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_FILES = ("tokenizer*", "tekken*", "vocab*", "spiece*")  # a tokenizer has one of these
+
 
 @contextlib.contextmanager
 def no_own_code(folder: Path | str) -> Iterator[None]:
@@ -54,6 +56,17 @@ def load_tokenizer(folder: Path | str, template_arguments: Mapping[str, Any] | N
     if template_arguments and tokenizer.chat_template:
         tokenizer.chat_template = with_arguments(tokenizer.chat_template, template_arguments)
     return tokenizer
+
+
+def absent_ids(folder: Path | str, num_rows: int) -> list[int]:
+    """The ids below `num_rows`, a model's, that the tokenizer in `folder` lacks; none for a folder without one.
+
+    Many models have more rows than ids. No text has such an id, so engine and learner give it the probability 0.
+    """
+    if not any(path for name in _FILES for path in Path(folder).glob(name)):  # transformers would make an empty one
+        return []
+    known = set(load_tokenizer(folder).get_vocab().values())
+    return [token for token in range(num_rows) if token not in known]
 
 
 def check_renders(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -57,6 +57,7 @@ def chunked_logprobs(
     *,
     kept: Int[Tensor, "loss_tokens width"] | None = None,
     has_kept: Bool[Tensor, " loss_tokens"] | None = None,
+    absent: Int[Tensor, " ids"] | None = None,
     temperature: Float[Tensor, " loss_tokens"] | float,
     chunk_tokens: int,
     entropy_gradient: bool = False,
@@ -75,13 +76,14 @@ def chunked_logprobs(
     `kept` has the ids that each target was sampled from, padded with -1, including the target. Then both results are of
     the softmax over these ids only, as with top-k and top-p: a token that could not be sampled has no probability here
     either. Of three tokens with logits (ln 3, 0, 0), with the first two kept, the first has 3/4. Targets without
-    `has_kept` were sampled from the whole vocabulary; None means that all have kept ids.
+    `has_kept` were sampled from the whole vocabulary; None means that all have kept ids. The ids `absent` could not be
+    sampled either: they have no probability, and their rows no gradient.
 
     Raises ValueError unless `temperature` > 0: a greedy policy has no log-probabilities to train on.
     """
     if not isinstance(temperature, Tensor) and temperature <= 0:
         raise ValueError(f"temperature must be > 0, got {temperature}; only sampled trajectories can be trained on")
-    sampled = _Sampled(targets=targets, kept=kept, has_kept=has_kept, temperature=temperature)
+    sampled = _Sampled(targets=targets, kept=kept, has_kept=has_kept, absent=absent, temperature=temperature)
     logprobs, entropies = _Logprobs.apply(  # type: ignore[no-untyped-call]
         hidden, head_weight, head_bias, sampled, chunk_tokens, entropy_gradient
     )
@@ -95,6 +97,7 @@ class _Sampled:
     targets: Int[Tensor, " tokens"]
     kept: Int[Tensor, "tokens width"] | None
     has_kept: Bool[Tensor, " tokens"] | None
+    absent: Int[Tensor, " ids"] | None
     temperature: Float[Tensor, " tokens"] | float
 
     def part(self, chunk: slice) -> "_Sampled":
@@ -104,6 +107,7 @@ class _Sampled:
             targets=self.targets[chunk],
             kept=None if kept is None else kept[chunk],
             has_kept=None if has_kept is None else has_kept[chunk],
+            absent=self.absent,
             temperature=temperature[chunk] if isinstance(temperature, Tensor) else temperature,
         )
 
@@ -128,7 +132,7 @@ class _Logprobs(torch.autograd.Function):
         found = []
         for chunk in _chunks(hidden, chunk_tokens):
             part = sampled.part(chunk)
-            logits = _logits(hidden[chunk], weight, bias, part.temperature)
+            logits = _logits(hidden[chunk], weight, bias, part)
             found.append(_of_chunk(logits, part))
         logprobs, entropies = (torch.cat(each) for each in zip(*found, strict=True))
         # The backward pass begins with the last chunk, so to drop its logits would save nothing.
@@ -147,7 +151,7 @@ class _Logprobs(torch.autograd.Function):
         for chunk in reversed(_chunks(hidden, ctx.chunk_tokens)):
             part = ctx.sampled.part(chunk)
             if logits is None:
-                logits = _logits(hidden[chunk], weight, bias, part.temperature)
+                logits = _logits(hidden[chunk], weight, bias, part)
             entropy_part = of_entropies[chunk] if ctx.entropy_gradient else None
             gradient = _gradient(logits, part, of_logprobs[chunk], entropy_part)
             logits = None
@@ -171,10 +175,12 @@ def _chunks(hidden: Tensor, chunk_tokens: int) -> list[slice]:
     return [slice(start, start + chunk_tokens) for start in range(0, max(1, len(hidden)), chunk_tokens)]
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor | float) -> Tensor:
-    logits = _product(hidden, weight.T)
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, sampled: _Sampled) -> Tensor:
+    logits, temperature = _product(hidden, weight.T), sampled.temperature
     if bias is not None:
         logits += bias
+    if sampled.absent is not None:
+        logits.index_fill_(1, sampled.absent, ABSENT)
     if isinstance(temperature, Tensor):
         return logits.div_(temperature[:, None])
     return logits if temperature == 1 else logits.div_(temperature)

@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from slipstream.common.config.config import Config
 from slipstream.common.config.model_config import LoraConfig
+from slipstream.common.text.tokenizer import absent_ids
 from slipstream.learner.batch.pack import Packed, index_of
 from slipstream.learner.batch.prefixes import prefixes_of
 from slipstream.learner.model.attention import CannotPack
@@ -93,6 +94,7 @@ class PackedModel(nn.Module):
         self.causal_lm: PreTrainedModel = causal_lm
         self.folder = folder  # that it was loaded from
         self.settings = settings
+        self.absent: Tensor | None = None  # ids that its tokenizer lacks: their probability is 0
         # from token to token: see `slipstream.learner.model.states`
         self.carries_state = bool(stateful_kinds(causal_lm))
         self.context_ranks = 1  # that compute each micro-batch together: see `slipstream.learner.ranks.context`
@@ -171,6 +173,7 @@ class PackedModel(nn.Module):
             found.targets,
             kept=None if packed.kept is None else of.among_own(packed.kept),
             has_kept=None if packed.has_kept is None else of.among_own(packed.has_kept),
+            absent=self.absent,
             temperature=temperature * self.logits_divisor,
             chunk_tokens=self.settings.chunk_tokens,
             entropy_gradient=entropy_gradient,
@@ -213,6 +216,8 @@ def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, settings: ModelS
         check_context(
             model, model.causal_lm.get_decoder(), vocab_size=model.vocab_size, dtype=settings.dtype, ranks=ranks
         )
+    if absent := absent_ids(folder, model.vocab_size):
+        model.absent = torch.tensor(absent, device=ranks.device)
     return model
 
 

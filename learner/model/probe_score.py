@@ -18,7 +18,10 @@ def probe_of(model: PackedModel, device: torch.device, *, tolerance: float = 0.0
     of one can be compared with those of the next.
     """
     room = (model.settings.max_tokens or MAX_PROBE_TOKENS + 1) - 1  # an engine's prompt leaves room for one token
-    tokens = np.random.default_rng(_SEED).integers(0, model.vocab_size, min(room, MAX_PROBE_TOKENS), dtype=np.int32)
+    known = np.arange(model.vocab_size, dtype=np.int32)
+    if model.absent is not None:
+        known = np.delete(known, model.absent.cpu().numpy())
+    tokens = np.random.default_rng(_SEED).choice(known, min(room, MAX_PROBE_TOKENS))
     sequence = TokenSequence(
         tokens=tokens,
         loss_mask=np.arange(len(tokens)) > 0,

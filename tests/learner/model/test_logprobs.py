@@ -321,3 +321,33 @@ def test_the_derivative_is_that_of_differences(sets: str, temperature: float | s
         return found.logprobs, found.entropies
 
     assert torch.autograd.gradcheck(both, (hidden, weight, bias))
+
+
+@pytest.mark.parametrize("with_kept", [False, True])
+def test_absent_ids_have_no_probability_and_no_gradient(with_kept: bool) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+    targets, known = torch.tensor([0, 1, 3, 7, 3]), torch.tensor([0, 1, 2, 3, 5, 6, 7])
+    kept = torch.tensor([[0, 1], [1, -1], [3, 5], [7, 2], [3, 0]]) if with_kept else None
+    found = chunked_logprobs(
+        hidden,
+        weight,
+        None,
+        targets,
+        kept=kept,
+        has_kept=torch.tensor([False, True, False, True, False]) if with_kept else None,
+        absent=torch.tensor([4, 8]),
+        temperature=0.8,
+        chunk_tokens=2,
+        entropy_gradient=True,
+    )
+    (found.logprobs.sum() + found.entropies.sum()).backward()
+    assert weight.grad is not None and hidden.grad is not None
+    assert torch.isfinite(hidden.grad).all() and torch.isfinite(weight.grad).all()
+    assert not weight.grad[[4, 8]].any() and weight.grad[known].abs().min() > 0
+
+    table = (hidden @ weight[known].T / 0.8).log_softmax(dim=1)
+    expected = table.gather(1, torch.searchsorted(known, targets)[:, None]).squeeze(1)
+    whole = torch.tensor([0, 2, 4]) if with_kept else torch.arange(5)
+    torch.testing.assert_close(found.logprobs[whole], expected[whole])
+    torch.testing.assert_close(found.entropies[whole], -(table.exp() * table).sum(1)[whole])

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from slipstream.actors.engine.engine import Completion
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.weights.refused import WeightsUnfit
-from slipstream.common.records.trajectory import VersionSpan
+from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import Offer
 from slipstream.learner.model.packed_model import PackedModel, load_model
@@ -76,6 +76,22 @@ def test_experts_and_buffers_are_the_learners_after_every_publish(
     for version in (0, 1):
         assert served(engine, versions, models[version], version, "float32") < EXACT
     assert engine.policy_version == 1
+
+
+def test_ids_that_the_tokenizer_lacks_are_never_sampled(engine: VllmEngine, models: list[PackedModel]) -> None:
+    assert models[1].absent is not None and len(models[1].absent) > 8
+    hot = Sampling(temperature=2.0, top_p=1.0, top_k=0, max_turn_tokens=64)
+
+    async def several() -> list[Completion]:
+        return await asyncio.gather(*(engine.generate(PROMPT, hot, seed=seed) for seed in range(8)))
+
+    completions = run(several())
+    sampled = [token for completion in completions for token in completion.tokens]
+    assert len(sampled) > 50 and not set(sampled) & set(models[1].absent.tolist())
+    with models[1].at_temperature(2.0):
+        for each in completions:
+            scored = sequence(0, seed=0, tokens=[*PROMPT, *each.tokens], prompt=len(PROMPT))
+            assert float((score(models[1], [scored]) - torch.tensor(each.logprobs)).abs().max()) < EXACT
 
 
 def with_layers_exchanged(weights: Weights, _: Weights) -> Weights:

@@ -188,7 +188,10 @@ def _apart(model: PackedModel, causal_lm: PreTrainedModel, sequences: list[Token
     found, expected = score(model, sequences), []
     for each in sequences:
         tokens = torch.from_numpy(each.tokens).long()
-        table = causal_lm(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
+        logits = causal_lm(input_ids=tokens[None], use_cache=False).logits[0].float()
+        if model.absent is not None:
+            logits[:, model.absent] = -torch.inf
+        table = logits.log_softmax(-1)
         expected.append(table[:-1].gather(1, tokens[1:, None]).squeeze(1))
     return float((found - torch.cat(expected)).abs().max())
 

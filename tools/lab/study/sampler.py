@@ -8,6 +8,7 @@ of a few layers, for which an engine in its own process would cost more than the
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from slipstream.actors.engine.engine import Completion, Restriction, Sampler
 from slipstream.common.records.trajectory import Sampling, VersionSpan
+from slipstream.common.text.tokenizer import absent_ids
 from slipstream.tools.lab.study.slots import Reading, choose, empty_slots, slot_attention
 
 SLOT_ATTENTION = "slipstream_slots"
@@ -79,6 +81,7 @@ class LockstepSampler:
             folder, dtype=torch.float32, attn_implementation=SLOT_ATTENTION, trust_remote_code=False
         )
         self._lm = lm.eval()
+        self._absent = torch.tensor(absent_ids(folder, lm.config.vocab_size), dtype=torch.long)
         self._slots = empty_slots(
             num_slots,
             num_layers=lm.config.num_hidden_layers,
@@ -183,7 +186,8 @@ class LockstepSampler:
         """Sample the next token of each turn."""
         temperatures = torch.tensor([turn.request.sampling.temperature for turn in turns])
         chances = torch.tensor([turn.chances[len(turn.tokens)] for turn in turns], dtype=torch.float64)
-        chosen = choose(self._lm.get_output_embeddings()(hidden) / temperatures[:, None], chances)
+        logits = self._lm.get_output_embeddings()(hidden).index_fill_(1, self._absent, -math.inf)
+        chosen = choose(logits / temperatures[:, None], chances)
         for turn, token, logprob in zip(turns, chosen.tokens.tolist(), chosen.logprobs.tolist(), strict=True):
             turn.tokens.append(token)
             turn.logprobs.append(logprob)
