@@ -11,6 +11,7 @@ than the run's fails its episode, because the recorded log-probabilities must be
 import contextlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -19,6 +20,7 @@ from aiohttp import web
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.trajectory import Sampling
 from slipstream.envhub.adapters.verifiers_session import Session
+from slipstream.envhub.agent.endpoint import has_left
 from slipstream.envhub.driving import Reply
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.remote.env_secret import headers_with
@@ -109,7 +111,7 @@ class GenerateServer:
                 400, f"{len(body.token_ids)} tokens are over the maximum context length of {self._longest_prompt}"
             )
         try:
-            reply = await session.answer(body.token_ids)
+            reply = await session.answer(body.token_ids, has_left=partial(has_left, request))
         except EnvError as error:
             return _error(503, str(error))
         return web.json_response(_reply_body(reply))

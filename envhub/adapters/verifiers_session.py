@@ -5,7 +5,7 @@ turns in the trace, to which the rewards belong, must be the tokens that were sa
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -15,7 +15,6 @@ from slipstream.envhub.env import EnvError
 
 NOTHING = {"verifiers": 0.0}  # for an episode that verifiers did not score
 FULL_SCORE = 1 - 1e-6  # weights that add up to 1 may differ from 1 by rounding
-NEWS_S = 2  # to hear why a request has ended
 LIMITS = {
     "max_turns": StopReason.MAX_TURNS,
     "max_input_tokens": StopReason.MAX_TOKENS,
@@ -44,24 +43,24 @@ class Session:
         self.sampling = sampling
         self.answered: list[list[int]] = []
         self._generate = generate
-        self._unawaited: EnvError | None = None
+        self._num_given_up = 0  # requests for whose answers verifiers did not wait
         self._report: asyncio.Future[EpisodeReport] = asyncio.get_running_loop().create_future()
 
-    async def answer(self, prompt: list[int]) -> Reply:
-        """Return what the policy samples after `prompt`. If the request ends before, the episode fails.
+    async def answer(self, prompt: list[int], *, has_left: Callable[[], bool]) -> Reply:
+        """Return what the policy samples after `prompt`. It counts only if the client has not left meanwhile.
 
         Raises EnvError if the episode is over.
         """
         try:
-            reply = await self._generate(Request(prompt=prompt))
+            reply = await self._generate(Request(prompt=prompt, is_recorded_later=True))
         except asyncio.CancelledError:
-            self._unawaited = EnvError(
-                "verifiers did not wait for its answer; a timeout of its configuration is too short for this engine"
-            )
-            # A process that dies breaks its connections before it is missed: then that is the reason.
-            asyncio.get_running_loop().call_later(NEWS_S, self.fail, self._unawaited)
+            self._num_given_up += 1
             raise
-        self.answered.append(reply.tokens)
+        if has_left():
+            self._num_given_up += 1
+        else:
+            reply.record()
+            self.answered.append(reply.tokens)
         return reply
 
     @property
@@ -69,10 +68,8 @@ class Session:
         return self._report.done()
 
     def end(self, report: EpisodeReport) -> None:
-        """End the episode. It fails if verifiers did not wait for an answer, whatever the report says."""
-        if self._unawaited is not None:
-            self.fail(self._unawaited)
-        elif not self.is_over:
+        """End the episode, unless it has ended."""
+        if not self.is_over:
             self._report.set_result(report)
 
     def fail(self, error: EnvError) -> None:
@@ -82,7 +79,16 @@ class Session:
 
     async def ending(self) -> Ending:
         """Wait for the end of the episode. Raises EnvError."""
-        return outcome(await self._report, self.answered)
+        report = await self._report
+        try:
+            return outcome(report, self.answered)
+        except EnvError as error:
+            if not self._num_given_up:
+                raise
+            raise EnvError(
+                f"{error}; verifiers did not wait for {self._num_given_up} answers: a timeout of its configuration is "
+                "too short for this engine"
+            ) from error
 
 
 def outcome(ending: EpisodeReport, answered: Sequence[list[int]]) -> Ending:

@@ -247,7 +247,7 @@ class Endpoint:
 
         Raises EnvError if the episode is over.
         """
-        if _has_left(request):
+        if has_left(request):
             self._num_given_up += 1
             return
         for answer in answers:
@@ -286,7 +286,7 @@ class Endpoint:
         )
 
 
-def _has_left(request: web.Request) -> bool:
+def has_left(request: web.Request) -> bool:
     """Whether the client has closed its connection, also if no event has come yet."""
     if request.transport is None or request.transport.is_closing():
         return True

@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.common.records.trajectory import Sampling
 from slipstream.envhub.adapters.generate_server import GenerateServer
-from slipstream.envhub.adapters.verifiers_session import Session
+from slipstream.envhub.adapters.verifiers_session import EpisodeReport, Session
 from slipstream.envhub.driving import Reply, Request
 from slipstream.envhub.env import EnvError
 
@@ -205,15 +205,35 @@ def test_a_body_that_no_prompt_needs_is_not_read() -> None:
     asyncio.run(ask())
 
 
-def test_a_request_that_ends_before_its_answer_fails_the_episode() -> None:
+def test_only_answers_that_verifiers_still_waits_for_are_recorded_and_count() -> None:
+    recorded: list[int] = []
+
+    async def late(request: Request) -> Reply:
+        """The client leaves while the answer is being made; no event has come yet."""
+        if recorded == [1]:
+            posted.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait_for(asyncio.shield(posted), 5)
+            left.set()
+        return Reply(tokens=[8, 2], logprobs=[0.0] * 2, finish_reason="stop", record=lambda: recorded.append(1))
+
     async def ask() -> None:
+        nonlocal posted
         async with asking() as side:
             posted = asyncio.create_task(side.post(ASKED))
             await side.policy.asked.wait()
             posted.cancel()
-            with pytest.raises(EnvError, match="did not wait for its answer"):
+            side.session = side.sessions["episode"] = Session(SAMPLING, late)
+            assert (await side.post(ASKED))[0] == 200
+            posted = asyncio.create_task(side.post(ASKED))
+            await asyncio.wait_for(left.wait(), 10)
+            assert recorded == [1] and side.session.answered == [[8, 2]]
+            side.session.end(EpisodeReport(ended="episode", errors=["a timeout"]))
+            with pytest.raises(EnvError, match="a timeout; verifiers did not wait for 1 answers"):
                 await side.session.ending()
 
+    posted: asyncio.Task[tuple[int, str]]
+    left = asyncio.Event()
     asyncio.run(ask())
 
 

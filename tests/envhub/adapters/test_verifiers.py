@@ -196,7 +196,7 @@ def test_a_failure_that_the_policy_did_not_cause_is_an_env_failure_and_never_a_r
 
 
 def test_an_answer_to_a_request_that_has_ended_is_an_env_failure() -> None:
-    with pytest.raises(EpisodeFailed, match=r"did not wait for its answer|ended before any generation was complete"):
+    with pytest.raises(EpisodeFailed, match=r"did not wait for 1 answers|ended before any generation was complete"):
         play(part(does="impatient"), sampler=engine(token_time_s=5.0))
 
 
