@@ -14,6 +14,7 @@ from vllm.tool_parsers import ToolParserManager
 
 from slipstream.actors.engine.orders import Parse
 from slipstream.common.records.tool_call import ParsedAnswer, ToolCall
+from slipstream.common.text.thought import thought_marks
 from slipstream.envhub.agent.request import warn_of_unread_calls
 
 HARMONY = {"openai", "openai_gptoss"}  # vLLM parses these by another way, from tokens of its own
@@ -56,13 +57,15 @@ class AnswerParser:
                 reasoning_parser_name=reasoning_parser or None,
                 enable_auto_tools=True,
             )
-            self._call_marks = _call_marks(self._parser(_request([])))
+            parser = self._parser(_request([]))
+            self._call_marks = _call_marks(parser)
         except Exception as error:  # a tokenizer without its tokens, or a package that is missing
             why = " ".join(str(error.__cause__ or error).split())
             raise ValueError(
                 f"`model.tool_parser` {tool_parser!r} with `model.reasoning_parser` {reasoning_parser!r} does not work "
                 f"with this model: {why}; choose the parsers of its family, or leave them empty"
             ) from error
+        _check_thoughts(parser, tokenizer, reasoning_parser)
 
     def parsed(self, order: Parse) -> ParsedAnswer:
         """Divide an answer. One that the parsers fail at is all content, as in vLLM's own server, and malformed."""
@@ -108,6 +111,20 @@ def _check(key: str, name: str, known: list[str]) -> None:
     if name and (name not in known or name in HARMONY):
         raise ValueError(
             f"`{key}` must be empty, or one of vLLM's: {', '.join(sorted(set(known) - HARMONY))}; got {name!r}"
+        )
+
+
+def _check_thoughts(parser: Parser, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raise ValueError if thoughts are written between marks that the rest of a run does not know.
+
+    It takes them out of text actions, and closes long ones.
+    """
+    thoughts = parser.reasoning_parser
+    begin, end = (thoughts.reasoning_start_str, thoughts.reasoning_end_str) if thoughts else (None, None)
+    if begin and end and not any(a.startswith(begin) and b == end for a, b in thought_marks(tokenizer)):
+        raise ValueError(
+            f"`model.reasoning_parser` {name!r} reads thoughts between {begin!r} and {end!r}, which the chat template "
+            "does not have: they would stay in actions; choose the parser of the model's family"
         )
 
 

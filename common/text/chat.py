@@ -10,6 +10,7 @@ context.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from slipstream.common.process.imported import imported, is_own
 from slipstream.common.records.message import Message
 from slipstream.common.text.chat_template import REFUSALS, TurnMarks, prompt, rendered, turn_marks
 from slipstream.common.text.codec import decoder, encoder, end_tokens, ending_tokens, following
-from slipstream.common.text.thought import thought_marks, without_thought
+from slipstream.common.text.thought import THOUGHT_MARKS, own_marks, thought_marks, without_thought
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,6 +36,8 @@ SUMMARISE = (
 )
 SUMMARY = "Your summary of what you have done and seen:"
 MARK = "the-words-of-a-reply-4b825dc6"  # stands for a reply in a rendering, to find what a template writes after it
+_THOUGHT = "the-words-of-a-thought-4b825dc6"
+_FIELDS = ("reasoning_content", "reasoning", "thinking")  # of a thought, in which templates look for it
 _ASK, _RESULT = {"role": "user", "content": "a"}, {"role": "tool", "content": "a"}
 _UNLIKE_ITS_PROMPT = (
     "the chat template does not render an assistant's message right after its generation prompt; use another"
@@ -235,13 +238,15 @@ class ReplyForm:
     opening: str  # written before the content of a reply without a thought
     ends: dict[str, str]  # the end-of-turn token, by the role of the next message: "user" or "tool"
     thoughts: Sequence[tuple[str, str]]  # the marks of one
+    around: tuple[str, str] | None  # the texts around a thought in place of <think> and </think>; None: these
     turns: TurnMarks
 
     def write(self, content: str, *, before: str = "user") -> str:
-        """The text of a reply. `content` may begin with a thought between the marks of its family.
+        """The text of a reply. `content` may begin with a thought between the marks of its family, or <think> tags.
 
         Raises ValueError for a thought where the generation prompt has already closed one.
         """
+        content = _with_marks(content, self.around)
         end, content = self.ends.get(before, self.ends["user"]), self.turns.split_reply(content)
         for opening, closing in self.thoughts:
             if content.lstrip().startswith(opening):
@@ -271,7 +276,38 @@ def reply_form(tokenizer: PreTrainedTokenizerBase) -> ReplyForm:
         raise ValueError(_UNLIKE_ITS_PROMPT)
     opening = before[len(prompt) :] if before.startswith(prompt) else closed
     ends = _ends_of_reply(tokenizer, reply, today)
-    return ReplyForm(given=marks, opening=opening, ends=ends, thoughts=marks_of_thoughts, turns=turn_marks(tokenizer))
+    return ReplyForm(
+        given=marks,
+        opening=opening,
+        ends=ends,
+        thoughts=marks_of_thoughts,
+        around=_around_thought(tokenizer, prompt, today),
+        turns=turn_marks(tokenizer),
+    )
+
+
+def _around_thought(tokenizer: PreTrainedTokenizerBase, prompt: str, today: datetime) -> tuple[str, str] | None:
+    """What the template writes before and after a thought in a field of its own, else its marks; None for <think>."""
+    own = own_marks(tokenizer)
+    if own is None or own == THOUGHT_MARKS[0]:
+        return None
+    for name in _FIELDS:
+        with contextlib.suppress(*REFUSALS):
+            reply = {"role": "assistant", "content": MARK, name: _THOUGHT}
+            before, thought, after = rendered(tokenizer, [_ASK, reply], today=today).partition(_THOUGHT)
+            if thought and before.startswith(prompt) and before[len(prompt) :].strip() == own[0] and MARK in after:
+                return before[len(prompt) :], after.partition(MARK)[0]
+    gap = "" if own[0][-1] in ">]▷" else "\n"
+    return own[0] + gap, gap + own[1] + gap
+
+
+def _with_marks(content: str, around: tuple[str, str] | None) -> str:
+    """`content` with the <think> tags of its thought replaced by the texts `around` one."""
+    opening, closing = THOUGHT_MARKS[0]
+    thought, closed, rest = content.lstrip().removeprefix(opening).partition(closing)
+    if around is None or not closed or not content.lstrip().startswith(opening):
+        return content
+    return around[0] + thought.strip() + around[1] + rest.lstrip()
 
 
 def end_of_turn_text(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -22,6 +22,9 @@ THOUGHT_MARKS: Sequence[Pair] = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
     ("◁think▷", "◁/think▷"),  # Kimi
+    ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),  # Kimi K3
+    ("<mm:think>", "</mm:think>"),  # MiniMax M3
+    ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
 )
 # Granite 3.2's are plain text, which counts where the template asks for it.
 PLAIN_MARKS: Pair = ("Here is my thought process:", "Here is my response:")
@@ -55,6 +58,12 @@ def _thought_marks(template: str) -> Sequence[Pair]:
             "ends one: a thought could not be distinguished from an answer; use a template without thoughts"
         )
     return (*THOUGHT_MARKS, *plain, *(pair for pair in found if pair not in THOUGHT_MARKS))
+
+
+def own_marks(tokenizer: PreTrainedTokenizerBase) -> Pair | None:
+    """The first marks of a thought that the chat template has; None if it has none."""
+    template = str(tokenizer.chat_template)
+    return next((pair for pair in thought_marks(tokenizer) if any(mark in template for mark in pair)), None)
 
 
 def _ends_of(tag: str) -> list[str]:

@@ -65,12 +65,11 @@ def check_input(config: Config, *, to_come: Collection[str] = ()) -> None:
                 "leave it out"
             )
     kinds = {part.name for part in config.env.entries().values()}
-    parsers = config.model.tool_parser or config.model.reasoning_parser
-    if parsers and config.env.action_format != TOOLS and not any(name == "agent" or is_own(name) for name in kinds):
+    parser = config.model.tool_parser
+    if parser and config.env.action_format != TOOLS and not any(name == "agent" or is_own(name) for name in kinds):
         raise ConfigError(
-            f"`model.tool_parser` and `model.reasoning_parser` have no effect in `env.name` "
-            f"{', '.join(sorted(kinds))}: only calls of tools and the answers to agents are parsed, got {parsers!r}; "
-            "leave them out, or set env.action_format=tools"
+            f"`model.tool_parser` has no effect in `env.name` {', '.join(sorted(kinds))}: only calls of tools and the "
+            f"answers to agents are parsed, got {parser!r}; leave it out, or set env.action_format=tools"
         )
     if config.model.context != "stop" and kinds <= set(DRIVING):
         raise ConfigError(
@@ -257,7 +256,7 @@ def check_collect(config: Config, options: CollectOptions, *, to_come: Collectio
 
     Paths `to_come` are made before the episodes are played, so they are not looked at.
     """
-    last, most = options.first_task + options.num_tasks, max(num_train_tasks(config.env).values())
+    last, most = options.first_task + (options.num_tasks or 1), max(num_train_tasks(config.env).values())
     if last > most:
         raise ConfigError(
             f"`--first-task` + `--num-tasks` must be <= env.num_train_tasks = {most}, got {last}; lower `--num-tasks`"

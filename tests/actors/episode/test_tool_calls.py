@@ -416,6 +416,10 @@ def test_a_preempted_episode_repeats_its_calls_with_the_same_ids() -> None:
         ({"tool_parser": "hermos"}, "`model.tool_parser` must be empty, or one of vLLM's: .*hermes.*; got 'hermos'"),
         ({"tool_parser": "openai"}, "got 'openai'"),
         ({"reasoning_parser": "thinks"}, "`model.reasoning_parser` must be empty, or one of .*qwen3.*; got 'thinks'"),
+        (
+            {"reasoning_parser": "inkling"},
+            "reads thoughts between .*content_thinking.* the chat template does not have",
+        ),
         ({"tool_parser": "llama3_json"}, "does not work with this model: .*python_tag.*; choose the parsers of its"),
     ],
 )

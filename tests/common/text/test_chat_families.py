@@ -15,6 +15,7 @@ from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Sampling
+from slipstream.common.rows.message_fields import read_message
 from slipstream.common.text.chat import Chat, ChatRules, reply_form
 from slipstream.common.text.chat_template import rendered
 from slipstream.common.text.codec import decoder
@@ -275,6 +276,34 @@ def test_a_recorded_thought_is_learned_in_the_reply_that_it_belongs_to(
     branches = Tokeniser(tokenizer).branches(conversation(family, thought, thought))
     texts = [text for branch in branches for text in learnt_texts(tokenizer, branch.tokens, branch.loss_mask)]
     assert texts[:2] == [learnt, learnt] and len(texts) == 3
+
+
+SHOWN = "{% if message.reasoning_content %}<seed:think>\n{{ message.reasoning_content }}\n</seed:think>\n{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("family", "shown", "learnt"),
+    [
+        ("seed-oss", "", "<seed:think>hm</seed:think>b<seed:eos>"),
+        ("seed-oss", SHOWN, "<seed:think>\nhm\n</seed:think>\nb<seed:eos>"),
+        ("apertus", "", "<|inner_prefix|>hm<|inner_suffix|>b<|assistant_end|>"),
+        ("kimi", "", "◁think▷hm◁/think▷b<|im_end|>"),
+        ("gemma4", "", "<|channel>thought\nhm\n<channel|>\nb<turn|>"),
+        ("llama3", "", "<think>\nhm\n</think>\n\nb<|eot_id|>"),  # it has no marks: these are known everywhere
+    ],
+)
+def test_a_thought_in_a_field_of_its_own_is_learned_between_the_marks_of_the_family(
+    tmp_path: Path, family: str, shown: str, learnt: str
+) -> None:
+    row = read_message({"role": "assistant", "content": "b", "reasoning_content": "hm"}, "messages").message
+    tokenizer = family_tokenizer(family, tmp_path, {"enable_thinking": True})
+    tokenizer.chat_template = tokenizer.chat_template.replace("{{ message.content }}", shown + "{{ message.content }}")
+    (branch,) = Tokeniser(tokenizer).branches([ASK, row])
+    assert learnt_texts(tokenizer, branch.tokens, branch.loss_mask) == [learnt]
+    chat = Chat(tokenizer)
+    chat.open((ASK,))
+    chat.reply(chat.written(learnt))
+    assert chat.answer.strip() == "b"
 
 
 def test_a_recorded_thought_is_refused_where_thinking_is_off(tmp_path: Path) -> None:
