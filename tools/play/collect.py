@@ -7,7 +7,7 @@ importance-corrected objective.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from slipstream.common.records.trajectory import Sampling, Task, Trajectory
 from slipstream.common.text.action_format import format_of
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.transcript import Transcriber
+from slipstream.envhub.catalogue import num_train_tasks
 from slipstream.envhub.env import EnvError
 from slipstream.tools.data.row_files import Row, check_free, write_rows
 from slipstream.tools.play.collect_server import Journal, play_served, read_server
@@ -35,7 +36,7 @@ from slipstream.tools.play.retrace import retrace
 from slipstream.tools.play.state_values import StateValues, check_searches, reward_model_beside
 from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run.check_input import check_collect, check_env, check_model_folder
-from slipstream.tools.run.collect_options import CollectOptions
+from slipstream.tools.run.collect_options import DEFAULT_NUM_TASKS, CollectOptions
 from slipstream.tools.run.prepare import NoisyExpert, expert_episodes, load_tokenizer
 
 PROGRESS_S = 5.0  # between two lines of progress
@@ -75,7 +76,7 @@ def _collect_expert(config: Config, options: CollectOptions, *, path: Path) -> i
         return _retrace(config, options, tokenizer, path=path)
     transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
     written_as = format_of(config.env)
-    tasks = _groups(options, list(config.env.entries()))
+    tasks = tasks_to_play(options, config)
     try:
         trajectories = list(
             expert_episodes(
@@ -100,7 +101,7 @@ def _collect_served(config: Config, options: CollectOptions, *, path: Path) -> i
     check_model_folder(folder, max_tokens=config.model.max_tokens)
     tokenizer = load_tokenizer(folder, config.model)
     transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
-    server, tasks = read_server(Path(options.server)), _groups(options, list(config.env.entries()))
+    server, tasks = read_server(Path(options.server)), tasks_to_play(options, config)
     with Journal(path.with_name(f"{path.name}.journal"), config, server, vocab_size=len(tokenizer)) as journal:
         if any(group not in tasks or member >= config.replay.group_size for group, member in journal.played):
             raise ConfigError(
@@ -208,7 +209,7 @@ async def _collect(
             await play_task(tree, config, options)
             collected.num_tasks += 1
 
-    groups = _groups(options, list(stage.envs))
+    groups = tasks_to_play(options, config)
     reporting = asyncio.create_task(_report_progress(collected, num_tasks=len(groups)))
     try:
         await asyncio.gather(*(play(group_id, task) for group_id, task in groups.items()))
@@ -217,17 +218,18 @@ async def _collect(
         await stage.engine.close()
 
 
-def _groups(options: CollectOptions, labels: Sequence[str]) -> dict[int, Task]:
+def tasks_to_play(options: CollectOptions, config: Config) -> dict[int, Task]:
     """The tasks by group id.
 
     With one environment the group id is the index of the task, so files of different tasks can be concatenated. In a
     mixture, the first task of every environment comes before the second task of any.
     """
-    first = options.first_task
+    first, known = options.first_task, num_train_tasks(config.env)
     return {
-        index * len(labels) + place: Task(env=label, split="train", index=index)
-        for index in range(first, first + options.num_tasks)
-        for place, label in enumerate(labels)
+        index * len(known) + place: Task(env=label, split="train", index=index)
+        for index in range(first, first + (options.num_tasks or DEFAULT_NUM_TASKS))
+        for place, (label, num_tasks) in enumerate(known.items())
+        if options.num_tasks or index < num_tasks
     }
 
 

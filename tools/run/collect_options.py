@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from slipstream.common.config.setting_bounds import Count, NonNegative, ShareBelow1, Whole, check_bounds
 from slipstream.common.process.config_error import require
 
+DEFAULT_NUM_TASKS = 100
 SEARCHES = ("none", "tree_of_thoughts", "dfsdt", "mcts", "graph_of_thoughts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectOptions:
-    num_tasks: Count = 100  # train tasks to play, in each environment
+    num_tasks: Whole = 0  # train tasks to play, in each environment; 0: 100, or all of a file with fewer rows
     first_task: Whole = 0  # index of the first of them
     search: str = "none"  # none plays replay.group_size episodes per task; or tree_of_thoughts, dfsdt, mcts, ...
     width: Count = 3  # actions that a search tries in one state; graph_of_thoughts: attempts in one round

@@ -16,6 +16,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_any_env, make_env, num_held_out, num_train_tasks
 from slipstream.learner.supply.curriculum import Curriculum
+from slipstream.tools.play.collect import tasks_to_play
 from slipstream.tools.run.check_input import check_collect
 from slipstream.tools.run.collect_options import CollectOptions
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
@@ -58,6 +59,11 @@ def test_all_rows_are_visited_once_before_any_twice_and_no_more_are_evaluated_th
     check_collect(config, CollectOptions(num_tasks=7))
     with pytest.raises(ConfigError, match=r"must be <= env.num_train_tasks = 7, got 8"):
         check_collect(config, CollectOptions(num_tasks=8))
+    usual = CollectOptions()
+    check_collect(config, usual)
+    assert list(tasks_to_play(usual, config)) == list(range(7))
+    assert list(tasks_to_play(CollectOptions(first_task=5), config)) == [5, 6]
+    assert len(tasks_to_play(usual, load_config(None, []))) == 100
     assert num_train_tasks(load_config(None, []).env) == {"shop": 100_000}
 
 
