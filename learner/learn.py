@@ -193,12 +193,22 @@ class Training:
             begin_checkpoint(learner, self.lead.prepare_checkpoint(learner.progress))
 
     def _finish(self) -> bool:
-        """Export and evaluate the model, and write the summary; False if a stop was requested during the evaluation."""
-        export(self.learner)
+        """Export and evaluate the model, and write the summary; False if a stop was requested during the evaluation.
+
+        Raises ConfigError, after the evaluation, for an export that differs from the model.
+        """
+        failure: ConfigError | None = None
+        try:
+            export(self.learner)
+        except ConfigError as error:
+            failure = error
+            log.error("the run ends with an error after its last evaluation: %s", error)
         evaluation = self.lead.open_evaluation(self.learner.progress)
         if not self.lead.close_evaluation(evaluation, "final", self.shutdown):
             return False
         self.lead.write_summary()
+        if failure is not None:
+            raise failure
         self.lead.finish()
         return True
 

@@ -1,5 +1,6 @@
 """A run without vLLM: the learner's own process, Redis, and an actor whose engine follows a script."""
 
+import json
 import math
 from pathlib import Path
 
@@ -30,3 +31,16 @@ def test_a_learner_on_a_device_trains_on_what_comes_over_redis_and_the_books_bal
         assert run.steps() == list(range(1, NUM_STEPS + 1))
         assert all(0 < record["optim/grad_norm"] < math.inf for record in run.step_records())
         assert run.audit() == []
+
+
+def test_an_export_that_fails_its_check_ends_the_run_after_its_last_evaluation(
+    redis_server: Server, run_id: str, tmp_path: Path
+) -> None:
+    in_bfloat16 = ["model.dtype=bfloat16", "weights.probe_nats=1e-9"]  # the export is loaded in float32
+    settings = [*SETTINGS, "learner.steps=1", "eval.num_tasks=4", *in_bfloat16]
+    with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
+        learner = run.start_learner()
+        run.start_scripted_actor("actor")
+        assert learner.wait() != 0 and "differs from the learner by" in learner.said()
+        summary = json.loads((tmp_path / run_id / "summary.json").read_text())
+        assert summary["eval"]["final"]["num_tasks"] == 4
