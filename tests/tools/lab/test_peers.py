@@ -14,10 +14,10 @@ import pytest
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.run_dir import RunDir
-from slipstream.tools.lab.peers.bench import Cell, main, page_of
+from slipstream.tools.lab.peers.bench import ARMS, BENCHES, SETS, Cell, main, plan_of, table
 from slipstream.tools.lab.peers.episode import Episode
 from slipstream.tools.lab.peers.meter import Meter, Reading
-from slipstream.tools.lab.peers.results import TASK, Point, Result
+from slipstream.tools.lab.peers.results import Point, Result
 from slipstream.tools.lab.study.page import BEGIN, END
 from slipstream.tools.run.prepare import demonstrate, load_tokenizer, model_folder, prepare
 
@@ -31,7 +31,7 @@ SHORT = ["warm_start.episodes=400", "replay.groups_per_step=2", "eval.num_tasks=
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RunDir]:
     root = tmp_path_factory.mktemp("peers")
     config = load_config(
-        TASK, [f"warm_start.episodes={NUM_DEMONSTRATIONS}", "warm_start.noise=0.5", f"run.root={root}"]
+        "conf/quickstart.yaml", [f"warm_start.episodes={NUM_DEMONSTRATIONS}", "warm_start.noise=0.5", f"run.root={root}"]
     )
     return config, prepare(config)
 
@@ -53,37 +53,54 @@ def test_an_episode_has_the_tokens_and_the_rewards_of_the_actors(prepared: tuple
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arm", ["by hand", "by hand dropping"])
-def test_the_loop_by_hand_makes_its_steps_and_the_page_is_written(arm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("arm", "every"), [("by hand", 1), ("by hand dropping", 1), ("by hand", 0)])
+def test_the_loop_by_hand_makes_its_steps_and_the_page_is_written(arm: str, every: int, tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "peers.md").write_text(f"# Peers\n\n{BEGIN}Nothing.\n{END}")
-    arguments = ["--arms", arm, "--seeds", "0", "--steps", "2"]
-    main([*arguments, "--folder", str(tmp_path / "cells"), "--docs", str(docs), *SHORT])
-    cell = msgspec.json.decode((tmp_path / "cells" / f"{arm.replace(' ', '_')}-seed0.json").read_bytes(), type=Cell)
-    assert [point.step for point in cell.result.points] == [0, 1, 2]
+    arguments = ["--arms", f"{arm}@1e-4", "--seeds", "0", "--steps", "2", *SHORT, f"eval.every={every}"]
+    main([*arguments, "--folder", str(tmp_path / "cells"), "--docs", str(docs)])
+    file = tmp_path / "cells" / "shop" / f"{arm.replace(' ', '_')}_at_1e-4-seed0.json"
+    cell = msgspec.json.decode(file.read_bytes(), type=Cell)
+    assert [point.step for point in cell.result.points] == ([0, 1, 2] if every else [1, 2])
     assert cell.result.points[-1].episodes >= 16
     assert 0 < cell.result.trained_tokens <= cell.result.points[-1].tokens
     assert (cell.result.trained_tokens == cell.result.points[-1].tokens) == (arm == "by hand")
-    assert cell.cpu_seconds[0] == 0 < cell.cpu_seconds[-1]
+    assert cell.cpu_seconds[0] <= cell.cpu_seconds[-1]
     assert cell.peak_memory_bytes > 100e6
-    assert f"| {arm} |" in (docs / "peers.md").read_text()
+    page = (docs / "peers.md").read_text()
+    assert f"| {arm}@1e-4 |" in page and "Nothing" not in page
     assert (docs / "peers.json").exists()
 
 
-def test_the_page_names_tokens_cpu_and_memory_to_each_goal() -> None:
-    points = [
-        Point(step=20 * index, success=success, seconds=100.0 * index, episodes=1000 * index, tokens=10_000 * index)
-        for index, success in enumerate((0.4, 0.7, 0.9))
+@pytest.mark.parametrize("task", ["sums", "guess"])
+def test_every_arm_of_the_real_benches_has_settings_that_a_run_accepts(task: str, tmp_path: Path) -> None:
+    arms = {*SETS["equal"], *SETS["best"], *SETS["factors"]}
+    assert {arm.partition("@")[0] for arm in arms} == set(ARMS)
+    plans = [
+        plan_of(arm, 1, bench=BENCHES[task], folder=tmp_path, steps=2, settings=[], trl_python="python")
+        for arm in sorted(arms)
     ]
-    result = Result(arm="trl", seed=0, points=points, trained_tokens=20_000, cpu_seconds=390.0)
-    cell = Cell(
-        result=result, greedy=0.785, cpu_seconds=[0.0, 190.0, 390.0], peak_memory_bytes=800_000_000, load_before=0.1
-    )
-    page = page_of(f"# Peers\n{BEGIN}Nothing.\n{END}", [cell], ["default", "trl"], command="bench")
-    row = next(line for line in page.splitlines() if "78.5%" in line)
-    assert "**15,000** (15,000)" in row and "**290 s** (290 s)" in row and "**0.8 GB** (0.8 GB)" in row
-    assert "default" not in page and "Nothing" not in page
+    assert len({plan.config.run.name for plan in plans}) == len(plans)
+    assert {plan.config.optim.lr for plan in plans} == {3e-6, 1e-5, 3e-5}
+
+
+def test_the_table_names_tokens_cpu_and_memory_to_each_goal_and_seeds_that_never_reach_it() -> None:
+    def cell(seed: int, *successes: float) -> Cell:
+        points = [
+            Point(step=20 * index, success=success, seconds=100.0 * index, episodes=1000 * index, tokens=10_000 * index)
+            for index, success in enumerate(successes)
+        ]
+        result = Result(arm="trl", seed=seed, points=points, trained_tokens=20_000, cpu_seconds=390.0)
+        return Cell(
+            result=result, greedy=0.785, cpu_seconds=[0.0, 190.0, 390.0], peak_memory_bytes=800_000_000, load_before=0.1
+        )
+
+    text = table([cell(0, 0.4, 0.7, 0.9), cell(1, 0.4, 0.5, 0.6)], ["default", "trl"], goals=(0.8,))
+    row = next(line for line in text.splitlines() if "78.5%" in line)
+    assert "| **150 s** (150 s, never) | **30** (30, never) | **15,000** (15,000, never) | **290 s** (290 s, never) |" in row
+    assert "**75%** (90%, 60%)" in row and "**0.8 GB** (0.8 GB, 0.8 GB)" in row
+    assert "default" not in text
 
 
 def test_cpu_time_between_two_moments_is_interpolated() -> None:

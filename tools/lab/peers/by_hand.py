@@ -45,7 +45,7 @@ class HandRank:
         self._optimizer = make_optimizer(self._model, config=config.optim)
         self._schedule = make_schedule(self._optimizer, config=config.optim, num_steps=config.learner.steps)
         self._next_group = rank
-        self._counts = torch.zeros(3, dtype=torch.float64)  # episodes, tokens, trained tokens
+        self._counts = torch.zeros(4, dtype=torch.float64)  # episodes, tokens, successes, trained tokens
 
     def step(self) -> None:
         """Play this rank's groups and train on them."""
@@ -66,7 +66,8 @@ class HandRank:
 
     def count_into(self, run: PeerRun) -> None:
         """Set the counts of all ranks in `run`. Every rank calls it."""
-        run.episodes, run.tokens, run.trained_tokens = (int(count) for count in self._summed(self._counts.clone()))
+        counts = self._summed(self._counts.clone())
+        run.episodes, run.tokens, run.successes, run.trained_tokens = (int(count) for count in counts)
 
     def _play(self) -> list[list[Episode]]:
         """This rank's share of the groups of a step: those of equal returns are replaced, unless all are kept."""
@@ -81,7 +82,7 @@ class HandRank:
 
         def ended(episode: Episode) -> Sequence[Episode]:
             group = group_of[id(episode)]
-            self._counts[:2] += torch.tensor([1, len(episode.tokens)])
+            self._counts[:3] += torch.tensor([1, len(episode.tokens), episode.success])
             if not all(member.done for member in group):
                 return ()
             if returns_differ(group) or not self._config.replay.drop_zero_variance:
@@ -107,7 +108,7 @@ class HandRank:
             )
         }
         episodes = sorted((episode for group in groups for episode in group), key=lambda each: len(each.tokens))
-        self._counts[2] += sum(len(episode.tokens) for episode in episodes)
+        self._counts[3] += sum(len(episode.tokens) for episode in episodes)
         (num_tokens,) = self._summed(torch.tensor([sum(sum(each.loss_mask) for each in episodes)], dtype=torch.float64))
         for batch in _batches(episodes, max_tokens=self._config.learner.micro_batch_tokens):
             tokens = _padded([torch.tensor(each.tokens) for each in batch])
@@ -152,7 +153,7 @@ def _padded(rows: list[Tensor]) -> Tensor:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train for `learner.steps` steps, evaluate every `eval.every` steps, and write the result from rank 0."""
+    """Train for `learner.steps` steps, measure, and write the result from rank 0."""
     parser = argparse.ArgumentParser(prog="by_hand", description=__doc__)
     parser.add_argument("config")
     parser.add_argument("model", type=Path)
@@ -165,13 +166,11 @@ def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
     rank = HandRank(config, options.model, rank=options.rank, num_ranks=options.num_ranks, store=options.store)
     run = PeerRun()
-    run.begin(rank.success())
+    run.begin(rank.success(), fresh=config.eval.every == 0)
     for step in range(1, config.learner.steps + 1):
         rank.step()
-        if step % config.eval.every == 0 or step == config.learner.steps:
-            seconds = run.seconds()
-            rank.count_into(run)
-            run.add(step, rank.success(), seconds=seconds)
+        rank.count_into(run)
+        run.end_step(step, every=config.eval.every, last=config.learner.steps, success=rank.success)
     if options.rank == 0:
         run.write(options.out)
 

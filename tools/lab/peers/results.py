@@ -13,31 +13,17 @@ import msgspec
 
 from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.lead.tally import load_tally
-from slipstream.tools.lab.study.page import markdown
 
-TASK = "conf/quickstart.yaml"
-GOALS = (0.8, 0.88)
-SHARED = ("eval.every=20", "eval.num_tasks=200")
-SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0")
-DROPPING = (  # the quickstart until 2026-11-27
-    "sampling.temperature=1",
-    "replay.drop_zero_variance=true",
-    "learner.steps=200",
-)
-OURS: dict[str, tuple[str, ...]] = {  # the arms that are runs of ours, with their settings
-    "default": (),
-    "synchronous": SYNCHRONOUS,
-    "dropping": DROPPING,
-}
 SEEDS = (0, 1, 2)
 SUCCESS = "eval/success_sampled"
+WINDOW = 6  # steps over which the success of fresh episodes is a mean
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An evaluation: the success of the weights of a step, and what the run had used when it made them."""
+    """The success of the weights of a step, and what the run had used when it made them."""
 
     step: int
-    success: float  # of sampled episodes on held-out tasks
+    success: float  # of sampled episodes on held-out tasks; of fresh ones (see `smoothed`) if none are held out
     seconds: float
     episodes: float  # training episodes that had finished
     tokens: float  # their prompt and sampled tokens
@@ -53,16 +39,22 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cpu_seconds: float  # of all processes of the run, with their start and the warm start
 
     @classmethod
-    def of(cls, run_dir: RunDir, *, arm: str, seed: int, cpu_seconds: float) -> Self:
+    def of(cls, run_dir: RunDir, *, arm: str, seed: int, fresh: bool) -> Self:
+        """The result of a run of ours; with `fresh`, a point for each step, of the episodes that ended before it."""
         records = [json.loads(line) for line in run_dir.metrics.read_text().splitlines()]
         steps = [record for record in records if "perf/step_s" in record]
-        measured = {record["step"]: record[SUCCESS] for record in records if SUCCESS in record}  # step 0: the last one
+        if fresh:
+            measured = {record["step"]: record.get("produced/success", 0.0) for record in steps}
+        else:
+            measured = {record["step"]: record[SUCCESS] for record in records if SUCCESS in record}
+        points = [point_at(step, success, steps) for step, success in sorted(measured.items())]
+        trained_tokens = load_tally(run_dir.tally).tokens_trained
         return cls(
             arm=arm,
             seed=seed,
-            points=[point_at(step, success, steps) for step, success in sorted(measured.items())],
-            trained_tokens=load_tally(run_dir.tally).tokens_trained,
-            cpu_seconds=cpu_seconds,
+            points=smoothed(points) if fresh else points,
+            trained_tokens=trained_tokens,
+            cpu_seconds=0.0,
         )
 
     def reached(self, goal: float) -> Point | None:
@@ -86,6 +78,19 @@ def point_at(step: int, success: float, records: Sequence[dict[str, Any]]) -> Po
     )
 
 
+def smoothed(points: Sequence[Point]) -> list[Point]:
+    """The points with the share of successes among all episodes of the last WINDOW steps."""
+    counts = [
+        point.episodes - before for point, before in zip(points, [0.0, *(p.episodes for p in points)], strict=False)
+    ]
+    wins = [point.success * count for point, count in zip(points, counts, strict=True)]
+    windows = [slice(max(0, end - WINDOW), end) for end in range(1, len(points) + 1)]
+    return [
+        msgspec.structs.replace(point, success=sum(wins[window]) / max(1.0, sum(counts[window])))
+        for point, window in zip(points, windows, strict=True)
+    ]
+
+
 def between(before: Point, after: Point, share: float) -> Point:
     """The point at `share` of the way from `before` to `after`."""
     mixed = {
@@ -93,30 +98,6 @@ def between(before: Point, after: Point, share: float) -> Point:
         for name in ("success", "seconds", "episodes", "tokens")
     }
     return Point(step=round(before.step + share * (after.step - before.step)), **mixed)
-
-
-def table(results: Sequence[Result], arms: Sequence[str]) -> str:
-    """In Markdown, what each arm needed: means over the seeds that reached the goal, with each seed in brackets."""
-    rows = []
-    for arm in arms:
-        own = [result for result in results if result.arm == arm]
-        if not own:
-            continue
-        cells = [arm]
-        for goal in GOALS:
-            found = [result.reached(goal) for result in own]
-            cells.append(spread_over_seeds([point.seconds if point else None for point in found], "{:.0f} s"))
-            cells.append(spread_over_seeds([point.episodes if point else None for point in found], "{:,.0f}"))
-        cells.append(spread_over_seeds([result.points[-1].success for result in own], "{:.0%}"))
-        cells.append(spread_over_seeds([result.trained_tokens / result.points[-1].tokens for result in own], "{:.2f}"))
-        cells.append(
-            spread_over_seeds([1000 * result.cpu_seconds / result.points[-1].episodes for result in own], "{:.0f} ms")
-        )
-        rows.append(cells)
-    head = ["arm"]
-    for goal in GOALS:
-        head += [f"time to {goal:.0%}", f"episodes to {goal:.0%}"]
-    return markdown([*head, "at the end", "trained ÷ finished tokens", "CPU an episode"], rows)
 
 
 def spread_over_seeds(values: Sequence[float | None], form: str) -> str:

@@ -1,13 +1,15 @@
 """TRL's GRPOTrainer on our task, with transformers' own generation; it runs in build/peers-trl.
 
-`python -m slipstream.tools.lab.peers.trl_grpo CONFIG MODEL OUT [--refill]`. A `rollout_func` plays the episodes turn by
-turn: TRL's other way, `environment_factory`, makes every action a tool call, which another prompt would have to
-explain.
+`python -m slipstream.tools.lab.peers.trl_grpo CONFIG MODEL OUT [--changes JSON]`. A `rollout_func` plays the episodes
+turn by turn: TRL's other way, `environment_factory`, makes every action a tool call, which another prompt would have
+to explain.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.envhub.catalogue import num_held_out
-from slipstream.tools.lab.peers.episode import Episode, Episodes, returns_differ
+from slipstream.tools.lab.peers.episode import Episode, Episodes
 from slipstream.tools.lab.peers.peer_run import PeerRun, Success
 
 EVAL_BATCH = 64  # episodes at a time
@@ -27,29 +29,24 @@ EVAL_BATCH = 64  # episodes at a time
 class Player:
     """Plays episodes in lockstep: the turns of all running ones are generated as one batch."""
 
-    def __init__(self, config: Config, tokenizer: Any, *, refill: bool) -> None:
-        self._config, self._tokenizer, self._refill = config, tokenizer, refill
+    def __init__(self, config: Config, tokenizer: Any) -> None:
+        self._config, self._tokenizer = config, tokenizer
         self._episodes = Episodes(config=config, tokenizer=tokenizer)
         self._next_group = 0
+        self.trained: list[Episode] = []  # of the newest step
         self.run = PeerRun()
 
     def rollout(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """TRL's `rollout_func`: one group for every `group_size` of `prompts`, whose text is not used.
-
-        With `refill`, groups of equal returns are replaced by new ones, as often as needed.
-        """
+        """TRL's `rollout_func`: one group for every `group_size` of `prompts`, whose text is not used."""
         model = trainer.accelerator.unwrap_model(trainer.model)
-        wanted = len(prompts) // self._config.replay.group_size
-        groups: list[list[Episode]] = []
-        while len(groups) < wanted:
-            new = [self._episodes.group(self._next_group + place) for place in range(wanted - len(groups))]
-            self._next_group += len(new)
-            played = [episode for group in new for episode in group]
-            self._play(model, played, temperature=self._config.sampling.temperature)
-            self.run.episodes += len(played)
-            self.run.tokens += sum(len(episode.tokens) for episode in played)
-            groups += [group for group in new if returns_differ(group)] if self._refill else new
-        trained = [episode for group in groups for episode in group]
+        groups = range(self._next_group, self._next_group + len(prompts) // self._config.replay.group_size)
+        self._next_group = groups.stop
+        trained = [episode for group in groups for episode in self._episodes.group(group)]
+        self._play(model, trained, temperature=self._config.sampling.temperature)
+        self.trained = trained
+        self.run.episodes += len(trained)
+        self.run.successes += sum(episode.success for episode in trained)
+        self.run.tokens += sum(len(episode.tokens) for episode in trained)
         self.run.trained_tokens += sum(len(episode.tokens) for episode in trained)
         return {
             "prompt_ids": [episode.tokens[: episode.prompt_length] for episode in trained],
@@ -98,26 +95,40 @@ class Player:
 
 
 class Evaluations(TrainerCallback):  # type: ignore[misc]
-    """Evaluates every `eval.every` steps, and after the last one."""
+    """Measures the first weights, and each step."""
 
     def __init__(self, player: Player, config: Config) -> None:
         self._player, self._config = player, config
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Evaluate the first weights, and start the clock."""
-        self._player.run.begin(self._player.success(others["model"]))
+        self._player.run.begin(self._player.success(others["model"]), fresh=self._config.eval.every == 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Evaluate the weights of this step if that is due."""
-        step = state.global_step
-        if step % self._config.eval.every == 0 or step == self._config.learner.steps:
-            seconds = self._player.run.seconds()
-            self._player.run.add(step, self._player.success(others["model"]), seconds=seconds)
+        """Measure the weights of this step if that is due."""
+        success = partial(self._player.success, others["model"])
+        every, last = self._config.eval.every, self._config.learner.steps
+        self._player.run.end_step(state.global_step, every=every, last=last, success=success)
 
 
-def grpo_config(config: Config, folder: Path) -> GRPOConfig:
-    """The settings of our run in TRL's terms. What is not named here has TRL's default."""
-    return GRPOConfig(
+class Gradient(TrainerCallback):  # type: ignore[misc]
+    """Writes the episodes of the first step, and its gradient, for `slipstream.tools.lab.peers.gradients`."""
+
+    def __init__(self, player: Player, file: Path) -> None:
+        self._player, self._file = player, file
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Called after clipping, which `max_grad_norm` 0 turns off."""
+        names = ("tokens", "loss_mask", "total_reward")
+        episodes = [{name: getattr(episode, name) for name in names} for episode in self._player.trained]
+        gradient = {name: weight.grad for name, weight in others["model"].named_parameters()}
+        torch.save({"episodes": episodes, "gradient": gradient}, self._file)
+        control.should_training_stop = True
+
+
+def grpo_config(config: Config, folder: Path, changes: Mapping[str, Any]) -> GRPOConfig:
+    """The settings of our run in TRL's terms, with `changes`. What is not named here has TRL's default."""
+    settings = dict[str, Any](
         output_dir=str(folder),
         seed=config.run.seed,
         use_cpu=True,
@@ -138,9 +149,10 @@ def grpo_config(config: Config, folder: Path) -> GRPOConfig:
         shuffle_dataset=False,
         save_strategy="no",
         report_to="none",
-        logging_steps=config.eval.every,
+        logging_steps=config.eval.every or 1,
         disable_tqdm=True,
     )
+    return GRPOConfig(**{**settings, **changes})
 
 
 def total_reward(total_reward: list[float], **others: Any) -> list[float]:
@@ -154,23 +166,24 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("config")
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--refill", action="store_true", help="replace groups of equal returns; TRL itself does not")
+    parser.add_argument("--changes", type=json.loads, default={}, help="fields of GRPOConfig, as JSON")
+    parser.add_argument("--gradient", type=Path, help="write the batch and the gradient of a step to this file")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args(arguments)
     config = load_config(options.config, [])
     torch.set_num_threads(options.threads)
     set_seed(config.run.seed)
     tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
-    player = Player(config, tokenizer, refill=options.refill)
+    player = Player(config, tokenizer)
     num_prompts = config.learner.steps * config.replay.groups_per_step
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32, trust_remote_code=False),
         reward_funcs=total_reward,
-        args=grpo_config(config, options.out.with_suffix(".trl")),
+        args=grpo_config(config, options.out.with_suffix(".trl"), options.changes),
         train_dataset=Dataset.from_dict({"prompt": [str(number) for number in range(num_prompts)]}),
         processing_class=tokenizer,
         rollout_func=player.rollout,
-        callbacks=[Evaluations(player, config)],
+        callbacks=[Gradient(player, options.gradient) if options.gradient else Evaluations(player, config)],
     )
     trainer.train()
     player.run.write(options.out)
