@@ -31,7 +31,8 @@ SHORT = ["warm_start.episodes=400", "replay.groups_per_step=2", "eval.num_tasks=
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RunDir]:
     root = tmp_path_factory.mktemp("peers")
     config = load_config(
-        "conf/quickstart.yaml", [f"warm_start.episodes={NUM_DEMONSTRATIONS}", "warm_start.noise=0.5", f"run.root={root}"]
+        "conf/quickstart.yaml",
+        [f"warm_start.episodes={NUM_DEMONSTRATIONS}", "warm_start.noise=0.5", f"run.root={root}"],
     )
     return config, prepare(config)
 
@@ -55,11 +56,11 @@ def test_an_episode_has_the_tokens_and_the_rewards_of_the_actors(prepared: tuple
 @pytest.mark.long
 @pytest.mark.parametrize(("arm", "every"), [("by hand", 1), ("by hand dropping", 1), ("by hand", 0)])
 def test_the_loop_by_hand_makes_its_steps_and_the_page_is_written(arm: str, every: int, tmp_path: Path) -> None:
-    docs = tmp_path / "docs"
+    docs = tmp_path / "studies"
     docs.mkdir()
     (docs / "peers.md").write_text(f"# Peers\n\n{BEGIN}Nothing.\n{END}")
     arguments = ["--arms", f"{arm}@1e-4", "--seeds", "0", "--steps", "2", *SHORT, f"eval.every={every}"]
-    main([*arguments, "--folder", str(tmp_path / "cells"), "--docs", str(docs)])
+    main([*arguments, "--folder", str(tmp_path / "cells"), "--docs", str(tmp_path)])
     file = tmp_path / "cells" / "shop" / f"{arm.replace(' ', '_')}_at_1e-4-seed0.json"
     cell = msgspec.json.decode(file.read_bytes(), type=Cell)
     assert [point.step for point in cell.result.points] == ([0, 1, 2] if every else [1, 2])
@@ -98,7 +99,10 @@ def test_the_table_names_tokens_cpu_and_memory_to_each_goal_and_seeds_that_never
 
     text = table([cell(0, 0.4, 0.7, 0.9), cell(1, 0.4, 0.5, 0.6)], ["default", "trl"], goals=(0.8,))
     row = next(line for line in text.splitlines() if "78.5%" in line)
-    assert "| **150 s** (150 s, never) | **30** (30, never) | **15,000** (15,000, never) | **290 s** (290 s, never) |" in row
+    assert (
+        "| **150 s** (150 s, never) | **30** (30, never) | **15,000** (15,000, never) | **290 s** (290 s, never) |"
+        in row
+    )
     assert "**75%** (90%, 60%)" in row and "**0.8 GB** (0.8 GB, 0.8 GB)" in row
     assert "default" not in text
 

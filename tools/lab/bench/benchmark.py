@@ -164,11 +164,16 @@ def read(name: str, docs: Path = DOCS) -> Benchmark:
 
 def with_table(page: str, benchmark: Benchmark) -> str:
     """Return `page` with the table of `benchmark` between its two marks. Raises ValueError if they are missing."""
-    begin, end = f"<!-- {benchmark.name} -->\n", f"<!-- end of {benchmark.name} -->"
+    return with_text(page, benchmark.name, markdown(benchmark))
+
+
+def with_text(page: str, name: str, text: str) -> str:
+    """Return `page` with `text` between the two marks of `name`. Raises ValueError if they are missing."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     if page.count(begin) != 1 or page.count(end) != 1:
-        raise ValueError(f"docs/benchmarks.md must have the lines {begin.strip()} and {end} exactly once each")
+        raise ValueError(f"the page must have the lines {begin.strip()} and {end} exactly once each")
     before, rest = page.split(begin)
-    return before + begin + markdown(benchmark) + end + rest.split(end)[1]
+    return before + begin + text + end + rest.split(end)[1]
 
 
 def markdown(benchmark: Benchmark) -> str:

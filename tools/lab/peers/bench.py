@@ -1,7 +1,7 @@
 """`make bench-peers` and `make bench-real`: our modes, TRL and a loop by hand train one model on one task, by turns.
 
 A cell is a run of an arm and a seed. All arms of a seed begin with the same weights. Every result is a file; a cell
-with a result is not run again. `ARM@RATE` is an arm with another learning rate, such as `trl@3e-6`.
+with a result is not run again, and is in the table. `ARM@RATE` is an arm with another learning rate, such as `trl@3e-6`.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.run_dir import RunDir, write_whole
 from slipstream.common.process.shutdown import die_with_parent
 from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
-from slipstream.tools.lab.bench.benchmark import describe_machine, today
+from slipstream.tools.lab.bench.benchmark import describe_machine, today, with_text
 from slipstream.tools.lab.peers.meter import Meter
 from slipstream.tools.lab.peers.results import SEEDS, SUCCESS, Point, Result, smoothed, spread_over_seeds
-from slipstream.tools.lab.study.page import markdown, with_table
+from slipstream.tools.lab.study.page import markdown
 from slipstream.tools.lab.study.run import warm_start
 
 
@@ -37,7 +37,9 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     config: str
     settings: tuple[str, ...]  # of every arm
     goals: tuple[float, ...]
-    page: str  # in docs/studies
+    page: str  # in docs
+    json: str  # in docs
+    mark: str  # of the table in the page
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,13 +51,25 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1  # of our learner
 
 
-REAL = ("eval.every=0", "eval.num_tasks=64")  # success is that of fresh episodes
 BENCHES = {
     "shop": Bench(
-        config="conf/quickstart.yaml", settings=("eval.every=20", "eval.num_tasks=200"), goals=(0.8, 0.88), page="peers"
-    ),
-    "sums": Bench(config="conf/sums_smollm2.yaml", settings=REAL, goals=(0.3, 0.5, 0.8), page="real_sums"),
-    "guess": Bench(config="conf/guess_smollm2.yaml", settings=REAL, goals=(0.3, 0.5, 0.8), page="real_guess"),
+        config="conf/quickstart.yaml",
+        settings=("eval.every=20", "eval.num_tasks=200"),
+        goals=(0.8, 0.88),
+        page="studies/peers.md",
+        json="studies/peers.json",
+        mark="results",
+    )
+} | {
+    task: Bench(
+        config=f"conf/{task}_smollm2.yaml",
+        settings=("eval.every=0", "eval.num_tasks=64"),  # so points are of fresh episodes
+        goals=(0.3, 0.5, 0.8),
+        page="benchmarks.md",
+        json=f"benchmarks/real_{task}.json",
+        mark=f"real {task}",
+    )
+    for task in ("sums", "guess")
 }
 ALL_GROUPS = ("replay.drop_zero_variance=false",)  # as TRL
 ON_POLICY = ("replay.target_lag=0", "replay.max_lag=0")
@@ -276,17 +290,17 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--steps", type=int, help="optimizer steps of every cell")
     parser.add_argument("--folder", type=Path, default=Path("build/bench_peers"), help="where results are written")
-    parser.add_argument("--docs", type=Path, default=Path("docs/studies"), help="where the page is written")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where the page is written")
     parser.add_argument("--trl-python", default=TRL_PYTHON, help="the Python of the environment with TRL")
     options = parser.parse_intermixed_args(arguments)
     arms = [arm for named in options.arms for arm in SETS.get(named, (named,))]
     if unknown := [arm for arm in arms if arm.partition("@")[0] not in ARMS]:
         parser.error(f"unknown arms {', '.join(unknown)}; there are {', '.join([*ARMS, *SETS])}")
     bench = BENCHES[options.task]
-    page, folder = options.docs / f"{bench.page}.md", options.folder.resolve() / options.task
+    page, folder = options.docs / bench.page, options.folder.resolve() / options.task
     text = page.read_text()  # before hours of runs
     folder.mkdir(parents=True, exist_ok=True)
-    load_before, cells = os.getloadavg()[0], list[Cell]()
+    load_before = os.getloadavg()[0]
     for seed in options.seeds:
         for arm in arms:
             plan = plan_of(
@@ -298,14 +312,15 @@ def main(arguments: Sequence[str]) -> None:
                 settings=options.settings,
                 trl_python=options.trl_python,
             )
-            cells.append(run_cell(plan, seed=seed))
-            print(f"{arm}, seed {seed}: {cells[-1].result.points[-1]}", flush=True)
+            print(f"{arm}, seed {seed}: {run_cell(plan, seed=seed).result.points[-1]}", flush=True)
+    cells = [msgspec.json.decode(file.read_bytes(), type=Cell) for file in sorted(folder.glob("*-seed[0-9].json"))]
+    arms = list(dict.fromkeys([*arms, *(cell.result.arm for cell in cells)]))
     machine = describe_machine(gpu="", versions={}, load_before=load_before)
     command = shlex.join(["python", "-P", "-m", "slipstream.tools.lab.peers.bench", *arguments])
     raw = {"command": command, "date": today(), "machine": machine, "cells": cells}
-    write_whole(page.with_suffix(".json"), json.dumps(msgspec.to_builtins(raw), indent=1) + "\n")
+    write_whole(options.docs / bench.json, json.dumps(msgspec.to_builtins(raw), indent=1) + "\n")
     results = f"{table(cells, arms, goals=bench.goals)}\n`{command}`, {today()}.\n"
-    write_whole(page, with_table(text, results))
+    write_whole(page, with_text(text, bench.mark, results))
 
 
 if __name__ == "__main__":

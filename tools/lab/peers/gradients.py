@@ -73,7 +73,9 @@ def main(arguments: Sequence[str]) -> None:
     saved = torch.load(file)
     for way, settings in WAYS.items():
         config = load_config(name, ["optim.max_grad_norm=inf", *settings])
-        print(f"{way}: {compared(gradient_of(Policy(config), groups_of(saved['episodes'], config)), saved['gradient'])}")
+        print(
+            f"{way}: {compared(gradient_of(Policy(config), groups_of(saved['episodes'], config)), saved['gradient'])}"
+        )
 
 
 def groups_of(episodes: Sequence[Mapping[str, Any]], config: Config) -> list[list[Attempt]]:

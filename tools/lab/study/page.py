@@ -8,6 +8,7 @@ from typing import Self
 import msgspec
 
 from slipstream.common.process.run_dir import write_whole
+from slipstream.tools.lab.bench.benchmark import with_text
 from slipstream.tools.lab.study.plot import Line, Point, svg
 from slipstream.tools.lab.study.run import Run
 
@@ -74,14 +75,7 @@ def write(study: Study, folder: Path, *, name: str) -> None:
     write_whole(folder / f"{name}.json", msgspec.json.format(msgspec.json.encode(study), indent=1).decode() + "\n")
     write_whole(folder / f"{name}.svg", _plot(study))
     page = folder / f"{name}.md"
-    write_whole(page, with_table(page.read_text() if page.exists() else BEGIN + END + "\n", tables(study)))
-
-
-def with_table(page: str, table: str) -> str:
-    """Return `page` with `table` between its two marks. Raises ValueError if they are missing."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"the page must have the lines {BEGIN.strip()} and {END} exactly once each")
-    return page.split(BEGIN)[0] + BEGIN + table + END + page.split(END)[1]
+    write_whole(page, with_text(page.read_text() if page.exists() else BEGIN + END + "\n", "results", tables(study)))
 
 
 def tables(study: Study) -> str:
