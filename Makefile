@@ -197,7 +197,7 @@ study-lag: setup
 # The quickstart beside TRL and a loop by hand, all from the same weights: 12 whole runs, one after another. TRL has
 # an environment of its own, and runs only here: `make test` tests the loop by hand and the page.
 bench-peers: setup build/peers-trl/.installed
-	$(BIN)/python -m slipstream.tools.lab.peers.bench
+	$(BIN)/python -m slipstream.tools.lab.peers.bench --arms default synchronous 'by hand' trl
 
 # The same with a real language model, on two tasks; hours. ARMS=best gives each its best rate, ARMS=factors takes the
 # step apart. It continues where it was stopped.

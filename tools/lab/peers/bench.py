@@ -1,7 +1,8 @@
 """`make bench-peers` and `make bench-real`: our modes, TRL and a loop by hand train one model on one task, by turns.
 
 A cell is a run of an arm and a seed. All arms of a seed begin with the same weights. Every result is a file; a cell
-with a result is not run again, and is in the table. `ARM@RATE` is an arm with another learning rate, such as `trl@3e-6`.
+with a result is not run again, and is in the table. `ARM@RATE`, such as `trl@3e-6`, is an arm with
+another learning rate.
 """
 
 import argparse
