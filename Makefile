@@ -184,7 +184,7 @@ mutations: setup
 
 # From random weights to an agent: SFT on expert episodes, RL, best of n, RL. Ten minutes on two cores.
 road: setup
-	$(BIN)/slipstream road conf/roads/shop.yaml run.name=shop-road-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/slipstream up conf/roads/shop.yaml run.name=shop-road-$$(date +%Y%m%d-%H%M%S)
 
 # Make the pictures of docs/see.md and README again, from a real run of five minutes. It needs `make setup-browser`.
 pictures: setup

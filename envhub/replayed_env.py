@@ -41,7 +41,7 @@ class ReplayedEnv(Generic[E]):
 
     def expert(self) -> str:
         self._running()
-        raise NotImplementedError(f"{type(self).__name__} has no expert; use `slipstream sft` for a warm start")
+        raise NotImplementedError(f"{type(self).__name__} has no expert; use `slipstream fit sft` for a warm start")
 
     def _started(self) -> E:
         """Return the episode, running or ended. Raises EnvError before the first reset."""

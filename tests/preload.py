@@ -68,10 +68,7 @@ IMAGES = {  # by the package that it needs
         ),
         programs=(
             "slipstream.tools.cli.cli learner",
-            "slipstream.tools.cli.cli dpo",
-            "slipstream.tools.cli.cli prm",
-            "slipstream.tools.cli.cli reward",
-            "slipstream.tools.cli.cli sft",
+            "slipstream.tools.cli.cli fit",
             "slipstream.tools.run.torchrun",
             "tests.several_ranks",
             "slipstream.learner.model.reader",

@@ -51,7 +51,7 @@ def checked_key(run: Config) -> CurveKey | None:
     key = key_from_environment()
     if run.weights.key_file and key is None:
         raise ConfigError(
-            "the run encrypts its weights, and this process has no key: copy the file that `slipstream key` wrote, and "
-            f"set weights.key_file to its path, or set {KEY_VARIABLE}"
+            "the run encrypts its weights, and this process has no key: copy the file that `slipstream access key` "
+            f"wrote, and set weights.key_file to its path, or set {KEY_VARIABLE}"
         )
     return key

@@ -1,9 +1,9 @@
 """Marks the complete groups of a run, for the parts of `env.rewards` that compare siblings.
 
-`slipstream judge` is a process that does so. It needs Redis and the judges' servers. It has no engine, no environment
-and no tokenizer: actors store what a judge sees. Actors continue meanwhile: a group that waits for its marks has no
-lease of theirs and no place in an engine. If the run's own policy is a judge, each actor does the same beside its
-episodes, and there is no such process.
+`slipstream serve judge` is a process that does so. It needs Redis and the judges' servers. It has no engine, no
+environment and no tokenizer: actors store what a judge sees. Actors continue meanwhile: a group that waits for its
+marks has no lease of theirs and no place in an engine. If the run's own policy is a judge, each actor does the same
+beside its episodes, and there is no such process.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""`slipstream relay`: fetches and verifies a run's newest weights and its model's files, and serves them to actors.
+"""`slipstream serve relay`: fetches and verifies a run's newest weights and its model's files, and serves them.
 
 It needs Redis to learn of new versions, and actors need Redis to find it. It serves the weights that it has even if the
 learner, the publisher and Redis are away.

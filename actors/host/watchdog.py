@@ -60,5 +60,5 @@ def _report(loop: asyncio.AbstractEventLoop, of_loop: int, waited_s: float) -> s
         f"the event loop has been blocked for {waited_s:.0f} s, and every episode and lease of this actor with it. "
         f"{task.get_name() if task else 'No task'} blocks it at {call}. The actor ends; its groups are leased again. "
         "An environment must not block the loop: make it await, run the call in a thread of its own "
-        f"(own_thread.py), or serve the environment by `slipstream envs`.\n{''.join(traceback.format_list(stack))}"
+        f"(own_thread.py), or serve it by `slipstream serve envs`.\n{''.join(traceback.format_list(stack))}"
     )

@@ -4,7 +4,6 @@ Only `load_config` uses OmegaConf; all other code gets plain dataclasses, and ea
 """
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +26,13 @@ from slipstream.common.config.learner_config import (
 from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.config.replay_config import ReplayConfig, SamplingConfig
+from slipstream.common.config.suggestion import setting_hint, word_hint
 from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.process.yaml_file import reason
 
 RECIPES = Path(__file__).parents[2] / "conf"  # in the repository, and beside the packages of a wheel
 # Not sections, although they look like some: their keys are options of these verbs.
-OPTIONS_OF = {"launch": "launch", "fit": "sft", "collect": "collect", "env_server": "envs serve"}
+OPTIONS_OF = {"launch": "launch", "fit": "fit sft", "collect": "collect", "env_server": "serve envs"}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -253,6 +253,11 @@ def _check_turns(config: Config) -> None:
         )
 
 
+def is_config(word: str) -> bool:
+    """Whether a word of the command line is a config file, and not the name of a run."""
+    return word.endswith((".yaml", ".yml")) or Path(word).is_file()
+
+
 def config_file(name: str) -> Path:
     """The config file of that path or, as a second choice, of the installed `conf/`: then from any folder.
 
@@ -261,7 +266,10 @@ def config_file(name: str) -> Path:
     for path in (Path(name), RECIPES / name.removeprefix("conf/")):
         if path.is_file():
             return path
-    raise ConfigError(f"no config file at {name}; those that come with Slipstream are in {RECIPES}")
+    shipped = [f"conf/{path.relative_to(RECIPES)}" for path in sorted(RECIPES.rglob("*.yaml"))]
+    raise ConfigError(
+        f"no config file at {name}{word_hint(name, shipped)}; those that come with Slipstream are in {RECIPES}"
+    )
 
 
 def load_config(
@@ -314,7 +322,7 @@ def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapp
         of_section = (
             "set a key of the section, as in env.name=shop; a preset is a file, such as conf/objective/gspo.yaml"
         )
-        of_key = "give the key a value of that type, or remove it; `slipstream --help` lists every key"
+        of_key = "give the key a value of that type, or remove it; `slipstream --help all` lists every key"
         where = error.full_key or " ".join(overrides) or path
         raise ConfigError(f"`{where}`: {message}; {of_section if is_section else of_key}") from None
     except OmegaConfBaseException as error:
@@ -361,17 +369,14 @@ def key_paths(section: type = Config, prefix: str = "") -> list[str]:
 
 
 def _unknown_key(key: str, overrides: list[str]) -> str:
+    named = {name: value for name, _, value in (text.partition("=") for text in overrides)}
     if key in OPTIONS_OF:
-        names = [text.partition("=")[0].partition(".")[2] for text in overrides if text.startswith(f"{key}.")]
+        names = [name.partition(".")[2] for name in named if name.startswith(f"{key}.")]
         options = " ".join(f"--{name.replace('_', '-')}" for name in names) or "--help"
         return f"`{key}` is no section: its keys are options of a verb; use `slipstream {OPTIONS_OF[key]} {options}`"
     sections = [item.name for item in dataclasses.fields(Config)]
     if key in sections:  # as in run.=1
         first = next(path for path in key_paths() if path.startswith(f"{key}."))
-        return f"`{key}.` has no key after its dot; name one, such as `{first}`; `slipstream --help` lists every key"
-    known = [path for path in key_paths() if "." in key] or sections
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    same_leaf = [path for path in key_paths() if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-    suggestion = (same_leaf or near or [""])[0]
-    hint = f"; did you mean `{suggestion}`?" if suggestion else "; `slipstream --help` lists every key"
-    return f"unknown config key `{key}`{hint}"
+        return f"`{key}.` has no key after its dot; name one, such as `{first}`; `slipstream --help {key}` lists all"
+    hint = setting_hint(key, named.get(key, ""), key_paths()) or word_hint(key, sections)
+    return f"unknown config key `{key}`{hint or '; `slipstream --help all` lists every key'}"

@@ -115,7 +115,7 @@ class WeightsConfig:
     disk: str = ""  # path or fsspec URL where versions are also written, for actors.transport=disk; empty: nowhere
     fan_out: Count = 8  # receivers that a publisher or a relay serves at a time
     pull_bytes_per_s: int = 0  # the most that a publisher or a relay sends to each receiver; 0: no limit
-    key_file: str = ""  # file that `slipstream key` wrote, the same on every host; empty: no authentication
+    key_file: str = ""  # file that `slipstream access key` wrote, the same on every host; empty: no authentication
     probe_nats: NonNegative = 0.0  # by how much an engine's probe may miss the learner's, a token; 0: by dtype
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from slipstream.common.config.setting_bounds import (
     Whole,
     check_bounds,
 )
+from slipstream.common.config.suggestion import VALUES
 from slipstream.common.process.config_error import require
 from slipstream.common.process.imported import is_own
 
@@ -66,7 +67,7 @@ class ObjectiveConfig:
     kl_place: Literal["loss", "reward"] = "loss"  # where the divergence counts; reward: of every sampled token
     reference_model: str = ""  # another model as the reference, a teacher: a folder, or the URL of a vLLM server
     reference_every: Whole = 0  # steps after which the learner's policy becomes the reference; 0 keeps the first one
-    reward_model: str = ""  # a folder of `slipstream reward`; its score is added to the last turn of an episode
+    reward_model: str = ""  # a folder of `slipstream fit reward`; its score is added to the last turn of an episode
     reward_model_weight: float = 1.0  # factor of that score
     entropy_bonus: NonNegative = 0.0  # weight of the entropy, which is subtracted from the loss; 0 is off
     normalisation: Literal["tokens", "sequences", "constant"] = "tokens"  # what the loss is a mean over
@@ -127,9 +128,8 @@ class ObjectiveConfig:
         ):
             word = getattr(self, name)
             contract = f"{', '.join(words)} or module:function"
-            require(
-                word in words or name in self.own_parts, f"objective.{name}", contract, word, f"try {words[0]} first"
-            )
+            key, is_known = f"objective.{name}", word in words or name in self.own_parts
+            require(is_known, key, contract, word, f"try {VALUES[key].get(word.lower(), words[0])} first")
 
     def _check_surrogate(self) -> None:
         require(
@@ -167,7 +167,7 @@ class ObjectiveConfig:
             "objective.reward_model",
             "a folder",
             self.reward_model,
-            "a model that `slipstream serve-rewards` serves is a part of env.rewards: {part: reward_model, url: ...}",
+            "a model that `slipstream serve rewards` serves is a part of env.rewards: {part: reward_model, url: ...}",
         )
         require(
             math.isfinite(self.reward_model_weight),

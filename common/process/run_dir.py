@@ -70,7 +70,7 @@ class RunDir:
 
     @property
     def fit(self) -> Path:
-        """What the checkpoints of `slipstream sft`, `dpo`, `reward` or `prm` depend on."""
+        """What the checkpoints of `slipstream fit sft`, `dpo`, `reward` or `prm` depend on."""
         return self.path / "fit.json"
 
     @property
@@ -138,6 +138,16 @@ class RunDir:
                 f"{started} is damaged: it contains {started_at_s!r}, and the time now is {now_s:.0f}; {cure}"
             )
         return started_at_s
+
+
+def find_run(word: str, root: str) -> RunDir:
+    """The directory of the run `word`: a name under `root`, or a path. Raises ConfigError if there is none."""
+    path = Path(word).resolve() if "/" in word else Path(root) / word
+    run_dir = RunDir(path.parent, path.name)
+    if not run_dir.config.is_file() and not run_dir.metrics.is_file():
+        existing = sorted(other.parent.name for other in Path(root).glob("*/config.yaml"))
+        raise ConfigError(f"no run {word!r} under {root}/; existing runs: {', '.join(existing) or 'none'}")
+    return run_dir
 
 
 def sync_path(path: Path) -> None:

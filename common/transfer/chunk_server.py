@@ -86,8 +86,8 @@ class ChunkServer:
         self.endpoint = f"tcp://{host}:{port}"
         if key is None and not host.startswith("127."):
             log.warning(
-                "no authentication: any client that can connect to %s may pull the weights; `slipstream key` makes a "
-                "key for weights.key_file",
+                "no authentication: any client that can connect to %s may pull the weights; `slipstream access key` "
+                "makes a key for weights.key_file",
                 self.endpoint,
             )
         self._closing = threading.Event()

@@ -74,7 +74,7 @@ def load_key(key_file: str) -> None:
         except (OSError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"`weights.key_file` {key_file} cannot be read: {why}; `slipstream key` makes one"
+                f"`weights.key_file` {key_file} cannot be read: {why}; `slipstream access key` makes one"
             ) from None
     key_from_environment()
 
@@ -89,8 +89,8 @@ def key_from_environment() -> CurveKey | None:
         return CurveKey(public=zmq.curve_public(secret), secret=secret)
     except (ValueError, zmq.ZMQError):
         raise ConfigError(
-            f"{KEY_VARIABLE}, or the file `weights.key_file`, must contain the 40 characters that `slipstream key` "
-            f"makes; got {len(secret)} characters, or characters that are not in its alphabet"
+            f"{KEY_VARIABLE}, or the file `weights.key_file`, must contain the 40 characters that `slipstream access "
+            f"key` makes; got {len(secret)} characters, or characters that are not in its alphabet"
         ) from None
 
 

@@ -112,7 +112,7 @@ class AgentGymClient:
         return ""
 
     def expert(self) -> str:
-        raise NotImplementedError("AgentGym's servers have no experts; begin with `slipstream sft`")
+        raise NotImplementedError("AgentGym's servers have no experts; begin with `slipstream fit sft`")
 
     async def _reset(self, task_id: str, number: int) -> Observation:
         try:

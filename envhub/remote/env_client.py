@@ -1,4 +1,4 @@
-"""`remote`: an environment that `slipstream envs serve` runs on another host. It behaves like a local one.
+"""`remote`: an environment that `slipstream serve envs` runs on another host. It behaves like a local one.
 
 A failure there, or of the connection, is an EnvError here. An episode ends when its connection is lost. No request is
 retried: a step that the environment did twice would change the episode.
@@ -59,7 +59,7 @@ class EnvClient:
         Does not connect yet: the server may start later.
         """
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"`env.options.url` must be http://HOST:PORT of `slipstream envs serve`, got {url!r}")
+            raise ValueError(f"`env.options.url` must be http://HOST:PORT of `slipstream serve envs`, got {url!r}")
         packed = msgspec.msgpack.encode(dict(options or {}))
         if len(packed) > MAX_OPTIONS_BYTES:
             raise ValueError(

@@ -92,7 +92,7 @@ class OpenEnvClient:
         return ""
 
     def expert(self) -> str:
-        raise NotImplementedError("OpenEnv has no experts; begin with `slipstream sft`")
+        raise NotImplementedError("OpenEnv has no experts; begin with `slipstream fit sft`")
 
     async def _reset(self, task_id: str, seed: int) -> Observation:
         await self._drop()

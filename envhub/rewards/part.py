@@ -134,7 +134,7 @@ def judged_envs(envs: Mapping[str, MixtureEntry]) -> set[str]:
 def actors_judge(parts: Iterable[Sequence[Part]]) -> bool:
     """Whether the actors of a run judge all its groups, as the run's own policy is one of the judges.
 
-    Otherwise `slipstream judge` does, which has no engine.
+    Otherwise `slipstream serve judge` does, which has no engine.
     """
     return any(own_judges(part) for of_env in parts for part, _ in group_parts(of_env))
 

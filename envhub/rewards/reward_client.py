@@ -1,4 +1,4 @@
-"""A client of `slipstream serve-rewards`, which may be down, slow or replaced at any moment.
+"""A client of `slipstream serve rewards`, which may be down, slow or replaced at any moment.
 
 What may pass is tried again until a deadline: lost connections, 429 and 5xx. A request waits at the server for its
 batch, so it has no shorter timeout of its own.
@@ -57,7 +57,7 @@ class RewardClient:
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
             raise ValueError(
-                f"the address must be like http://HOST:PORT of `slipstream serve-rewards`, got {self.url!r}"
+                f"the address must be like http://HOST:PORT of `slipstream serve rewards`, got {self.url!r}"
             )
 
     async def card(self) -> RewardModelCard:

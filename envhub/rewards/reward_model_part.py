@@ -1,4 +1,4 @@
-"""The part `reward_model`: values of a reward model that `slipstream serve-rewards` serves."""
+"""The part `reward_model`: values of a reward model that `slipstream serve rewards` serves."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,8 +25,8 @@ class ServedRewardModel:
         reply = await self.client.values(episode.scored)
         if reply.kind in CRITICS:
             raise EnvError(
-                f"{self.client.url} serves a critic, whose values are no rewards; serve a model of `slipstream reward` "
-                "or `slipstream prm`"
+                f"{self.client.url} serves a critic, whose values are no rewards; serve a model of `slipstream fit "
+                "reward` or `slipstream fit prm`"
             )
         if reply.kind != PROCESS:
             return reply.values[0]
@@ -38,5 +38,5 @@ def reward_model(*, url: str, deadline_s: float = DEADLINE_S) -> ServedRewardMod
     if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 < deadline_s < float("inf"):
         raise ValueError(f"deadline_s must be above 0, got {deadline_s!r}; leave it out for {DEADLINE_S:g}")
     if not isinstance(url, str):
-        raise ValueError(f"url must be like http://HOST:PORT of `slipstream serve-rewards`, got {url!r}")
+        raise ValueError(f"url must be like http://HOST:PORT of `slipstream serve rewards`, got {url!r}")
     return ServedRewardModel(client=RewardClient(url=url, deadline_s=float(deadline_s)))

@@ -1,4 +1,4 @@
-"""`slipstream envs serve`: serve environments to remote clients. The environments' code runs in worker processes.
+"""`slipstream serve envs`: serve environments to remote clients. The environments' code runs in worker processes.
 
     GET /health        the served environments and the load
     GET /v1/episode    a WebSocket for one client, with the messages of slipstream.envhub.remote.env_protocol

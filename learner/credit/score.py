@@ -55,7 +55,7 @@ class RewardScorer:
 
         Of a critic, the expected return at each of `turn_stops`: of the whole episode or to go, by the model's kind.
         A model of outcome reads only the last branch of an episode, at the last token that the policy sampled, as
-        `slipstream reward` trains it. Every rank calls it. Raises ConfigError for a score that is not finite.
+        `slipstream fit reward` trains it. Every rank calls it. Raises ConfigError for a score that is not finite.
         """
         kind = self.model.kind
         ends = [episode.turn_stops[-1:] if kind == OUTCOME else episode.turn_stops for episode in episodes]
@@ -93,7 +93,7 @@ def load_reward_scorer(
     if scorer.model.kind in CRITICS:
         raise ConfigError(
             f"`objective.reward_model` {objective.reward_model} is a critic, whose values are no rewards; give a model "
-            "of `slipstream reward` or `slipstream prm`"
+            "of `slipstream fit reward` or `slipstream fit prm`"
         )
     if scorer.model.kind == PROCESS and not reads_turns(objective):
         raise ConfigError(

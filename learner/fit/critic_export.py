@@ -61,6 +61,6 @@ def predicted(objective: ObjectiveConfig) -> Kind:
         if is_other:
             raise ConfigError(
                 f"the run's objective.{key} is {value}, so its critic predicts {why}, which a search cannot compare "
-                "with the returns of its episodes; train a critic without that, or a model of `slipstream prm`"
+                "with the returns of its episodes; train a critic without that, or a model of `slipstream fit prm`"
             )
     return RETURN_TO_GO if by_turn else RETURN

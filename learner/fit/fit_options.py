@@ -1,4 +1,4 @@
-"""The options of `slipstream sft`, `dpo`, `reward` and `prm`."""
+"""The options of `slipstream fit sft`, `dpo`, `reward` and `prm`."""
 
 import math
 from dataclasses import dataclass

@@ -117,6 +117,6 @@ def _read_score(folder: Path) -> Tensor:
                 if len(weight) == 1:
                     return weight
     raise ConfigError(
-        f"the reward model {folder} has no {SCORE} with one output; it must be a folder that `slipstream reward` or "
-        "`slipstream prm` wrote, one of `slipstream export --critic`, or a sequence classifier with one label"
+        f"the reward model {folder} has no {SCORE} with one output; it must be a folder that `slipstream fit reward` "
+        "or `slipstream fit prm` wrote, one of `slipstream export --critic`, or a sequence classifier with one label"
     )

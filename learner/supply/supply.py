@@ -33,7 +33,7 @@ POLL_S = 0.02
 EXPLAIN_EVERY_S = 10.0
 USEFUL_WINDOW = 64  # claimed groups; the share of them that taught is expected of the next ones
 FEWEST_USEFUL = 1 / 8  # never open more than this many times the groups that are needed
-IS_JUDGE_RUNNING = "is `slipstream judge` running? See its log"
+IS_JUDGE_RUNNING = "is `slipstream serve judge` running? See its log"
 ARE_ACTORS_RUNNING = "are actors running, and do their episodes end?"
 
 log = logging.getLogger(__name__)

@@ -68,7 +68,7 @@ class Revoker:
 
     @classmethod
     def start(cls, client: redis.Redis, run_id: str) -> Self:
-        """Begin. The thread ends at once if this user may not use ACL: then `slipstream acl --enforce` must do it."""
+        """Begin. The thread ends at once if this user may not use ACL: then `access users --enforce` must do it."""
         revoker = cls(client, run_id)
         threading.Thread(target=revoker._keep, name="revoke-expired", daemon=True).start()
         return revoker

@@ -1,4 +1,4 @@
-"""`slipstream envs serve` as a real process, and requests to it over HTTP."""
+"""`slipstream serve envs` as a real process, and requests to it over HTTP."""
 
 import asyncio
 import json
@@ -82,7 +82,7 @@ def env_host(
 ) -> Iterator[EnvHost]:
     """A server that is up. It is killed behind this, and its workers with it."""
     log = folder / f"envs-{time.monotonic_ns()}.log"
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "envs", "serve", f"--port={port}", *settings]
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve", "envs", f"--port={port}", *settings]
     host = EnvHost(Process("envs", command, log=log, environment=environment or {}))
     try:
 

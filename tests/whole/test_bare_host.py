@@ -37,10 +37,10 @@ SETTINGS = [
 
 
 def printed_command(run: Run) -> str:
-    """What `slipstream join-command` prints on the learner's host."""
+    """What `slipstream access join` prints on the learner's host."""
     arguments = [f"run.name={run.name}", f"run.root={run.dir.path.parent}"]
     done = subprocess.run(
-        [sys.executable, "-m", "slipstream.tools.cli.cli", "join-command", *arguments],
+        [sys.executable, "-m", "slipstream.tools.cli.cli", "access", "join", *arguments],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

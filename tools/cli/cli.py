@@ -1,30 +1,31 @@
-"""`slipstream VERB [config.yaml ...] [a.b=c ...] [--option value ...]`: the command line; each process is one verb."""
+"""`slipstream VERB [NAME | config.yaml ...] [a.b=c ...] [--option value ...]`: each process is one verb."""
 
 import argparse
-import dataclasses
 import errno
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from redis.exceptions import NoPermissionError
 
-from slipstream.common.config.config import Config, dump_config, load_config
+from slipstream.common.config.config import Config, dump_config, is_config, key_paths, load_config
+from slipstream.common.config.suggestion import option_hint, verb_hint, word_hint
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import PASSWORD_VARIABLE, RedisUnreachable, without_password
 from slipstream.common.process.printable import printable_block
-from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.run_dir import RunDir, find_run
 from slipstream.common.transfer.encryption import load_key
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.replay.fleet.fleet import UnknownRun
 from slipstream.replay.server.redis_server import ServerError, password_of
-from slipstream.tools.cli.verb_table import VERBS, Verb, called, placed, run_name
+from slipstream.tools.cli.verb_table import GROUPS, VERBS, Verb, called, placed
 from slipstream.tools.run.child import EXIT_BAD_INPUT
-from slipstream.tools.terminal.config_help import settings_help
+from slipstream.tools.terminal.config_help import settings_topic
 from slipstream.tools.terminal.options import add_options
 
 WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # a retry cannot help
+ROWS = (".jsonl", ".parquet")  # what FILE ends with
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -72,57 +73,94 @@ def _drop_output() -> None:
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
-    """The arguments, with settings before, between and after the options."""
-    words = sys.argv[1:] if argv is None else argv
-    parser = _parser(next((word for word in words if word in VERBS), None))
+    """The arguments, with settings before, between and after the options. Exits after a help, or with an error."""
+    name, words = _verb_in(sys.argv[1:] if argv is None else argv)
+    verb, parser = VERBS[name], _parser(name)
     arguments, rest = parser.parse_known_args(words)
-    unknown = [argument for argument in rest if argument.startswith("-")]
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if unknown := next((word for word in rest if word.startswith("-")), ""):
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        parser.error(f"no option {unknown}{option_hint(unknown, known, key_paths())}")
     arguments.settings += rest
-    verb = VERBS[arguments.verb]
     if verb.asks:
         placed("slipstream.tools.replay.questions:take_operands")(parser, arguments)
+    if verb.joins and "file" in verb.arguments:  # the name of the run may come before FILE
+        files = [str(arguments.file), *arguments.settings]
+        file = next((word for word in files if word.endswith(ROWS)), files[0])
+        files.remove(file)
+        arguments.file, arguments.settings = Path(file), files
     if verb.of_runs:
         arguments.runs = [word for word in arguments.settings if "=" not in word]
         arguments.settings = [word for word in arguments.settings if "=" in word]
     return arguments
 
 
-class _Parser(argparse.ArgumentParser):
-    """Appends settings to its help: every one, or those of a verb. They are read from the source only for the help."""
+def _verb_in(words: list[str]) -> tuple[str, list[str]]:
+    """The key in VERBS that `words` begin with, and what follows it. Exits after a help, or with an error."""
+    name, *rest = words or [""]
+    verbs = [verb for group in GROUPS.values() for verb in group]
+    if name in ("", "-h", "--help"):
+        if rest and rest[0] in verbs:
+            return _verb_in([rest[0], *rest[1:], "--help"])
+        print(settings_topic(rest[0], []) if rest else overview())
+        sys.exit(0)
+    if name in VERBS:
+        return name, rest
+    seconds = [verb.removeprefix(f"{name} ") for verb in VERBS if verb.startswith(f"{name} ")]
+    if not seconds:
+        _refuse(f"no verb `{name}`{verb_hint(name, verbs)}; `slipstream` lists all")
+    what, *rest = rest or [""]
+    if what in seconds:
+        return f"{name} {what}", rest
+    if what in ("-h", "--help"):
+        print("\n".join(f"slipstream {name} {second}: {VERBS[f'{name} {second}'].summary}" for second in seconds))
+        sys.exit(0)
+    given = f"`{what}`{word_hint(what, seconds)}" if what else "nothing"
+    _refuse(f"`slipstream {name}` takes one of {', '.join(seconds)}, got {given}")
 
-    verb = ""
 
-    def format_help(self) -> str:
-        sections = VERBS[self.verb].settings if self.verb else [section.name for section in dataclasses.fields(Config)]
-        title = f"settings of `slipstream {self.verb}`" if self.verb else "all settings"
-        more = "\n`slipstream --help` lists all settings\n" if self.verb else ""
-        return f"{super().format_help()}\n{title} (section.key = default):\n{settings_help(sections)}\n{more}"
+def _refuse(message: str) -> NoReturn:
+    print(printable_block(f"slipstream: {message}"), file=sys.stderr)
+    sys.exit(EXIT_BAD_INPUT)
 
 
-def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the command line. With `chosen`, only that verb's arguments are known: others import more."""
-    parser = _Parser(prog="slipstream", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for name, verb in VERBS.items():
-        is_known = chosen in (name, None)
-        one = verbs.add_parser(
-            name,
-            help=verb.summary,
-            description=verb.summary,
-            parents=[_before_settings(verb), _settings()] if is_known and not verb.asks else [],
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        one.verb = name
-        if is_known:
-            _add_own(one, verb)
+def overview() -> str:
+    """Every verb in its group, on one screen."""
+    rows = ["slipstream VERB [NAME | config.yaml] [section.key=value ...] [--help [TOPIC]]"]
+    for group, verbs in GROUPS.items():
+        rows += [f"{group if verb == next(iter(verbs)) else '':8}{verb:9}{what}" for verb, what in verbs.items()]
+    return "\n".join([*rows, "VERB --help has its options, --help all the settings, --help optim one section"])
+
+
+class _Help(argparse.Action):
+    """`--help` of a verb, or `--help TOPIC` for its settings: all, a section or a key."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: object, topic: Any, option: str | None = None) -> None:
+        read = VERBS[parser.get_default("verb")].settings
+        print(settings_topic(topic, read) if topic else parser.format_help())
+        parser.exit()
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    """The parser of what follows the verb `name`."""
+    verb = VERBS[name]
+    read = list(dict.fromkeys(setting.partition(".")[0] for setting in verb.settings))
+    parser = argparse.ArgumentParser(
+        prog=f"slipstream {name}",
+        description=verb.summary or next(group[name] for group in GROUPS.values() if name in group),
+        epilog=f"settings of {', '.join(read)}: --help all, --help SECTION" if read else None,
+        parents=[] if verb.asks else [_before_settings(verb), _settings(verb)],
+        add_help=False,
+    )
+    what = "this help; or the settings of a section, or all"
+    parser.add_argument("-h", "--help", action=_Help, nargs="?", metavar="TOPIC", help=what)
+    parser.set_defaults(verb=name, resume=None, replay_archive=None, road="")
+    _add_own(parser, verb)
     return parser
 
 
-def _before_settings(verb: Verb) -> _Parser:
+def _before_settings(verb: Verb) -> argparse.ArgumentParser:
     """A parent parser with the arguments that come first."""
-    operands = _Parser(add_help=False)
+    operands = argparse.ArgumentParser(add_help=False)
     if verb.adds:
         placed(verb.adds)(operands)
     for flag, how in verb.arguments.items():
@@ -131,29 +169,26 @@ def _before_settings(verb: Verb) -> _Parser:
     return operands
 
 
-def _add_own(parser: _Parser, verb: Verb) -> None:
+def _add_own(parser: argparse.ArgumentParser, verb: Verb) -> None:
     """Add the options of `verb`, and its questions."""
     if verb.own is not None:
         add_options(parser, verb.own)
     if verb.asks:
-        placed("slipstream.tools.replay.questions:add_questions")(parser, _settings())
+        placed("slipstream.tools.replay.questions:add_questions")(parser, _settings(verb))
     for flag, how in verb.arguments.items():
         if flag.startswith("-"):
             parser.add_argument(flag, **how)
 
 
-def _settings() -> _Parser:
+def _settings(verb: Verb) -> argparse.ArgumentParser:
     """A parent parser with the arguments that every verb takes."""
-    settings = _Parser(add_help=False)
-    settings.set_defaults(replay_archive=None)
+    settings = argparse.ArgumentParser(add_help=False)
+    named = "NAME" if verb.joins or verb.of_runs else "config.yaml"
     settings.add_argument(
         "settings",
         nargs="*",
-        metavar="config.yaml | section.key=value",
-        help="YAML files that change defaults, then single settings; a later one wins",
-    )
-    settings.add_argument(
-        "--resume", metavar="NAME", type=run_name, help="continue the run of this name with its configuration"
+        metavar=f"{named} | section.key=value",
+        help=f"{'a run' if named == 'NAME' else 'YAML files that change defaults'}, and single settings; a later wins",
     )
     settings.add_argument("--print-config", action="store_true", help="print the whole configuration, and exit")
     return settings
@@ -163,31 +198,29 @@ def load(arguments: argparse.Namespace) -> Config:
     """The configuration without its password, which is moved to an environment variable that children inherit."""
     verb = VERBS[arguments.verb]
     if verb.has_stages:
-        shared = placed("slipstream.tools.road.road_file:read_file")(arguments.road).settings
-        arguments.settings = [*shared, *arguments.settings]
-    files = [setting for setting in arguments.settings if "=" not in setting]
+        split = placed("slipstream.tools.road.road_file:split_road")
+        arguments.road, arguments.settings = split(arguments.settings)
+    words = [setting for setting in arguments.settings if "=" not in setting]
     overrides = [setting for setting in arguments.settings if "=" in setting]
-    if (files or verb.has_stages) and (arguments.resume or arguments.replay_archive):
+    continued = arguments.resume or arguments.replay_archive
+    if continued and (words or arguments.road):
         raise ConfigError(
-            f"got the config file {', '.join(files) or arguments.road} with --resume or --replay-archive, which use "
-            "the configuration of an existing run; leave the file out, and change single settings as key=value"
+            f"got {', '.join(words) or arguments.road} with --resume or --replay-archive, which use the configuration "
+            "of an existing run; leave it out, and change single settings as key=value"
         )
-    if arguments.resume and arguments.replay_archive:
-        raise ConfigError("got both --resume, which continues a run, and --replay-archive, which begins one; give one")
     named = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     root = named.get("run.root", Config().run.root)
-    if arguments.resume:
-        files = [str(_config_of(root, arguments.resume))]
-    elif arguments.replay_archive:
+    if arguments.replay_archive:
         run = arguments.replay_archive
-        files = [str(_config_of(root, run))]
         overrides = [f"run.rerun_of='{run}'", f"run.name='{run}-rerun'", "redis.url=''", *overrides]
-    elif verb.joins and not files:
-        there = RunDir(root, named.get("run.name", Config().run.name)).config
-        if there.is_file():
-            files = [str(there)]
-            overrides = ["model.path=''", *overrides] if verb.plays else overrides
-    config = load_config(files[0] if files else None, overrides, presets=files[1:])
+    if verb.has_stages and words and not is_config(words[0]) and RunDir(root, words[0]).config.is_file():
+        raise ConfigError(f"`{words[0]}` is a run; `slipstream up --resume {words[0]}` continues it")
+    if continued:
+        words = [str(find_run(continued, root).config)]
+    elif verb.joins:
+        words, of_run = _of_run(words, named, root, plays=verb.plays)
+        overrides = [*of_run, *overrides]
+    config = load_config(words[0] if words else None, overrides, presets=words[1:])
     config.redis.url = without_password(config.redis.url)
     own = password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url)
     if own is not None:
@@ -197,13 +230,24 @@ def load(arguments: argparse.Namespace) -> Config:
     return config
 
 
-def _config_of(root: str, name: str) -> Path:
-    """The configuration file of the run `name`. If it does not exist, raises ConfigError with those that do."""
-    path = RunDir(root, name).config
-    if not path.is_file():
-        existing = sorted(other.parent.name for other in Path(root).glob("*/config.yaml"))
-        raise ConfigError(f"no run {name!r} under {root}/; existing runs: {', '.join(existing) or 'none'}")
-    return path
+def _of_run(words: list[str], named: dict[str, str], root: str, *, plays: bool) -> tuple[list[str], list[str]]:
+    """The files and first settings of the run that `words` name, or `run.name`, for a verb about a run.
+
+    The run may be on another host: then its name is enough beside `redis.url`. Raises ConfigError.
+    """
+    runs = [word for word in words if not is_config(word)]
+    if not runs:
+        here = RunDir(root, named.get("run.name", Config().run.name)).config
+        if words or not here.is_file():
+            return words, []
+        return [str(here)], ["model.path=''"] if plays else []
+    if len(words) > 1:
+        raise ConfigError(f"got {', '.join(words)}; give the name of one run, or config files and run.name=NAME")
+    if "redis.url" in named and "/" not in runs[0] and not RunDir(root, runs[0]).config.is_file():
+        return [], [f"run.name='{runs[0]}'"]
+    run_dir = find_run(runs[0], root)
+    place = [f"run.root='{run_dir.path.parent}'"] if "/" in runs[0] else []
+    return [str(run_dir.config)], place + (["model.path=''"] if plays else [])
 
 
 def _end(code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`slipstream sft`, `dpo`, `reward`, `prm`: train a model on conversations, in one process or one per rank."""
+"""`slipstream fit sft`, `dpo`, `reward`, `prm`: train a model on conversations, in one process or one per rank."""
 
 import json
 import logging
@@ -45,7 +45,7 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
         if is_rank:
             die_with_parent(os.getppid())  # torchrun
         elif config.learner.host_rank:
-            become_torchrun(goal, config, run_dir, *as_arguments(options))  # host 0 prepares the run
+            become_torchrun(f"fit {goal}", config, run_dir, *as_arguments(options))  # host 0 prepares the run
         else:
             _check(config, run_dir)
         examples, measured = _examples(config, goal, (trained, held_out), left_out, data=options.data)
@@ -116,7 +116,7 @@ def _prepare(
     write_json(run_dir.fit, identity)  # before the configuration, without which it is no run of another kind
     write_whole(run_dir.config, dump_config(config))
     if config.learner.ranks > 1:
-        become_torchrun(goal, config, run_dir, *as_arguments(options))
+        become_torchrun(f"fit {goal}", config, run_dir, *as_arguments(options))
 
 
 def _examples(

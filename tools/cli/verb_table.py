@@ -14,9 +14,8 @@ from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.data_options import DataOptions
 from slipstream.tools.plan.plan_options import PlanOptions
 from slipstream.tools.play.eval_options import EvalOptions
-from slipstream.tools.play.rewards_options import RewardsOptions
-from slipstream.tools.play.serve_options import ServeOptions
-from slipstream.tools.run.acl_options import AclOptions, FleetOption
+from slipstream.tools.play.serve_options import EnvsOptions, RewardsOptions
+from slipstream.tools.run.access_options import FleetOption, UsersOptions
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.export_options import ExportOptions
 from slipstream.tools.see.top_options import TopOptions
@@ -24,6 +23,40 @@ from slipstream.tools.see.track.track_options import TrackOptions
 from slipstream.tools.simulate.simulate_options import SimulateOptions
 from slipstream.tools.terminal.options import options_of
 from slipstream.tools.viewer.view_options import ReportOptions, ViewOptions
+
+# The verbs by what they are for, with one line each. Those of two words in VERBS have their first word here.
+GROUPS = {
+    "train": {
+        "up": "start a run on this machine, or the stages of a file",
+        "learner": "train: the learner alone, with actors started by themselves",
+        "actors": "play episodes for a run: the actors of one host",
+        "fit": "train on recorded conversations: sft, dpo, reward or prm",
+        "eval": "measure success on held-out tasks",
+    },
+    "watch": {
+        "runs": "list the runs: state, steps, success, cost",
+        "top": "watch a run in the terminal",
+        "view": "show a run, its steps and its episodes in a browser",
+        "report": "write a page about a run, or a comparison of several",
+        "replay": "inspect the groups, trajectories and steps of a run",
+        "track": "send metrics to Weights & Biases, MLflow or Prometheus",
+    },
+    "data": {
+        "collect": "play train tasks, and write the trajectories to a file",
+        "data": "filter, mark and split recorded conversations",
+        "export": "write the card of a run's model, and upload the model",
+    },
+    "serve": {"serve": "serve envs, rewards, a relay of weights, or a judge"},
+    "operate": {
+        "doctor": "check this machine, and a run",
+        "plan": "predict the memory, speed and cost of a run without a GPU",
+        "simulate": "predict other fleets and settings from a run's records",
+        "launch": "start a run on Kubernetes, Slurm, SkyPilot or Ray",
+        "scale": "change the number of actors on a host",
+        "access": "let hosts join: a key, Redis users, the command",
+        "drill": "inject faults into a local run, and report what was lost",
+    },
+}
 
 
 def run_name(text: str) -> str:
@@ -65,9 +98,10 @@ FIXED_MODEL = ("run", "model", "env", "sampling", "actors")
 FORCE = {"--force": {"action": "store_true", "help": "overwrite FILE if it exists"}}
 DRY_RUN = {"--dry-run": {"action": "store_true", "help": "print what would be started, and exit"}}
 FILE = {"file": {"type": Path, "metavar": "FILE", "help": "where to write the rows, .jsonl or .parquet"}}
-FOLDER = {"folder": {"type": Path, "metavar": "FOLDER", "help": "of `slipstream prm` or `slipstream reward`"}}
-ROAD = {"road": {"metavar": "road.yaml", "help": "the stages: see docs/road.md"}}
-SERVE = {"service": {"choices": ("serve",), "help": "what to do with the environments"}}
+FOLDER = {"folder": {"type": Path, "metavar": "FOLDER", "help": "of `slipstream fit prm` or `fit reward`"}}
+RESUME = {
+    "--resume": {"metavar": "NAME", "type": run_name, "help": "continue the run of this name with its configuration"}
+}
 LAUNCH: dict[str, dict[str, Any]] = {
     "engine": {"choices": ("kubernetes", "ray", "skypilot", "slurm"), "help": "the system that starts the processes"},
     "--actor-hosts": {"type": int, "default": 2, "metavar": "N", "help": "hosts of actors (default: 2)"},
@@ -91,34 +125,33 @@ ARCHIVE = {
 class Verb:
     """One verb of the command line."""
 
-    summary: str
     function: str  # `module:name`, imported when the verb is called: `slipstream top` must not wait seconds for torch
     settings: tuple[str, ...]  # keys, and sections, that the verb reads itself or passes on
     options: Callable[[argparse.Namespace], dict[str, Any]] = lambda _: {}  # keyword arguments of the function
+    summary: str = ""  # of a verb of two words; GROUPS has that of the others
     own: type | None = None  # the dataclass of the options that only this verb has; the function's argument `options`
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)  # of its own; those without a dash come first
     adds: str = ""  # `module:name` of a function that adds more of them
     asks: bool = False  # its first argument is one of the questions in tools/replay/questions.py
-    joins: bool = False  # about a run that exists: without a YAML file it uses the configuration in the run's directory
+    joins: bool = False  # about a run, by NAME or run.name: without a YAML file it uses the configuration of the run
     plays: bool = False  # with the run's trained model, not with its initial one
-    of_runs: bool = False  # reads directories of runs, which are named without `run.name=`
+    of_runs: bool = False  # about one or several runs by NAME, which it looks up itself
     loads_model: bool = False  # `model.path` may be a Hub id
     moves_weights: bool = False  # by `weights.key_file`, which must be readable
-    has_stages: bool = False  # its file names stages, which share the settings
+    has_stages: bool = False  # its file may name stages, which share the settings
 
 
 VERBS = {
     "up": Verb(
-        "start Redis, a learner, actors and TensorBoard on this machine, and supervise them",
         "slipstream.tools.run.up:up",
         (*LEARNER, "actors"),
         lambda given: {"resume": bool(given.resume), "dry_run": given.dry_run},
         loads_model=True,
         moves_weights=True,
-        arguments=DRY_RUN,
+        has_stages=True,
+        arguments=RESUME | DRY_RUN,
     ),
     "learner": Verb(
-        "train; one process, or one per rank under torchrun when learner.ranks > 1",
         "slipstream.tools.run.rerun_comparison:train_or_rerun",
         LEARNER,
         joins=True,
@@ -127,159 +160,28 @@ VERBS = {
         arguments=ARCHIVE,
     ),
     "actors": Verb(
-        "start actors.count actors that roll out episodes for a run",
         "slipstream.tools.run.actor_host:host_actors",
         (*RELAY, *REWARDS, "actors", "weights.disk"),
         joins=True,
         moves_weights=True,
     ),
-    "judge": Verb(
-        "compare the members of complete groups, for judges in env.rewards with `compare`",
-        "slipstream.actors.host.judging:judge",
-        (*RUN, "actors.join_timeout_s"),
-        joins=True,
-    ),
-    "relay": Verb(
-        "pull a run's newest weights once and serve them to its actors",
-        "slipstream.tools.run.relay_verb:run_relay",
-        RELAY,
-        joins=True,
-        moves_weights=True,
-    ),
-    "runs": Verb(
-        "list the runs under run.root: state, steps, success, cost", "slipstream.tools.see.runs:runs", ("run.root",)
-    ),
-    "report": Verb(
-        "write a page about RUN, or a comparison of several: `slipstream report RUN [RUN ...]`",
-        "slipstream.tools.viewer.viewer:report",
-        ("run.name", "run.root", "model.path"),
-        lambda given: {"runs": given.runs, "force": given.force},
-        ReportOptions,
-        of_runs=True,
-        arguments=FORCE,
-    ),
-    "view": Verb(
-        "show the report, the steps, groups and episodes of RUN in a browser: `slipstream view RUN`",
-        "slipstream.tools.viewer.viewer:view",
-        ("run.name", "run.root", "model.path"),
-        lambda given: {"runs": given.runs},
-        ViewOptions,
-        of_runs=True,
-    ),
-    "top": Verb("watch a run in the terminal", "slipstream.tools.see.top:top", RUN, own=TopOptions, joins=True),
-    "track": Verb(
-        "send a run's metrics to Weights & Biases, MLflow or Prometheus",
-        "slipstream.tools.see.track.track:track",
-        RUN,
-        own=TrackOptions,
-        joins=True,
-    ),
-    "simulate": Verb(
-        "predict throughput, lag and cost of other fleets and settings, from the records of a run",
-        "slipstream.tools.simulate.simulate:simulate",
-        (*RUN[:2], "replay", "actors.max_episodes", "actors.price_per_hour"),
-        own=SimulateOptions,
-        joins=True,
-    ),
-    "scale": Verb(
-        "keep the advised, or a given, number of actors running on a host",
-        "slipstream.tools.launch.scale:scale",
-        (*RUN, "actors.count"),
-        lambda given: {"to": given.to, "host": given.host},
-        joins=True,
-        arguments=SCALE,
-    ),
-    "drill": Verb(
-        "inject faults into a local run, one after another, and report what was lost",
-        "slipstream.tools.drill.drill:answer",
-        (*LEARNER, "actors"),
-        lambda given: {"asked": given},
-        adds="slipstream.tools.drill.drill:add_options",
-    ),
-    "launch": Verb(
-        "start a run on Kubernetes, Slurm, SkyPilot or Ray",
-        "slipstream.tools.launch.launch:launch",
-        (*LEARNER, "actors"),
-        lambda given: {"engine": given.engine, "actor_hosts": given.actor_hosts, "dry_run": given.dry_run},
-        arguments=LAUNCH,
-    ),
-    "replay": Verb(
-        "inspect the buffer and the archive: groups, trajectories, steps; audit, repair, quarantine, export",
-        "slipstream.tools.replay.questions:ask",
-        (*RUN, "model.path", "replay.lease_ttl_s", "replay.max_attempts", "replay.max_trajectory_bytes"),
-        lambda given: {"arguments": given},
-        joins=True,
-        asks=True,
-    ),
-    "key": Verb(
-        "write a new key that encrypts weight transfers to weights.key_file, for networks that are not trusted",
-        "slipstream.tools.run.key:make_key",
-        ("weights.key_file",),
-    ),
-    "acl": Verb(
-        "print commands that create one Redis user per role: `slipstream acl run.name=NAME | redis-cli`",
-        "slipstream.tools.run.acl:acl",
-        ("run.name", "redis.url", "redis.shards"),
-        own=AclOptions,
-    ),
-    "join-command": Verb(
-        "print the command that a new host of actors must be given; passwords and keys are not in it",
-        "slipstream.tools.run.join_command:join_command",
-        (*RUN, "actors", "env.name", "weights.host", "weights.key_file"),
-        own=FleetOption,
-        joins=True,
-    ),
-    "sft": Verb(
-        "fine-tune model.path on the recorded conversations in --data, all of them or the best",
-        "slipstream.tools.cli.fit_verb:fit_model",
-        FIT,
-        lambda given: {"goal": given.verb},
-        FitOptions,
-        loads_model=True,
-    ),
-    "dpo": Verb(
-        "train model.path on the pairs of preferred and rejected conversations in --data (DPO)",
-        "slipstream.tools.cli.fit_verb:fit_model",
-        FIT,
-        lambda given: {"goal": given.verb},
-        FitOptions,
-        loads_model=True,
-    ),
-    "reward": Verb(
-        "train a reward model, which begins as model.path, on the pairs of conversations in --data",
-        "slipstream.tools.cli.fit_verb:fit_model",
-        FIT,
-        lambda given: {"goal": given.verb},
-        FitOptions,
-        loads_model=True,
-    ),
-    "prm": Verb(
-        "train a process reward model, which begins as model.path, on the labels of turns in --data",
-        "slipstream.tools.cli.fit_verb:fit_model",
-        FIT,
-        lambda given: {"goal": given.verb},
-        FitOptions,
-        loads_model=True,
-    ),
-    "data": Verb(
-        "filter, mark and split recorded conversations, and write FILE with a data card",
-        "slipstream.tools.data.data:data",
-        (),
-        lambda given: {"path": given.file, "force": given.force},
-        DataOptions,
-        arguments=FILE | FORCE,
-    ),
-    "road": Verb(
-        "run the stages of a file one after another, from a base model to an agent, with an evaluation after each",
-        "slipstream.tools.road.road:road",
-        (*LEARNER, "actors"),
-        lambda given: {"path": given.road, "settings": given.settings, "dry_run": given.dry_run},
-        arguments=ROAD | DRY_RUN,
-        loads_model=True,
-        has_stages=True,
-    ),
+    **{
+        f"fit {goal}": Verb(
+            "slipstream.tools.cli.fit_verb:fit_model",
+            FIT,
+            lambda given: {"goal": given.verb.split()[1]},
+            summary,
+            FitOptions,
+            loads_model=True,
+        )
+        for goal, summary in {
+            "sft": "fine-tune model.path on the recorded conversations in --data, all of them or the best",
+            "dpo": "train model.path on the pairs of preferred and rejected conversations in --data",
+            "reward": "train a reward model, which begins as model.path, on the pairs of conversations in --data",
+            "prm": "train a process reward model, which begins as model.path, on the labels of turns in --data",
+        }.items()
+    },
     "eval": Verb(
-        "measure success on held-out tasks, with a run's trained model or model.path; compare formats of actions",
         "slipstream.tools.play.evaluate:evaluate",
         (*FIXED_MODEL, "eval.num_tasks", "learner.micro_batch_tokens"),
         own=EvalOptions,
@@ -287,50 +189,126 @@ VERBS = {
         plays=True,
         loads_model=True,
     ),
-    "export": Verb(
-        "write a model card into a run's trained model, and upload the folder to the Hugging Face Hub",
-        "slipstream.tools.run.model_export:export",
-        ("run.name", "run.root"),
-        own=ExportOptions,
-        joins=True,
+    "runs": Verb("slipstream.tools.see.runs:runs", ("run.root",)),
+    "top": Verb("slipstream.tools.see.top:top", RUN, own=TopOptions, joins=True),
+    "view": Verb(
+        "slipstream.tools.viewer.viewer:view",
+        ("run.name", "run.root", "model.path"),
+        lambda given: {"runs": given.runs},
+        own=ViewOptions,
+        of_runs=True,
     ),
+    "report": Verb(
+        "slipstream.tools.viewer.viewer:report",
+        ("run.name", "run.root", "model.path"),
+        lambda given: {"runs": given.runs, "force": given.force},
+        own=ReportOptions,
+        of_runs=True,
+        arguments=FORCE,
+    ),
+    "replay": Verb(
+        "slipstream.tools.replay.questions:ask",
+        (*RUN, "model.path", "replay.lease_ttl_s", "replay.max_attempts", "replay.max_trajectory_bytes"),
+        lambda given: {"arguments": given},
+        joins=True,
+        asks=True,
+    ),
+    "track": Verb("slipstream.tools.see.track.track:track", RUN, own=TrackOptions, joins=True),
     "collect": Verb(
-        "play train tasks with a run's trained model or model.path, and write the trajectories to FILE",
         "slipstream.tools.play.collect:collect",
         (*FIXED_MODEL, "replay.group_size", "learner.micro_batch_tokens"),
         lambda given: {"path": given.file, "force": given.force},
-        CollectOptions,
+        own=CollectOptions,
         arguments=FILE | FORCE,
         joins=True,
         plays=True,
         loads_model=True,
     ),
-    "envs": Verb(
-        "serve environments to actors on other hosts: `slipstream envs serve`",
+    "data": Verb(
+        "slipstream.tools.data.data:data",
+        (),
+        lambda given: {"path": given.file, "force": given.force},
+        own=DataOptions,
+        arguments=FILE | FORCE,
+    ),
+    "export": Verb("slipstream.tools.run.model_export:export", ("run.name", "run.root"), own=ExportOptions, joins=True),
+    "serve envs": Verb(
         "slipstream.tools.play.serve_envs:serve_envs",
         ("env.step_timeout_s",),
-        own=ServeOptions,
-        arguments=SERVE,
+        summary="serve environments to actors on other hosts",
+        own=EnvsOptions,
     ),
-    "serve-rewards": Verb(
-        "serve the reward model in FOLDER to collect, eval and actors, which then share one copy; it scores in batches",
+    "serve rewards": Verb(
         "slipstream.tools.play.serve_rewards:serve_rewards",
         ("model", "learner.micro_batch_tokens"),
         lambda given: {"folder": given.folder},
+        "serve one copy of the reward model in FOLDER to collect, eval and actors; it scores in batches",
         RewardsOptions,
         arguments=FOLDER,
     ),
+    "serve relay": Verb(
+        "slipstream.tools.run.relay_verb:run_relay",
+        RELAY,
+        summary="pull a run's newest weights once and serve them to its actors",
+        joins=True,
+        moves_weights=True,
+    ),
+    "serve judge": Verb(
+        "slipstream.actors.host.judging:judge",
+        (*RUN, "actors.join_timeout_s"),
+        summary="compare the members of a run's complete groups, for judges in env.rewards with `compare`",
+        joins=True,
+    ),
+    "doctor": Verb("slipstream.tools.run.doctor:doctor", (*RUN, *REWARDS), joins=True),
     "plan": Verb(
-        "print the memory that a run needs on GPUs and hosts, its speed and its cost; no GPU is needed",
         "slipstream.tools.plan.plan:plan",
         ("model", "learner", "actors", "objective", "replay", "weights.anchor_every", *REWARDS),
         own=PlanOptions,
     ),
-    "doctor": Verb(
-        "check this machine: packages, Redis, memory, shared memory, GPU; and the run `run.name`, if it exists",
-        "slipstream.tools.run.doctor:doctor",
-        (*RUN, *REWARDS),
+    "simulate": Verb(
+        "slipstream.tools.simulate.simulate:simulate",
+        (*RUN[:2], "run.seed", "replay", "actors.max_episodes", "actors.price_per_hour"),
+        own=SimulateOptions,
         joins=True,
+    ),
+    "launch": Verb(
+        "slipstream.tools.launch.launch:launch",
+        (*LEARNER, "actors"),
+        lambda given: {"engine": given.engine, "actor_hosts": given.actor_hosts, "dry_run": given.dry_run},
+        arguments=LAUNCH,
+    ),
+    "scale": Verb(
+        "slipstream.tools.launch.scale:scale",
+        (*RUN, "actors.count"),
+        lambda given: {"to": given.to, "host": given.host},
+        joins=True,
+        arguments=SCALE,
+    ),
+    "access key": Verb(
+        "slipstream.tools.run.key:make_key",
+        ("weights.key_file",),
+        summary="write a new key that encrypts weight transfers to weights.key_file, for networks that are not trusted",
+    ),
+    "access users": Verb(
+        "slipstream.tools.run.access_users:users",
+        ("run.name", "redis.url", "redis.shards"),
+        lambda given: {"runs": given.runs},
+        "print commands that create one Redis user per role: `slipstream access users NAME | redis-cli`",
+        UsersOptions,
+        of_runs=True,
+    ),
+    "access join": Verb(
+        "slipstream.tools.run.join_command:join_command",
+        (*RUN, "actors", "env.name", "weights.host", "weights.key_file"),
+        summary="print the command that a new host of actors must be given; passwords and keys are not in it",
+        own=FleetOption,
+        joins=True,
+    ),
+    "drill": Verb(
+        "slipstream.tools.drill.drill:answer",
+        (*LEARNER, "actors"),
+        lambda given: {"asked": given},
+        adds="slipstream.tools.drill.drill:add_options",
     ),
 }
 
@@ -344,6 +322,9 @@ def placed(place: str) -> Callable[..., Any]:
 
 def called(arguments: argparse.Namespace) -> Callable[[Config], int]:
     """The function of the verb with its options; it takes the configuration and returns the exit code."""
+    if arguments.road:
+        road = placed("slipstream.tools.road.road:road")
+        return partial(road, path=arguments.road, settings=arguments.settings, dry_run=arguments.dry_run)
     verb = VERBS[arguments.verb]
     own: dict[str, Any] = {"options": options_of(verb.own, arguments)} if verb.own else {}
     return partial(placed(verb.function), **verb.options(arguments), **own)

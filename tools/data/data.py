@@ -214,7 +214,7 @@ class _Call:
         if reason := reason_to_leave_out(line.row, labels=True):
             return reason
         if is_pair(line.row):
-            raise BadRow("a pair (`chosen`), which `slipstream dpo` and `reward` read as it is")
+            raise BadRow("a pair (`chosen`), which `slipstream fit dpo` and `reward` read as it is")
         conversation = conversation_of(line.row)
         if line.row.get("turn_labels") is not None:
             conversation = labelled(line.row, conversation, hard=False)

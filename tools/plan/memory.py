@@ -116,11 +116,9 @@ def host_memory(config: Config, step: MeasuredStep) -> HostMemory:
     )
 
 
-def problems(
-    config: Config, step: MeasuredStep, split: Split | None, *, gpu_bytes: int, host_bytes: int | None
-) -> list[str]:
+def problems(config: Config, step: MeasuredStep, split: Split | None, *, gpu_bytes: int) -> list[str]:
     """What does not fit, each with what to change; `split` is None if the actors have hosts of their own."""
-    learner_bytes, host = learner_memory(step), host_memory(config, step)
+    learner_bytes = learner_memory(step)
     beside = learner_bytes if split and split.shared else 0
     engine = engine_memory(config, step, gpu_bytes=gpu_bytes, beside_bytes=beside)
     found = []
@@ -152,11 +150,6 @@ def problems(
         found.append(
             f"actors.tensor_parallel={config.actors.tensor_parallel} neither divides the model's {step.num_kv_heads} "
             "key-value heads nor is a multiple of them: vLLM refuses it"
-        )
-    if host_bytes is not None and host.peak_bytes > host_bytes:
-        found.append(
-            f"the learner's host needs {gib(host.peak_bytes)} of {gib(host_bytes)}: set weights.anchor_every=1 (one "
-            "copy of the weights less), or train adapters (model.lora.rank=16)"
         )
     return found
 

@@ -23,7 +23,7 @@ from slipstream.tools.plan.memory import (
     learner_memory,
     problems,
 )
-from slipstream.tools.plan.plan_options import PlanOptions
+from slipstream.tools.plan.plan_options import GPUS, PlanOptions
 from slipstream.tools.plan.speed import Speed, advice_of, speed_of
 from slipstream.tools.run.check_input import check_model_config
 from slipstream.tools.run.child import EXIT_BAD_INPUT
@@ -46,7 +46,7 @@ def plan(config: Config, options: PlanOptions) -> int:
     split = None if options.actor_gpus else split_devices(config, [str(gpu) for gpu in range(options.gpus)])
     _check_hosts(config, options)
     check_model_config(Path(config.model.path))
-    step, gpu_bytes = measure(config), int(options.gpu_gib * GIB)
+    step, gpu_bytes = measure(config), int(GPUS[options.gpu].memory_gib * GIB)
     print_table(f"Learner: {config.learner.ranks} ranks, on each GPU of {gib(gpu_bytes)}", _learner_rows(config, step))
     beside_bytes = learner_memory(step) if split and split.shared else 0
     if beside_bytes and not config.actors.limits_memory:
@@ -61,8 +61,7 @@ def plan(config: Config, options: PlanOptions) -> int:
         print_table("Speed and cost: estimates from assumptions, never measured", _speed_rows(speed))
         print(_assumptions(config, options))
         print(f"By these estimates the bottleneck is {advice_of(config, speed, options)}.")
-    host_bytes = int(options.host_gib * GIB) if options.host_gib else None
-    found = problems(config, step, split, gpu_bytes=gpu_bytes, host_bytes=host_bytes)
+    found = problems(config, step, split, gpu_bytes=gpu_bytes)
     for problem in found:
         print(f"DOES NOT FIT: {problem}")
     if not found:
@@ -183,9 +182,10 @@ def _assumptions(config: Config, options: PlanOptions) -> str:
     """What the estimates assume, in one line."""
     price = f"{options.gpu_price:g} $/h a GPU" if options.gpu_price else "no --gpu-price"
     tokens, learner, engine = options.tokens_of(config), options.learner_efficiency, options.engine_efficiency
+    gpu = GPUS[options.gpu]
     return (
-        f"Assumed: a GPU of {options.gpu_tflops:g} TFLOP/s, of which the learner reaches {learner:.0%} and an engine "
-        f"{engine:.0%}, and {options.gpu_gbyte_per_s:g} GB/s; a link of {options.link_gbit_per_s:g} Gbit/s; episodes "
+        f"Assumed: a GPU of {gpu.tflops:g} TFLOP/s, of which the learner reaches {learner:.0%} and an engine "
+        f"{engine:.0%}, and {gpu.gbyte_per_s:g} GB/s; a link of {options.link_gbit_per_s:g} Gbit/s; episodes "
         f"of {tokens:.0f} tokens, {options.sampled_share:.0%} of them sampled, with {options.env_seconds:g} s of the "
         f"environment; {options.useful_share:.0%} of the groups teach; {price}. Each is an option."
     )

@@ -8,18 +8,36 @@ from slipstream.common.process.config_error import require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """A kind of GPU, by its data sheet."""
+
+    memory_gib: float
+    tflops: float  # peak in dense bfloat16
+    gbyte_per_s: float  # of its memory
+
+
+GPUS = {
+    "A100-40": Gpu(memory_gib=40, tflops=312, gbyte_per_s=1555),
+    "A100": Gpu(memory_gib=80, tflops=312, gbyte_per_s=2039),
+    "H100": Gpu(memory_gib=80, tflops=989, gbyte_per_s=3350),
+    "H200": Gpu(memory_gib=141, tflops=989, gbyte_per_s=4800),
+    "B200": Gpu(memory_gib=180, tflops=2250, gbyte_per_s=8000),
+    "L40S": Gpu(memory_gib=48, tflops=362, gbyte_per_s=864),
+    "A10": Gpu(memory_gib=24, tflops=125, gbyte_per_s=600),
+    "L4": Gpu(memory_gib=24, tflops=121, gbyte_per_s=300),
+    "RTX4090": Gpu(memory_gib=24, tflops=165, gbyte_per_s=1008),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOptions:
     gpus: Count = 8  # of the learner's host
-    gpu_gib: Positive = 80.0  # memory of each GPU
+    gpu: str = "H100"  # their kind: A100-40, A100, H100, H200, B200, L40S, A10, L4 or RTX4090
     actor_gpus: Whole = 0  # of each host of actors; 0: the actors are on the learner's host
     actor_hosts: Count = 1  # hosts with actors.count actors each; for speed and cost
-    host_gib: NonNegative = 0.0  # memory of the learner's host; 0: only print what is needed
-    gpu_tflops: Positive = 989.0  # peak of a GPU in dense bfloat16; an H100's
-    gpu_gbyte_per_s: Positive = 3350.0  # memory bandwidth of a GPU; an H100's
     learner_efficiency: PositiveShare = 0.35  # assumed share of that peak that the learner reaches
     engine_efficiency: PositiveShare = 0.5  # assumed share of peak and bandwidth that an engine reaches
     link_gbit_per_s: Positive = 25.0  # of the learner's host, to hosts of actors
-    host_gbyte_per_s: Positive = 10.0  # from a GPU to its host's memory, and back
     episode_tokens: Whole = 0  # assumed length of an episode, prompts included; 0: half of model.max_tokens
     sampled_share: PositiveShare = 0.3  # assumed share of these tokens that the policy samples
     env_seconds: NonNegative = 5.0  # assumed time of the environment in an episode
@@ -28,6 +46,7 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self, "--")
+        require(self.gpu in GPUS, "--gpu", f"one of {', '.join(GPUS)}", self.gpu, "the nearest one gives an estimate")
         require(
             self.actor_hosts == 1 or self.actor_gpus > 0,
             "--actor-hosts",

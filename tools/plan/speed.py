@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from slipstream.common.config.config import Config
 from slipstream.tools.plan.measured_step import MeasuredStep
 from slipstream.tools.plan.memory import ENGINE_DTYPE_BYTES, engine_memory
-from slipstream.tools.plan.plan_options import PlanOptions
+from slipstream.tools.plan.plan_options import GPUS, PlanOptions
 
 FORWARD = 1 / 3  # of the operations of a training step; the backward pass has the other two thirds
 GIGA, TERA = 1e9, 1e12
+HOST_BYTES_PER_S = 10 * GIGA  # from a GPU to its host and back: what pageable memory reaches over PCIe 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +61,7 @@ def speed_of(config: Config, step: MeasuredStep, options: PlanOptions) -> Speed:
     episodes_per_s = engines * requests / episode_s
     collect_s = episodes / options.useful_share / episodes_per_s
     train_s = _train_s(config, step, options, episodes=episodes, tokens=tokens)
-    publish_s = step.published_bytes / (options.host_gbyte_per_s * GIGA)
+    publish_s = step.published_bytes / (HOST_BYTES_PER_S)
     refresh_s = publish_s + _transfer_s(config, step, options, engines=engines)
     is_synchronous = replay.target_lag == 0
     step_s = collect_s + train_s + refresh_s if is_synchronous else max(collect_s, train_s)
@@ -115,7 +116,7 @@ def _requests(
     """The requests of one engine at a time, and what bounds them."""
     replay = config.replay
     open_episodes = replay.group_size * replay.groups_per_step * (replay.target_lag + 1) / options.useful_share
-    memory = engine_memory(config, step, gpu_bytes=int(options.gpu_gib * (1 << 30)))
+    memory = engine_memory(config, step, gpu_bytes=int(GPUS[options.gpu].memory_gib * (1 << 30)))
     bounds = {
         "slots": config.actors.max_episodes,
         "memory": int(memory.num_tokens / tokens),
@@ -132,13 +133,13 @@ def _token_s(config: Config, step: MeasuredStep, options: PlanOptions, *, reques
     """
     kept_bytes = requests * tokens / 2 * step.kv_token_bytes
     num_bytes = ENGINE_DTYPE_BYTES * step.num_base_parameters + kept_bytes
-    bandwidth = config.actors.tensor_parallel * options.gpu_gbyte_per_s * GIGA * options.engine_efficiency
+    bandwidth = config.actors.tensor_parallel * GPUS[options.gpu].gbyte_per_s * GIGA * options.engine_efficiency
     operations = requests * FORWARD * step.flops_per_token
     return max(num_bytes / bandwidth, operations / _engine_flops(config, options))
 
 
 def _engine_flops(config: Config, options: PlanOptions) -> float:
-    return config.actors.tensor_parallel * options.gpu_tflops * TERA * options.engine_efficiency
+    return config.actors.tensor_parallel * GPUS[options.gpu].tflops * TERA * options.engine_efficiency
 
 
 def _operations(step: MeasuredStep, tokens: float) -> float:
@@ -151,7 +152,7 @@ def _train_s(config: Config, step: MeasuredStep, options: PlanOptions, *, episod
     objective = config.objective
     passes = [config.learner.activation_checkpointing, bool(objective.kl_coefficient), objective.has_proximal]
     operations = episodes * _operations(step, tokens) * (1 + FORWARD * sum(passes))
-    return operations / (config.learner.ranks * options.gpu_tflops * TERA * options.learner_efficiency)
+    return operations / (config.learner.ranks * GPUS[options.gpu].tflops * TERA * options.learner_efficiency)
 
 
 def _transfer_s(config: Config, step: MeasuredStep, options: PlanOptions, *, engines: int) -> float:
@@ -160,7 +161,7 @@ def _transfer_s(config: Config, step: MeasuredStep, options: PlanOptions, *, eng
     Actors on the learner's own host copy it there.
     """
     if not options.actor_gpus:
-        return step.published_bytes / (options.host_gbyte_per_s * GIGA)
+        return step.published_bytes / (HOST_BYTES_PER_S)
     receivers = options.actor_hosts if config.actors.relay else engines
     return receivers * step.published_bytes / (options.link_gbit_per_s / 8 * GIGA)
 

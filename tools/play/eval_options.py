@@ -14,7 +14,7 @@ class EvalOptions:
     certainty: float = 0.0  # attempts: end them where the majority is this certain, such as 0.95; 0 plays all
     revise: bool = False  # attempts: show each one to the next, which tries again (sequential revision)
     compare: tuple[str, ...] = ()  # values of env.action_format to compare on the same tasks, with the same model
-    reward_model: str = ""  # attempts: a folder of `slipstream prm` or `reward`, or a URL; it chooses one of each task
+    reward_model: str = ""  # attempts: a folder of `fit prm` or `fit reward`, or a URL; it chooses one of each task
     aggregate: str = "last"  # prm: what ranks an attempt: the last, min or product of its turns' probabilities
     rank: str = ""  # with env.enforce_admissible: take the likeliest action, by total or mean (per token) likelihood
     by: str = "type"  # the column of a task by whose values success is reported too, where the environment has it

@@ -73,12 +73,12 @@ def check_aggregate(values: StateValues | None, how: str) -> None:
     if values and values.kind in CRITICS:
         raise ConfigError(
             f"`--reward-model` {values.name} is a critic: its value of a finished episode is the return itself, which "
-            "is not known where attempts must be chosen; give a model of `slipstream prm` or `slipstream reward`"
+            "is not known where attempts must be chosen; give a model of `slipstream fit prm` or `fit reward`"
         )
     if values and how != "last" and values.kind == OUTCOME:
         raise ConfigError(
             f"`--aggregate` must be last for a reward model of outcome, which has one score for an episode, got {how}; "
-            "leave it out, or give a model of `slipstream prm`"
+            "leave it out, or give a model of `slipstream fit prm`"
         )
 
 

@@ -1,4 +1,4 @@
-"""`slipstream envs serve`: serve environments to actors on other hosts, and to clients of other projects."""
+"""`slipstream serve envs`: serve environments to actors on other hosts, and to clients of other projects."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from slipstream.envhub.catalogue import ENVS, env_maker
 from slipstream.envhub.remote.env_secret import SECRET_VARIABLE, read_secret
 from slipstream.envhub.serving.env_pool import EnvPool, WorkerFailed
 from slipstream.envhub.serving.env_server import EnvServer
-from slipstream.tools.play.serve_options import ServeOptions
+from slipstream.tools.play.serve_options import EnvsOptions
 from slipstream.tools.terminal.loopback import is_loopback
 
 POLL_S = 0.1
@@ -19,7 +19,7 @@ POLL_S = 0.1
 log = logging.getLogger(__name__)
 
 
-def serve_envs(config: Config, *, options: ServeOptions) -> int:
+def serve_envs(config: Config, *, options: EnvsOptions) -> int:
     """Serve until a signal; return the exit code. Raises ConfigError."""
     log_to_stderr()
     shutdown, names = Shutdown(), list(options.names) or list(ENVS)
@@ -40,7 +40,7 @@ def serve_envs(config: Config, *, options: ServeOptions) -> int:
     return shutdown.exit_code
 
 
-async def _serve(config: Config, options: ServeOptions, names: list[str], secret: str, shutdown: Shutdown) -> None:
+async def _serve(config: Config, options: EnvsOptions, names: list[str], secret: str, shutdown: Shutdown) -> None:
     pool = EnvPool(
         num_processes=options.processes, max_episodes=options.max_episodes, step_timeout_s=config.env.step_timeout_s
     )

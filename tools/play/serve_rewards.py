@@ -1,4 +1,4 @@
-"""`slipstream serve-rewards FOLDER`: one copy of a reward model for all who collect, evaluate or play."""
+"""`slipstream serve rewards FOLDER`: one copy of a reward model for all who collect, evaluate or play."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from slipstream.common.records.reward_protocol import SECRET_VARIABLE, RewardMod
 from slipstream.common.text.tokenizer import load_tokenizer, text_root
 from slipstream.envhub.remote.env_secret import read_secret
 from slipstream.tools.play.reward_server import RewardServer
-from slipstream.tools.play.rewards_options import RewardsOptions
+from slipstream.tools.play.serve_options import RewardsOptions
 from slipstream.tools.play.state_values import Batches, scorer_in
 from slipstream.tools.terminal.loopback import is_loopback
 

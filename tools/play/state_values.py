@@ -172,5 +172,5 @@ def check_searches(values: StateValues | None) -> None:
     if values is not None and values.kind == OUTCOME:
         raise ConfigError(
             f"`--reward-model` {values.name} scores whole episodes, and a search needs a value of every "
-            "state; give a model of `slipstream prm`, or a critic of `slipstream export --critic`"
+            "state; give a model of `slipstream fit prm`, or a critic of `slipstream export --critic`"
         )

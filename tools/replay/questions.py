@@ -9,7 +9,6 @@ from slipstream.common.config.config import Config
 from slipstream.replay.records.ledger import STATES
 
 STREAMS = ("train", "eval")
-CONFIG_NAMES = (".yaml", ".yml")
 
 # The operands of each question: those in [brackets] are optional, "..." means one or more of the last.
 OPERANDS = {
@@ -49,8 +48,8 @@ def add_questions(parser: argparse.ArgumentParser, settings: argparse.ArgumentPa
             help=summary,
             description=summary,
             parents=[settings],
-            usage=f"{parser.prog} {name} {OPERANDS[name]} [options] [config.yaml | section.key=value ...]",
-            epilog="`slipstream replay --help` lists the settings",
+            usage=f"{parser.prog} {name} {OPERANDS[name]} [NAME] [options] [section.key=value ...]",
+            epilog="`slipstream replay --help all` lists the settings",
         )
         one.set_defaults(operands=[])
         if name not in ("audit", "diff"):
@@ -66,18 +65,17 @@ def take_operands(parser: argparse.ArgumentParser, arguments: argparse.Namespace
     words = OPERANDS[arguments.question].split()
     if not words:
         return
-    given = [word for word in arguments.settings if "=" not in word and not word.endswith(CONFIG_NAMES)]
+    fits = re.compile(r".*\.(jsonl|parquet)" if words == ["FILE"] else r"\d{1,18}")  # all else names the run
+    given = [word for word in arguments.settings if fits.fullmatch(word)]
     arguments.settings = [word for word in arguments.settings if word not in given]
     num_needed = sum(word.isupper() and not word.startswith("[") for word in words)
     too_many = "..." not in words and len(given) > len(words)
     if len(given) < num_needed or too_many:
+        what = "a .jsonl or .parquet file" if words == ["FILE"] else "numbers"
         parser.error(
-            f"replay {arguments.question} takes {OPERANDS[arguments.question]}, got {' '.join(given) or 'nothing'}"
+            f"replay {arguments.question} takes {OPERANDS[arguments.question]}, {what}, and the run's NAME, "
+            f"got {' '.join([*given, *arguments.settings]) or 'nothing'}"
         )
-    if words != ["FILE"]:
-        for word in given:
-            if not re.fullmatch(r"\d{1,18}", word):
-                parser.error(f"replay {arguments.question}: {' '.join(words)} must be numbers, got {word!r}")
     arguments.operands = given
 
 

@@ -1,4 +1,4 @@
-"""`slipstream road`: from a base model to an agent in stages, each a verb of its own, with an evaluation after each.
+"""`slipstream up` with a file of stages: from a base model to an agent, with an evaluation after each.
 
 A stage is the process that a person would start by hand. What has finished is recorded in `road.json`, so the same
 command continues a road that was stopped.
@@ -113,7 +113,7 @@ def _command(stage: Stage, saved: str) -> list[str]:
         return [*CLI, verb, str(stage.made), saved, "--force", *options]
     if verb == "up" and stage.run_dir.config.exists():
         return [*CLI, verb, "--resume", stage.config.run.name, f"run.root={stage.config.run.root}"]
-    return [*CLI, verb, saved, *options]
+    return [*CLI, *verb.split(), saved, *options]
 
 
 def _run(name: str, command: list[str], log: Path, shutdown: Shutdown, *, output: Path | None = None) -> int:
@@ -131,6 +131,6 @@ def _run(name: str, command: list[str], log: Path, shutdown: Shutdown, *, output
         return shutdown.exit_code
     if not child.exit_code:
         return 0
-    print_failure("road", child)
-    print(f"slipstream road: {name} did not finish; the same command continues it", file=sys.stderr)
+    print_failure("up", child)
+    print(f"slipstream up: {name} did not finish; the same command continues it", file=sys.stderr)
     return EXIT_BAD_INPUT if child.exit_code == EXIT_BAD_INPUT else 1

@@ -3,7 +3,7 @@
     settings: [conf/quickstart.yaml, run.name=shop-road]    # of all stages
     stages:
       - expert: collect --expert --num-tasks=2500
-      - imitate: sft --data=@expert optim.lr=1e-3           # @expert: the rows, or the model, of an earlier stage
+      - imitate: fit sft --data=@expert optim.lr=1e-3           # @expert: the rows, or the model, of an earlier stage
       - explore: up learner.steps=60
 
 A stage begins with the model of the last stage before it that trained one. All paths follow from the names, so the
@@ -22,7 +22,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from slipstream.common.config.config import Config, config_file
+from slipstream.common.config.config import Config, config_file, is_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.yaml_file import read_yaml
@@ -33,8 +33,8 @@ from slipstream.tools.run.check_input import check_collect, check_env, check_inp
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.terminal.options import as_arguments, options_of
 
-KINDS = ("collect", "sft", "dpo", "reward", "prm", "up")  # verbs that a stage can be
-TRAINING = ("base", "sft", "dpo", "up")  # those whose model the next stage begins with, and that are evaluated
+KINDS = ("collect", "fit sft", "fit dpo", "fit reward", "fit prm", "up")  # verbs that a stage can be
+TRAINING = ("base", "fit sft", "fit dpo", "up")  # those whose model the next stage begins with, and that are evaluated
 # What the road itself gives to each stage, or what would only print.
 OWN = ("run.name=", "run.root=", "model.path=", "--resume", "--print-config", "--dry-run")
 
@@ -59,6 +59,17 @@ class Stage:
     @property
     def run_dir(self) -> RunDir:
         return RunDir(self.config.run.root, self.config.run.name)
+
+
+def split_road(settings: Sequence[str]) -> tuple[str, list[str]]:
+    """The file with stages in `settings`, empty if none has, and the settings with those of that file before them.
+
+    Raises ConfigError.
+    """
+    for word in settings:
+        if is_config(word) and "stages:" in config_file(word).read_text(errors="replace"):
+            return word, [*read_file(word).settings, *(other for other in settings if other != word)]
+    return "", list(settings)
 
 
 def read_file(name: str) -> RoadFile:
@@ -112,6 +123,8 @@ def _stage(name: str, words: list[str], before: Sequence[Stage], settings: Seque
     if name in (taken := [stage.name for stage in before]):
         raise ConfigError(f"the name is taken, as {', '.join(taken)} are; choose another")
     verb, *rest = [_with_path(word, before) for word in words] or [""]
+    if verb == "fit" and rest:
+        verb, *rest = f"{verb} {rest[0]}", *rest[1:]
     if verb not in KINDS:
         raise ConfigError(f"the command must begin with one of {', '.join(KINDS)}, got {verb!r}; see docs/road.md")
     if refused := [word for word in rest if word.startswith(OWN)]:
@@ -122,7 +135,7 @@ def _stage(name: str, words: list[str], before: Sequence[Stage], settings: Seque
     own = [f"run.name='{shared.run.name}-{name}'", f"model.path='{model}'"]
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
-            arguments = parsed([verb, *file, *settings, *off, *rest, *own])
+            arguments = parsed([*verb.split(), *file, *settings, *off, *rest, *own])
         except SystemExit:
             raise ConfigError(said.getvalue().strip().rpartition("\n")[2]) from None
     config, kind = load(arguments), VERBS[verb].own

@@ -155,7 +155,7 @@ def host_relay(config: Config, settings: Path) -> Iterator[Child | None]:
         return
     relay = Child(
         "relay",
-        [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", "relay", str(settings)],
+        [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", "serve", "relay", str(settings)],
         log=RunDir(config.run.root, config.run.name).log("relay"),
         environment={"OMP_NUM_THREADS": "1"},
     )

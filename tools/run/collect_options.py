@@ -18,8 +18,8 @@ class CollectOptions:
     beam: Count = 2  # tree_of_thoughts: states expanded at each depth; graph_of_thoughts: attempts shown to a new one
     budget: Count = 60  # dfsdt, mcts, graph_of_thoughts: turns that are generated for one task
     exploration: NonNegative = 1.4  # mcts: the constant of PUCT, for returns between 0 and 1
-    reward_model: str = ""  # guides a search, not dfsdt: a folder of `slipstream prm` or `export --critic`, or a URL
-    completions: Whole = 0  # label each turn with the share of N episodes from there that succeed, for `slipstream prm`
+    reward_model: str = ""  # guides a search, not dfsdt: a folder of `fit prm` or `export --critic`, or a URL
+    completions: Whole = 0  # label each turn with the share of N episodes from there that succeed, for `fit prm`
     server: str = ""  # a file that names a chat server, which plays instead of a model: see docs/collect.md
     expert: bool = False  # the environment's expert plays each task once, instead of the model
     noise: ShareBelow1 = 0.0  # expert: the probability of a random admissible action instead of the expert's

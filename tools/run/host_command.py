@@ -1,4 +1,4 @@
-"""The command that starts a host of actors for a run: for `slipstream join-command`, and for cluster engines."""
+"""The command that starts a host of actors for a run: for `slipstream access join`, and for cluster engines."""
 
 from slipstream.common.config.actors_config import ActorsConfig
 from slipstream.common.config.config import Config

@@ -1,4 +1,4 @@
-"""`slipstream key`: write a new key that encrypts a run's weight transfers; every host of the run needs a copy."""
+"""`slipstream access key`: write a new key that encrypts weight transfers; every host of the run needs a copy."""
 
 import os
 from pathlib import Path

@@ -30,7 +30,7 @@ def card_of(run_dir: RunDir) -> str:
     Raises ConfigError if the run has no readable configuration.
     """
     config = load_config(str(run_dir.config), [])
-    fit = run_dir.fit  # of `slipstream sft`, `dpo` and `reward`
+    fit = run_dir.fit  # of `slipstream fit sft`, `dpo` and `reward`
     sections: Sequence[str]
     if fit.exists():
         rows, sections = _fit_rows(fit, list(read_metrics(run_dir.metrics))), FIT_SECTIONS

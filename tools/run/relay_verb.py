@@ -1,4 +1,4 @@
-"""`slipstream relay`: pull a run's newest weights once, and serve them to its actors."""
+"""`slipstream serve relay`: pull a run's newest weights once, and serve them to its actors."""
 
 from slipstream.actors.host.relay import relay
 from slipstream.common.config.config import Config

@@ -107,7 +107,7 @@ def become_torchrun(verb: str, config: Config, run_dir: RunDir, *options: str) -
         "-P",
         "-m",
         "slipstream.tools.cli.cli",
-        verb,
+        *verb.split(),
         str(run_dir.config),
         *options,
     ]

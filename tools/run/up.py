@@ -93,7 +93,7 @@ def _checked(config: Config, *, resume: bool) -> RunDir:
     if config.run.rerun_of:
         raise ConfigError(
             f"run {config.run.name!r} is a re-run of {config.run.rerun_of!r} and needs no actors; continue it by "
-            f"`slipstream learner --resume {config.run.name}`"
+            f"`slipstream learner {config.run.name}`"
         )
     if config.learner.hosts > 1:
         raise ConfigError(
@@ -155,7 +155,7 @@ def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> l
             [
                 Child(
                     "judge",
-                    [python, "-P", "-m", "slipstream.tools.cli.cli", "judge", settings],
+                    [python, "-P", "-m", "slipstream.tools.cli.cli", "serve", "judge", settings],
                     log=run_dir.log("judge"),
                     environment=secrets,
                 )
@@ -242,9 +242,9 @@ def next_commands(config: Config, run_dir: RunDir, *, is_finished: bool) -> dict
     resume, rows = f"slipstream up --resume {name}{root}", {}
     if config.replay.archive:
         rows["look at episodes"] = f"slipstream view {name}{root}"
-        rows["export episodes"] = f"slipstream replay export {name}.jsonl run.name={name}{root}"
+        rows["export episodes"] = f"slipstream replay export {name} {name}.jsonl{root}"
     if is_finished:
-        rows["evaluate"] = f"slipstream eval run.name={name}{root}"
+        rows["evaluate"] = f"slipstream eval {name}{root}"
         rows["exported model"] = str(run_dir.trained_model)
         return rows | {"continue": f"{resume} learner.steps=MORE"}
     steps = [record["step"] for record in newest_metrics(run_dir.metrics) if "trained/reward" in record]

@@ -36,18 +36,6 @@ def runs(config: Config) -> int:
     return 0
 
 
-def find_run(word: str, root: str) -> RunDir:
-    """The directory of the run `word`: a name under `root`, or a path. Raises ConfigError if there is none."""
-    path = Path(word).resolve() if "/" in word else Path(root) / word
-    if not path.is_dir():
-        existing = sorted(other.parent.name for other in Path(root).glob("*/config.yaml"))
-        raise ConfigError(
-            f"no run {word!r}: {path} is not a directory; runs under {root}/: {', '.join(existing) or 'none'}"
-        )
-    run_dir = RunDir(path.parent, path.name)
-    if not run_dir.config.is_file() and not run_dir.metrics.is_file():
-        raise ConfigError(f"{path} is not a run: it has no config.yaml; give the directory of a run")
-    return run_dir
 
 
 def has_ended(config: Config) -> bool:

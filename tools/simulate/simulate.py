@@ -16,6 +16,7 @@ from slipstream.tools.terminal.table import print_rows
 
 MANY_REQUESTS_PER_S = 30_000  # a server takes about 32 us for each: docs/benchmarks.md
 BUSY, IDLE, FULL = 0.9, 0.7, 0.9
+RESTART_S = 120.0  # until a lost actor is replaced: a new spot instance boots and loads its model
 COLUMNS = ("actors", "steps/h", "episodes/s", "lag", "masked", "busy", "slots", "wasted", "$/h", "$/step", "limit")
 
 
@@ -71,8 +72,8 @@ def plan_of(config: Config, options: SimulateOptions, facts: Calibration, *, num
         price_per_hour=config.actors.price_per_hour,
         preemptions_per_hour=options.preemptions_per_hour,
         kills_per_hour=options.kills_per_hour,
-        restart_s=options.restart_s,
-        seed=options.seed,
+        restart_s=RESTART_S,
+        seed=config.run.seed,
     )
 
 

@@ -11,10 +11,8 @@ class SimulateOptions:
     actors: tuple[str, ...] = ()  # numbers of actors, such as 4,16,64; empty: those of the run
     preemptions_per_hour: NonNegative = 0.0  # of each actor; it leaves in order, and its episodes continue elsewhere
     kills_per_hour: NonNegative = 0.0  # of each actor; its episodes begin again once their leases have expired
-    restart_s: NonNegative = 120.0  # until a lost actor is replaced
     learner_speed: Positive = 1.0  # of what was measured: 8 for eight times the ranks, if they scale
     steps: Count = 100  # optimizer steps that are measured
-    seed: int = 0  # of everything that is drawn: episodes, times and losses of actors
     json: bool = False  # print one JSON object
 
     def __post_init__(self) -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.run_dir import RunDir, find_run, write_whole
 from slipstream.tools.data.row_files import check_writable
 from slipstream.tools.see.report_page import REPORT, digest, page, report_of
-from slipstream.tools.see.runs import find_run
 from slipstream.tools.viewer.archive_pages import STEPS_A_PAGE, ArchivePages
 from slipstream.tools.viewer.page_server import serve
 from slipstream.tools.viewer.view_options import ReportOptions, ViewOptions

@@ -264,6 +264,7 @@ class Run:
             sys.executable,
             "-m",
             "slipstream.tools.cli.cli",
+            "serve",
             "judge",
             f"run.name={run_id}",
             f"redis.url={redis_url}",

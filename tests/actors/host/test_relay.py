@@ -115,6 +115,7 @@ class Plane:
     def start_relay(self, *settings: str, environment: dict[str, str] | None = None) -> Process:
         arguments = [
             "slipstream.tools.cli.cli",
+            "serve",
             "relay",
             f"redis.url={self._redis_url}",
             f"run.name={self._run_id}",
@@ -300,10 +301,10 @@ def test_with_a_key_the_publisher_and_a_relay_serve_who_has_it_and_nobody_else(
     plane: Plane, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key_file = tmp_path / "keys" / "weights.key"
-    assert main(["key", f"weights.key_file={key_file}"]) == 0
+    assert main(["access", "key", f"weights.key_file={key_file}"]) == 0
     secret = key_file.read_text().strip()
     assert secret not in capsys.readouterr().out and key_file.stat().st_mode & 0o777 == 0o600
-    assert main(["key", f"weights.key_file={key_file}"]) == 2, "a key in use was overwritten"
+    assert main(["access", "key", f"weights.key_file={key_file}"]) == 2, "a key in use was overwritten"
     assert key_file.read_text().strip() == secret
 
     key = CurveKey(public=zmq.curve_public(secret.encode()), secret=secret.encode())

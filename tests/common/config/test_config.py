@@ -153,7 +153,10 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
             ["objective.token_mask_high=1.1"],
             "unknown config key `objective.token_mask_high`; did you mean `objective.mask_high`?",
         ),
-        (["fit.held_out=0"], "`fit` is no section: its keys are options of a verb; use `slipstream sft --held-out`"),
+        (
+            ["fit.held_out=0"],
+            "`fit` is no section: its keys are options of a verb; use `slipstream fit sft --held-out`",
+        ),
         (["objective.dual_clip=1.1"], "`objective.dual_clip` must be 0, or > 1 + objective.clip_high = 1.28, got 1.1"),
         (["objective.ratio_high=0.5"], "must be in [0, 1] and > 1, got (0.0, 0.5); 0 and 5 are usual"),
         (["objective.gamma=0"], "`objective.gamma` must be in (0, 1], got 0.0; 1.0 is the default"),

@@ -151,7 +151,7 @@ def test_the_catalogue_makes_it_and_closes_it_without_a_server() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"url": "127.0.0.1:1", "env": "kg"}, "must be http://HOST:PORT of `slipstream envs serve`, got '127.0.0.1:1'"),
+        ({"url": "127.0.0.1:1", "env": "kg"}, "must be http://HOST:PORT of `slipstream serve envs`, got '127.0.0.1:1'"),
         (
             {"url": "http://127.0.0.1:1", "env": "kg", "options": {"a": "x" * MAX_OPTIONS_BYTES}},
             "must be at most 65536 bytes",

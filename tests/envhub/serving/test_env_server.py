@@ -1,4 +1,4 @@
-"""`slipstream envs serve`: who may connect, which messages are refused, and how it ends."""
+"""`slipstream serve envs`: who may connect, which messages are refused, and how it ends."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ def test_a_secret_that_cannot_be_sent_is_refused_and_not_shown(
     monkeypatch.setattr(sys, "path", list(sys.path))
     for content in ("", "two words", "line\nline", "p\u00e4ss"):
         (tmp_path / "secret").write_text(content)
-        assert main(["envs", "serve", f"--key-file={tmp_path / 'secret'}"]) == 2
+        assert main(["serve", "envs", f"--key-file={tmp_path / 'secret'}"]) == 2
         said = capsys.readouterr().err
         assert "must contain printable ASCII without spaces" in said and (not content or content not in said)
 
@@ -149,14 +149,14 @@ def test_what_cannot_be_served_is_explained(
     setting: str, complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert main(["envs", "serve", setting]) == 2
+    assert main(["serve", "envs", setting]) == 2
     assert complaint in capsys.readouterr().err
 
 
 def test_workers_that_do_not_start_end_the_server_with_their_code(tmp_path: Path) -> None:
     refusing = 'import os, sys\nif "slipstream.envhub.serving.env_worker" in sys.orig_argv:\n    os._exit(3)\n'
     (tmp_path / "sitecustomize.py").write_text(refusing)
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "envs", "serve", "--names=grid", "--port=0"]
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve", "envs", "--names=grid", "--port=0"]
     server = Process("envs", command, log=tmp_path / "log", environment={"PYTHONPATH": str(tmp_path)})
     assert server.wait(90) == 1
     assert "a worker ended with 3 before it was ready" in server.said()
@@ -171,8 +171,8 @@ def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
             sys.executable,
             "-m",
             "slipstream.tools.cli.cli",
-            "envs",
             "serve",
+            "envs",
             "--names=grid",
             f"--port={port}",
         ]

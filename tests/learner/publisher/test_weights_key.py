@@ -70,5 +70,5 @@ def test_a_key_comes_from_the_environment_or_a_file_and_is_never_shown(
     with pytest.raises(ConfigError, match=r"`weights.key_file` .*bytes cannot be read: 'utf-8' codec can't decode"):
         load_key(str(tmp_path / "bytes"))
     monkeypatch.setenv(KEY_VARIABLE, "short")
-    with pytest.raises(ConfigError, match="must contain the 40 characters that `slipstream key` makes; got 5"):
+    with pytest.raises(ConfigError, match="must contain the 40 characters that `slipstream access key` makes; got 5"):
         key_from_environment()

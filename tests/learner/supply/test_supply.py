@@ -654,7 +654,7 @@ def test_groups_that_wait_for_a_judge_take_up_room_and_are_named_when_the_supply
     supply.admit(1, [], published_version=0)
     work(buffer.actor, run_id, returns=lambda group_id: (1.0, 1.0))
     assert buffer.learner.ledger().judging == 2
-    with pytest.raises(SupplyDried, match=r"2 groups wait for their judge: is `slipstream judge` running"):
+    with pytest.raises(SupplyDried, match=r"2 groups wait for their judge: is `slipstream serve judge` running"):
         supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
     supply._config.env.rewards["better"] |= {"url": "actors", "model": ""}
     with pytest.raises(SupplyDried, match=r"2 groups wait for their judge: the actors judge them: are any running\?"):

@@ -17,7 +17,7 @@ from slipstream.replay.fleet.roles import Role, acl_rules, user_of
 from slipstream.replay.records.keys import key
 from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.cli.cli import main
-from slipstream.tools.run.acl_options import AclOptions
+from slipstream.tools.run.access_options import UsersOptions
 from tests.common.process.test_patience import wait_until
 from tests.replay.server.redis_nodes import cluster
 
@@ -117,15 +117,16 @@ def test_every_node_of_a_cluster_revokes(tmp_path: Path) -> None:
 def test_the_printed_user_has_its_date_and_the_enforcing_verb_ends_it(
     server: Server, administrator: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["acl", f"run.name={RUN}", "--fleet=spot1", "--expires=1s"]) == 0
+    assert main(["access", "users", f"run.name={RUN}", "--fleet=spot1", "--expires=1s"]) == 0
     printed = capsys.readouterr()
     administrator.execute_command(*printed.out.split())
-    assert "it ends at " in printed.err and "slipstream acl --enforce" in printed.err
+    assert "it ends at " in printed.err and "slipstream access users --enforce" in printed.err
     command = [
         sys.executable,
         "-m",
         "slipstream.tools.cli.cli",
-        "acl",
+        "access",
+        "users",
         f"run.name={RUN}",
         f"redis.url={server.admin_url}",
         "--enforce",
@@ -146,9 +147,9 @@ def test_enforcing_without_the_right_is_refused(
 ) -> None:
     learner = create(administrator, "", role=Role.LEARNER)
     url = f"redis://{learner}:{PASSWORD}@127.0.0.1:{server.port}"
-    assert main(["acl", f"run.name={RUN}", f"redis.url={url}", "--enforce"]) == 2
+    assert main(["access", "users", f"run.name={RUN}", f"redis.url={url}", "--enforce"]) == 2
     assert "may not use ACL LIST and ACL DELUSER; give an administrator's" in capsys.readouterr().err
-    assert main(["acl", f"run.name={RUN}", "--enforce"]) == 2
+    assert main(["access", "users", f"run.name={RUN}", "--enforce"]) == 2
     assert "`redis.url` is empty" in capsys.readouterr().err
 
 
@@ -167,4 +168,4 @@ def test_enforcing_without_the_right_is_refused(
 )
 def test_options_without_a_meaning_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        AclOptions(**options)  # type: ignore[arg-type]
+        UsersOptions(**options)  # type: ignore[arg-type]

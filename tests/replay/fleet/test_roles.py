@@ -119,7 +119,7 @@ def test_a_fleet_has_a_user_of_its_own_which_is_revoked_alone(
 
         def send_what_is_printed(*options: str) -> str:
             """Send it as `| redis-cli` does; return the password."""
-            assert main(["acl", f"run.name={RUN}", "--fleet=spot1", *options]) == 0
+            assert main(["access", "users", f"run.name={RUN}", "--fleet=spot1", *options]) == 0
             printed = capsys.readouterr()
             assert len(printed.out.splitlines()) == 1
             administrator.execute_command(*printed.out.split())
@@ -309,7 +309,7 @@ def test_a_stranger_is_refused(server: Server, enter: Callable[..., redis.Redis]
 def test_the_printed_users_can_be_made_and_their_passwords_are_not_among_them(
     redis_server: Server, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["acl", f"run.name={run_id}"]) == 0
+    assert main(["access", "users", f"run.name={run_id}"]) == 0
     printed, told = capsys.readouterr()
     with connect(redis_server.admin_url) as admin:
         for line in printed.splitlines():

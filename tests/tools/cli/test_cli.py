@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.common.config import suggestion
 from slipstream.common.config.config import key_paths, load_config
 from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import _parser, main, parsed
-from slipstream.tools.cli.verb_table import VERBS, called
-from slipstream.tools.play.serve_options import ServeOptions
+from slipstream.tools.cli.verb_table import GROUPS, VERBS, called
+from slipstream.tools.play.serve_options import EnvsOptions
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.doctor import print_missing
 from slipstream.tools.terminal.options import as_arguments, options_of
@@ -32,11 +33,27 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "none")
 
 
-def test_help_lists_every_key_with_its_default_and_its_comment(capsys: pytest.CaptureFixture[str]) -> None:
+OPERANDS = {
+    "launch": ["ray"],
+    "replay": ["audit"],
+    "collect": ["rows.jsonl"],
+    "data": ["rows.jsonl"],
+    "serve rewards": ["folder"],
+}
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `slipstream words` prints before it ends."""
+    capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
+        main([*words])
+    printed = capsys.readouterr()
+    assert (ended.value.code == 0) is (printed.err == "")
+    return printed.out + printed.err
+
+
+def test_help_lists_every_key_with_its_default_and_its_comment(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(shown(capsys, "--help", "all").split())
     keys = [f"{path} = " for path in key_paths()]
     assert len(keys) > 60 and [key for key in keys if key not in text] == []
     assert "replay.max_lag = 8 optimizer steps; older tokens are left out of the loss" in text
@@ -46,16 +63,107 @@ def test_help_lists_every_key_with_its_default_and_its_comment(capsys: pytest.Ca
         assert len(text[start:stop].split()) > 3, f"no comment: {text[start:stop]}"
 
 
+def test_all_verbs_fit_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys).splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    verbs = [line[8:17].strip() for line in lines[1:-1]]
+    assert verbs == [verb for group in GROUPS.values() for verb in group]
+    assert set(verbs) == {verb.split()[0] for verb in VERBS} and len(verbs) <= 22
+    assert shown(capsys, "--help").splitlines() == lines
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_a_verb_lists_exactly_the_settings_that_it_reads(
-    verb: str, capsys: pytest.CaptureFixture[str]
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit):
-        main([verb, "--help"])
-    listed = re.findall(r"^  ([a-z0-9_.]+) = ", capsys.readouterr().out, re.MULTILINE)
-    sections = VERBS[verb].settings
+    monkeypatch.setenv("COLUMNS", "80")
+    words, sections = verb.split(), VERBS[verb].settings
+    about = shown(capsys, *words, "--help")
+    assert max(map(len, about.splitlines())) <= 80
+    assert [path for path in key_paths() if f"{path} = " in about] == []
+    if not sections:
+        return
+    listed = re.findall(r"^  ([a-z0-9_.]+) = ", shown(capsys, *words, "--help", "all"), re.MULTILINE)
     assert listed == [path for path in key_paths() if any(f"{path}.".startswith(f"{section}.") for section in sections)]
     assert [section for section in sections if not any(f"{path}.".startswith(f"{section}.") for path in listed)] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--help", "optim"], "  optim.lr = 1e-06  peak learning rate of AdamW"),
+        (["up", "--help", "optim"], "  optim.lr = 1e-06  peak learning rate of AdamW"),
+        (["up", "--help", "optim.lr=1e-5"], "  optim.lr = 1e-06  peak learning rate of AdamW"),
+        (["--help", "optm"], "no settings under `optm`; did you mean `optim`?"),
+        (["--help", "learning_rate"], "no settings under `learning_rate`; did you mean `optim.lr`?"),
+        (["--help", "top"], "usage: slipstream top"),
+        (["fit", "--help"], "slipstream fit sft: fine-tune model.path"),
+        (["evla"], "no verb `evla`; did you mean `eval`?"),
+        (["train", "conf/quickstart.yaml"], "no verb `train`; did you mean `up`?"),
+        (["sft"], "no verb `sft`; did you mean `fit sft`?"),
+        (["fit"], "`slipstream fit` takes one of sft, dpo, reward, prm, got nothing"),
+        (
+            ["serve", "env"],
+            "`slipstream serve` takes one of envs, rewards, relay, judge, got `env`; did you mean `envs`?",
+        ),
+        (["up", "--lr", "1e-5"], "slipstream up: error: no option --lr; did you mean `optim.lr`?"),
+        (["up", "--learning-rate=1e-5"], "no option --learning-rate=1e-5; did you mean `optim.lr`?"),
+        (["up", "--adv-estimator=rloo"], "did you mean `objective.advantage=leave_one_out`?"),
+        (["top", "--onec"], "no option --onec; did you mean `--once`?"),
+    ],
+)
+def test_a_word_of_help_is_found_and_an_unknown_one_has_a_suggestion(
+    words: list[str], found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert found in shown(capsys, *words)
+
+
+def test_each_suggestion_exists() -> None:
+    paths = [*key_paths(), "env.options.train"]
+    assert [key for key in [*suggestion.SETTINGS.values(), *suggestion.VALUES] if key not in paths] == []
+    assert [word for word in suggestion.SETTINGS if word in {path.rsplit(".", 1)[-1] for path in key_paths()}] == []
+    for key, values in suggestion.VALUES.items():
+        for value in values.values():
+            more = ["objective.critic=own"] if value == "gae" else []
+            assert load_config(None, [f"{key}={value}", *more])
+    verbs = {word for verb in VERBS for word in (verb, verb.split()[0])}
+    assert {" ".join(verb.split()[:1]) for verb in suggestion.VERBS.values()} <= verbs
+    assert {verb for verb in suggestion.VERBS.values() if "--" not in verb} <= verbs
+
+
+LOOK_AT_A_RUN = [verb for verb in VERBS if VERBS[verb].joins or VERBS[verb].of_runs]
+
+
+@pytest.mark.parametrize("verb", [verb for verb in LOOK_AT_A_RUN if not VERBS[verb].of_runs])
+def test_every_verb_about_a_run_takes_its_name_or_its_folder(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(f"run: {{name: mine, root: {tmp_path}}}\nlearner: {{steps: 77}}\n")
+    root, words = f"run.root={tmp_path}", [*verb.split(), *OPERANDS.get(verb, [])]
+    for about in ([*words, "mine", root], [*words, str(folder)], [*words, "run.name=mine", root]):
+        assert main([*about, "--print-config"]) == 0
+        printed = capsys.readouterr().out
+        assert "steps: 77" in printed and "name: mine" in printed and f"root: {tmp_path}" in printed
+    if "file" in VERBS[verb].arguments:
+        assert main([verb, "mine", "rows.jsonl", root, "--print-config"]) == 0
+        assert "steps: 77" in capsys.readouterr().out
+    assert main([*words, "yours", root]) == 2
+    assert f"slipstream {verb}: no run 'yours' under {tmp_path}/; existing runs: mine" in capsys.readouterr().err
+    assert main([*words, "yours", root, "redis.url=redis://elsewhere", "--print-config"]) == 0
+    assert "name: yours" in capsys.readouterr().out
+    assert main([*words, "mine", "other", root]) == 2
+    assert "give the name of one run" in capsys.readouterr().err
+
+
+def test_up_says_how_a_run_is_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").touch()
+    assert main(["up", "mine", f"run.root={tmp_path}"]) == 2
+    assert "`mine` is a run; `slipstream up --resume mine` continues it" in capsys.readouterr().err
+    assert main(["up", "conf/quickstrat.yaml"]) == 2
+    assert "no config file at conf/quickstrat.yaml; did you mean `conf/quickstart.yaml`?" in capsys.readouterr().err
 
 
 def test_every_setting_is_read_by_a_verb() -> None:
@@ -65,8 +173,7 @@ def test_every_setting_is_read_by_a_verb() -> None:
 
 
 def test_every_option_of_every_verb_has_a_description() -> None:
-    verbs = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
-    parsers = {verb: parser for action in verbs for verb, parser in action.choices.items()}
+    parsers = {verb: _parser(verb) for verb in VERBS}
     for verb, parser in list(parsers.items()):
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -78,23 +185,12 @@ def test_every_option_of_every_verb_has_a_description() -> None:
         if not isinstance(action, argparse._SubParsersAction)
         and not re.sub(r"\(default: .*\)$", "", action.help or "").strip()
     ]
-    assert set(VERBS) <= set(parsers) and bare == []
-
-
-OPERANDS = {
-    "launch": ["ray"],
-    "replay": ["audit"],
-    "collect": ["rows.jsonl"],
-    "envs": ["serve"],
-    "data": ["rows.jsonl"],
-    "road": ["conf/roads/shop.yaml"],
-    "serve-rewards": ["folder"],
-}
+    assert len(parsers) > len(VERBS) and bare == []
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_options_of_a_verb_are_the_arguments_of_its_function(verb: str) -> None:
-    run = called(parsed([verb, *OPERANDS.get(verb, [])]))
+    run = called(parsed([*verb.split(), *OPERANDS.get(verb, [])]))
     assert isinstance(run, functools.partial)
     options = list(inspect.signature(run.func).parameters)[1:]
     assert sorted(run.keywords) == sorted(options)
@@ -103,24 +199,22 @@ def test_the_options_of_a_verb_are_the_arguments_of_its_function(verb: str) -> N
 @pytest.mark.parametrize(
     ("verb", "given"),
     [
-        ("sft", FitOptions(data="a b.jsonl", min_return=-1.5)),
+        ("fit sft", FitOptions(data="a b.jsonl", min_return=-1.5)),
         ("collect", CollectOptions(search="mcts", exploration=0.3)),
-        ("envs", ServeOptions(names=("kg", "my.envs:Maze"), lease_s=5.0)),
+        ("serve envs", EnvsOptions(names=("kg", "my.envs:Maze"), lease_s=5.0)),
     ],
 )
 def test_the_own_options_of_a_verb_are_written_as_they_are_read(verb: str, given: object) -> None:
-    arguments = parsed([verb, *OPERANDS.get(verb, []), *as_arguments(given), "run.name=x"])
+    arguments = parsed([*verb.split(), *OPERANDS.get(verb, []), *as_arguments(given), "run.name=x"])
     assert options_of(type(given), arguments) == given
     assert arguments.settings == ["run.name=x"]
 
 
 def test_the_own_options_of_a_verb_are_in_its_help_alone(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in VERBS:
-        with pytest.raises(SystemExit):
-            main([verb, "--help"])
-        said = " ".join(capsys.readouterr().out.split())
-        shown = "pairs of conversations, in one optimizer step (default: 32)" in said
-        assert shown is (verb in ("sft", "dpo", "reward", "prm"))
+        said = " ".join(shown(capsys, *verb.split(), "--help").split())
+        has_it = "pairs of conversations, in one optimizer step (default: 32)" in said
+        assert has_it is (verb.split()[0] == "fit")
 
 
 def test_the_printed_configuration_can_be_fed_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

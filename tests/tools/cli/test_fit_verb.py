@@ -1,4 +1,4 @@
-"""`slipstream sft`, `dpo` and `reward` as a user runs them."""
+"""`slipstream fit sft`, `dpo` and `reward` as a user runs them."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def slipstream(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(folder: Path) -> None:
     arguments = settings(folder, "sft", "--min-return=1", "--epochs=20", "learner.ranks=2")
-    done = slipstream("sft", *arguments)
+    done = slipstream("fit", "sft", *arguments)
     assert done.returncode == 0, done.stderr
     trained = folder / "runs" / "sft" / "trained_model"
     assert done.stdout.strip().splitlines()[-1] == str(trained)
@@ -81,11 +81,11 @@ def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(fold
     assert "training on 6 examples, 0 are held out" in done.stderr
     losses = [record["fit/loss"] for record in read_metrics(folder / "runs" / "sft" / "metrics.jsonl")]
     assert len(losses) == 40 and losses[-1] < 0.5 * losses[0]
-    again = slipstream("sft", *arguments)
+    again = slipstream("fit", "sft", *arguments)
     assert again.returncode == 0 and "resumed from step_000040" in again.stderr
     run = folder / "runs" / "sft"
     before = {path: path.read_bytes() for path in (run / "config.yaml", run / "fit.json")}
-    other = slipstream("sft", *arguments, "--epochs=3", "optim.lr=0.5")
+    other = slipstream("fit", "sft", *arguments, "--epochs=3", "optim.lr=0.5")
     assert other.returncode == 2 and "was started with another --epochs; choose another `run.name`" in other.stderr
     assert all(path.read_bytes() == content for path, content in before.items())
     assert standing(RunDir(folder / "runs", "sft")) is Standing.FINISHED
@@ -93,7 +93,7 @@ def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(fold
 
 @pytest.mark.parametrize("goal", ["dpo", "reward"])
 def test_a_preference_is_learnt_from_what_was_earned(folder: Path, goal: str) -> None:
-    done = slipstream(goal, *settings(folder, goal, "--epochs=15"))
+    done = slipstream("fit", goal, *settings(folder, goal, "--epochs=15"))
     assert done.returncode == 0, done.stderr
     assert standing(RunDir(folder / "runs", goal)) is Standing.FINISHED
     assert "neither best nor worst of their group" in done.stderr
@@ -103,14 +103,14 @@ def test_a_preference_is_learnt_from_what_was_earned(folder: Path, goal: str) ->
 
 
 def test_what_is_missing_is_reported_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sft", *settings(folder, "none", "model.path=''")]) == 2
+    assert main(["fit", "sft", *settings(folder, "none", "model.path=''")]) == 2
     assert "`model.path` is empty" in capsys.readouterr().err
-    assert main(["dpo", *settings(folder, "none", "--data=nowhere.jsonl")]) == 2
+    assert main(["fit", "dpo", *settings(folder, "none", "--data=nowhere.jsonl")]) == 2
     assert "`--data` must name a file of conversations, got 'nowhere.jsonl'" in capsys.readouterr().err
-    assert main(["reward", *settings(folder, "none", "--beta=0")]) == 2
+    assert main(["fit", "reward", *settings(folder, "none", "--beta=0")]) == 2
     assert "`--beta` must be > 0" in capsys.readouterr().err
     (folder / "long.jsonl").write_text((folder / "rows.jsonl").read_text().splitlines(keepends=True)[-2])
-    assert main(["sft", *settings(folder, "none", f"--data={folder}/long.jsonl")]) == 2
+    assert main(["fit", "sft", *settings(folder, "none", f"--data={folder}/long.jsonl")]) == 2
     assert "has no row to train on: 1 longer than model.max_tokens, 32" in capsys.readouterr().err
     assert not (folder / "runs" / "none").exists()
 
@@ -124,7 +124,7 @@ def test_a_run_of_another_kind_is_left_as_it_is(folder: Path, capsys: pytest.Cap
     run = folder / "runs" / f"of-up-{goal}"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("run: {name: of-up}\n")
-    assert main([goal, *settings(folder, run.name, f"--data={folder}/few.jsonl")]) == 2
+    assert main(["fit", goal, *settings(folder, run.name, f"--data={folder}/few.jsonl")]) == 2
     assert "is a run of another kind" in (message := capsys.readouterr().err) and "choose another run.name" in message
     assert [path.name for path in run.iterdir()] == ["config.yaml"]
     assert (run / "config.yaml").read_text() == "run: {name: of-up}\n"

@@ -8,7 +8,7 @@ import pytest
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.plan.measured_step import MeasuredStep
-from slipstream.tools.plan.plan_options import PlanOptions
+from slipstream.tools.plan.plan_options import GPUS, Gpu, PlanOptions
 from slipstream.tools.plan.speed import Speed, advice_of, speed_of
 from tests.tools.plan.test_plan import STEP
 
@@ -22,12 +22,12 @@ BILLION = msgspec.structs.replace(
     flops_per_pair=0.0,
     published_bytes=2 * 10**9,
 )
+GPUS["round"] = Gpu(memory_gib=80, tflops=100, gbyte_per_s=1000)
+GPUS["slow"] = Gpu(memory_gib=80, tflops=1, gbyte_per_s=1000)
 OPTIONS = PlanOptions(
-    gpu_tflops=100.0,
-    gpu_gbyte_per_s=1000.0,
+    gpu="round",
     learner_efficiency=0.4,
     engine_efficiency=0.5,
-    host_gbyte_per_s=10.0,
     link_gbit_per_s=8.0,
     episode_tokens=1000,
     sampled_share=0.5,
@@ -42,7 +42,7 @@ def settings(*overrides: str) -> Config:
     return load_config(None, [*own, *more], presets=["conf/objective/rloo.yaml"])
 
 
-def speed(*overrides: str, step: MeasuredStep = BILLION, **changes: float) -> Speed:
+def speed(*overrides: str, step: MeasuredStep = BILLION, **changes: float | str) -> Speed:
     return speed_of(settings(*overrides), step, dataclasses.replace(OPTIONS, **changes))  # type: ignore[arg-type]
 
 
@@ -79,7 +79,7 @@ def test_what_changes_each_stage() -> None:
     split = speed("actors.tensor_parallel=2", step=msgspec.structs.replace(BILLION, num_kv_heads=8))
     assert split.token_s == pytest.approx(0.0025) and split.dollars_per_hour == pytest.approx(2 + 2 * 4)
     assert speed("actors.price_per_hour=0.3").dollars_per_hour == pytest.approx(2.6)
-    assert speed(gpu_tflops=1.0).token_s == pytest.approx(10 * 2e9 / 5e11)  # then operations take longer than bytes
+    assert speed(gpu="slow").token_s == pytest.approx(10 * 2e9 / 5e11)  # then operations take longer than bytes
 
 
 def test_versions_go_to_every_engine_of_other_hosts_or_once_to_each_host_with_relays() -> None:
@@ -118,8 +118,8 @@ def test_the_bottleneck_is_named_with_what_to_change(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpu_tflops": 0.0}, "--gpu-tflops"),
-        ({"gpu_tflops": float("nan")}, "--gpu-tflops"),
+        ({"gpu": "H1"}, "--gpu"),
+        ({"link_gbit_per_s": 0.0}, "--link-gbit-per-s"),
         ({"link_gbit_per_s": float("inf")}, "--link-gbit-per-s"),
         ({"learner_efficiency": 1.5}, "--learner-efficiency"),
         ({"useful_share": 0.0}, "--useful-share"),

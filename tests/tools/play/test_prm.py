@@ -1,4 +1,4 @@
-"""A process reward model from its labels to its uses: rollouts, `slipstream prm`, a guided search, and best-of-n."""
+"""A process reward model from its labels to its uses: rollouts, `fit prm`, a guided search, and best-of-n."""
 
 import asyncio
 import json
@@ -121,8 +121,9 @@ def test_a_label_is_the_share_of_completions_that_succeed(rows: list[dict[str, A
 
 @pytest.fixture(scope="module")
 def model(root: Path, rows: list[dict[str, Any]]) -> Path:
-    """A model of the process that `slipstream prm` trains on the rows."""
+    """A model of the process that `slipstream fit prm` trains on the rows."""
     done = slipstream(
+        "fit",
         "prm",
         f"model.path={root}/model",
         "model.max_tokens=64",
@@ -277,7 +278,9 @@ def test_what_a_model_of_outcome_cannot_do_is_refused(
     settings, policy = ModelSettings.of(config).frozen(), Path(config.model.path)
     outcome = scored_here(load_scorer(folder, policy=policy, settings=settings, micro_batch_tokens=1024, ranks=ranks))
     check_searches(scored_here(scorer))
-    with pytest.raises(ConfigError, match="a search needs a value of every state; give a model of `slipstream prm`"):
+    with pytest.raises(
+        ConfigError, match="a search needs a value of every state; give a model of `slipstream fit prm`"
+    ):
         check_searches(outcome)
     check_aggregate(outcome, "last")
     with pytest.raises(ConfigError, match="`--aggregate` must be last for a reward model of outcome"):

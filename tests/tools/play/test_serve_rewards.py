@@ -1,4 +1,4 @@
-"""`slipstream serve-rewards`: one copy of a reward model for many processes, which may be killed at any moment."""
+"""`slipstream serve rewards`: one copy of a reward model for many processes, which may be killed at any moment."""
 
 import asyncio
 import io
@@ -85,7 +85,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 @pytest.fixture(scope="module")
 def scorer(config: Config, ranks: Ranks) -> RewardScorer:
-    """Of a model with a random head, in a folder as `slipstream prm` writes it."""
+    """Of a model with a random head, in a folder as `slipstream fit prm` writes it."""
     policy, settings = Path(config.model.path), ModelSettings.of(config).frozen()
     model = load_kind(RewardModel, policy, ranks=ranks, settings=settings)
     torch.manual_seed(7)
@@ -100,7 +100,7 @@ def scorer(config: Config, ranks: Ranks) -> RewardScorer:
 def served(folder: Path, log: Path, *, port: int = 0) -> Iterator[tuple[Process, str]]:
     """The server as a process, with its URL."""
     settings = ["model.max_tokens=64", "model.dtype=float32", "learner.micro_batch_tokens=1024", f"--port={port}"]
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve-rewards", str(folder), *settings]
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve", "rewards", str(folder), *settings]
     process = Process("rewards", command, log=log, environment={"SLIPSTREAM_REWARDS_KEY": KEY})
 
     def url() -> str:

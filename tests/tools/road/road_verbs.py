@@ -18,6 +18,8 @@ HANGS_S = 120.0
 
 def main(verb: str, *arguments: str) -> int:
     """Play one verb; return its exit code."""
+    if verb == "fit":
+        verb, arguments = f"fit {arguments[0]}", arguments[1:]
     if resumes := arguments[0] == "--resume":
         (root,) = [text.partition("=")[2] for text in arguments if text.startswith("run.root=")]
         path = Path(root) / arguments[1] / "config.yaml"

@@ -1,4 +1,4 @@
-"""`slipstream road` with stand-ins for its verbs: `python -m tests.tools.road.stand_in_road FILE [a.b=c ...]`."""
+"""`slipstream up` with stand-ins for its stages: `python -m tests.tools.road.stand_in_road FILE [a.b=c ...]`."""
 
 import sys
 
@@ -8,4 +8,4 @@ from slipstream.tools.road import road
 if __name__ == "__main__":
     road.CLI = [sys.executable, "-m", "tests.tools.road.road_verbs"]
     road.PREPARE = [*road.CLI, "prepare"]
-    sys.exit(main(["road", *sys.argv[1:]]))
+    sys.exit(main(["up", *sys.argv[1:]]))

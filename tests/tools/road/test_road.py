@@ -1,4 +1,4 @@
-"""`slipstream road`: stages in order, each from the model of the one before, resumed where it was stopped.
+"""`slipstream up` with a file of stages: each begins with the model of the one before.
 
 Stand-ins take the place of the verbs: `make road` walks a real road.
 """
@@ -23,14 +23,14 @@ REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 120.0
 WALK = (sys.executable, "-m", "tests.tools.road.stand_in_road")
 EXPERT = {"expert": "collect --num-tasks=5 --expert"}
-IMITATE = {"imitate": "sft --data=@expert optim.lr=0.25"}
-PREFER = {"prefer": "dpo --data @expert --beta=1"}
+IMITATE = {"imitate": "fit sft --data=@expert optim.lr=0.25"}
+PREFER = {"prefer": "fit dpo --data @expert --beta=1"}
 PLAY = {"play": "collect --num-tasks 4"}
-BEST = {"best": "sft --data=@play --best-of-group=2 --min-return=1"}
-JUDGE = {"judge": "reward --data=@play"}
+BEST = {"best": "fit sft --data=@play --best-of-group=2 --min-return=1"}
+JUDGE = {"judge": "fit reward --data=@play"}
 EXPLORE = {"explore": "up objective.reward_model=@judge learner.steps=3"}
 LABEL = {"label": "collect --num-tasks=2 --completions=3"}
-PROCESS = {"process": "prm --data=@label --hard"}
+PROCESS = {"process": "fit prm --data=@label --hard"}
 GUIDED = {"guided": "collect --num-tasks=4 --search=tree_of_thoughts --reward-model=@process"}
 BY_TURN = {"by-turn": "up objective.reward_model=@process objective.allocation=per_turn learner.steps=3"}
 
@@ -56,7 +56,7 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
 
     def check(*stages: object) -> str:
         capsys.readouterr()
-        code, said = main(["road", written(tmp_path, *stages), "--dry-run"]), capsys.readouterr().err
+        code, said = main(["up", written(tmp_path, *stages), "--dry-run"]), capsys.readouterr().err
         assert (code == 0) is (said == "")
         return said
 
@@ -95,14 +95,14 @@ def test_each_stage_begins_with_the_model_of_the_one_before(tmp_path: Path) -> N
         "base: prepare",
         "r: eval",
         "expert: collect",
-        "imitate: sft",
+        "imitate: fit sft",
         "r: eval",
-        "prefer: dpo",
+        "prefer: fit dpo",
         "r: eval",
         "play: collect",
-        "best: sft",
+        "best: fit sft",
         "r: eval",
-        "judge: reward",
+        "judge: fit reward",
         "explore: up",
         "r: eval",
     ]
@@ -117,12 +117,12 @@ def test_each_stage_begins_with_the_model_of_the_one_before(tmp_path: Path) -> N
     table = (tmp_path / "r" / "road.md").read_text().splitlines()
     assert table[4].startswith("| stage | verb | held-out success | gain |")
     assert table[6].startswith("| base | base | 20.0% (13% to 29%) |  | 50.0% (40% to 60%) |")
-    assert table[8].startswith("| imitate | sft | 40.0% (31% to 50%) | +20.0 points (+7 to +32) |")
+    assert table[8].startswith("| imitate | fit sft | 40.0% (31% to 50%) | +20.0 points (+7 to +32) |")
     assert table[8].endswith("|  | 30 | held-out loss 2.00 to 1.00 |")
     assert table[10].startswith("| play | collect |  |  |  |")
     assert table[10].endswith("| 7 |  | 1 successes in 1 episodes |")
-    assert table[11].startswith("| best | sft | 80.0% (71% to 87%) | +20.0 points (+7 to +32) |")
-    assert table[12].startswith("| judge | reward |  |  |  |")
+    assert table[11].startswith("| best | fit sft | 80.0% (71% to 87%) | +20.0 points (+7 to +32) |")
+    assert table[12].startswith("| judge | fit reward |  |  |  |")
     assert table[13].endswith("| 55 | 50 |  |")
     assert "imitate" in done.stdout and "+20.0 points" in done.stdout
 
@@ -149,7 +149,7 @@ def test_a_process_reward_model_is_trained_on_labels_and_guides_later_stages(tmp
     stages = (LABEL, PROCESS, GUIDED, BY_TURN)
     done = walked(tmp_path, *stages)
     assert done.returncode == 0, done.stderr
-    made = ["label: collect", "process: prm", "guided: collect", "by-turn: up", "r: eval"]
+    made = ["label: collect", "process: fit prm", "guided: collect", "by-turn: up", "r: eval"]
     assert calls(tmp_path) == ["base: prepare", "r: eval", *made]
     model = str(tmp_path / "r-process" / "trained_model")
     assert f"--reward-model={model}" in recorded(tmp_path)["guided"]["command"]
@@ -164,19 +164,19 @@ def test_a_stage_that_fails_is_named_and_only_what_is_missing_runs_again(tmp_pat
     (tmp_path / "fail-r-best").write_text("1")
     failed = walked(tmp_path, PLAY, BEST)
     assert failed.returncode == 1
-    assert "slipstream road: stage 'best' ended with code 1" in failed.stderr and "the disk is full" in failed.stderr
+    assert "slipstream up: stage 'best' ended with code 1" in failed.stderr and "the disk is full" in failed.stderr
     assert "best did not finish; the same command continues it" in failed.stderr
-    assert calls(tmp_path) == ["base: prepare", "r: eval", "play: collect", "best: sft"]
+    assert calls(tmp_path) == ["base: prepare", "r: eval", "play: collect", "best: fit sft"]
     (tmp_path / "fail-r-best").unlink()
     assert walked(tmp_path, PLAY, BEST).returncode == 0
-    assert calls(tmp_path) == ["best: sft", "r: eval"]
+    assert calls(tmp_path) == ["best: fit sft", "r: eval"]
 
 
 @pytest.mark.parametrize(
     ("number", "stages", "first", "then"),
     [
         (signal.SIGKILL, [{"go": "up"}], ["go: up"], ["go: up --resume"]),
-        (signal.SIGTERM, [EXPERT, {"go": IMITATE["imitate"]}], ["expert: collect", "go: sft"], ["go: sft"]),
+        (signal.SIGTERM, [EXPERT, {"go": IMITATE["imitate"]}], ["expert: collect", "go: fit sft"], ["go: fit sft"]),
     ],
 )
 def test_a_road_that_was_stopped_continues_the_run_of_its_stage(
@@ -199,12 +199,12 @@ def test_a_stage_that_has_begun_keeps_its_settings_and_later_ones_may_change(tmp
     (tmp_path / "fail-r-prefer").write_text("2")
     assert walked(tmp_path, EXPERT, IMITATE, PREFER).returncode == 2
     calls(tmp_path)
-    hotter = {"imitate": "sft --data=@expert optim.lr=0.5"}
+    hotter = {"imitate": "fit sft --data=@expert optim.lr=0.5"}
     for stages, change in (
         ([EXPERT, hotter, PREFER], "stage 'imitate' has begun with other settings: optim.lr: 0.25 -> 0.5"),
         (
-            [EXPERT, IMITATE, {"prefer": "dpo --data=@expert"}],
-            "stage 'prefer' has begun with other settings: dpo --data=",
+            [EXPERT, IMITATE, {"prefer": "fit dpo --data=@expert"}],
+            "stage 'prefer' has begun with other settings: fit dpo --data=",
         ),
         ([EXPERT, PREFER], "stage 'prefer' has begun with other settings: model.path: "),
     ):
@@ -212,7 +212,7 @@ def test_a_stage_that_has_begun_keeps_its_settings_and_later_ones_may_change(tmp
         assert change in said and "; choose another `run.name`, or undo the change" in said
     (tmp_path / "fail-r-prefer").unlink()
     assert walked(tmp_path, EXPERT, IMITATE, PREFER, PLAY, BEST).returncode == 0
-    assert calls(tmp_path) == ["prefer: dpo", "r: eval", "play: collect", "best: sft", "r: eval"]
+    assert calls(tmp_path) == ["prefer: fit dpo", "r: eval", "play: collect", "best: fit sft", "r: eval"]
 
 
 def test_a_run_of_that_name_which_is_not_the_roads_is_left_alone(tmp_path: Path, refusal: Refusal) -> None:
@@ -230,24 +230,27 @@ def test_a_run_of_that_name_which_is_not_the_roads_is_left_alone(tmp_path: Path,
         ),
         ([5], "Expected `object`, got `int` - at `$.stages[0]`"),
         ([PLAY | BEST], "Expected `object` of length <= 1 - at `$.stages[0]`"),
-        ([EXPERT, {"expert": "sft"}], "stage 'expert': the name is taken, as base, expert are"),
+        ([EXPERT, {"expert": "fit sft"}], "stage 'expert': the name is taken, as base, expert are"),
         ([{"a b": "up"}], "Expected `str` matching regex '^[a-z0-9][a-z0-9_-]*$' - at `key` in `$.stages[0]`"),
         (
             [{"best": "ppo"}],
-            "stage 'best': the command must begin with one of collect, sft, dpo, reward, prm, up, got 'ppo'",
+            "the command must begin with one of collect, fit sft, fit dpo, fit reward, fit prm, up, got 'ppo'",
         ),
         ([{"best": ""}], "stage 'best': the command must begin with one of"),
         ([{"best": "up 'x"}], "stage 'best': No closing quotation"),
-        ([{"best": "sft --min-retrun=1"}], "stage 'best': slipstream: error: unrecognized arguments: --min-retrun=1"),
         (
-            [{"best": "sft --epochs=x"}],
-            "stage 'best': slipstream sft: error: argument --epochs: invalid int value: 'x'",
+            [{"best": "fit sft --min-retrun=1"}],
+            "stage 'best': slipstream fit sft: error: no option --min-retrun=1; did you mean `--min-return`?",
         ),
-        ([{"best": "sft --epochs=0"}], "stage 'best': `--epochs` must be >= 1, got 0"),
+        (
+            [{"best": "fit sft --epochs=x"}],
+            "stage 'best': slipstream fit sft: error: argument --epochs: invalid int value: 'x'",
+        ),
+        ([{"best": "fit sft --epochs=0"}], "stage 'best': `--epochs` must be >= 1, got 0"),
         ([IMITATE], "stage 'imitate': `--data=@expert` must name an earlier stage: base"),
         ([IMITATE, EXPERT], "stage 'imitate': `--data=@expert` must name an earlier stage: base"),
         (
-            [{"best": "sft --data=expert"}],
+            [{"best": "fit sft --data=expert"}],
             "stage 'best': `--data` must be a file, or an earlier stage as @NAME, got 'expert'",
         ),
         ([{"best": "up optim.lrr=1"}], "stage 'best': unknown config key `optim.lrr`; did you mean"),
@@ -278,26 +281,26 @@ def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, capsys: pytest.Cap
         ("stage: []", "Object contains unknown field `stage`"),
     ):
         (tmp_path / "bad.yaml").write_text(text)
-        assert main(["road", str(tmp_path / "bad.yaml")]) == 2
+        assert main(["up", str(tmp_path / "bad.yaml")]) == 2
         assert complaint in capsys.readouterr().err
-    assert main(["road", str(tmp_path / "none.yaml")]) == 2
+    assert main(["up", str(tmp_path / "none.yaml")]) == 2
     assert "no config file at" in capsys.readouterr().err
-    assert main(["road", written(tmp_path, PLAY), "--resume", "r"]) == 2
+    assert main(["up", written(tmp_path, PLAY), "--resume", "r"]) == 2
     assert "road.yaml with --resume or --replay-archive" in capsys.readouterr().err
 
 
 def test_settings_of_the_command_line_are_of_all_stages_and_a_stage_overrides_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["road", written(tmp_path, EXPERT, IMITATE), "optim.lr=0.5", "run.seed=3", "--dry-run"]) == 0
+    assert main(["up", written(tmp_path, EXPERT, IMITATE), "optim.lr=0.5", "run.seed=3", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "optim.lr: 0.5 -> 0.25" in said and "run.seed" not in said
-    assert main(["road", str(tmp_path / "road.yaml"), "optim.lr=0.5", "--print-config"]) == 0
+    assert main(["up", str(tmp_path / "road.yaml"), "optim.lr=0.5", "--print-config"]) == 0
     assert "lr: 0.5" in capsys.readouterr().out
 
 
 def test_the_shipped_road_is_right(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["road", "conf/roads/shop.yaml", "--dry-run", "run.seed=3", "run.root=/nowhere"]) == 0
+    assert main(["up", "conf/roads/shop.yaml", "--dry-run", "run.seed=3", "run.root=/nowhere"]) == 0
     said = capsys.readouterr().out
     assert "refine: up\n" in said
     assert "model.path: '' -> '/nowhere/shop-road-best/trained_model'" in said

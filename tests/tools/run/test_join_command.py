@@ -1,4 +1,4 @@
-"""`slipstream join-command`: one command, without secrets, that a host without any file of the run can start with."""
+"""`slipstream access join`: one command, without secrets, that a host without any file of the run can start with."""
 
 import dataclasses
 import shlex
@@ -25,7 +25,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def printed(capsys: pytest.CaptureFixture[str], *settings: str) -> tuple[list[str], str]:
     """The words of the command, and what is printed beside it."""
-    assert main(["join-command", *settings]) == 0
+    assert main(["access", "join", *settings]) == 0
     shown = capsys.readouterr()
     (line,) = shown.out.splitlines()
     return shlex.split(line), shown.err
@@ -113,7 +113,7 @@ def test_where_there_are_users_by_role_the_host_gets_an_actors(capsys: pytest.Ca
     ],
 )
 def test_what_no_host_can_use_is_refused(capsys: pytest.CaptureFixture[str], settings: list[str], said: str) -> None:
-    assert main(["join-command", *settings]) == 2
+    assert main(["access", "join", *settings]) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and said in shown.err
 

@@ -102,7 +102,7 @@ def test_up_starts_no_judge_process_where_the_actors_judge(tmp_path: Path, capsy
 def test_an_actor_that_judges_groups_needs_the_key_of_every_judge_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with_key = BY_URL.replace("model: m", "model: m, key_env: JUDGE_KEY")
-    check_environments(run_with(other=with_key), FACTS)  # its process is `slipstream judge`
+    check_environments(run_with(other=with_key), FACTS)  # its process is `slipstream serve judge`
     with pytest.raises(ConfigError, match=r"`env.rewards.other`: key_env names the environment variable JUDGE_KEY"):
         check_environments(run_with(other=with_key, better=BY_ACTORS), FACTS)
 

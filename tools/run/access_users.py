@@ -1,8 +1,10 @@
-"""`slipstream acl`: print commands that create, or revoke, the users of a run on a shared Redis server."""
+"""`slipstream access users`: print commands that create, or revoke, the users of a run on a shared Redis server."""
 
+import itertools
 import secrets
 import sys
 import time
+from collections.abc import Sequence
 
 import redis
 from redis.exceptions import NoPermissionError
@@ -12,18 +14,20 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import check_servers, connect_shards
 from slipstream.replay.fleet.expiry import CHECK_EVERY_S, expiry_rules, revoke_expired
 from slipstream.replay.fleet.roles import Role, acl_rules, user_of
-from slipstream.tools.run.acl_options import AclOptions
+from slipstream.tools.run.access_options import UsersOptions
 
 
-def acl(config: Config, *, options: AclOptions) -> int:
+def users(config: Config, *, runs: Sequence[str], options: UsersOptions) -> int:
     """Print the commands for an administrator to send, and to stderr the name and new password of each user.
 
-    With a fleet, there is one user, an actor's; otherwise one of each role. With --enforce, revoke expired users.
+    With a fleet, there is one user of each run, an actor's; otherwise one of each role. With --enforce, revoke expired
+    users.
     """
+    runs = runs or [config.run.name]
     if options.enforce:
-        return _enforce(config)
-    run_id, expires_at_s = config.run.name, round(time.time() + options.lifetime_s)
-    for role in [Role.ACTOR] if options.fleet else Role:
+        return _enforce(config, runs)
+    expires_at_s = round(time.time() + options.lifetime_s)
+    for run_id, role in itertools.product(runs, [Role.ACTOR] if options.fleet else Role):
         user = user_of(run_id, role, fleet=options.fleet)
         if options.revoke:
             print("ACL DELUSER", user)  # Redis also closes the connections of this user
@@ -35,24 +39,24 @@ def acl(config: Config, *, options: AclOptions) -> int:
         if date:
             print(
                 f"it ends at {time.strftime('%Y-%m-%d %H:%M:%S %Z', time.localtime(expires_at_s))}; a learner whose "
-                "user may use ACL enforces that, or `slipstream acl --enforce`",
+                "user may use ACL enforces that, or `slipstream access users --enforce`",
                 file=sys.stderr,
             )
     return 0
 
 
-def _enforce(config: Config) -> int:
-    """Revoke the run's users as their end dates pass, until a signal; print each one."""
+def _enforce(config: Config, runs: Sequence[str]) -> int:
+    """Revoke the users of the runs as their end dates pass, until a signal; print each one."""
     url, shards = config.redis.url, config.redis.shards
     if not url:
         raise ConfigError("`redis.url` is empty; give the server with an administrator's user, as redis://USER@HOST")
     check_servers(url, shards)
     clients = list(dict.fromkeys(connect_shards(url, shards)))
-    print(f"revoking users of {config.run.name} whose end date has passed, every {CHECK_EVERY_S:.0f} s", flush=True)
+    print(f"revoking users of {', '.join(runs)} whose end date has passed, every {CHECK_EVERY_S:.0f} s", flush=True)
     while True:
-        for client in clients:
+        for client, run_id in itertools.product(clients, runs):
             try:
-                for name in revoke_expired(client, config.run.name):
+                for name in revoke_expired(client, run_id):
                     print(f"revoked {name}", flush=True)
             except NoPermissionError:
                 raise ConfigError(

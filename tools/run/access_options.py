@@ -1,4 +1,4 @@
-"""The options of `slipstream acl` and `slipstream join-command`: the fleet that a user is for."""
+"""The options of `slipstream access users` and `slipstream access join`: the fleet that a user is for."""
 
 import re
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class FleetOption:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AclOptions(FleetOption):
+class UsersOptions(FleetOption):
     expires: str = ""  # how long the fleet's user is valid, such as 90m, 24h or 7d; empty: until it is revoked
     revoke: bool = False  # print the commands that remove the users and end their connections
     enforce: bool = False  # keep revoking the run's users whose time is over, on the server of redis.url
