@@ -39,6 +39,7 @@ from slipstream.replay.buffer.visits import Visits
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, UnknownRun
 from slipstream.replay.fleet.judge_account import JudgeAccount
+from slipstream.replay.fleet.rendezvous import BROADCAST_TIMEOUT_S
 from slipstream.replay.records.keys import shard_name
 
 log = logging.getLogger("actors")
@@ -167,7 +168,7 @@ def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config
             actor=name,
             transport=mine.actors.transport,
             chunk_bytes=run.weights.chunk_bytes,
-            timeout_s=2 * run.weights.broadcast_timeout_s,
+            timeout_s=2 * BROADCAST_TIMEOUT_S,
             disk=disk,
         ),
     )

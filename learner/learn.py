@@ -177,7 +177,7 @@ class Training:
         """Publish the current weights."""
         learner, version = self.learner, self.learner.progress.policy_version
         self.lead.reserve_version(version)
-        probe = probe_of(learner.model, learner.ranks.device, tolerance=learner.config.weights.probe_nats)
+        probe = probe_of(learner.model, learner.ranks.device)
         self.versions.publish(policy_version=version, probe=probe)
         learner.progress = msgspec.structs.replace(learner.progress, highest_published=version)
 

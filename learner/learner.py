@@ -317,8 +317,7 @@ def export(learner: Learner) -> None:
         write_sampling(learner.model, learner.run_dir.trained_model, learner.config.sampling)
     if learner.config.model.lora.rank:
         save_adapters(learner.model, learner.run_dir.trained_adapters, ranks=learner.ranks)
-    tolerance = learner.config.weights.probe_nats
-    check_export(learner.model, learner.run_dir.trained_model, ranks=learner.ranks, tolerance=tolerance)
+    check_export(learner.model, learner.run_dir.trained_model, ranks=learner.ranks)
 
 
 class _Stopped(Exception):

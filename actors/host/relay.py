@@ -33,6 +33,7 @@ from slipstream.common.transfer.encryption import CurveKey
 from slipstream.common.transfer.weights import Offer, WeightsError, blobs, check_blob
 from slipstream.replay.fleet.bulletin import Bulletin, RelayNotice
 from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
+from slipstream.replay.fleet.rendezvous import BROADCAST_TIMEOUT_S
 
 POLL_S = 0.1
 RENEW_S = 1.0  # interval at which a relay renews its notice
@@ -226,7 +227,7 @@ def relay(config: Config) -> int:
                 bytes_per_s=config.weights.pull_bytes_per_s,
                 chunk_bytes=run.weights.chunk_bytes,
             ),
-            timeout_s=2 * run.weights.broadcast_timeout_s,
+            timeout_s=2 * BROADCAST_TIMEOUT_S,
         ),
         key=checked_key(run),
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from slipstream.common.config.setting_bounds import Count, Positive, PositiveShare, Whole, check_bounds
+from slipstream.common.config.setting_bounds import Count, Positive, Whole, check_bounds
 from slipstream.common.process.config_error import require
 
 TOOLS = "tools"  # the action format in which actions are calls of tools
@@ -34,7 +34,6 @@ class EnvConfig:
     mixture: dict[str, MixtureEntry] = field(default_factory=dict)  # several: {LABEL: {name, options, rewards, weight}}
     min_success: float = 0.0  # an environment of the mixture with less success than this is too hard for now
     max_success: float = 1.0  # an environment of the mixture with more success than this is too easy by now
-    aside_weight: PositiveShare = 0.1  # multiplies the weight of an environment that is too hard or too easy
     max_turns: Count = 12  # of an episode; to reach it is an outcome that the policy is responsible for
     max_invalid_turns: Whole = 0  # an episode ends after so many turns in a row without a valid action; 0: no limit
     action_format: str = "plain"  # plain, action_tag, react, outcome, tools, a name in env.formats, or `module:Class`

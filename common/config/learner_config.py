@@ -109,14 +109,12 @@ class EvalConfig:
 @dataclass(kw_only=True, slots=True)
 class WeightsConfig:
     host: str = "127.0.0.1"  # address that the publisher or a relay binds to; other hosts must be able to connect to it
-    broadcast_timeout_s: Positive = 20.0  # a member that takes longer, or 4 s a GB if that is more, pulls
     chunk_bytes: Annotated[int, Interval(ge=1, le=MAX_CHUNK_BYTES)] = 4 << 20  # bytes in one reply to a pull
     anchor_every: Count = 10  # publish a full snapshot every N versions; those between are deltas; 1: no deltas
     disk: str = ""  # path or fsspec URL where versions are also written, for actors.transport=disk; empty: nowhere
     fan_out: Count = 8  # receivers that a publisher or a relay serves at a time
     pull_bytes_per_s: int = 0  # the most that a publisher or a relay sends to each receiver; 0: no limit
     key_file: str = ""  # file that `slipstream access key` wrote, the same on every host; empty: no authentication
-    probe_nats: NonNegative = 0.0  # by how much an engine's probe may miss the learner's, a token; 0: by dtype
 
     def __post_init__(self) -> None:
         check_bounds(self, "weights.")

@@ -16,20 +16,12 @@ class TinyModelConfig:
     hidden_size: Count = 96  # width of the residual stream
     intermediate_size: Count = 256  # width of the MLP
     num_layers: Count = 3  # decoder layers
-    num_heads: Count = 3  # attention heads, each of head_dim
+    num_heads: Count = 3  # attention heads, of 32 each
     num_kv_heads: Count = 3  # key-value heads; divides num_heads
-    head_dim: int = 32  # vLLM's CPU build takes 32, 64 or 128
     num_tasks: Count = 400  # train tasks whose text defines the vocabulary
 
     def __post_init__(self) -> None:
         check_bounds(self, "model.tiny.")
-        require(
-            self.head_dim in (32, 64, 128),
-            "model.tiny.head_dim",
-            "32, 64 or 128",
-            self.head_dim,
-            "vLLM's CPU attention has no other",
-        )
         require(
             self.num_heads % self.num_kv_heads == 0,
             "model.tiny.num_kv_heads",

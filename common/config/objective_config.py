@@ -46,15 +46,12 @@ class ObjectiveConfig:
     gae_lambda: Share = 1.0  # gae, bi_level_gae: 1 uses only the rewards, 0 only the critic's next value
     turn_gamma: PositiveShare = 1.0  # bi_level_gae: discount of a reward for each turn before it
     turn_lambda: Share = 1.0  # bi_level_gae: like gae_lambda, between turns
-    max_rho: AtLeast1 = 1.0  # vtrace: upper limit of a token's own ratio
     critic: Literal["none", "own", "shared"] = "none"  # shared: a value head on the policy's model
     critic_warmup_steps: Whole = 0  # steps at the start in which only the critic learns
-    value_coefficient: Positive = 0.5  # shared: weight of the critic's loss relative to the policy's
     surrogate: str = "ppo_clip"  # or gspo, cispo, dppo_tv, policy_gradient, module:function
     clip_low: InnerShare = 0.2  # ppo_clip, gspo: the ratio's lower clip is 1 - clip_low
     clip_high: Positive = 0.28  # ppo_clip, gspo: the ratio's upper clip is 1 + clip_high
     dual_clip: float = 0.0  # ppo_clip, gspo: the ratio's upper clip for negative advantages; 0 is off
-    ratio_low: float = 0.0  # cispo: lowest weight of a token
     ratio_high: float = 5.0  # cispo, dppo_tv: highest weight of a token
     max_total_variation: Positive = 0.2  # dppo_tv: the most that a token's probability may have changed
     correction: str = "token_mask"  # or none, truncated_is, decoupled, module:function
@@ -146,13 +143,7 @@ class ObjectiveConfig:
             (self.mask_low, self.mask_high),
             "0.5 and 5 are usual",
         )
-        require(
-            0 <= self.ratio_low <= 1 < self.ratio_high,
-            "objective.ratio_low, objective.ratio_high",
-            "in [0, 1] and > 1",
-            (self.ratio_low, self.ratio_high),
-            "0 and 5 are usual",
-        )
+        require(self.ratio_high > 1, "objective.ratio_high", "> 1", self.ratio_high, "5 is usual")
         require(
             self.guard_max_ratio == 0 or self.guard_max_ratio > 1,
             "objective.guard_max_ratio",

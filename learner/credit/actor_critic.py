@@ -50,13 +50,7 @@ def _estimate(episode: MeasuredTrajectory, objective: ObjectiveConfig) -> Advant
                 token_lam=objective.gae_lambda,
             )
         case "vtrace":
-            found = vtrace(
-                rewards,
-                values=values,
-                lagged_ratio=episode.lagged_ratios,
-                gamma=objective.gamma,
-                max_rho=objective.max_rho,
-            )
+            found = vtrace(rewards, values=values, lagged_ratio=episode.lagged_ratios, gamma=objective.gamma)
             return AdvantageEstimate(advantages=found.advantages, returns=found.targets)
         case unknown:
             raise ValueError(f"no advantage {unknown!r} with a critic")

@@ -14,7 +14,7 @@ class VTrace:
     advantages: Float[np.ndarray, " tokens"]  # include the truncated ratio: the surrogate is -A * current
 
 
-MAX_C = 1.0  # the most that a token's ratio propagates later rewards back: at most max_rho, and 1 in the paper's runs
+MAX_RHO = MAX_C = 1.0  # of a token's own ratio, and of what it propagates of later rewards: 1 in the paper's runs
 
 
 def vtrace(
@@ -23,21 +23,20 @@ def vtrace(
     values: Float[np.ndarray, " tokens"],
     lagged_ratio: Float[np.ndarray, " tokens"],
     gamma: float,
-    max_rho: float,
 ) -> VTrace:
     """IMPALA's targets and advantages, https://arxiv.org/abs/1802.01561, over one trajectory that ended.
 
-        rho[t] = min(ratio[t], max_rho),  c[t] = min(ratio[t], MAX_C),  ratio = proximal / behaviour
+        rho[t] = min(ratio[t], MAX_RHO),  c[t] = min(ratio[t], MAX_C),  ratio = proximal / behaviour
         delta[t] = rho[t] * (rewards[t] + gamma * values[t + 1] - values[t])
         targets[t] = values[t] + delta[t] + gamma * c[t] * (targets[t + 1] - values[t + 1])
         advantage[t] = rho[t] * (rewards[t] + gamma * targets[t + 1] - values[t])
 
     >>> values, ratios = np.array([0.5, 0.6]), np.array([0.5, 3.0])
-    >>> found = vtrace(np.array([0.0, 1.0]), values=values, lagged_ratio=ratios, gamma=1.0, max_rho=1.0)
+    >>> found = vtrace(np.array([0.0, 1.0]), values=values, lagged_ratio=ratios, gamma=1.0)
     >>> found.targets.round(3).tolist(), found.advantages.round(3).tolist()
     ([0.75, 1.0], [0.25, 0.4])
     """
-    rho, c = np.minimum(lagged_ratio, max_rho), np.minimum(lagged_ratio, MAX_C)
+    rho, c = np.minimum(lagged_ratio, MAX_RHO), np.minimum(lagged_ratio, MAX_C)
     targets, advantages = np.zeros(len(values)), np.zeros(len(values))
     next_value = next_target = 0.0
     for token in reversed(range(len(values))):

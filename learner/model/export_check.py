@@ -18,13 +18,13 @@ TEXT = "It costs 3.50, she added.\n\n    for n in range(10): print(n)  # Zürich
 TIMEOUT_S = 400.0  # less than other ranks wait
 
 
-def check_export(model: PackedModel, folder: Path, *, ranks: Ranks, tolerance: float = 0.0) -> None:
+def check_export(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:
     """Load the exported `folder` by transformers alone, and write the result beside it. Every rank calls it.
 
     Raises ConfigError, on every rank, if it does not load, encodes other tokens, or gives other log-probabilities than
-    `model`: `tolerance` nats a token in the mean are allowed; 0 chooses them by the dtype.
+    `model`, with the tolerance of a probe.
     """
-    probe, file = probe_of(model, ranks.device, tolerance=tolerance), folder.with_name("export_check.txt")
+    probe, file = probe_of(model, ranks.device), folder.with_name("export_check.txt")
     with refused_together(model.folder, ranks=ranks):
         if ranks.rank == 0:
             file.unlink(missing_ok=True)

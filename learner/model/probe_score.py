@@ -11,11 +11,10 @@ _SEED = 20
 
 
 @torch.no_grad()
-def probe_of(model: PackedModel, device: torch.device, *, tolerance: float = 0.0) -> Probe:
+def probe_of(model: PackedModel, device: torch.device) -> Probe:
     """One forward pass over at most MAX_PROBE_TOKENS random tokens. Collective.
 
-    A `tolerance` of 0 chooses it by the dtype. The tokens are the same for every version, so that the scores
-    of one can be compared with those of the next.
+    The tokens are the same for every version, so that the scores of one can be compared with those of the next.
     """
     room = (model.settings.max_tokens or MAX_PROBE_TOKENS + 1) - 1  # an engine's prompt leaves room for one token
     known = np.arange(model.vocab_size, dtype=np.int32)
@@ -31,6 +30,4 @@ def probe_of(model: PackedModel, device: torch.device, *, tolerance: float = 0.0
     )
     with model.at_temperature(1.0):
         logprobs = model(pack([sequence]).to(device)).logprobs
-    return Probe(
-        tokens=tokens.tolist(), logprobs=logprobs.tolist(), tolerance=tolerance or TOLERANCES[model.settings.dtype]
-    )
+    return Probe(tokens=tokens.tolist(), logprobs=logprobs.tolist(), tolerance=TOLERANCES[model.settings.dtype])

@@ -53,7 +53,6 @@ def surrogate(
                 current_logprobs,
                 anchor_logprobs=anchor_logprobs,
                 advantages=advantages,
-                ratio_low=objective.ratio_low,
                 ratio_high=objective.ratio_high,
             )
         case "policy_gradient":
@@ -129,20 +128,19 @@ def truncated_gradient(
     *,
     anchor_logprobs: Float[Tensor, " tokens"],
     advantages: Float[Tensor, " tokens"],
-    ratio_low: float,
     ratio_high: float,
 ) -> Surrogate:
-    """The policy gradient, each token weighted by its clipped ratio; every token keeps a gradient.
+    """The policy gradient, each token weighted by its capped ratio; every token keeps a gradient.
 
-        loss = -no_gradient(clip(ratio, ratio_low, ratio_high)) * A * current
+        loss = -no_gradient(min(ratio, ratio_high)) * A * current
 
-    CISPO, https://arxiv.org/abs/2506.13585; with bounds [0, 5] as in ScaleRL, 2510.13786. With `ratio_low` 0 and the
-    behaviour policy as the anchor it is AIPO's one-sided truncation, https://arxiv.org/abs/2505.24034.
+    CISPO, https://arxiv.org/abs/2506.13585; 5 as in ScaleRL, 2510.13786. With the behaviour policy as the anchor it is
+    AIPO's one-sided truncation, https://arxiv.org/abs/2505.24034.
 
-    A ratio of 8, bounds of [0, 5], A = 2 and a log-probability of -0.5 give 5, and a gradient of -10.
+    A ratio of 8, a cap of 5, A = 2 and a log-probability of -0.5 give 5, and a gradient of -10.
     """
     whole = ratio(current_logprobs.detach(), other_logprobs=anchor_logprobs)
-    weights = whole.clamp(ratio_low, ratio_high)
+    weights = whole.clamp(max=ratio_high)
     return Surrogate(losses=-weights * advantages * current_logprobs, weights=weights, held_back=weights != whole)
 
 

@@ -45,8 +45,6 @@ def weight_bound(objective: ObjectiveConfig) -> WeightBound:
     PPO's clip of 1.28 gives 1.13 for a positive advantage, which is the largest ratio tried below the clip, and 2e8 for
     a negative advantage. A dual clip of 3 reduces the latter to 2.
     """
-    # V-trace's advantages contain a ratio.
-    inside = objective.max_rho if objective.advantage == "vtrace" else 1.0
     tries = [(2, 1.0)]  # the length of sequences, and the size of advantages
     if objective.has_own_loss:  # whose parts need not be linear in the advantage
         tries += [(2, 0.1), (2, 10.0), (_LENGTHS[objective.has_proximal], 1.0)]
@@ -54,7 +52,7 @@ def weight_bound(objective: ObjectiveConfig) -> WeightBound:
     for (length, size), sign in itertools.product(tries, largest):
         tried = _tried(_LOG_RATIOS, has_proximal=objective.has_proximal, length=length)
         weight = float(_gradient(objective, tried, sign=sign * size).abs().max()) / size
-        largest[sign] = max(largest[sign], inside * weight)
+        largest[sign] = max(largest[sign], weight)
     return WeightBound(positive=largest[1.0], negative=largest[-1.0])
 
 

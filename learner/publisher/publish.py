@@ -40,6 +40,7 @@ from slipstream.learner.publisher.messages import (
 )
 from slipstream.learner.publisher.shelf import num_slots
 from slipstream.learner.publisher.slots import OwnRows, Slots
+from slipstream.replay.fleet.rendezvous import BROADCAST_TIMEOUT_S
 from slipstream.replay.records.keys import FencedOut
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ def publisher_settings(
         anchor_every=weights.anchor_every,
         fan_out=weights.fan_out,
         pull_bytes_per_s=weights.pull_bytes_per_s,
-        broadcast_timeout_s=weights.broadcast_timeout_s,
+        broadcast_timeout_s=BROADCAST_TIMEOUT_S,
         disk=weights.disk,
         device=device,
     )

@@ -35,6 +35,8 @@ from slipstream.learner.step.step_metrics import (
     trajectory_sums_over_ranks,
 )
 
+VALUE_COEFFICIENT = 0.5  # weight of a shared critic's loss beside the policy's, as in A3C and PPO
+
 log = logging.getLogger(__name__)
 
 
@@ -211,10 +213,8 @@ def _forward(
         value_loss = critic_loss(critic, packed, current)
         # Always a mean over tokens, for any normalisation of the policy's loss.
         value_sum = value_loss.loss_sum * value_weight
-        if critic.is_shared:  # one graph, one backward pass
-            loss_sums = [loss.loss_sum + objective.value_coefficient * value_sum]
-        else:
-            loss_sums = [value_sum, loss.loss_sum]
+        shared = [loss.loss_sum + VALUE_COEFFICIENT * value_sum]  # one graph, one backward pass
+        loss_sums = shared if critic.is_shared else [value_sum, loss.loss_sum]
     sums = MicroBatchSums(
         loss=_without_gradient(loss),
         trajectories=packed.trajectories,

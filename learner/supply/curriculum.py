@@ -11,6 +11,7 @@ from slipstream.learner.supply.task_order import task_index
 from slipstream.replay.records.ticket import Group
 
 WINDOW = 32  # groups of one environment; its success is their mean
+ASIDE_WEIGHT = 0.2  # of its own, that what is too hard or too easy keeps: some groups, so that a change is seen
 FEWEST = 8  # groups of one environment before it may get less weight: fewer are too noisy
 
 
@@ -42,7 +43,7 @@ class Curriculum:
     def weights(self) -> dict[str, float]:
         """The current weight of each environment; the weights need not add up to 1."""
         return {
-            label: entry.weight * (self._config.aside_weight if self._is_aside(label) else 1)
+            label: entry.weight * (ASIDE_WEIGHT if self._is_aside(label) else 1)
             for label, entry in self._entries.items()
         }
 

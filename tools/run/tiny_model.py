@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from slipstream.common.config.model_config import TinyModelConfig
 
 END_OF_TURN, PADDING, UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
+HEAD_DIM = 32  # the smallest that vLLM's attention on a CPU has
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 SPECIALS = [PADDING, UNKNOWN, END_OF_TURN, *ROLES]
 # Only three tokens around a message: every token costs a tiny model much.
@@ -43,7 +44,7 @@ def save_random_model(
             num_hidden_layers=config.num_layers,
             num_attention_heads=config.num_heads,
             num_key_value_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            head_dim=HEAD_DIM,
             max_position_embeddings=max_tokens,
             tie_word_embeddings=True,
             # Transformers' default of 0.02 suits widths of thousands; at a width of 100 it costs hundreds of steps.

@@ -119,7 +119,6 @@ def test_vtrace_by_hand() -> None:
         values=np.array([0.5, 0.6]),
         lagged_ratio=np.array([0.5, 3.0]),
         gamma=1.0,
-        max_rho=1.0,
     )
     assert found.targets == pytest.approx([0.75, 1.0])
     assert found.advantages == pytest.approx([0.25, 0.4])
@@ -128,18 +127,18 @@ def test_vtrace_by_hand() -> None:
 @given(STEPS, FRACTION)
 def test_vtrace_equals_the_papers_sum(steps: list[tuple[float, float, float]], gamma: float) -> None:
     rewards, values, ratios = columns(steps)
-    found = vtrace(rewards, values=values, lagged_ratio=ratios, gamma=gamma, max_rho=2.0)
+    found = vtrace(rewards, values=values, lagged_ratio=ratios, gamma=gamma)
     deltas = temporal_differences(rewards, values, gamma)
     targets = []
     for start in range(len(rewards)):
         target, traces = float(values[start]), 1.0
         for away, token in enumerate(range(start, len(rewards))):
-            target += gamma**away * traces * min(float(ratios[token]), 2.0) * deltas[token]
+            target += gamma**away * traces * min(float(ratios[token]), 1.0) * deltas[token]
             traces *= min(float(ratios[token]), 1.0)
         targets.append(target)
     assert found.targets == pytest.approx(targets, abs=1e-9)
     for token, after in enumerate([*targets[1:], 0.0]):
-        expected = min(float(ratios[token]), 2.0) * (rewards[token] + gamma * after - values[token])
+        expected = min(float(ratios[token]), 1.0) * (rewards[token] + gamma * after - values[token])
         assert found.advantages[token] == pytest.approx(expected, abs=1e-9)
 
 
@@ -148,6 +147,6 @@ def test_on_policy_vtrace_is_the_return_and_its_advantage(
     steps: list[tuple[float, float, float]], gamma: float
 ) -> None:
     rewards, values, _ = columns(steps)
-    found = vtrace(rewards, values=values, lagged_ratio=np.ones(len(rewards)), gamma=gamma, max_rho=1.0)
+    found = vtrace(rewards, values=values, lagged_ratio=np.ones(len(rewards)), gamma=gamma)
     assert found.targets == pytest.approx(returns_to_go(rewards, gamma=gamma), abs=1e-9)
     assert found.advantages == pytest.approx(gae(rewards, values=values, gamma=gamma, lam=1.0), abs=1e-9)

@@ -122,7 +122,6 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
             "gae or bi_level_gae or vtrace, or critic none",
         ),
         (["critic_warmup_steps=2"], "no effect with objective.critic none", "choose own or shared"),
-        (["advantage=gae", "critic=own", "value_coefficient=1"], "no effect with objective.critic own", "shared"),
         (["advantage=gae", "critic=own", "turn_gamma=0.9"], "no effect with objective.advantage gae", "bi_level_gae"),
         (
             ["advantage=bi_level_gae", "critic=own", "allocation=per_turn"],
@@ -136,11 +135,6 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
         ),
         (["advantage=vtrace", "critic=own"], "would apply it a second time", "choose surrogate policy_gradient"),
         (["surrogate=policy_gradient"], "nothing would correct a stale token", "choose advantage vtrace"),
-        (
-            ["advantage=vtrace", "critic=own", "surrogate=policy_gradient", "max_rho=100"],
-            "can get a weight of 100",
-            "lower objective.max_rho (it is 100) to 20 at most",
-        ),
         (
             ["advantage=vtrace", "critic=own", "surrogate=policy_gradient", "correction=truncated_is"],
             "policy_gradient is defined by the ratio to the behaviour policy",

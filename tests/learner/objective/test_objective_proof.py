@@ -48,7 +48,6 @@ OF_WEIGHING = (
     "gae_lambda",
     "turn_gamma",
     "turn_lambda",
-    "max_rho",
     "critic",
     "kl_coefficient",
     "kl_place",
@@ -59,7 +58,6 @@ OF_WEIGHING = (
 ELSEWHERE = {
     "critic": "test_critic",
     "critic_warmup_steps": "test_critic",
-    "value_coefficient": "test_critic",
     "reference_every": "test_reference",
     "reference_model": "test_distillation",
     "reward_model": "test_score",
@@ -75,7 +73,6 @@ WORDS = {
 }
 SWITCHED_ON = {
     "dual_clip": 3.0,
-    "ratio_low": 0.3,
     "max_negative_kl": 0.05,
     "kl_coefficient": 0.05,
     "entropy_bonus": 0.01,
@@ -368,4 +365,4 @@ def largest_weight(objective: ObjectiveConfig) -> float:
         )
         (gradient,) = torch.autograd.grad(loss.loss_sum, leaf)
         largest = max(largest, float(gradient.abs().max()))
-    return largest * (objective.max_rho if objective.advantage == "vtrace" else 1.0)
+    return largest

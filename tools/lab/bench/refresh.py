@@ -17,6 +17,7 @@ from slipstream.common.transfer.weights import Offer, layout
 from slipstream.learner.lead.connections import Connections
 from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
+from slipstream.replay.fleet.rendezvous import BROADCAST_TIMEOUT_S
 from slipstream.tools.lab.bench.benchmark import Row
 from slipstream.tools.lab.bench.load.an_engine import TIMEOUT_S, an_engine
 from slipstream.tools.run.prepare import model_folder, prepare
@@ -57,7 +58,7 @@ def _publisher(config: Config, folder: Path, connections: Connections, redis_url
         host=config.weights.host,
         chunk_bytes=config.weights.chunk_bytes,
         anchor_every=config.weights.anchor_every,
-        broadcast_timeout_s=config.weights.broadcast_timeout_s,
+        broadcast_timeout_s=BROADCAST_TIMEOUT_S,
     )
     return Publisher(settings, log_path=Path(config.run.root) / "publisher.log")
 
