@@ -88,7 +88,7 @@ def test_the_docs_start_runs_from_conf() -> None:
 
 
 def test_the_environment_is_the_one_that_the_docs_show_whole() -> None:
-    (snippet,) = blocks("python")
+    snippet, _ = blocks("python")
     whole = (REPOSITORY / "docs" / "environments.md").read_text()
     lines = [line.split("  #")[0].rstrip() for line in snippet.splitlines() if line.strip()]
     assert len(lines) > 8
