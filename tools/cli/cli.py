@@ -19,7 +19,7 @@ from slipstream.common.transfer.encryption import load_key
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.replay.fleet.fleet import UnknownRun
 from slipstream.replay.server.redis_server import ServerError, password_of
-from slipstream.tools.cli.verb_table import GROUPS, VERBS, Verb, called, placed
+from slipstream.tools.cli.verb_table import GROUPS, VERBS, Verb, called, placed, summary_of
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.terminal.config_help import settings_topic
 from slipstream.tools.terminal.options import add_options
@@ -146,7 +146,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     read = list(dict.fromkeys(setting.partition(".")[0] for setting in verb.settings))
     parser = argparse.ArgumentParser(
         prog=f"slipstream {name}",
-        description=verb.summary or next(group[name] for group in GROUPS.values() if name in group),
+        description=summary_of(name),
         epilog=f"settings of {', '.join(read)}: --help all, --help SECTION" if read else None,
         parents=[] if verb.asks else [_before_settings(verb), _settings(verb)],
         add_help=False,

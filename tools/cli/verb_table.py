@@ -313,6 +313,11 @@ VERBS = {
 }
 
 
+def summary_of(name: str) -> str:
+    """What the verb `name` does, in one line."""
+    return VERBS[name].summary or next(group[name] for group in GROUPS.values() if name in group)
+
+
 def placed(place: str) -> Callable[..., Any]:
     """Import and return `module:name`."""
     module, _, name = place.partition(":")

@@ -95,7 +95,7 @@ def test_a_script_trains_on_the_environment_and_the_reward_that_it_defines(tmp_p
         env=os.environ | {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=2 * DEADLINE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step    2" in done.stdout and "held-out success" in done.stdout

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.common.config.config import Config
-from slipstream.tools.cli.verb_table import VERBS
+from slipstream.tools.cli.verb_table import VERBS, summary_of
 from slipstream.tools.terminal.config_help import settings_help
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -36,8 +36,9 @@ def verbs_page() -> str:
     """Every verb with what it does and the settings that it reads."""
     lines = ["# Verbs", "", "After this page you know every command, and which settings it reads."]
     for name, verb in VERBS.items():
+        what = summary_of(name)
         settings = ", ".join(f"`{setting}`" for setting in verb.settings) or "none"
-        lines += ["", f"## slipstream {name}", "", f"{verb.summary[0].upper()}{verb.summary[1:]}.", ""]
+        lines += ["", f"## slipstream {name}", "", f"{what[0].upper()}{what[1:]}.", ""]
         lines.append(f"Settings: {settings}. `slipstream {name} --help` lists them with the options.")
     return "\n".join(lines) + "\n"
 
