@@ -4,6 +4,7 @@ Only `load_config` uses OmegaConf; all other code gets plain dataclasses, and ea
 """
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -266,10 +267,10 @@ def config_file(name: str) -> Path:
     for path in (Path(name), RECIPES / name.removeprefix("conf/")):
         if path.is_file():
             return path
-    shipped = [f"conf/{path.relative_to(RECIPES)}" for path in sorted(RECIPES.rglob("*.yaml"))]
-    raise ConfigError(
-        f"no config file at {name}{word_hint(name, shipped)}; those that come with Slipstream are in {RECIPES}"
-    )
+    shipped = {path.stem: f"conf/{path.relative_to(RECIPES)}" for path in RECIPES.rglob("*.yaml")}
+    near = difflib.get_close_matches(Path(name).stem, shipped, n=1)
+    hint = f"did you mean {shipped[near[0]]}? Those" if near else "those"
+    raise ConfigError(f"no config file at {name}; {hint} that come with Slipstream are in {RECIPES}")
 
 
 def load_config(

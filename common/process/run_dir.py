@@ -145,6 +145,8 @@ def find_run(word: str, root: str) -> RunDir:
     path = Path(word).resolve() if "/" in word else Path(root) / word
     run_dir = RunDir(path.parent, path.name)
     if not run_dir.config.is_file() and not run_dir.metrics.is_file():
+        if "/" in word:
+            raise ConfigError(f"{path} is not a run: it has no config.yaml; give the directory of a run, or its name")
         existing = sorted(other.parent.name for other in Path(root).glob("*/config.yaml"))
         raise ConfigError(f"no run {word!r} under {root}/; existing runs: {', '.join(existing) or 'none'}")
     return run_dir

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from slipstream.learner.objective.ratio import ratio
     from slipstream.learner.objective.surrogate import Surrogate
     from slipstream.learner.step.loss import LossTokens, policy_loss
-    from slipstream.tools.run.python_api import train
+    from slipstream.tools.cli.python_api import train
 
 __all__ = [
     "Config",
@@ -65,7 +65,7 @@ _PLACES = {
     "num_train_tasks": "slipstream.envhub.catalogue",
     "policy_loss": "slipstream.learner.step.loss",
     "ratio": "slipstream.learner.objective.ratio",
-    "train": "slipstream.tools.run.python_api",
+    "train": "slipstream.tools.cli.python_api",
 }
 
 

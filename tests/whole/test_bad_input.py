@@ -72,7 +72,7 @@ class Refused:
 def test_an_unknown_key_is_answered_with_the_nearest_one(refused: Refused) -> None:
     assert "unknown config key `learner.step`; did you mean `learner.steps`?" in refused("up", "learner.step=3")
     assert "did you mean `replay.max_lag`?" in refused("learner", "objective.max_lag=3")
-    assert "`slipstream --help` lists every key" in refused("actors", "zzz=1")
+    assert "`slipstream --help all` lists every key" in refused("actors", "zzz=1")
     assert "`run.` has no key after its dot; name one, such as `run.name`" in refused("up", "run.=1")
     assert "`env.options." in (message := refused("up", "env.options={1:2}")) and "correct it" in message
 
@@ -157,9 +157,8 @@ LONG = 300 * "a"
         ["up", LONG],
         ["runs", f"run.root={LONG}"],
         ["data", f"{LONG}.jsonl", "--data=rows.jsonl"],
-        ["sft", f"--data={LONG}"],
+        ["fit", "sft", f"--data={LONG}"],
         ["up", f"model.path={LONG}"],
-        ["road", LONG],
     ],
 )
 def test_a_name_that_is_too_long_is_named(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
@@ -192,7 +191,7 @@ def test_ctrl_c_while_modules_are_imported_shows_no_traceback() -> None:
         "import sys; from slipstream.tools.cli.start import main\n"
         "class Interrupting:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'slipstream.tools.drill': raise KeyboardInterrupt\n"
+        "        if name == 'slipstream.tools.cli.cli': raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupting()); sys.exit(main())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -97,7 +97,7 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["objective=gspo"], "a preset is a file, such as conf/objective/gspo.yaml"),
         (["learner.lr=1e-4"], "unknown config key `learner.lr`; did you mean `optim.lr`?"),
         (["model.tiny.hiden_size=4"], "did you mean `model.tiny.hidden_size`?"),
-        (["qwertyuiop=1"], "`slipstream --help` lists every key"),
+        (["qwertyuiop=1"], "`slipstream --help all` lists every key"),
         (["replay.group_size=many"], "`replay.group_size`: Value 'many'"),
         (["replay.group_size=2.5"], "`replay.group_size`: Value '2.5'"),
         (["learner.activation_checkpointing=perhaps"], "`learner.activation_checkpointing`: Value 'perhaps'"),

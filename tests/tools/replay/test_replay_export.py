@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.records.ledger import STATES
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
@@ -101,15 +99,9 @@ def test_an_export_that_fails_leaves_nothing_behind(inspected: Inspected) -> Non
     assert not list(inspected.root.glob("rows*"))
 
 
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        ("rows.csv", "must end in .jsonl or .parquet"),
-        ("nowhere/rows.jsonl", "is not a directory; create it, or choose another"),
-    ],
-)
-def test_a_file_that_cannot_be_written_is_named(inspected: Inspected, name: str, complaint: str) -> None:
-    assert complaint in inspected("export", str(inspected.root / name), code=2)
+def test_a_file_that_cannot_be_written_is_named(inspected: Inspected) -> None:
+    said = inspected("export", str(inspected.root / "nowhere" / "rows.jsonl"), code=2)
+    assert "is not a directory; create it, or choose another" in said
 
 
 def test_a_folder_in_the_place_of_the_file_is_named_and_left(inspected: Inspected) -> None:

@@ -237,7 +237,7 @@ def test_a_run_that_does_not_exist_is_named_with_those_that_do(
 ) -> None:
     make_whole_run(tmp_path, "one")
     assert main(["report", "none", f"run.root={tmp_path}"]) == 2
-    assert f"no run 'none': {tmp_path}/none is not a directory; runs under {tmp_path}/: one" in capsys.readouterr().err
+    assert f"no run 'none' under {tmp_path}/; existing runs: one" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

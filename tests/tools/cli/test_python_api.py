@@ -9,7 +9,7 @@ import pytest
 
 import slipstream
 from slipstream.common.process.config_error import ConfigError
-from slipstream.tools.run.python_api import definitions
+from slipstream.tools.cli.python_api import definitions
 from tests.processes import DEADLINE_S, GUESS
 
 REPOSITORY = Path(__file__).parents[3]
