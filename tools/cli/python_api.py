@@ -197,9 +197,9 @@ def definitions(source: str, names: Sequence[str]) -> str:
         raise ConfigError(f"{missing[0]} is not defined at the top of the script or of a cell; move it there")
     needed, queue = set(), [FUTURE, *names]
     while queue:
-        if (statement := places.get(queue.pop())) is not None and statement not in needed:
-            needed.add(statement)
-            queue += [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        if (found := places.get(queue.pop())) is not None and found not in needed:
+            needed.add(found)
+            queue += [node.id for node in ast.walk(found) if isinstance(node, ast.Name)]
     return "\n\n".join(map(ast.unparse, sorted(needed, key=lambda each: (each.lineno, each.col_offset)))) + "\n"
 
 
