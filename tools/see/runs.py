@@ -36,8 +36,6 @@ def runs(config: Config) -> int:
     return 0
 
 
-
-
 def has_ended(config: Config) -> bool:
     """Whether the run's own server has ended with the run."""
     return _is_own(config) and not _answers(config.redis.url)
