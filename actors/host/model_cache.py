@@ -21,6 +21,7 @@ import xxhash
 from slipstream.actors.weights.fetch import Bytes
 from slipstream.actors.weights.pull import Puller, PullFailed
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.output import whole_file
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.model_folder import SHAPES, ModelFile, has_file, has_weights
 from slipstream.common.transfer.weights import Offer, WeightsError
@@ -57,6 +58,8 @@ def cached_folder(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_suffix(".lock")):
+            for left in folder.glob("*.tmp"):  # of an actor that was killed
+                left.unlink()
             missing = [file for file in files if not has_file(folder, file)]
             if missing:
                 _check_room(folder, missing)
@@ -130,6 +133,5 @@ def _pulled(blob: Blob, puller: Puller, newest: Callable[[], Offer | None], time
 
 
 def _write(path: Path, data: Bytes) -> None:
-    half = path.with_name(path.name + ".tmp")
-    half.write_bytes(data.data)
-    half.replace(path)
+    with whole_file(path) as file:
+        file.write(data.data)

@@ -1,12 +1,12 @@
-"""The directory of a run: the paths of its files, and functions that write them safely."""
+"""The directory of a run: the paths of its files."""
 
-import json
-import os
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.output import held, write_whole
 
 EARLIEST_S = 1.7e9  # unix time; no run is older than this program
 CLOCK_SKEW_S = 86_400.0  # between the hosts that write and read the file
@@ -110,10 +110,20 @@ class RunDir:
     def log(self, process: str) -> Path:
         return self.path / "logs" / f"{process}.log"
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only command that writes this run. Raises ConfigError where another one does."""
+        self._make(self.path.parent)
+        with held(self.path):
+            yield
+
     def create(self) -> None:
         """Make the directories. Idempotent. Raises ConfigError."""
+        self._make(self.tensorboard, self.checkpoints, self.path / "logs")
+
+    def _make(self, *folders: Path) -> None:
         try:
-            for folder in (self.tensorboard, self.checkpoints, self.path / "logs"):
+            for folder in folders:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
@@ -150,30 +160,3 @@ def find_run(word: str, root: str) -> RunDir:
         existing = sorted(other.parent.name for other in Path(root).glob("*/config.yaml"))
         raise ConfigError(f"no run {word!r} under {root}/; existing runs: {', '.join(existing) or 'none'}")
     return run_dir
-
-
-def sync_path(path: Path) -> None:
-    """Flush a file's bytes, or the names in a folder, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Replace `path` atomically: a reader sees the old text or the new one, also after a crash or on a full disk.
-
-    A new file gets `mode`, reduced by the process's umask.
-    """
-    half = path.with_name(path.name + ".tmp")
-    with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    half.replace(path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace `path` atomically with `value` as JSON."""
-    write_whole(path, json.dumps(value, indent=2) + "\n")

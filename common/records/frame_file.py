@@ -1,23 +1,22 @@
-"""Reads and writes files of trajectories: length-prefixed frames, which are appended and never rewritten."""
+"""Reads and writes files of trajectories: length-prefixed frames."""
 
-import os
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from slipstream.common.process.output import sync, whole_file
 from slipstream.common.process.wire import MAX_FRAME_BYTES, WireError
 from slipstream.common.records.trajectory import Trajectory, decode_trajectory, encode_trajectory
 
 _LENGTH = struct.Struct("<I")
 
 
-def append(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    """Add `trajectories` to the end of `path` and make them durable."""
-    with path.open("ab") as file:
+def write(path: Path, trajectories: Iterable[Trajectory]) -> None:
+    """Replace `path` by a file of `trajectories`, completely or not at all, and make it durable."""
+    with whole_file(path) as file:
         write_frames(file, (encode_trajectory(trajectory, compress=True) for trajectory in trajectories))
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
 
 
 def read(path: Path, *, vocab_size: int) -> Iterator[Trajectory]:

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.run_dir import sync_path
+from slipstream.common.process.output import sync_path
 from slipstream.common.records.versions import Resumption, VersionArray, lags
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.checkpoint.sealed_file import NotWhole, file_xxh3, read_sealed, write_sealed

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.optim.lr_scheduler import LambdaLR
 
-from slipstream.common.process.run_dir import sync_path
+from slipstream.common.process.output import sync_path
 from slipstream.learner.checkpoint.checkpoint import (
     Progress,
     Snapshot,

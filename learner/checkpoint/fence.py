@@ -6,8 +6,6 @@ start would resume from it, and train those groups twice.
 """
 
 import contextlib
-import errno
-import fcntl
 import logging
 import os
 import socket
@@ -17,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.output import try_lock
 from slipstream.replay.records.keys import FencedOut
 
 TAKEOVER_TIMEOUT_S = 120.0  # a writer holds the lock while it writes a manifest and removes old checkpoints
@@ -64,7 +63,8 @@ class Fence:
     def _check(self, owner: str) -> None:
         if owner != self._token:
             raise FencedOut(
-                f"another learner has taken over {self._file.parent}: this one writes nothing there from now on"
+                f"another learner has taken over {self._file.parent}, {owner.partition(' ')[2]}: this one writes "
+                "nothing there from now on"
             )
 
     @contextlib.contextmanager
@@ -79,22 +79,14 @@ class Fence:
 
     def _lock(self, descriptor: int) -> None:
         deadline = time.monotonic() + TAKEOVER_TIMEOUT_S
-        while True:
-            try:
-                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    owner = _owner(descriptor).partition(" ")[2]
-                    raise ConfigError(
-                        f"{owner} has held {self._file} for {TAKEOVER_TIMEOUT_S:.0f} s and does not let go: end that "
-                        "process, which has been stopped in the middle of a checkpoint, and start again"
-                    ) from None
-                time.sleep(POLL_S)
-            except OSError as error:
-                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                    raise
-                log.warning("%s cannot be locked (%s): do not start a second learner of this run", self._file, error)
-                return None
+        while not try_lock(descriptor, self._file):
+            if time.monotonic() > deadline:
+                owner = _owner(descriptor).partition(" ")[2]
+                raise ConfigError(
+                    f"{owner} has held {self._file} for {TAKEOVER_TIMEOUT_S:.0f} s and does not let go: end that "
+                    "process, which has been stopped in the middle of a checkpoint, and start again"
+                )
+            time.sleep(POLL_S)
 
 
 def _owner(descriptor: int) -> str:

@@ -1,13 +1,12 @@
 """Small JSON files that contain a hash of their content, so that damage is detected when they are read."""
 
-import os
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import xxhash
 
-from slipstream.common.process.run_dir import sync_path
+from slipstream.common.process.output import sync_path, write_whole
 from slipstream.common.process.wire import MALFORMED
 
 READ_BYTES = 8 << 20
@@ -29,12 +28,7 @@ def write_sealed(path: Path, content: msgspec.Struct, *, schema: int) -> None:
     """Replace `path` atomically; it is on disk when this returns."""
     body = msgspec.json.encode(content)
     sealed = _Sealed(schema=schema, xxh3=xxhash.xxh3_128_hexdigest(body), content=msgspec.Raw(body))
-    unnamed = path.with_name(path.name + ".tmp")
-    with unnamed.open("wb") as stream:
-        stream.write(msgspec.json.encode(sealed))
-        stream.flush()
-        os.fsync(stream.fileno())
-    unnamed.replace(path)
+    write_whole(path, msgspec.json.encode(sealed))
     sync_path(path.parent)
 
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from slipstream.common.process.run_dir import sync_path
+from slipstream.common.process.output import sync_path
 
 
 class ShardWriter(HuggingFaceStorageWriter):

@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.run_dir import RunDir, sync_path
+from slipstream.common.process.output import sync_path, whole_folder
+from slipstream.common.process.run_dir import RunDir
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.learner.checkpoint.checkpoint import finished_checkpoints, step_of
 from slipstream.learner.checkpoint.sealed_file import NotWhole, file_xxh3, read_sealed, write_sealed
@@ -83,18 +84,16 @@ def check_same_tokenizer(key: str, folder: Path, ours: Path) -> None:
 
 def _write(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:
     """Write the reference atomically: the folder gets its final name when every byte is on disk."""
-    unnamed = folder.with_name(folder.name + ".tmp")
     if ranks.rank == 0:
-        shutil.rmtree(unnamed, ignore_errors=True)
-    save_hf(model, unnamed, ranks=ranks)
-    if ranks.rank == 0:
-        written = _Files(xxh3={path.name: file_xxh3(path) for path in unnamed.iterdir()})
-        write_sealed(unnamed / HASHES, written, schema=1)
-        for path in (*unnamed.iterdir(), unnamed):
-            sync_path(path)
-        shutil.rmtree(folder, ignore_errors=True)  # written before the run was resumed here: the same bits
-        unnamed.rename(folder)
+        with whole_folder(folder) as unnamed:  # one that was written before the run was resumed here has the same bits
+            save_hf(model, unnamed, ranks=ranks)
+            written = _Files(xxh3={path.name: file_xxh3(path) for path in unnamed.iterdir()})
+            write_sealed(unnamed / HASHES, written, schema=1)
+            for path in (*unnamed.iterdir(), unnamed):
+                sync_path(path)
         sync_path(folder.parent)
+    else:
+        save_hf(model, folder, ranks=ranks)
     dist.barrier()  # the others read what rank 0 writes
 
 

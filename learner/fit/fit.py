@@ -29,7 +29,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.metrics import Metrics, MetricsWriter
-from slipstream.common.process.run_dir import RunDir, write_json
+from slipstream.common.process.output import write_json
+from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.reward_protocol import OUTCOME, PROCESS, Kind
 from slipstream.learner.batch.examples import Example, Goal

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.run_dir import write_json
+from slipstream.common.process.output import write_json
 from slipstream.learner.batch.examples import Example, Goal
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.learner.ranks.hosts import check_alike

@@ -13,7 +13,8 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.events import Events
 from slipstream.common.process.headline import headline, wilson
 from slipstream.common.process.metrics import Metrics, MetricsWriter, newest_metrics
-from slipstream.common.process.run_dir import RunDir, sync_path, write_json
+from slipstream.common.process.output import sync_path, write_json
+from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from slipstream.common.config.replay_config import SamplingConfig
+from slipstream.common.process.output import write_json, write_whole
 from slipstream.common.transfer.weights import TensorEntry
 from slipstream.learner.model.folder_tensors import is_of_adapter
 from slipstream.learner.model.lora import adapter_settings, name_in_peft
@@ -84,7 +85,7 @@ def _write_files(source: Path, folder: Path) -> None:
             text = path.read_text()
             for pattern, replacement in _EDITS:
                 text = re.sub(pattern, replacement, text)
-            (folder / path.name).write_text(_with_rope_keys(text))
+            write_whole(folder / path.name, _with_rope_keys(text))
         elif path.suffix in _COPIED and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
 
@@ -125,7 +126,7 @@ def _write_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]], counts: 
         weight_map |= dict.fromkeys(written, name)
         total_bytes += sum(written.values())
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    write_json(folder / "model.safetensors.index.json", index)
 
 
 def _write_file(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:

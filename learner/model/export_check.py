@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.output import write_whole
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.common.transfer.probe import WORST_TIMES, Probe, differences
 from slipstream.learner.model.packed_model import PackedModel
@@ -28,7 +29,7 @@ def check_export(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:
     with refused_together(model.folder, ranks=ranks):
         if ranks.rank == 0:
             file.unlink(missing_ok=True)
-            file.write_text(f"{_compared(model, folder, probe)}\n")
+            write_whole(file, f"{_compared(model, folder, probe)}\n")
 
 
 def _compared(model: PackedModel, folder: Path, probe: Probe) -> str:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.output import write_json
 from slipstream.common.records.reward_protocol import CRITICS, KINDS, OUTCOME, Kind
 from slipstream.common.transfer.model_folder import weight_files
 from slipstream.learner.batch.pack import Packed
@@ -73,7 +74,7 @@ def save_reward_model(model: RewardModel, folder: Path, *, kind: Kind = OUTCOME,
             config["architectures"] = [name]
         config |= {"id2label": {"0": kind}, "label2id": {kind: 0}}
         config |= {OFFSET: model.offset} if kind in CRITICS else {}
-        path.write_text(json.dumps(config, indent=2) + "\n")
+        write_json(path, config)
 
 
 @torch.no_grad()

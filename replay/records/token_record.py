@@ -12,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 
+from slipstream.common.process.output import whole_file
 from slipstream.common.process.wire import MAX_FRAME_BYTES, WireError, decode, encode
 
 TRAINED, CLIPPED, LEFT_OUT = 0, 1, 2  # fates; clipped: the surrogate's bound holds; left out: by a mask, or as too old
@@ -40,10 +41,8 @@ class StepTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def write_tokens(folder: Path, tokens: StepTokens, *, step: int, rank: int) -> None:
     """Write a rank's part of `step`, in place of an earlier attempt's. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step_{step:06d}.rank_{rank}.bin"
-    unnamed = path.with_suffix(".tmp")
-    unnamed.write_bytes(encode(tokens, compress=True))
-    unnamed.replace(path)
+    with whole_file(folder / f"step_{step:06d}.rank_{rank}.bin") as file:
+        file.write(encode(tokens, compress=True))
 
 
 def read_tokens(

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from slipstream.common.process.run_dir import sync_path
+from slipstream.common.process.output import sync_path, whole_file
 from slipstream.common.process.wire import SCHEMA, WireError, decode, encode
 from slipstream.common.records.frame_file import read_frames, write_frames
 from slipstream.common.records.trajectory import InvalidTrajectory, Outcome, check
@@ -68,15 +68,11 @@ class ArchiveWriter:
     def append(self, archived: ArchivedStep) -> None:
         """Write one step. It survives a killed process from here on. Raises ArchiveError."""
         path = self._folder / f"step_{archived.step:06d}.epoch_{self._epoch}.bin"
-        unnamed = path.with_suffix(".tmp")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with unnamed.open("wb") as file:
+            with whole_file(path) as file:
                 write_frames(file, _with_hash(self._frames(archived)))
-            unnamed.replace(path)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                unnamed.unlink()
             raise _unwritten(path, error) from error
         self._unsynced.append(path)
 

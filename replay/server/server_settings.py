@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from slipstream.common.process.run_dir import write_whole
+from slipstream.common.process.output import write_whole
 
 # fsync always: with everysec, writes wait in the process during a sync, and a kill then loses acknowledged writes.
 _CONFIG = """\
@@ -49,7 +49,7 @@ def port_and_password(config: Path) -> tuple[int, str]:
         settings = dict(line.split(" ", 1) for line in config.read_text().splitlines() if line)
         return int(settings["port"]), settings["requirepass"]
     port, password = free_port(), secrets.token_hex(16)
-    write_whole(config, _CONFIG.format(port=port, password=password), mode=0o600)
+    write_whole(config, _CONFIG.format(port=port, password=password))
     return port, password
 
 

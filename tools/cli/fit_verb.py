@@ -1,5 +1,6 @@
 """`slipstream fit sft`, `dpo`, `reward`, `prm`: train a model on conversations, in one process or one per rank."""
 
+import contextlib
 import json
 import logging
 import os
@@ -13,7 +14,8 @@ from slipstream.common.config.config import Config, dump_config
 from slipstream.common.config.env_config import TOOLS
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
-from slipstream.common.process.run_dir import RunDir, write_json, write_whole
+from slipstream.common.process.output import write_json, write_whole
+from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown, die_with_parent
 from slipstream.common.process.standing import training
 from slipstream.common.rows.row_source import is_hub
@@ -23,7 +25,7 @@ from slipstream.common.text.pieces import check_words
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.fit_rows import Sample, described, read_samples
 from slipstream.tools.run.check_input import check_model_folder
-from slipstream.tools.run.train import RANK_TIMEOUT_S, become_torchrun
+from slipstream.tools.run.train import RANK_TIMEOUT_S, become_torchrun, leads
 from slipstream.tools.terminal.options import as_arguments
 
 if TYPE_CHECKING:
@@ -38,7 +40,13 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
     0: the model is exported. 75 or 130: stopped by a signal, after a checkpoint.
     """
     log_to_stderr()
-    shutdown, run_dir = Shutdown(), RunDir(config.run.root, config.run.name)
+    run_dir = RunDir(config.run.root, config.run.name)
+    with run_dir.held() if leads(config) else contextlib.nullcontext():
+        return _fit_model(config, run_dir, goal=goal, options=options)
+
+
+def _fit_model(config: Config, run_dir: RunDir, *, goal: "Goal", options: FitOptions) -> int:
+    shutdown = Shutdown()
     with shutdown.nothing_to_lose():
         trained, held_out, left_out = read_samples(options, goal=goal)
         is_rank = "RANK" in os.environ

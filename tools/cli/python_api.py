@@ -13,7 +13,8 @@ from typing import Any
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import without_password
-from slipstream.common.process.run_dir import RunDir, find_run, write_whole
+from slipstream.common.process.output import write_whole
+from slipstream.common.process.run_dir import RunDir, find_run
 from slipstream.tools.run.child import EXIT_BAD_INPUT, Child
 from slipstream.tools.see.report_page import REPORT, page, report_of
 from slipstream.tools.see.summary import read_summary

@@ -25,6 +25,7 @@ from typing import Any
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.output import check_apart
 from slipstream.common.rows.row_source import BadRow, Line, Row, is_hub, read_lines
 from slipstream.tools.data.conversation_rows import (
     Conversation,
@@ -81,6 +82,7 @@ def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> in
     try:
         with DataFiles(path) as files:
             check_free(path, force=force or files.is_whole)
+            check_apart(files.outputs, [*options.data, options.judge, options.paraphrase])
             saved = files.continued(
                 *_settings(options, judge, paraphraser, seed), [SourceState.of(source) for source in sources]
             )

@@ -4,15 +4,14 @@
     FILE.waiting.jsonl.tmp    rows that wait for a judge, or for other words
     FILE.seen.tmp             hashes of the rows so far, by which repeats are found
     FILE.minima.tmp           the same for near-duplicates
+    FILE.jsonl.lock           names the process that writes these files
     FILE.progress.json        the counts of the rows so far, and the bytes of each of these files that belong to them
 
 `save` makes the files durable first. What they have beyond that is cut off, and written again.
 """
 
 import contextlib
-import fcntl
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +21,7 @@ import msgspec
 import xxhash
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.run_dir import write_whole
+from slipstream.common.process.output import appended, held, sync, write_whole
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.rows.row_source import is_hub
 from slipstream.tools.data.data_card import Counts
@@ -76,7 +75,7 @@ class Written:
             )
         for chunk in self.chunks(CHUNK_BYTES):
             self.digest.update(chunk)
-        self._file = path.open("ab")
+        self._file = appended(path)
         self._file.truncate(length)
 
     def chunks(self, size: int) -> Iterator[bytes]:
@@ -98,8 +97,7 @@ class Written:
 
     def sync(self) -> None:
         """Make what was written durable."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        sync(self._file)
 
     def close(self) -> None:
         """Close the file."""
@@ -122,21 +120,16 @@ class DataFiles:
         self.state = progress_file(path)
         self.saved: Progress | None = None
         self._written: dict[Path, Written] = {}
-        self._lock = -1
+        self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> "DataFiles":
         """Raises ConfigError if another process writes these files, or the progress file is damaged."""
-        self._lock = os.open(_half(self.seen), os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise ConfigError(f"another process is writing {self.kept}; wait for it, or end it") from None
+        self._lock.enter_context(held(self.kept))
         if self.state.exists():
             try:
                 self.saved = msgspec.json.decode(self.state.read_bytes(), type=Progress)
             except MALFORMED as error:
-                os.close(self._lock)
+                self._lock.close()
                 raise ConfigError(f"{self.state} is damaged: {error}; remove it to begin again") from None
         return self
 
@@ -146,7 +139,12 @@ class DataFiles:
                 written.close()
         if not self.state.exists():
             self._remove(self.held_out, self.quarantine, self.kept, self.waiting, self.seen, self.minima)
-        os.close(self._lock)
+        self._lock.close()
+
+    @property
+    def outputs(self) -> list[Path]:
+        """The files that a call may write."""
+        return [self.kept, self.held_out, self.quarantine, self.card, self.marks, self.paraphrases, self.state]
 
     @property
     def is_whole(self) -> bool:

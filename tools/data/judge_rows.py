@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import msgspec
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.output import appended
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.process.yaml_file import read_yaml
 from slipstream.common.records.trajectory import Task
@@ -125,7 +126,7 @@ def judged(waiting: Path, judge: RowJudge, journal: Path) -> list[dict[str, floa
     known = _known(journal, judge)
     marks: list[dict[str, float]] = [{}] * len(offsets)
     try:
-        with waiting.open("rb") as file, journal.open("a") as written:
+        with waiting.open("rb") as file, appended(journal) as written:
             work = _Work(judge=judge, known=known, journal=written, marks=marks)
             asyncio.run(work.all_of(_units(file, offsets, together)))
     except EnvError as error:
@@ -140,7 +141,7 @@ def judged(waiting: Path, judge: RowJudge, journal: Path) -> list[dict[str, floa
 class _Work:
     judge: RowJudge
     known: dict[str, list[dict[str, float]]]  # by what was asked
-    journal: TextIO
+    journal: BinaryIO
     marks: list[dict[str, float]]  # of each row
 
     async def all_of(self, units: Iterator[tuple[list[int], list[Shown]]]) -> None:
@@ -178,7 +179,7 @@ class _Work:
             found = await self.judge.marks(rows)
             self.known[asked] = found
             entry = Entry(asked=asked, marks=found, spent=_spent(self.judge))
-            self.journal.write(msgspec.json.encode(entry).decode() + "\n")
+            self.journal.write(msgspec.json.encode(entry) + b"\n")
             self.journal.flush()
         for number, mark in zip(numbers, self.known[asked], strict=True):
             self.marks[number] = mark

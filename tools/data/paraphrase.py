@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import regex
 
 from slipstream.common.process.config_error import ConfigError, require
+from slipstream.common.process.output import appended
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.text.action_format import ActionFormat, action_format, predicts
 from slipstream.envhub.env import EnvError
@@ -124,7 +125,7 @@ class Paraphrases:
     def __init__(self, paraphraser: Paraphraser, journal: Path) -> None:
         """Raises ConfigError if the journal is damaged."""
         self._paraphraser, self._journal = paraphraser, journal
-        self._file: BinaryIO = journal.open("a+b")
+        self._file = appended(journal)
         try:
             self._places = self._known()
         except ConfigError:

@@ -2,8 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,9 +38,9 @@ SCHEMA = pa.schema(
 )
 
 
-def write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write `rows` to `path`, BATCH_ROWS at a time."""
+def write_parquet(file: BinaryIO, rows: Iterable[dict[str, Any]]) -> None:
+    """Write `rows` to `file`, BATCH_ROWS at a time."""
     left = iter(rows)
-    with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
+    with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
         while batch := list(itertools.islice(left, BATCH_ROWS)):
             writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=SCHEMA))

@@ -1,14 +1,26 @@
 """Writes rows to a .jsonl or .parquet file, completely or not at all."""
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.output import check_apart, held, sync, whole_file
 from slipstream.tools.terminal.output_lines import json_line
 
 Row = dict[str, Any]
+
+
+@contextlib.contextmanager
+def rows_to(path: Path, *, force: bool, inputs: Sequence[str] = ()) -> Iterator[None]:
+    """Be the only process that writes rows to `path`, which must be free, and none of `inputs`. Raises ConfigError."""
+    check_free(path, force=force)
+    with held(path):
+        check_free(path, force=force)  # another process may have written it meanwhile
+        check_apart([path], inputs)
+        yield
 
 
 def check_free(path: Path, *, force: bool) -> None:
@@ -32,17 +44,15 @@ def check_writable(path: Path, *, force: bool) -> None:
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write `rows` to `path`, completely or not at all. Raises ConfigError if it cannot be written."""
     write = _writer(path)
-    half = path.with_name(path.name + ".tmp")
     try:
-        write(half, rows)
-        half.replace(path)
+        with whole_file(path) as file:
+            write(file, rows)
+            sync(file)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error}; choose another file") from error
-    finally:
-        half.unlink(missing_ok=True)
 
 
-def _writer(path: Path) -> Callable[[Path, Iterable[Row]], None]:
+def _writer(path: Path) -> Callable[[BinaryIO, Iterable[Row]], None]:
     match path.suffix:
         case ".jsonl":
             return _write_jsonl
@@ -54,6 +64,5 @@ def _writer(path: Path) -> Callable[[Path, Iterable[Row]], None]:
             raise ConfigError(f"the file name must end in .jsonl or .parquet, got {path}")
 
 
-def _write_jsonl(path: Path, rows: Iterable[Row]) -> None:
-    with path.open("w") as file:
-        file.writelines(json_line(row) + "\n" for row in rows)
+def _write_jsonl(file: BinaryIO, rows: Iterable[Row]) -> None:
+    file.writelines(json_line(row).encode() + b"\n" for row in rows)

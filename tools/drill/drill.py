@@ -38,9 +38,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def answer(config: Config, asked: argparse.Namespace) -> int:
     """What was asked for; 0 where nothing was lost."""
     prepare(config)
-    if asked.random:
-        return drill_at_random(config, asked)
-    return drill(config, faults=asked.fault or list(SIX))
+    with RunDir(config.run.root, config.run.name).held():
+        if asked.random:
+            return drill_at_random(config, asked)
+        return drill(config, faults=asked.fault or list(SIX))
 
 
 def drill(config: Config, *, faults: list[str]) -> int:

@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 
-from slipstream.common.process.run_dir import write_whole
+from slipstream.common.process.output import write_whole
 
 MIN_FAULTS, MAX_FAULTS = 3, 6
 TRIES = 2  # of a smaller schedule: processes race, so that it may fail now and then only

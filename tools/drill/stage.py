@@ -17,7 +17,8 @@ import redis
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.connection import PASSWORD_VARIABLE, connect
 from slipstream.common.process.metrics import read_metrics
-from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.output import write_whole
+from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import LEAVE_S
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.buffer.listing import list_groups

@@ -18,7 +18,7 @@ import yaml
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.process.connection import PASSWORD_VARIABLE
-from slipstream.common.process.run_dir import write_whole
+from slipstream.common.process.output import held, write_whole
 from slipstream.common.process.shutdown import LEAVE_S
 from slipstream.common.transfer.encryption import KEY_VARIABLE
 from slipstream.tools.run.host_command import host_settings
@@ -50,8 +50,9 @@ def launch(config: Config, *, engine: str, actor_hosts: int, dry_run: bool) -> i
     if dry_run:
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        write_whole(folder / name, text)
+    with held(folder):
+        for name, text in files.items():
+            write_whole(folder / name, text)
     for command in commands:
         try:
             code = subprocess.run(command).returncode

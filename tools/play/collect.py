@@ -29,7 +29,7 @@ from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.transcript import Transcriber
 from slipstream.envhub.catalogue import num_train_tasks
 from slipstream.envhub.env import EnvError
-from slipstream.tools.data.row_files import Row, check_free, write_rows
+from slipstream.tools.data.row_files import Row, rows_to, write_rows
 from slipstream.tools.play.collect_server import Journal, play_served, read_server
 from slipstream.tools.play.fixed_policy import fixed_model_folder, start_fixed_policy
 from slipstream.tools.play.retrace import retrace
@@ -49,19 +49,19 @@ def collect(config: Config, *, path: Path, force: bool, options: CollectOptions)
     The model is `model.path` if given, else the trained model of `run.name`.
     """
     log_to_stderr(logging.WARNING)
-    check_free(path, force=force)
-    check_collect(config, options)
-    if options.expert:
-        return _collect_expert(config, options, path=path)
-    if options.server:
-        return _collect_served(config, options, path=path)
-    if options.completions and path.suffix != ".jsonl":
-        raise ConfigError(
-            f"with `--completions` the file name must end in .jsonl, got {path}: it has a column `turn_labels`"
-        )
-    with reward_model_beside(config, options.reward_model) as values:
-        check_searches(values)
-        return collect_on(start_fixed_policy(config, name="collect"), config, options, path=path, values=values)
+    with rows_to(path, force=force, inputs=[options.retrace, options.server]):
+        check_collect(config, options)
+        if options.expert:
+            return _collect_expert(config, options, path=path)
+        if options.server:
+            return _collect_served(config, options, path=path)
+        if options.completions and path.suffix != ".jsonl":
+            raise ConfigError(
+                f"with `--completions` the file name must end in .jsonl, got {path}: it has a column `turn_labels`"
+            )
+        with reward_model_beside(config, options.reward_model) as values:
+            check_searches(values)
+            return collect_on(start_fixed_policy(config, name="collect"), config, options, path=path, values=values)
 
 
 def _collect_expert(config: Config, options: CollectOptions, *, path: Path) -> int:

@@ -8,7 +8,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from slipstream.actors.episode.rollout import EpisodeFailed, rollout
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.long_work import LongWork, report_on_stderr
+from slipstream.common.process.output import appended, sync
 from slipstream.common.process.wire import MALFORMED, MAX_FRAME_BYTES, WireError
 from slipstream.common.records.frame_file import read_frames, write_frames
 from slipstream.common.records.trajectory import (
@@ -62,7 +62,7 @@ class Journal:
         """Raises ConfigError if the file is not a journal, or of another server, or of other settings."""
         self.path, self.played = path, dict[tuple[int, int], Trajectory]()
         identity, size = _identity(config, server), 0
-        path.touch()
+        self._file = appended(path)
         try:
             for frame in read_frames(path):
                 if size == 0 and frame != identity:
@@ -77,9 +77,7 @@ class Journal:
             if size == 0 and path.stat().st_size > 4 + len(identity):
                 raise ConfigError(f"{path} is not a journal of `slipstream collect`; name another FILE") from None
             report_on_stderr(f"{path} ends within an episode, which is played again")
-        self._file = path.open("r+b")
         self._file.truncate(size)
-        self._file.seek(size)
         if size == 0:
             self._append(identity)
 
@@ -96,8 +94,7 @@ class Journal:
 
     def _append(self, frame: bytes) -> None:
         write_frames(self._file, [frame])
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        sync(self._file)
 
 
 def _identity(config: Config, server: ChatServer) -> bytes:

@@ -18,7 +18,7 @@ from slipstream.common.config.config import Config
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.transcript import Fidelity, Transcriber
 from slipstream.replay.buffer.listing import NotRecorded
-from slipstream.tools.data.row_files import check_free, write_rows
+from slipstream.tools.data.row_files import rows_to, write_rows
 from slipstream.tools.replay.run_records import RunRecords
 
 UNREADABLE = "unreadable"
@@ -36,15 +36,15 @@ class Selection:
 
 def export(config: Config, *, path: Path, selection: Selection, stream: str, force: bool) -> int:
     """Write one row per trajectory to `path`, completely or not at all. Raises ConfigError, NotRecorded."""
-    check_free(path, force=force)
     counts: Counter[str] = Counter()
-    rows = _rows(RunRecords(config, stream=stream), selection, counts)
-    first = next(rows, None)
-    if first is None:
-        raise NotRecorded(
-            f"nothing is written to {path}: no trajectory matches; change --state, --steps or --min-reward"
-        )
-    write_rows(path, itertools.chain([first], rows))
+    with rows_to(path, force=force):
+        rows = _rows(RunRecords(config, stream=stream), selection, counts)
+        first = next(rows, None)
+        if first is None:
+            raise NotRecorded(
+                f"nothing is written to {path}: no trajectory matches; change --state, --steps or --min-reward"
+            )
+        write_rows(path, itertools.chain([first], rows))
     num_rows = counts.total() - counts[UNREADABLE]
     exact = counts[Fidelity.TOKENS.value]
     print(f"{path}: {num_rows} trajectories; the messages of {exact} give exactly the trained tokens")

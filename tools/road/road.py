@@ -14,7 +14,8 @@ import psutil
 
 from slipstream.common.config.config import Config, differences, dump_config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.output import held, write_whole
+from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.tools.road.road_file import TRAINING, Stage, check_stages, read_stages
 from slipstream.tools.road.road_table import (
@@ -49,11 +50,12 @@ def road(config: Config, *, path: str, settings: Sequence[str], dry_run: bool) -
             print("".join(f"  {change}\n" for change in differences(config, stage.config)), end="")
         return 0
     run_dir.path.mkdir(parents=True, exist_ok=True)
-    write_whole(run_dir.path / "evaluation.yaml", dump_config(config))
     shutdown = Shutdown(at_once=lambda: kill(psutil.Process().children(recursive=True)))
-    for stage in stages:
-        if stage.name not in finished and (code := _finish(stage, config, records, run_dir, shutdown)):
-            return code
+    with held(run_dir.path):
+        write_whole(run_dir.path / "evaluation.yaml", dump_config(config))
+        for stage in stages:
+            if stage.name not in finished and (code := _finish(stage, config, records, run_dir, shutdown)):
+                return code
     print_rows(COLUMNS, [row_of(records, name) for name in records])
     print(f"the table and all numbers are in {run_dir.path}/road.md and road.json")
     return 0

@@ -10,7 +10,7 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.headline import wilson
 from slipstream.common.process.metrics import read_metrics
-from slipstream.common.process.run_dir import write_json, write_whole
+from slipstream.common.process.output import write_json, write_whole
 from slipstream.common.process.wire import MALFORMED
 from slipstream.tools.road.road_file import Stage
 

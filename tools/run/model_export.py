@@ -4,7 +4,8 @@ from pathlib import Path
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.output import held, write_whole
+from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.run.export_options import ExportOptions
 from slipstream.tools.run.hub import FILES
 from slipstream.tools.run.model_card import card_of
@@ -20,15 +21,17 @@ def export(config: Config, *, options: ExportOptions) -> int:
     """
     run_dir = RunDir(config.run.root, config.run.name)
     if options.critic:
-        print(_exported_critic(run_dir))
+        with held(run_dir.trained_critic):
+            print(_exported_critic(run_dir))
         return 0
     folder = run_dir.trained_model
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(
             f"{folder} has no *.safetensors; a run writes its model when it ends, or name another `run.name`"
         )
-    write_whole(folder / CARD, card_of(run_dir))
-    print(_uploaded(run_dir, options) if options.to_hub else folder)
+    with held(folder / CARD):
+        write_whole(folder / CARD, card_of(run_dir))
+        print(_uploaded(run_dir, options) if options.to_hub else folder)
     return 0
 
 

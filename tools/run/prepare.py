@@ -6,7 +6,6 @@
 import asyncio
 import logging
 import random
-import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +24,9 @@ from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.long_work import LongWork, report_on_stderr
+from slipstream.common.process.output import whole_folder, write_whole
 from slipstream.common.process.printable import printable_block
-from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records import frame_file
 from slipstream.common.records.trajectory import Provenance, Sampling, Task, Trajectory, VersionSpan
 from slipstream.common.text.action_format import PREDICTION, ActionFormat, format_of, predicts
@@ -75,19 +75,12 @@ def prepare(config: Config) -> RunDir:
 
 def _make_what_is_missing(config: Config, run_dir: RunDir) -> None:
     if not config.model.path and not (run_dir.model / "config.json").exists():
-        half = run_dir.path / "model.tmp"
-        shutil.rmtree(half, ignore_errors=True)
-        texts = vocabulary_texts(config.env, config.model.tiny.num_tasks)
-        make_tiny_model(
-            half, texts=texts, config=config.model.tiny, max_tokens=config.model.max_tokens, seed=config.run.seed
-        )
-        half.replace(run_dir.model)
+        texts, max_tokens = vocabulary_texts(config.env, config.model.tiny.num_tasks), config.model.max_tokens
+        with whole_folder(run_dir.model) as folder:
+            make_tiny_model(folder, texts=texts, config=config.model.tiny, max_tokens=max_tokens, seed=config.run.seed)
     if config.warm_start.episodes and not run_dir.demonstrations.exists():
         tokenizer = load_tokenizer(model_folder(config, run_dir), config.model)
-        half = run_dir.demonstrations.with_suffix(".tmp")
-        half.unlink(missing_ok=True)
-        frame_file.append(half, demonstrate(config, tokenizer))
-        half.replace(run_dir.demonstrations)
+        frame_file.write(run_dir.demonstrations, demonstrate(config, tokenizer))
 
 
 def model_folder(config: Config, run_dir: RunDir) -> Path:

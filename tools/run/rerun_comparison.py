@@ -1,5 +1,6 @@
 """`slipstream learner --replay-archive RUN`: repeat RUN's training from its archive, and compare the weights."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -8,15 +9,16 @@ from pathlib import Path
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
+from slipstream.common.process.output import write_whole
 from slipstream.common.process.printable import printable_block
-from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown, die_with_parent
 from slipstream.common.process.standing import training
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.replay.run.archive import Archive, ArchiveError
 from slipstream.tools.run.check_input import check_model_folder
 from slipstream.tools.run.child import EXIT_BAD_INPUT
-from slipstream.tools.run.train import RANK_TIMEOUT_S, become_torchrun, train
+from slipstream.tools.run.train import RANK_TIMEOUT_S, become_torchrun, leads, train
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,13 @@ def rerun(config: Config) -> int:
     command resumes from it.
     """
     log_to_stderr()
-    original, run_dir = RunDir(config.run.root, config.run.rerun_of), RunDir(config.run.root, config.run.name)
+    run_dir = RunDir(config.run.root, config.run.name)
+    with run_dir.held() if leads(config) else contextlib.nullcontext():
+        return _rerun(config, run_dir)
+
+
+def _rerun(config: Config, run_dir: RunDir) -> int:
+    original = RunDir(config.run.root, config.run.rerun_of)
     shutdown, original_config = Shutdown(), _config_of(original)
     archive = Archive(original.trajectories, original_config.run.name)
     with shutdown.nothing_to_lose():

@@ -86,6 +86,11 @@ def _prepare(config: Config, run_dir: RunDir) -> None:
         become_torchrun("learner", config, run_dir)
 
 
+def leads(config: Config) -> bool:
+    """Whether this process writes the run: rank 0, or on host 0 the process that starts the ranks."""
+    return os.environ.get("RANK", str(config.learner.host_rank)) == "0"
+
+
 def become_torchrun(verb: str, config: Config, run_dir: RunDir, *options: str) -> NoReturn:
     """Replace this process by torchrun, which starts `verb` once per rank of this host and forwards signals.
 

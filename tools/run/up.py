@@ -19,8 +19,9 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import PASSWORD_VARIABLE, check_servers, connect_or_explain, connect_shards
 from slipstream.common.process.headline import headline
 from slipstream.common.process.metrics import MetricsFile, newest_metrics
+from slipstream.common.process.output import write_whole
 from slipstream.common.process.printable import printable
-from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
 from slipstream.common.process.standing import training
 from slipstream.envhub.rewards.part import actors_judge, judged_envs, reward_parts
@@ -58,7 +59,7 @@ def up(config: Config, *, resume: bool, dry_run: bool) -> int:
     run_dir = _checked(config, resume=resume)
     share_gpus(config)
     shutdown = Shutdown(at_once=_kill_everything)
-    with _redis(config, run_dir) as server:
+    with run_dir.held(), _redis(config, run_dir) as server:
         environment = {PASSWORD_VARIABLE: server.password} if server else {}
         run_dir.create()
         run_dir.start_clock()

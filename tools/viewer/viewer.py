@@ -6,7 +6,8 @@ from pathlib import Path
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.run_dir import RunDir, find_run, write_whole
+from slipstream.common.process.output import held, write_whole
+from slipstream.common.process.run_dir import RunDir, find_run
 from slipstream.tools.data.row_files import check_writable
 from slipstream.tools.see.report_page import REPORT, digest, page, report_of
 from slipstream.tools.viewer.archive_pages import STEPS_A_PAGE, ArchivePages
@@ -38,16 +39,17 @@ def report(config: Config, *, runs: Sequence[str], force: bool, options: ReportO
         if inside := [folder for folder in folders if target.resolve().is_relative_to(folder.resolve())]:
             raise ConfigError(f"--file {target} is in the directory of the run, {inside[0]}; choose another folder")
         check_writable(target, force=force)
-    if not options.steps:
-        text = page(report_of(folders))
-    elif len(folders) == 1:
-        text = viewer_page(folders[0], data=_data(_pages(config, run_dirs[0]), options.steps))
-    else:
+    if options.steps and len(folders) > 1:
         raise ConfigError(f"--steps {options.steps} are of one run, got {', '.join(runs)}; write a file for each")
-    try:
-        write_whole(target, text)
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error.strerror}; name another by --file") from error
+    with held(target):
+        if options.steps:
+            text = viewer_page(folders[0], data=_data(_pages(config, run_dirs[0]), options.steps))
+        else:
+            text = page(report_of(folders))
+        try:
+            write_whole(target, text)
+        except OSError as error:
+            raise ConfigError(f"{target} cannot be written: {error.strerror}; name another by --file") from error
     print(f"report: {target}")
     return 0
 

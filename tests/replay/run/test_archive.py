@@ -14,15 +14,14 @@ from tests.common.records.test_trajectory import VOCAB_SIZE, WHOLE
 MEMBERS = [msgspec.structs.replace(WHOLE, member=member) for member in range(3)]
 
 
-def test_what_is_appended_twice_is_read_in_order(tmp_path: Path) -> None:
+def test_what_is_written_is_read_in_order(tmp_path: Path) -> None:
     path = tmp_path / "episodes.bin"
-    frame_file.append(path, MEMBERS[:2])
-    frame_file.append(path, MEMBERS[2:])
+    frame_file.write(path, MEMBERS)
     assert list(frame_file.read(path, vocab_size=VOCAB_SIZE)) == MEMBERS
 
 
 def test_an_empty_archive_holds_nothing(tmp_path: Path) -> None:
-    frame_file.append(tmp_path / "episodes.bin", [])
+    frame_file.write(tmp_path / "episodes.bin", [])
     assert list(frame_file.read(tmp_path / "episodes.bin", vocab_size=VOCAB_SIZE)) == []
 
 
@@ -37,7 +36,7 @@ def test_an_empty_archive_holds_nothing(tmp_path: Path) -> None:
 )
 def test_a_damaged_end_is_refused_after_what_is_whole(tmp_path: Path, tail: bytes, complaint: str) -> None:
     path = tmp_path / "episodes.bin"
-    frame_file.append(path, MEMBERS[:1])
+    frame_file.write(path, MEMBERS[:1])
     with path.open("ab") as file:
         file.write(tail)
     reading = frame_file.read(path, vocab_size=VOCAB_SIZE)
@@ -48,6 +47,6 @@ def test_a_damaged_end_is_refused_after_what_is_whole(tmp_path: Path, tail: byte
 
 def test_an_archive_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "episodes.bin"
-    frame_file.append(path, MEMBERS)
+    frame_file.write(path, MEMBERS)
     with pytest.raises(InvalidTrajectory, match="vocabulary is"):
         next(frame_file.read(path, vocab_size=50))

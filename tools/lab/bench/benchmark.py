@@ -22,7 +22,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from slipstream.common.process.run_dir import write_whole
+from slipstream.common.process.output import write_whole
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 GOAL = re.compile(r"(ratio|value) (<=|>=) (\d+(?:\.\d+)?)")

@@ -10,7 +10,7 @@ import json
 import re
 from pathlib import Path
 
-from slipstream.common.process.run_dir import write_whole
+from slipstream.common.process.output import write_whole
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 

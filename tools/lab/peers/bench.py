@@ -22,7 +22,8 @@ import numpy as np
 
 from slipstream.actors.engine.vllm_environment import CPU_ENVIRONMENT, vllm_environment
 from slipstream.common.config.config import Config, dump_config, load_config
-from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.output import write_whole
+from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import die_with_parent
 from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
 from slipstream.tools.lab.bench.benchmark import describe_machine, today, with_text

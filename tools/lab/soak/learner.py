@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from slipstream.common.process.connection import connect
-from slipstream.common.process.run_dir import write_whole
+from slipstream.common.process.output import write_whole
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer

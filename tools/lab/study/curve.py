@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slipstream.common.process.run_dir import write_whole
+from slipstream.common.process.output import write_whole
 from slipstream.tools.lab.study.plot import Line, Point, svg
 
 NUM_BINS = 10

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from slipstream.common.config.config import Config, load_config
-from slipstream.common.process.run_dir import write_whole
+from slipstream.common.process.output import write_whole
 from slipstream.envhub.catalogue import num_held_out
 from slipstream.tools.lab.bench.benchmark import today
 from slipstream.tools.lab.study.cells import ranks, run_cells

@@ -7,7 +7,7 @@ from typing import Self
 
 import msgspec
 
-from slipstream.common.process.run_dir import write_whole
+from slipstream.common.process.output import write_whole
 from slipstream.tools.lab.bench.benchmark import with_text
 from slipstream.tools.lab.study.plot import Line, Point, svg
 from slipstream.tools.lab.study.run import Run

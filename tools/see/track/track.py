@@ -7,6 +7,7 @@ delays the learner.
 import itertools
 import logging
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -16,7 +17,8 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.metrics import newest_first, read_metrics
-from slipstream.common.process.run_dir import RunDir, write_whole
+from slipstream.common.process.output import held, write_whole
+from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.process.standing import standing
 from slipstream.common.process.wire import MALFORMED
@@ -62,6 +64,11 @@ def track(config: Config, *, options: TrackOptions) -> int:
         raise ConfigError(
             f"{run_dir.path} has no config.yaml; `slipstream runs` lists the runs under {config.run.root}/"
         )
+    with held(_note(run_dir, options.to)):
+        return _track(config, run_dir, options)
+
+
+def _track(config: Config, run_dir: RunDir, options: TrackOptions) -> int:
     shutdown = Shutdown()
     tracker, sent = _begin(run_dir, config.run.name, options)
     try:
@@ -71,7 +78,7 @@ def track(config: Config, *, options: TrackOptions) -> int:
                 tracker.log(record)
                 sent = Sent(tracker_run=tracker.run, last_s=record["time"])
             if sent is not before:
-                _keep(run_dir, options.to, sent)
+                write_whole(_note(run_dir, options.to), msgspec.json.encode(sent))
             if options.once or (sent is before and options.to != "prometheus" and not standing(run_dir).is_live):
                 return 0
             if shutdown.requested.wait(POLL_S):
@@ -108,7 +115,7 @@ def finite(record: Mapping[str, float | None]) -> dict[str, float]:
 
 def read_sent(run_dir: RunDir, to: str) -> Sent:
     """What the tracker `to` has received so far. Raises ConfigError if the note of it is damaged."""
-    path = run_dir.path / f"tracked_by_{to}.json"
+    path = _note(run_dir, to)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Sent)
     except FileNotFoundError:
@@ -117,5 +124,5 @@ def read_sent(run_dir: RunDir, to: str) -> Sent:
         raise ConfigError(f"{path} is damaged: {error}; remove it, and all records are sent to a new run") from error
 
 
-def _keep(run_dir: RunDir, to: str, sent: Sent) -> None:
-    write_whole(run_dir.path / f"tracked_by_{to}.json", msgspec.json.encode(sent).decode())
+def _note(run_dir: RunDir, to: str) -> Path:
+    return run_dir.path / f"tracked_by_{to}.json"

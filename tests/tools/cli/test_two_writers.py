@@ -1,0 +1,213 @@
+"""Two commands that write one output at once: the second is refused, and nothing is lost."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.actors.host import model_cache
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.output import appended, held, whole_file, whole_folder, write_json, write_whole
+from slipstream.common.records import frame_file
+from slipstream.learner.checkpoint.fence import Fence
+from slipstream.learner.checkpoint.sealed_file import write_sealed
+from slipstream.replay.records.keys import FencedOut
+from slipstream.replay.records.token_record import StepTokens, write_tokens
+from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
+from slipstream.tools.cli.cli import main
+from slipstream.tools.cli.verb_table import VERBS
+from slipstream.tools.data.row_files import write_rows
+from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
+
+ROWS = '{"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}\n'
+OWNER = f"process {os.getpid()} on {socket.gethostname()}"
+RUN = ("run.root=runs", "run.name=old")
+FIT = (*RUN[:1], "run.name=new", "model.path=model", "--data=rows.jsonl")
+# What each verb writes, and a command of it in the folder of `place`.
+WRITE = {
+    "up": ("runs/new", "up run.root=runs run.name=new"),
+    "learner": ("runs/old-rerun", "learner --replay-archive old run.root=runs"),
+    "report": ("report.html", "report old run.root=runs --file report.html --force"),
+    "track": ("runs/old/tracked_by_wandb.json", "track run.root=runs run.name=old --to wandb"),
+    "drill": ("runs/new", "drill run.root=runs run.name=new"),
+    "launch": ("launch/new", "launch ray run.name=new redis.url=redis://127.0.0.1:1"),
+    "replay": ("out.jsonl", "replay export out.jsonl --force run.root=runs run.name=old"),
+    "road": ("runs/way", "road road.yaml"),
+    "sft": ("runs/new", f"sft {' '.join(FIT)}"),
+    "dpo": ("runs/new", f"dpo {' '.join(FIT)}"),
+    "reward": ("runs/new", f"reward {' '.join(FIT)}"),
+    "prm": ("runs/new", f"prm {' '.join(FIT)}"),
+    "data": ("out.jsonl", "data out.jsonl --data=rows.jsonl --force"),
+    "export": ("runs/old/trained_model/README.md", "export run.root=runs run.name=old"),
+    "collect": ("out.jsonl", "collect out.jsonl --force --expert run.root=runs run.name=old"),
+}
+READ = {"judge", "relay", "runs", "view", "top", "simulate", "scale", "acl", "join-command", "eval", "envs", "doctor"}
+READ |= {"actors", "serve-rewards", "plan"}
+NEW_ONLY = {"key"}  # never replaces a file, so the second of two finds that it exists
+
+
+class Ended(Exception):
+    """The first command is ended when the second one was refused."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with rows, a run that has a model, a road and the templates of `launch`."""
+    run = tmp_path / "runs/old"
+    (run / "trained_model").mkdir(parents=True)
+    (run / "trained_model/model.safetensors").write_bytes(b"weights")
+    (run / "config.yaml").write_text("run: {name: old}\n")
+    for name in ("rows.jsonl", "out.jsonl"):
+        (tmp_path / name).write_text(ROWS)
+    stages = "[{expert: collect --num-tasks=1 --expert}, {imitate: sft --data=@expert}]"
+    (tmp_path / "road.yaml").write_text(f"{{settings: [run.root=runs, run.name=way], stages: {stages}}}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_verb_is_known_to_write_or_to_read() -> None:
+    assert WRITE.keys() | READ | NEW_ONLY == VERBS.keys()
+
+
+@pytest.mark.parametrize("verb", WRITE)
+def test_the_second_of_two_commands_that_write_one_output_is_refused(
+    verb: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, command = WRITE[verb]
+    codes, pwrite = list[int](), os.pwrite
+
+    def second_begins(descriptor: int, data: bytes, offset: int) -> int:
+        """The lock of the first command has just got its name."""
+        pwrite(descriptor, data, offset)
+        before = files(place)
+        codes.append(main(command.split()))
+        assert files(place) == before
+        raise Ended
+
+    monkeypatch.setattr(os, "pwrite", second_begins)
+    with pytest.raises(Ended):
+        main(command.split())
+    assert codes == [2]
+    assert f"slipstream {verb}: {OWNER} is writing {target}; wait for it, or end it" in capsys.readouterr().err.replace(
+        f"{place}/", ""
+    )
+
+
+def test_a_lock_ends_with_its_process_and_leaves_no_file(tmp_path: Path) -> None:
+    code = "import pathlib, sys; from slipstream.common.process.output import held\n"
+    code += "with held(pathlib.Path(sys.argv[1])): print(flush=True); input()"
+    command = [sys.executable, "-c", code, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline()
+        refusal = f"^process {other.pid} on .* is writing {tmp_path}/out; wait for it"
+        with pytest.raises(ConfigError, match=refusal), held(tmp_path / "out"):
+            pass
+        other.kill()
+        other.wait()
+        with held(tmp_path / "out"), held(tmp_path / "other"):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_learner_that_was_fenced_out_names_the_process_of_its_successor(tmp_path: Path) -> None:
+    first, second = Fence(tmp_path / "checkpoints"), Fence(tmp_path / "checkpoints")
+    first.take()
+    second.take()
+    with pytest.raises(FencedOut, match=f"another learner has taken over {tmp_path}, {OWNER}: "), first.held():
+        pass
+
+
+def archived(path: Path) -> None:
+    step = ArchivedStep(step=1, policy_version=0, conditions={}, groups=[])
+    ArchiveWriter(path.parent, "run", epoch=1).append(step)
+
+
+TOKENS = StepTokens(policy_version=0, sequences=[])
+WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "text": ("summary.json", lambda path: write_whole(path, "new")),
+    "JSON": ("fit.json", lambda path: write_json(path, {})),
+    "a sealed file": (
+        "tally.json",
+        lambda path: write_sealed(path, TOKENS, schema=1),
+    ),
+    "rows": ("rows.jsonl", lambda path: write_rows(path, [{"task": "a"}])),
+    "rows of parquet": ("rows.parquet", lambda path: write_rows(path, [{"task": "a"}])),
+    "episodes": ("demonstrations.bin", lambda path: frame_file.write(path, [])),
+    "an archived step": ("step_000001.epoch_1.bin", archived),
+    "tokens of a step": (
+        "step_000001.rank_0.bin",
+        lambda path: write_tokens(path.parent, TOKENS, step=1, rank=0),
+    ),
+    "a model's file": ("config.json", lambda path: model_cache._write(path, np.frombuffer(b"new", dtype=np.uint8))),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_file_replaces_its_name_and_nothing_that_a_link_leads_to(kind: str, tmp_path: Path) -> None:
+    name, write = WRITERS[kind]
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    path = tmp_path / "run" / name
+    path.parent.mkdir()
+    for link in (path, path.with_name(f"{name}.tmp"), path.with_suffix(".tmp")):
+        link.symlink_to(precious)
+    write(path)
+    assert precious.read_text() == "precious" and not path.is_symlink() and path.stat().st_mode & 0o777 == 0o600
+    assert len(list(path.parent.iterdir())) == 3
+
+
+def test_writers_of_one_file_at_once_leave_one_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    with whole_file(path) as first, whole_file(path) as second:
+        first.write(b"first\n" * 9)
+        second.write(b"second\n")
+    assert path.read_bytes() == b"first\n" * 9 and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(Ended), whole_file(path) as third, whole_folder(tmp_path / "model") as folder:
+        third.write(b"third")
+        (folder / "config.json").write_text("{}")
+        raise Ended
+    assert path.read_bytes() == b"first\n" * 9 and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "name", ["out.jsonl.tmp", "out.seen.tmp", "out.marks.jsonl", "out.jsonl.lock", "out.jsonl.journal"]
+)
+def test_a_file_that_is_continued_is_no_link(name: str, place: Path) -> None:
+    (place / "precious").write_text("precious")
+    (place / name).symlink_to(place / "precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        appended(place / name)
+    main(["data", "out.jsonl", "--data=rows.jsonl", "--force"])
+    assert (place / "precious").read_text() == "precious"
+
+
+INPUTS = {
+    "the file itself": ("out.jsonl", "out.jsonl", "data out.jsonl --force --data=rows.jsonl,out.jsonl"),
+    "a link to it": ("out.jsonl", "alias.jsonl", "data out.jsonl --force --data=alias.jsonl"),
+    "it by a link": ("alias.jsonl", "out.jsonl", "data alias.jsonl --force --data=out.jsonl"),
+    "held-out rows": ("out.held-out.jsonl", "out.held-out.jsonl", "data out.jsonl --force --data=out.held-out.jsonl"),
+    "marks": ("out.marks.jsonl", "out.marks.jsonl", "data out.jsonl --force --data=rows.jsonl,out.marks.jsonl"),
+    "rows to finish": ("out.jsonl", "out.jsonl", "collect out.jsonl --force --expert --retrace=out.jsonl"),
+    "a server": ("out.jsonl", "alias.jsonl", "collect out.jsonl --force --server=alias.jsonl"),
+}
+
+
+@pytest.mark.parametrize("case", INPUTS)
+def test_a_file_that_is_read_is_not_written(case: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, source, command = INPUTS[case]
+    (place / "alias.jsonl").symlink_to("out.jsonl")
+    for name in ("out.held-out.jsonl", "out.marks.jsonl"):
+        (place / name).write_text(ROWS)
+    before = files(place)
+    assert main(command.split()) == 2
+    assert f"{target} would replace {source}, which is read; choose another file to write" in capsys.readouterr().err
+    assert files(place) == before
