@@ -9,6 +9,7 @@ from torch import Tensor
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.transfer.model_folder import weight_files
 from slipstream.learner.checkpoint.checkpoint import latest_checkpoint, step_of
 from slipstream.learner.checkpoint.conditions import differences, settings_of
 
@@ -87,7 +88,7 @@ def _how_different(ours: Tensor, theirs: Tensor) -> str:
 
 def _files_by_tensor(folder: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
             files |= dict.fromkeys(file.keys(), path)
     if not files:

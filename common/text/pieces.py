@@ -6,13 +6,16 @@ the whole conversation has, as every other program encodes it.
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections import Counter
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.text.chat import Chat, reply_form
-from slipstream.common.text.chat_template import REFUSALS
+from slipstream.common.text.chat_template import REFUSALS, rendered
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.thought import thought_marks
 
@@ -24,6 +27,47 @@ if TYPE_CHECKING:
 ASK, REPLY, ANSWER = Message("user", "Where is it?"), "The answer is 4.", Message("user", "Yes, it is 5.")
 MAX_UNKNOWN = 0.01  # of all tokens
 NUM_SHOWN = 5
+TEMPLATE_S = 20.0  # for the conversations of the check, which take milliseconds
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ConfigError unless the chat template can be rendered, ends, and passes `check_pieces`."""
+    failures = list[BaseException]()
+
+    def check() -> None:
+        try:
+            _check_renders(tokenizer)
+            check_pieces(tokenizer)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=check, name="template", daemon=True)
+    thread.start()
+    thread.join(TEMPLATE_S)
+    if thread.is_alive():  # a loop in Jinja is one in Python, which this exception ends
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        raise ConfigError(
+            f"`model.path` {tokenizer.name_or_path}: its chat template had not rendered a conversation of three "
+            f"messages after {TEMPLATE_S:.0f} s; correct its loops"
+        )
+    if failures:
+        raise failures[0]
+
+
+def _check_renders(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ConfigError unless the chat template can be rendered, without a system message or with one."""
+    system, user = {"role": "system", "content": "probe"}, {"role": "user", "content": "probe"}
+    for probe in ([user], [system, user]):
+        try:
+            rendered(tokenizer, probe, today=datetime.now(UTC), to_reply=True)
+        except Exception as error:  # a template may raise anything
+            refusal = error
+        else:
+            return
+    raise ConfigError(
+        f"`model.path` {tokenizer.name_or_path}: its chat template, with `model.template_arguments`, cannot be "
+        f"rendered: {' '.join(str(refusal).split())}; correct the template or the arguments"
+    ) from refusal
 
 
 def check_pieces(tokenizer: PreTrainedTokenizerBase) -> None:

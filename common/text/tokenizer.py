@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.text.chat_template import rendered
 from slipstream.common.text.codec import end_tokens
 
 if TYPE_CHECKING:
@@ -67,22 +65,6 @@ def absent_ids(folder: Path | str, num_rows: int) -> list[int]:
         return []
     known = set(load_tokenizer(folder).get_vocab().values())
     return [token for token in range(num_rows) if token not in known]
-
-
-def check_renders(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ConfigError unless the chat template can be rendered, without a system message or with one."""
-    system, user = {"role": "system", "content": "probe"}, {"role": "user", "content": "probe"}
-    for probe in ([user], [system, user]):
-        try:
-            rendered(tokenizer, probe, today=datetime.now(UTC), to_reply=True)
-        except Exception as error:  # a template may raise anything
-            refusal = error
-        else:
-            return
-    raise ConfigError(
-        f"`model.path` {tokenizer.name_or_path}: its chat template, with `model.template_arguments`, cannot be "
-        f"rendered: {' '.join(str(refusal).split())}; correct the template or the arguments"
-    ) from refusal
 
 
 def with_arguments(template: str | dict[str, str], arguments: Mapping[str, Any]) -> str | dict[str, str]:

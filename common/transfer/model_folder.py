@@ -1,11 +1,13 @@
 """A model's folder: its files, for hosts that do not have it, and the root hash of its weights."""
 
 import json
+import logging
+import math
 import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import xxhash
@@ -20,6 +22,15 @@ SHAPES = "slipstream_shapes.json"  # made for hosts without the weights: {name o
 # No folder, no code, no pickle: what transformers and vLLM read as data. Other files are not sent.
 _FILE_NAME = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.(json|txt|model|jinja|tiktoken|safetensors)\Z"
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
+_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **{"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4},
+}
+
+log = logging.getLogger(__name__)
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,23 +46,48 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
+    """What the header of a safetensors file says of one tensor."""
+
+    dtype: str
+    shape: list[_Count]
+    data_offsets: tuple[_Count, _Count]  # from the end of the header
+
+
 def model_files(folder: Path, *, with_weights: bool) -> list[ModelFile]:
     """The files of a model's folder that other hosts need, hashed. Without the weights, their shapes are among them.
 
-    Raises ValueError if there are no weights, or too many files.
+    Raises ConfigError if the weights are missing or damaged, or there are too many files.
     """
+    tensor_shapes(folder)
     files = [_hashed(path) for path in sorted(folder.iterdir()) if _is_sent(path, with_weights=with_weights)]
     if not with_weights:
         files.append(ModelFile(name=SHAPES, blob=_blob_of(_shapes_file(folder))))
     if len(files) > MAX_FILES:
-        raise ValueError(f"`model.path` {folder} has {len(files)} files of a model, the limit is {MAX_FILES}")
+        raise ConfigError(f"`model.path` {folder} has {len(files)} files of a model, the limit is {MAX_FILES}")
     return files
 
 
 def _is_sent(path: Path, *, with_weights: bool) -> bool:
     if path.name == SHAPES or not re.match(_FILE_NAME, path.name) or not path.is_file():
         return False
-    return with_weights or not path.name.endswith(_WEIGHTS)
+    return (with_weights or not path.name.endswith(_WEIGHTS)) and is_own(path)
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file is in its folder, or is a link to a file in it or in the cache of Hugging Face that it is of.
+
+    Other links are logged: what they lead to is not a part of the model, and is given to no one.
+    """
+    folder, target = path.parent.resolve(), path.resolve()
+    blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
+    if target.is_relative_to(folder) or target.is_relative_to(blobs):
+        return True
+    log.warning("%s is a link out of its folder, and is not given to others; copy the file there if they need it", path)
+    return False
 
 
 def _hashed(path: Path) -> ModelFile:
@@ -66,8 +102,9 @@ class OfferedFolder:
     """Reads the bytes of `model_files`, for those that pull them."""
 
     def __init__(self, folder: Path, files: list[ModelFile]) -> None:
-        """Raises ValueError if the shapes of the weights are offered and `folder` has no weights."""
-        self._paths = {file.blob.root: folder / file.name for file in files if file.name != SHAPES}
+        """Raises ConfigError if the shapes of the weights are offered and `folder` has no weights."""
+        own = [file for file in files if file.name != SHAPES and is_own(folder / file.name)]
+        self._paths = {file.blob.root: folder / file.name for file in own}
         self._made = {file.blob.root: _shapes_file(folder) for file in files if file.name == SHAPES}
 
     def read(self, request: ChunkRequest) -> bytes | None:
@@ -107,13 +144,13 @@ def has_file(folder: Path, file: ModelFile) -> bool:
 def tensor_shapes(folder: Path) -> dict[str, list[int]]:
     """The shape of every tensor, by name: of the weights, or declared in a folder that was pulled without them.
 
-    Raises ValueError if there are neither.
+    Raises ConfigError if there are neither, or the weights are damaged.
     """
-    shapes = {name: tensor["shape"] for file in weight_files(folder) for name, tensor, _ in _tensors(file)}
+    shapes = {name: tensor.shape for file in weight_files(folder) for name, tensor in _header(file).items()}
     if not shapes and (folder / SHAPES).is_file():
         shapes = msgspec.json.decode((folder / SHAPES).read_bytes(), type=dict[str, list[int]])
     if not shapes:
-        raise ValueError(f"`model.path` {folder} has no *.safetensors files; save the model with save_pretrained")
+        raise ConfigError(f"`model.path` {folder} has no *.safetensors files; save the model with save_pretrained")
     return shapes
 
 
@@ -132,57 +169,91 @@ def check_not_quantised(folder: Path) -> None:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether the folder contains weights: one that was pulled for whole-weight training does not."""
-    return bool(weight_files(folder))
+    """Whether the folder contains whole weights: one that was pulled for whole-weight training has none."""
+    try:
+        return bool(weight_files(folder))
+    except ConfigError as error:
+        log.warning("%s", error)
+        return False
 
 
 def folder_root(folder: Path) -> str:
     """xxh3-128 in hex over the name, dtype, shape and bytes of every tensor; their distribution over files is ignored.
 
     Folders with the same root have the same weights. It reads every file: 0.1 s per GB if the disk is fast enough.
-    Raises ValueError if there are no tensors.
+    Raises ConfigError if there are no tensors, or damaged ones.
     """
     tensors = {
-        name: [tensor["dtype"], tensor["shape"], xxhash.xxh3_64_intdigest(data)]
+        name: [tensor.dtype, tensor.shape, xxhash.xxh3_64_intdigest(data)]
         for file in weight_files(folder)
         for name, tensor, data in _tensors(file)
     }
     if not tensors:
-        raise ValueError(f"`model.path` {folder} has no *.safetensors files; save the model with save_pretrained")
+        raise ConfigError(f"`model.path` {folder} has no *.safetensors files; save the model with save_pretrained")
     return xxhash.xxh3_128_hexdigest(json.dumps(tensors, sort_keys=True).encode())
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that transformers and vLLM read: those that the index names, else `model.safetensors`, else all.
 
-    A folder may have others beside them, such as the same weights in their maker's own format. Raises ValueError for an
-    index that cannot be read, or that names a missing file.
+    A folder may have others beside them, such as the same weights in their maker's own format. Raises ConfigError for
+    an index that cannot be read, or that names a missing file, and for a file that is not one of safetensors.
     """
+    files = _named_files(folder)
+    for file in files:
+        _header(file)
+    return files
+
+
+def _named_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
             names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
         except MALFORMED as error:
-            raise ValueError(f"{index} is not an index of safetensors files: {error}; download it again") from error
+            raise ConfigError(f"{index} is not an index of safetensors files: {error}; download it again") from error
         files = sorted(folder / Path(name).name for name in names)
         if missing := [file.name for file in files if not file.is_file()]:
-            raise ValueError(f"{index} names {missing[0]}, which {folder} does not have; download it again")
+            raise ConfigError(f"{index} names {missing[0]}, which {folder} does not have; download it again")
         return files
     whole = folder / "model.safetensors"
     return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, dict[str, Any], memoryview]]:
-    """Name, header and bytes of each tensor. https://github.com/huggingface/safetensors#format"""
+def _tensors(file: Path) -> Iterator[tuple[str, _Tensor, memoryview]]:
+    """Name, header and bytes of each tensor. Raises ConfigError."""
+    tensors = _header(file)
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        num_header_bytes = int.from_bytes(mapped[:8], "little")
-        if num_header_bytes > min(MAX_HEADER_BYTES, len(mapped) - 8):
-            raise ValueError(f"{file} is not a safetensors file: it declares a header of {num_header_bytes} bytes")
-        header = json.loads(mapped[8 : 8 + num_header_bytes])
-        begin = 8 + num_header_bytes
+        begin = 8 + int.from_bytes(mapped[:8], "little")
         with memoryview(mapped) as data:
-            for name, tensor in header.items():
-                if name != "__metadata__":
-                    start, stop = tensor["data_offsets"]
-                    with data[begin + start : begin + stop] as held:
-                        yield name, tensor, held
+            for name, tensor in tensors.items():
+                start, stop = tensor.data_offsets
+                with data[begin + start : begin + stop] as held:
+                    yield name, tensor, held
+
+
+def _header(file: Path) -> dict[str, _Tensor]:
+    """The tensors of a safetensors file by name: https://github.com/huggingface/safetensors#format.
+
+    Raises ConfigError unless they fill the file, each with the bytes of its shape and dtype.
+    """
+    with file.open("rb") as opened:
+        num_file_bytes, num_bytes = file.stat().st_size, int.from_bytes(opened.read(8), "little")
+        header = opened.read(num_bytes) if num_bytes <= min(MAX_HEADER_BYTES, num_file_bytes - 8) else b""
+    try:
+        if not header:
+            raise ValueError(f"it declares a header of {num_bytes} bytes, and has {num_file_bytes} bytes")
+        parts = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        msgspec.json.decode(parts.pop("__metadata__", b"{}"), type=dict[str, str])
+        tensors = {name: msgspec.json.decode(part, type=_Tensor) for name, part in parts.items()}
+        end = 0
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
+            start, stop = tensor.data_offsets
+            if 8 * (stop - start) != math.prod(tensor.shape) * _BITS.get(tensor.dtype, -1) or start != end:
+                raise ValueError(f"its tensor {name!r} has {tensor.dtype} of {tensor.shape} at {start} to {stop}")
+            end = stop
+        if 8 + num_bytes + end != num_file_bytes:
+            raise ValueError(f"it declares {8 + num_bytes + end} bytes, and has {num_file_bytes}")
+    except (ValueError, *MALFORMED) as error:
+        raise ConfigError(f"{file} is not a safetensors file: {error}; download it again, or save it again") from None
+    return tensors

@@ -8,7 +8,6 @@ from pathlib import Path
 import redis
 
 from slipstream.common.config.config import Config, dump_config
-from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import connect_shards
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.run_dir import RunDir
@@ -65,10 +64,8 @@ def join(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Connections:
     folder = Path(config.model.path or run_dir.model)
     client, *further = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
     vocab_size = vocab_size_of(folder)
-    try:  # actors pull whole weights as a version, but adapters need the folder's
-        files = model_files(folder, with_weights=config.model.lora.rank > 0)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    # Actors pull whole weights as a version, but adapters need the folder's.
+    files = model_files(folder, with_weights=config.model.lora.rank > 0)
     return join_run(
         client,
         config,

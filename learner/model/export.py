@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 
 from slipstream.common.config.replay_config import SamplingConfig
 from slipstream.common.process.output import write_json, write_whole
+from slipstream.common.transfer.model_folder import is_own
 from slipstream.common.transfer.weights import TensorEntry
 from slipstream.learner.model.folder_tensors import is_of_adapter
 from slipstream.learner.model.lora import adapter_settings, name_in_peft
@@ -86,7 +87,7 @@ def _write_files(source: Path, folder: Path) -> None:
             for pattern, replacement in _EDITS:
                 text = re.sub(pattern, replacement, text)
             write_whole(folder / path.name, _with_rope_keys(text))
-        elif path.suffix in _COPIED and not path.name.endswith(".index.json"):
+        elif path.suffix in _COPIED and not path.name.endswith(".index.json") and is_own(path):
             shutil.copyfile(path, folder / path.name)
 
 

@@ -21,7 +21,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.yaml_file import reason
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import check_formats
-from slipstream.common.transfer.model_folder import check_not_quantised
+from slipstream.common.transfer.model_folder import check_not_quantised, weight_files
 from slipstream.envhub.catalogue import DRIVING, make_any_env, num_train_tasks, without_held_out
 from slipstream.envhub.driving import DrivingEnv
 from slipstream.envhub.env import Observation
@@ -318,7 +318,7 @@ def _check_files(key: str, folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"`{key}` {folder} is not a Hugging Face model folder: it has no config.json")
     check_not_quantised(folder)
-    if not any(folder.glob("*.safetensors")):
+    if not weight_files(folder):
         raise ConfigError(f"`{key}` {folder} has no *.safetensors; save the weights with save_pretrained")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ConfigError(f"`{key}` {folder} has no tokenizer; save it beside the weights with save_pretrained")

@@ -32,8 +32,7 @@ from slipstream.common.records.trajectory import Provenance, Sampling, Task, Tra
 from slipstream.common.text.action_format import PREDICTION, ActionFormat, format_of, predicts
 from slipstream.common.text.chat import reply_form
 from slipstream.common.text.codec import CONTEXT_TOKENS, decoder, encoder, following
-from slipstream.common.text.pieces import check_pieces
-from slipstream.common.text.tokenizer import check_renders
+from slipstream.common.text.pieces import check_tokenizer
 from slipstream.common.text.tokenizer import load_tokenizer as tokenizer_of
 from slipstream.envhub.catalogue import make_env, num_train_tasks
 from slipstream.envhub.env import Env, EnvError
@@ -93,8 +92,7 @@ def load_tokenizer(folder: Path, model: ModelConfig) -> PreTrainedTokenizerBase:
     tokenizer = tokenizer_of(folder, model.template_arguments)
     if not tokenizer.chat_template:
         raise ConfigError(f"`model.path` {folder}: its tokenizer has no chat template; Slipstream trains chat models")
-    check_renders(tokenizer)
-    check_pieces(tokenizer)
+    check_tokenizer(tokenizer)
     return tokenizer
 
 

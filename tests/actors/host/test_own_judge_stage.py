@@ -337,7 +337,9 @@ def test_an_actor_process_judges_and_books_on_the_account_of_the_run(
     config = load_config(None, [f"run.name={run_id}", f"env.name={env}", *sizes])
     config.env.rewards = {"better": {**BETTER, "max_requests": 100}}
     TOKENIZER.save_pretrained(folder)
-    (folder / "model.safetensors").touch()  # the scripted engine reads no weights
+    (folder / "model.safetensors").write_bytes(
+        (2).to_bytes(8, "little") + b"{}"
+    )  # the scripted engine reads no weights
     facts = RunFacts(
         config_yaml=dump_config(config),
         model_path=str(folder),

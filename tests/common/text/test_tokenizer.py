@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from slipstream.actors.host.host_parts import checked_tokenizer
 from slipstream.common.config.config import Config
 from slipstream.common.config.model_config import ModelConfig, TinyModelConfig
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.text import pieces
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root
 from slipstream.common.transfer.model_folder import model_files
@@ -41,6 +43,22 @@ def test_a_template_that_cannot_be_rendered_is_named(folder: Path, template: str
     path.write_text(template or path.read_text())
     with pytest.raises(ConfigError, match=r"`model.path` .*, with `model.template_arguments`, cannot be rendered: "):
         load_chat_tokenizer(folder, ModelConfig(template_arguments=arguments))
+
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("where", ["messages", "messages[1:]", "(messages[0].role == 'system') * [1]"])
+def test_a_template_that_does_not_end_is_refused(where: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "TEMPLATE_S", 2.0)
+    path = folder / "chat_template.jinja"
+    path.write_text(f"{{% if {where} %}}{LOOP}{{% endif %}}{path.read_text()}")
+    with pytest.raises(ConfigError, match=r"`model.path` .*: its chat template had not rendered .* after 2 s; correct"):
+        load_chat_tokenizer(folder, ModelConfig())
+    for thread in threading.enumerate():
+        if thread.name == "template":
+            thread.join(10.0)
+            assert not thread.is_alive()
 
 
 def test_a_template_may_refuse_a_conversation_without_a_system_message(folder: Path) -> None:

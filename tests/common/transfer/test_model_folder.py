@@ -1,14 +1,30 @@
 """The root hash of a model's folder."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from slipstream.actors.weights.staged_weights import ModelFolder
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.transfer.model_folder import check_not_quantised, folder_root, tensor_shapes
+from slipstream.common.transfer.chunks import ChunkRequest
+from slipstream.common.transfer.model_folder import (
+    ModelFile,
+    OfferedFolder,
+    blob_of,
+    check_not_quantised,
+    folder_root,
+    has_weights,
+    model_files,
+    tensor_shapes,
+)
+from slipstream.learner.model.export import _write_files
+from slipstream.learner.model.reward_model import _read_score
+from slipstream.learner.rerun_check import difference
+from slipstream.tools.run.check_input import check_model_folder
 
 TENSORS = {"a": torch.arange(12.0).view(3, 4), "b": torch.ones(5, dtype=torch.bfloat16), "empty": torch.zeros(0)}
 
@@ -77,3 +93,94 @@ def test_a_folder_without_weights_and_a_file_that_is_none_are_refused(tmp_path: 
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(ValueError, match="not a safetensors file"):
         folder_root(tmp_path)
+
+
+def header(entries: object, data: bytes = bytes(16)) -> bytes:
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(**changes: object) -> dict[str, object]:
+    return {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]} | changes
+
+
+GARBAGE = {
+    "empty": b"",
+    "shorter than a length": b"\x10",
+    "a header longer than the file": (1 << 40).to_bytes(8, "little") + b"{}",
+    "a header above the limit": b"\xff" * 100,
+    "no header": bytes(8),
+    "no JSON": header(b'{"a": '),
+    "no Unicode": header(b'{"\xff": {}}'),
+    "a list": header([entry()]),
+    "too deep": header(b"[" * 100_000),
+    "a tensor that is a number": header({"a": 5}),
+    "no shape": header({"a": {"dtype": "F32", "data_offsets": [0, 16]}}),
+    "an unknown dtype": header({"a": entry(dtype="F99")}),
+    "another dtype": header({"a": entry(dtype="F16")}),
+    "a negative shape": header({"a": entry(shape=[-2, -2])}),
+    "another shape": header({"a": entry(shape=[5])}),
+    "offsets of text": header({"a": entry(data_offsets=["0", "16"])}),
+    "offsets out of order": header({"a": entry(data_offsets=[16, 0])}),
+    "overlapping tensors": header({"a": entry(), "b": entry(data_offsets=[8, 24])}, bytes(24)),
+    "a hole": header({"a": entry(), "b": entry(data_offsets=[20, 36])}, bytes(36)),
+    "cut short": header({"a": entry()}, bytes(15)),
+    "bytes at the end": header({"a": entry()}, bytes(17)),
+    "metadata that are no texts": header({"a": entry(), "__metadata__": {"format": 5}}),
+}
+READERS: dict[str, Callable[[Path], object]] = {
+    "the start of every verb": lambda folder: check_model_folder(folder, max_tokens=8),
+    "a run's model files": lambda folder: model_files(folder, with_weights=True),
+    "the shapes for other hosts": lambda folder: model_files(folder, with_weights=False),
+    "the root of adapters": folder_root,
+    "an engine": lambda folder: ModelFolder(folder, dtype=torch.float32, tied=False),
+    "a reward model": _read_score,
+    "a re-run": lambda folder: difference(folder, folder),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("name", ["model.safetensors", "model-1.safetensors"])
+def test_every_reader_refuses_damaged_weights_in_one_sentence(garbage: str, name: str, tmp_path: Path) -> None:
+    saved(tmp_path / "model", TENSORS)
+    for file in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / file).write_text("{}")
+    file = tmp_path / "model" / name
+    file.write_bytes(GARBAGE[garbage])
+    assert not has_weights(file.parent)
+    for reader, read in READERS.items():
+        with pytest.raises(ConfigError, match=rf"^{file} is not a safetensors file: .*; download it again, or save it"):
+            pytest.fail(f"{reader} read {read(file.parent)}")
+
+
+def test_a_link_out_of_the_folder_is_given_to_no_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "models--maker--name/snapshots/0123abcd"
+    blobs = tmp_path / "models--maker--name/blobs"
+    folder.parent.mkdir(parents=True)
+    blobs.mkdir()
+    saved(folder, TENSORS)
+    (tmp_path / "passwd.json").write_text("secret")
+    (blobs / "0a").write_text("{}")
+    (folder / "tokenizer.json").symlink_to("../../blobs/0a")  # as the cache of Hugging Face has it
+    (folder / "vocab.json").symlink_to("tokenizer.json")
+    (folder / "config.json").symlink_to("../../../passwd.json")
+    (folder / "merges.txt").symlink_to("/etc/hostname")
+    (folder / "chain.json").symlink_to("config.json")
+    offered = model_files(folder, with_weights=True)
+    assert [file.name for file in offered] == ["model-0.safetensors", "tokenizer.json", "vocab.json"]
+    assert f"{folder}/config.json is a link out of its folder, and is not given to others" in caplog.text
+    plain = tmp_path / "plain"  # in a folder that is no cache, the folder above it is another's
+    plain.mkdir()
+    (plain / "a.json").write_text("{}")
+    files = [ModelFile(name="a.json", blob=blob_of(plain / "a.json"))]
+    (plain / "a.json").unlink()
+    (plain / "a.json").symlink_to(tmp_path / "passwd.json")
+    request = ChunkRequest(root=files[0].blob.root, offset=0, num_bytes=2)
+    assert OfferedFolder(plain, files).read(request) is None
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    (folder / "chain.json").unlink()
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text("{}")
+    _write_files(folder, exported)
+    assert sorted(path.name for path in exported.iterdir()) == ["config.json", "tokenizer.json", "vocab.json"]
