@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import logging
 import os
@@ -123,6 +124,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` atomically with `value` as JSON."""
     write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+def remove_left(path: Path) -> None:
+    """Remove the temporary files of killed writers of `path`, which the caller holds."""
+    for left in path.parent.glob(f"{glob.escape(path.name)}.????????.tmp"):
+        left.unlink(missing_ok=True)
 
 
 def sync(file: BinaryIO) -> None:

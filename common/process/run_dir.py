@@ -118,13 +118,14 @@ class RunDir:
             yield
 
     def create(self) -> None:
-        """Make the directories. Idempotent. Raises ConfigError."""
-        self._make(self.tensorboard, self.checkpoints, self.path / "logs")
+        """Make the directories, which only their owner can open. Idempotent. Raises ConfigError."""
+        self._make(self.path.parent)
+        self._make(self.path, self.tensorboard, self.checkpoints, self.path / "logs", mode=0o700)
 
-    def _make(self, *folders: Path) -> None:
+    def _make(self, *folders: Path, mode: int = 0o777) -> None:
         try:
             for folder in folders:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=mode, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
                 f"`run.root` {self.path.parent}: {error.filename} cannot be created: {error.strerror}; name a folder "

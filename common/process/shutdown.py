@@ -14,6 +14,7 @@ from slipstream.common.process.flag import Flag
 
 EXIT_PREEMPTED = 75  # asked to leave, and left in order: a supervisor may start it again elsewhere
 LEAVE_S = 10.0  # after the drain: enough to hand in partials, release leases and close, even if every call is slow
+AGAIN_S = 1.0  # signals that come closer together are one
 # SIGUSR1 is what Slurm's `--signal=USR1@60` sends to a job that is about to be taken down.
 _EXIT_CODES = {int(signal.SIGTERM): EXIT_PREEMPTED, int(signal.SIGUSR1): EXIT_PREEMPTED, int(signal.SIGINT): 130}
 STOPPED_CODES = frozenset(_EXIT_CODES.values())
@@ -24,15 +25,16 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 class Shutdown:
     """Turns SIGTERM, SIGUSR1 and SIGINT into a flag for the loops; a SIGINT after the first signal ends at once.
 
-    A second SIGTERM changes nothing: a scheduler that takes a host away signals a supervisor and its children, and the
-    supervisor then signals the children again.
+    A SIGTERM that comes again ends a supervisor too, if it comes a second later: a scheduler that takes a host away may
+    send several at once. It changes nothing for children: the scheduler signals them, and then their supervisor.
     """
 
-    def __init__(self, *, at_once: Callable[[], None] = lambda: None) -> None:
-        """`at_once` is called before a SIGINT ends the process."""
+    def __init__(self, *, at_once: Callable[[], None] | None = None) -> None:
+        """`at_once`, of a supervisor, is called before a signal ends the process."""
         self.requested = Flag()
         self.signal: int | None = None
         self._at_once = at_once
+        self._asked_at = 0.0  # of the first signal, by the clock
         self._nothing_to_lose = False
         for number in _EXIT_CODES:
             signal.signal(number, self._handle)
@@ -41,11 +43,13 @@ class Shutdown:
         if self._nothing_to_lose:
             os._exit(_EXIT_CODES[number])
         if self.requested.is_set():
-            if number == signal.SIGINT:
-                self._at_once()
+            again = number == self.signal == signal.SIGTERM and time.monotonic() - self._asked_at > AGAIN_S
+            if number == signal.SIGINT or (again and self._at_once):
+                if self._at_once:
+                    self._at_once()
                 os._exit(128 + number)
             return
-        self.signal = number
+        self.signal, self._asked_at = number, time.monotonic()
         self.requested.set()
 
     def notice(self) -> None:

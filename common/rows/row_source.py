@@ -161,6 +161,11 @@ def _parquet(path: Path, skip: int) -> Iterator[Line]:
                 for row in batch.slice(num_skipped).to_pylist(maps_as_pydicts="lossy"):
                     num_read += 1
                     yield _plain_line(num_read, row)
+    except MemoryError as error:  # Arrow's own too
+        raise ConfigError(
+            f"{path}, after row {num_read}: its next {BATCH_ROWS} rows do not fit into memory; write them in smaller "
+            "columns, or as .jsonl, of which one row is in memory at a time"
+        ) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         message = " ".join(str(error).split())
         raise ConfigError(

@@ -7,6 +7,7 @@ With the url `actors` the run's own policy answers: no server is asked, but the 
 """
 
 import asyncio
+import base64
 import email.utils
 import logging
 import os
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Generic, TypeVar
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -316,9 +318,22 @@ class ChatClient:
                 )
 
     def _quoted(self, text: str) -> str:
-        """The beginning of a text of the server, which may repeat the key."""
+        """The beginning of a text of the server, or nothing of it if it repeats the key, in whatever encoding."""
         key = self._key()
-        return repr((text.replace(key, "***") if key else text)[:MAX_QUOTED_CHARS])
+        hidden = text.replace(key, "***") if key else text
+        coded = key.encode().hex(), base64.b64encode(key.encode()).decode(), quote(key, safe=""), _escaped(key)
+        if key and any(_letters(form) in _letters(hidden) for form in (key, *coded)):
+            return "(not shown: it repeats the key)"
+        return repr(hidden[:MAX_QUOTED_CHARS])
+
+
+def _letters(text: str) -> str:
+    """The letters and digits of ASCII in `text`: those of UTF-16 too, whose other bytes are 0."""
+    return "".join(char for char in text.lower() if char.isascii() and char.isalnum())
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\u{ord(char):04x}" for char in text)
 
 
 def _without_thought(text: str) -> str:

@@ -1,5 +1,7 @@
 """The command `slipstream`. Ctrl-C ends it without a traceback, also while modules are still imported."""
 
+import sys
+
 
 def main() -> int:
     """Run the command line and return its exit code."""
@@ -9,3 +11,7 @@ def main() -> int:
         return run()
     except KeyboardInterrupt:
         return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,7 +21,7 @@ import msgspec
 import xxhash
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.output import appended, held, sync, write_whole
+from slipstream.common.process.output import appended, held, remove_left, sync, write_whole
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.rows.row_source import is_hub
 from slipstream.tools.data.data_card import Counts
@@ -125,6 +125,8 @@ class DataFiles:
     def __enter__(self) -> "DataFiles":
         """Raises ConfigError if another process writes these files, or the progress file is damaged."""
         self._lock.enter_context(held(self.kept))
+        for path in (self.card, self.state):
+            remove_left(path)
         if self.state.exists():
             try:
                 self.saved = msgspec.json.decode(self.state.read_bytes(), type=Progress)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.output import check_apart, held, sync, whole_file
+from slipstream.common.process.output import check_apart, held, remove_left, sync, whole_file
 from slipstream.tools.terminal.output_lines import json_line
 
 Row = dict[str, Any]
@@ -20,6 +20,7 @@ def rows_to(path: Path, *, force: bool, inputs: Sequence[str] = ()) -> Iterator[
     with held(path):
         check_free(path, force=force)  # another process may have written it meanwhile
         check_apart([path], inputs)
+        remove_left(path)
         yield
 
 

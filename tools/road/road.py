@@ -49,7 +49,7 @@ def road(config: Config, *, path: str, settings: Sequence[str], dry_run: bool) -
             print(f"{stage.name}: {' '.join(stage.command)}")
             print("".join(f"  {change}\n" for change in differences(config, stage.config)), end="")
         return 0
-    run_dir.path.mkdir(parents=True, exist_ok=True)
+    run_dir.create()
     shutdown = Shutdown(at_once=lambda: kill(psutil.Process().children(recursive=True)))
     with held(run_dir.path):
         write_whole(run_dir.path / "evaluation.yaml", dump_config(config))

@@ -23,7 +23,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
 from slipstream.envhub.rewards.part import reward_parts
 from slipstream.replay.fleet.fleet import Fleet
-from slipstream.tools.run.child import Child, print_failure
+from slipstream.tools.run.child import Child, failed_code, print_failure
 from slipstream.tools.run.devices import VARIABLE, visible_devices
 
 POLL_S = 0.2
@@ -54,7 +54,7 @@ def host_actors(config: Config) -> int:
             host.end()
         if failed:
             print_failure("actors", failed)
-            return failed.exit_code or 1
+            return failed_code(failed)
         return shutdown.exit_code
 
 

@@ -24,7 +24,7 @@ STABLE_S = 600.0  # a process that ran this long was stable: its earlier crashes
 LOG_TAIL_LINES = 15
 MAX_READ_BYTES = 1 << 20  # of a log at a time
 EXIT_BAD_INPUT = 2
-ENDED = " ended with code "  # in the line that a supervisor prints
+RESTARTED = "; restarting it, see "  # in the line that a supervisor prints
 COUNTS = Path("/proc/vmstat")  # of the kernel, since the host or its container started
 TORCHRUN = "torch/distributed/elastic/"  # in what torchrun logs
 
@@ -93,12 +93,9 @@ class Child:
             self._num_restarts += 1
             self._restart_at = 0.0
             why = printable_block(last_error(self.log))
-            print(f"{self.name}{ENDED}{self.exit_code}: {why}; restarting it, see {self.log}", flush=True)
-            if killed_for_memory() > self._killed_for_memory:
-                print(
-                    f"FAULT: the kernel killed a process for lack of memory before {self.name} ended; {CURE}",
-                    flush=True,
-                )
+            print(f"{self.name} {self.ending}: {why}{RESTARTED}{self.log}", flush=True)
+            if self.lacked_memory:
+                print(f"FAULT: {self.lacked_memory}", flush=True)
             if self.pid is not None:
                 end_offspring_of(self.pid)  # an actor that was killed could not end the processes of its environments
             self.start()
@@ -112,6 +109,24 @@ class Child:
         whole = read[: read.rfind(b"\n") + 1]
         self._log_bytes += len(whole)
         return [line for line in whole.decode(errors="replace").splitlines() if about in line]
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self.exit_code or 0
+        return f"ended with code {code}" if code >= 0 else f"was killed by signal {-code}, {signal.strsignal(-code)}"
+
+    @property
+    def lacked_memory(self) -> str:
+        """What to do if the kernel has killed a process for lack of memory since the last start; else empty."""
+        if killed_for_memory() <= self._killed_for_memory:
+            return ""
+        return f"the kernel killed a process for lack of memory before {self.name} ended; {CURE}"
+
+    @property
+    def tries(self) -> str:
+        """How often it was restarted, in words; empty if it was not."""
+        return f" after {self._num_restarts} restarts" if self._num_restarts else ""
 
     @property
     def pid(self) -> int | None:
@@ -159,8 +174,14 @@ def print_failure(verb: str, child: Child) -> None:
     if child.exit_code == EXIT_BAD_INPUT:
         print(lines, file=sys.stderr)
     else:
-        ended = f"{child.name} ended with code {child.exit_code}; the last lines of {child.log}:"
-        print(f"slipstream {verb}: {ended}\n{lines}", file=sys.stderr)
+        why = f"; {child.lacked_memory}" if child.lacked_memory else ""
+        ended = f"{child.name} {child.ending}{child.tries}{why}; the last lines of {child.log}:"
+        print(f"slipstream {verb}: {ended}\n{lines or '(none)'}", file=sys.stderr)
+
+
+def failed_code(child: Child) -> int:
+    """The exit code of a supervisor whose `child` failed: the child's, or 1 if a signal killed it."""
+    return max(child.exit_code or 1, 1)
 
 
 def killed_for_memory() -> int:

@@ -31,7 +31,7 @@ from slipstream.replay.run.observer import Observer
 from slipstream.replay.server.redis_server import Server, find_executable, password_of, start_private_server
 from slipstream.replay.server.redis_version import lacks, version_of
 from slipstream.tools.run.check_input import check_input
-from slipstream.tools.run.child import ENDED, EXIT_BAD_INPUT, Child, kill, print_failure
+from slipstream.tools.run.child import EXIT_BAD_INPUT, RESTARTED, Child, failed_code, kill, print_failure
 from slipstream.tools.run.devices import VARIABLE, split_devices, visible_devices
 from slipstream.tools.run.doctor import check_machine, print_missing
 from slipstream.tools.run.sharing import share_gpus
@@ -227,7 +227,7 @@ def _supervise(
     if summary:
         print_table("Summary", summary_rows(summary))
     show(console, lambda: _print_next(config, run_dir, is_finished=summary is not None))
-    return failed.exit_code or 1 if failed else shutdown.exit_code
+    return failed_code(failed) if failed else shutdown.exit_code
 
 
 def _print_next(config: Config, run_dir: RunDir, *, is_finished: bool) -> None:
@@ -286,7 +286,7 @@ def _watch(
             for child in (learner, actors, *judges):
                 if not child.keep_up():
                     return child
-            for line in actors.new_lines(ENDED):
+            for line in actors.new_lines(RESTARTED):
                 console.print(cell(line), soft_wrap=True)
             tensorboard.keep_up()  # training does not depend on it
             show(console, lambda: live.update(view.render(), refresh=True) if live else reporter.report())

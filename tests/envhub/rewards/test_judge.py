@@ -1,6 +1,7 @@
 """A judge behind a URL: what it is asked, how its answer is read, and what every kind of failure of it becomes."""
 
 import asyncio
+import base64
 import gzip
 import json
 import logging
@@ -9,6 +10,7 @@ import time
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -241,6 +243,9 @@ def test_a_budget_counts_what_a_server_reports_in_parts_and_refuses_half_of_it(s
         marked(judge_at(server.url, max_cost=1, input_price=1), episode_of(turn_of("one")))
 
 
+KEY = "sk-very+secret/7"
+
+
 def test_the_key_is_sent_and_never_shown(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -255,6 +260,30 @@ def test_the_key_is_sent_and_never_shown(
         assert "verysecret" not in f"{error.value} {judge}"
     assert set(server.keys) == {"Bearer sk-verysecret"}
     assert "verysecret" not in caplog.text
+
+
+ENCODED = {
+    "UTF-16": KEY.encode("utf-16-le"),
+    "UTF-32": KEY.encode("utf-32-be"),
+    "base64": base64.b64encode(KEY.encode()),
+    "hex": KEY.encode().hex().encode(),
+    "a URL": quote(KEY, safe="").encode(),
+    "escapes of JSON": "".join(f"\\u{ord(char):04x}" for char in KEY).encode(),
+    "other case": KEY.upper().encode(),
+    "spaced": " ".join(KEY).encode(),
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODED)
+def test_a_key_is_shown_in_no_encoding(
+    encoding: str, serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    server = serve(lambda request, number: (401, {}, b"bad key " + ENCODED[encoding]))
+    with pytest.raises(EnvError, match=r"status 401: \(not shown: it repeats the key\)"):
+        marked(judge_at(server.url, key_env="JUDGE_KEY"))
+    assert "bad key" not in caplog.text
 
 
 def test_a_missing_key_is_named_before_the_first_episode(monkeypatch: pytest.MonkeyPatch) -> None:

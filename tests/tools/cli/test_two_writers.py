@@ -13,6 +13,7 @@ import pytest
 from slipstream.actors.host import model_cache
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import appended, held, whole_file, whole_folder, write_json, write_whole
+from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records import frame_file
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.checkpoint.sealed_file import write_sealed
@@ -211,3 +212,21 @@ def test_a_file_that_is_read_is_not_written(case: str, place: Path, capsys: pyte
     assert main(command.split()) == 2
     assert f"{target} would replace {source}, which is read; choose another file to write" in capsys.readouterr().err
     assert files(place) == before
+
+
+def test_only_its_owner_can_open_the_directory_of_a_run(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "runs", "new")
+    before = os.umask(0o022)
+    try:
+        run_dir.create()
+        appended(run_dir.path / "rows.jsonl").close()
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (run_dir.path.parent, run_dir.path)] == [0o755, 0o700]
+    assert (run_dir.path / "rows.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_command_runs_as_a_module(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "slipstream.tools.cli.start", "runs", f"run.root={tmp_path}/none"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith(f"there are no runs under {tmp_path}/none/; start one")

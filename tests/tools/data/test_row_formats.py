@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import json
+import subprocess
 import sys
 import types
 from collections.abc import Sequence
@@ -497,3 +498,22 @@ def test_a_data_set_of_a_hub_is_read_by_every_verb(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match="install the extra `datasets`"):
         read_samples(FitOptions(data="hub:a/b:train"), goal="dpo")
+
+
+HUGE = """
+import resource, sys
+from pathlib import Path
+import pyarrow.parquet
+from slipstream.common.rows.row_source import read_lines
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]) << 20,) * 2)
+for line in read_lines(Path(sys.argv[1])):
+    print(line.number)
+"""
+
+
+def test_a_row_that_does_not_fit_into_memory_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "huge.parquet"
+    text = "a" * (600 << 20)  # it takes little room in the file
+    pq.write_table(pa.table({"task": pa.array([text], type=pa.large_string())}), path, compression="zstd")
+    done = subprocess.run([sys.executable, "-c", HUGE, str(path), "1200"], capture_output=True, text=True)
+    assert done.returncode == 1 and f"ConfigError: {path}, after row 0: its next 64 rows do not fit into" in done.stderr

@@ -92,6 +92,38 @@ def test_a_child_that_crashes_is_started_again_until_it_has_crashed_too_often(
     assert child.last_log_lines() == "once more\nonce more\nonce more"
 
 
+def test_a_child_that_was_killed_too_often_has_a_code_and_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = tmp_path / "vmstat"
+    counts.write_text("oom_kill 3\n")
+    monkeypatch.setattr(child_module, "COUNTS", counts)
+    monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0,) * 5)
+    child = a_child(tmp_path, "kill -9 $$")
+    child.start()
+    wait_until(lambda: not child.keep_up())
+    counts.write_text("oom_kill 4\n")
+    child_module.print_failure("up", child)
+    assert child_module.failed_code(child) == 1
+    said = "was killed by signal 9, Killed after 5 restarts; the kernel killed a process for lack of memory before"
+    assert said in capsys.readouterr().err
+
+
+def test_a_second_sigterm_ends_a_supervisor_at_once_and_changes_nothing_for_its_children() -> None:
+    for program, code in ((WORKING, 143), (WORKING.replace('at_once=lambda: print("insisted", flush=True)', ""), None)):
+        with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as working:
+            assert working.stdout is not None and working.stdout.readline() == "ready\n"
+            for _ in range(2):  # a scheduler may send it twice
+                working.send_signal(signal.SIGTERM)
+            assert working.stdout.readline() == "asked\n"
+            time.sleep(1.5)
+            assert working.poll() is None
+            working.send_signal(signal.SIGTERM)
+            time.sleep(0.0 if code else 0.5)
+            assert (working.wait(DEADLINE_S) if code else working.poll()) == code
+            working.kill()
+
+
 def test_lack_of_memory_is_named_where_the_kernel_killed_for_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

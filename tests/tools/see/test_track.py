@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+import types
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,6 +79,26 @@ def test_a_tracker_that_is_not_installed_and_a_run_that_does_not_exist_are_named
     config.run.name = "other"
     with pytest.raises(ConfigError, match=r"other has no config\.yaml; `slipstream runs` lists"):
         track(config, options=TrackOptions(once=True))
+
+
+class Unusable:
+    """MLflow's client, with a store in files that this version of it does not take."""
+
+    def __init__(self) -> None:
+        raise MlflowException("the file store\n./mlruns is not supported")
+
+
+class MlflowException(Exception):
+    pass
+
+
+def test_a_store_that_mlflow_refuses_is_named(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("mlflow")
+    module.MlflowClient, module.MlflowException = Unusable, MlflowException  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    config = Config(run=RunConfig(name="demo", root=str(run_dir.path.parent)))
+    with pytest.raises(ConfigError, match=r"MLflow refused the run: the file store \./mlruns is not .*MLFLOW_TRACKING"):
+        track(config, options=TrackOptions(to="mlflow", once=True))
 
 
 @pytest.mark.parametrize(

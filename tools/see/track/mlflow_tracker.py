@@ -20,16 +20,19 @@ class MlflowTracker:
             raise ConfigError(
                 "`--to mlflow` needs the package mlflow; install it: pip install mlflow-skinny"
             ) from error
-        self._client = mlflow.MlflowClient()
         try:
+            self._client = mlflow.MlflowClient()
             experiment = self._client.get_experiment_by_name(project)
             number = experiment.experiment_id if experiment else self._client.create_experiment(project)
             self._run = self._client.get_run(run) if run else self._client.create_run(number, run_name=name)
-        except mlflow.MlflowException as error:
-            raise ConfigError(f"MLflow refused the run: {error}; does MLFLOW_TRACKING_URI name its server?") from error
-        if not run:
-            for key, value in settings.items():
+            for key, value in {} if run else settings.items():
                 self._client.log_param(self.run, key, str(value)[:MAX_PARAM_CHARS])
+        except (mlflow.MlflowException, OSError) as error:  # of a server, or of a store in files
+            why = " ".join(str(error).split())
+            raise ConfigError(
+                f"MLflow refused the run: {why}; does MLFLOW_TRACKING_URI name its server, or a store that it can "
+                "write, such as sqlite:///mlflow.db?"
+            ) from error
 
     @property
     def run(self) -> str:
