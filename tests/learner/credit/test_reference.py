@@ -79,7 +79,7 @@ def test_what_is_paid_in_the_reward_holds_the_policy_back(model_folder: Path, tm
 
 def test_a_half_written_reference_has_no_name(model_folder: Path, tmp_path: Path, ranks: Ranks) -> None:
     config = config_of(model_folder, "in the loss")
-    left = RunDir(tmp_path, config.run.name).reference / "step_000000.tmp"
+    left = RunDir(tmp_path, config.run.name).reference / "step_000000.k1lled00.tmp"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
     learner, _ = load_player(config, tmp_path, ranks)
