@@ -8,6 +8,7 @@ encodes such a text without that character, and as no mark.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
@@ -45,8 +46,11 @@ def _kept_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], tuple[i
 def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     """As `encoder`, of a fast tokenizer directly: the wrapper of transformers takes twice as long as the tokenizer."""
     fast = tokenizer.backend_tokenizer if tokenizer.is_fast else None
-    if fast is not None:  # transformers does this before each call: a tokenizer.json may turn either on
+    # transformers does this before each call: a tokenizer.json may turn either on. It may not happen while a thread
+    # encodes.
+    if fast is not None and fast.truncation is not None:
         fast.no_truncation()
+    if fast is not None and fast.padding is not None:
         fast.no_padding()
 
     def encoded(text: str) -> list[int]:
@@ -54,9 +58,17 @@ def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
             return _encoded_apart(tokenizer, text)
         if fast is None:
             return list(tokenizer.encode(text, add_special_tokens=False))
-        return list(fast.encode(text, add_special_tokens=False).ids)
+        return _encoded_by(fast, text)
 
     return encoded
+
+
+def _encoded_by(fast: Tokenizer, text: str) -> list[int]:
+    """The tokens of `text`. Other threads run meanwhile if it is long, as `encode_batch` lets them and `encode` not."""
+    if len(text) <= MAX_KEPT_CHARS:
+        return list(fast.encode(text, add_special_tokens=False).ids)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else it warns in every fork that follows
+    return list(fast.encode_batch([text], add_special_tokens=False)[0].ids)
 
 
 def following(encode: Callable[[str], list[int]], text: str, *, after: str) -> list[int]:
@@ -117,7 +129,7 @@ def _encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     real = [marks[mark] for mark in whole_marks(text, marks)]
     text = _any_of(frozenset(marks)).sub(rf"{REAL}\g<0>", text).replace(SPLIT, "")
     apart = _apart(tokenizer, str(tokenizer.chat_template)) if tokenizer.is_fast else None
-    tokens = list(apart.encode(text, add_special_tokens=False).ids) if apart is not None else []
+    tokens = _encoded_by(apart, text) if apart is not None else []
     ids = frozenset(marks.values()) - {tokenizer.unk_token_id}  # which words that are not known become
     if apart is None or [token for token in tokens if token in ids] != [token for token in real if token in ids]:
         raise ValueError("a text has that of a special token, which this tokenizer cannot encode as text; take it out")

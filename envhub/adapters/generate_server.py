@@ -9,21 +9,20 @@ than the run's fails its episode, because the recorded log-probabilities must be
 """
 
 import contextlib
-import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Annotated
 
 import msgspec
 from aiohttp import web
 
+from slipstream.common.process.border import Border
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.trajectory import Sampling
 from slipstream.envhub.adapters.verifiers_session import Session
 from slipstream.envhub.agent.endpoint import has_left
 from slipstream.envhub.driving import Reply
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.remote.env_secret import headers_with
 
 MODEL = "policy"
 SESSION_HEADER = "X-Session-ID"
@@ -32,7 +31,6 @@ MAX_TOKEN_BYTES = 12  # the length of a token id in JSON
 NO_TOP_K = (0, -1)  # both mean no limit in vLLM
 
 Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,31 +63,19 @@ class GenerateServer:
         self._sessions = sessions
         self._longest_prompt = max_tokens - 1  # a reply has at least one token
         self._end_tokens = end_tokens
-        self._wanted = headers_with(secret)["Authorization"]
+        self._secret = secret
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
         """Serve on loopback, at the URL that is yielded. Raises OSError."""
         max_bytes = MAX_BODY_BYTES + MAX_TOKEN_BYTES * self._longest_prompt
-        app = web.Application(middlewares=[self._admit], client_max_size=max_bytes)
+        app = web.Application(client_max_size=max_bytes)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/inference/v1/generate", self._generate)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
-
-    @web.middleware
-    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        shown = request.headers.get("Authorization", "")
-        if "Origin" in request.headers or not hmac.compare_digest(
-            shown.encode(errors="surrogateescape"), self._wanted.encode()
-        ):
-            raise web.HTTPUnauthorized(text="this endpoint is for the process that the actor started")
-        return await handler(request)
+        why = "this endpoint is for the process that the actor started"
+        border = Border(max_body_bytes=max_bytes, secret=self._secret, why_refused=why)
+        async with border.served(app, ("127.0.0.1", 0)) as url:
+            yield url
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": MODEL, "object": "model", "max_model_len": self._longest_prompt}

@@ -11,20 +11,21 @@ A request needs the key of its episode. Each answer is one turn of the episode.
 
 import asyncio
 import contextlib
-import hmac
 import os
 import secrets
 import select
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 from aiohttp import web
 
+from slipstream.common.process.border import Border
 from slipstream.common.records.tool_call import ParsedAnswer, ToolCall
 from slipstream.common.records.trajectory import StopReason, pack_tokens
 from slipstream.envhub.agent.prompts import Prompts
@@ -40,13 +41,16 @@ from slipstream.envhub.agent.response import MODEL, Answer, Answers, error_body
 from slipstream.envhub.agent.responses import INERT, REFUSED, ResponsesRequest, events, response_body
 from slipstream.envhub.driving import Generate, Request, Terms
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.remote.env_secret import headers_with
 
 MAX_BODY_BYTES = 1 << 20  # without the conversation
 MAX_TOKEN_BYTES = 16  # of a token's text in JSON, on average
 GIVEN_UP_PER_TURN = 4  # of `env.max_turns`; an SDK may try each call several times
 CONTEXT_FULL = "context_length_exceeded"  # the code that agents look for
 
+# They read and encode the conversations of all episodes: the longest take seconds, in which the event loop goes on.
+_THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="agent-prompts")
+
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -60,6 +64,14 @@ class Asked:
     prompt: list[int]
 
 
+class _Refused(Exception):
+    """A request that the episode does not allow."""
+
+    def __init__(self, status: int, why: str, code: str | None = None) -> None:
+        super().__init__(why)
+        self.status, self.code = status, code
+
+
 class Endpoint:
     """Serves one episode; `generate` samples and records its answers."""
 
@@ -71,6 +83,7 @@ class Endpoint:
         self._terms = terms
         self._generate = generate
         self._prompts = Prompts(terms.tokenizer, started_at_s=terms.started_at_s)
+        self._prompts_free = asyncio.Lock()  # one thread at a time works with them
         self._num_answers = 0  # that were delivered
         self._num_running = 0
         self._num_given_up = 0  # requests whose client did not wait for the answer
@@ -80,33 +93,18 @@ class Endpoint:
     async def listening(self, socket: Path | None = None) -> AsyncIterator[str]:
         """Serve on loopback, at the base URL that is yielded; or on a Unix socket. Raises OSError."""
         max_bytes = MAX_BODY_BYTES + MAX_TOKEN_BYTES * self._terms.max_tokens
-        app = web.Application(middlewares=[_explain, self._admit], client_max_size=max_bytes)
+        app = web.Application(middlewares=[_explain], client_max_size=max_bytes)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/responses", self._response)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/reward", self._note_reward)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
-        await runner.setup()
-        try:
+        why = "this is not the key of the episode; use the OPENAI_API_KEY that it was given"
+        border = Border(max_body_bytes=max_bytes, secret=self.key, why_refused=why)
+        async with border.served(app, socket or ("127.0.0.1", 0)) as url:
             if socket is not None:
-                await web.UnixSite(runner, socket).start()
                 os.chmod(socket, 0o666)  # noqa: PTH101 - for a sandbox, which runs as another user; callers need the key
-                yield ""
-            else:
-                await web.TCPSite(runner, "127.0.0.1", 0).start()
-                yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        finally:
-            await runner.cleanup()
-
-    @web.middleware
-    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        shown, wanted = request.headers.get("Authorization", ""), headers_with(self.key)["Authorization"]
-        if "Origin" in request.headers or not hmac.compare_digest(
-            shown.encode(errors="surrogateescape"), wanted.encode()
-        ):
-            return _error(401, "this is not the key of the episode; use the OPENAI_API_KEY that it was given")
-        return await handler(request)
+            yield f"{url}/v1"
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "slipstream"}
@@ -120,32 +118,50 @@ class Endpoint:
         return web.json_response({})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        body = decoded(await request.read(), ChatRequest, self._terms.sampling)
-        return await self._respond(request, self._asked(body), with_logprobs=bool(body.logprobs))
+        sent = await request.read()
+
+        def read() -> Asked:
+            return self._asked(decoded(sent, ChatRequest, self._terms.sampling))
+
+        asked = await self._in_thread(read)
+        return await self._respond(request, asked, with_logprobs=bool(asked.body.logprobs))
 
     async def _response(self, request: web.Request) -> web.StreamResponse:
-        body = decoded(await request.read(), ResponsesRequest, self._terms.sampling, refused=REFUSED, inert=INERT)
-        asked = self._asked(body.as_chat())
+        sent = await request.read()
+
+        def read() -> tuple[ResponsesRequest, Asked]:
+            body = decoded(sent, ResponsesRequest, self._terms.sampling, refused=REFUSED, inert=INERT)
+            return body, self._asked(body.as_chat())
+
+        body, asked = await self._in_thread(read)
         answers = await self._answers(asked, with_logprobs=False)
-        if isinstance(answers, web.Response):
-            return answers
         made = response_body(body, answers[0], num_prompt_tokens=len(asked.prompt))
         self._deliver(request, answers)
         return await _streamed(request, events(made)) if body.stream else web.json_response(made)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        body = decoded(await request.read(), CompletionRequest, self._terms.sampling)
-        text, tokens = body.text, body.tokens
-        prompt = self._prompts.tokens(text) if tokens is None else tokens
-        if tokens is not None:
+        sent = await request.read()
+
+        def read() -> Asked:
+            body = decoded(sent, CompletionRequest, self._terms.sampling)
+            text, tokens = body.text, body.tokens
+            if tokens is None:
+                return Asked(body=body, text=text, prompt=self._prompts.tokens(text))
             if max(tokens) >= len(self._terms.tokenizer):
-                return _error(400, f"the prompt has token {max(tokens)}; the model has {len(self._terms.tokenizer)}")
-            text = self._prompts.text(tokens)
-        asked = Asked(body=body, text=text, prompt=prompt)
-        return await self._respond(request, asked, with_logprobs=body.logprobs is not None)
+                raise ValueError(f"the prompt has token {max(tokens)}; the model has {len(self._terms.tokenizer)}")
+            self._require_room(len(tokens), "tokens")
+            return Asked(body=body, text=self._prompts.text(tokens), prompt=tokens)
+
+        asked = await self._in_thread(read)
+        return await self._respond(request, asked, with_logprobs=asked.body.logprobs is not None)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        async with self._prompts_free:
+            return await asyncio.get_running_loop().run_in_executor(_THREADS, work)
 
     def _asked(self, body: ChatRequest) -> Asked:
-        """Render the conversation. Raises ValueError if no template can, or the model's refuses it."""
+        """Render the conversation. Raises ValueError if no template can, or the model's refuses it, and _Refused."""
+        self._require_room(len(body.messages), "messages")  # each of which has a token at least
         if body.callable_tools and self._terms.parse is None:
             warn_of_unread_calls()
         messages = template_messages(body.messages)
@@ -155,23 +171,19 @@ class Endpoint:
     async def _respond(self, request: web.Request, asked: Asked, *, with_logprobs: bool) -> web.StreamResponse:
         """Sample the answers, and send them."""
         answers, body = await self._answers(asked, with_logprobs=with_logprobs), asked.body
-        if isinstance(answers, web.Response):
-            return answers
         made = Answers(is_chat=isinstance(body, ChatRequest), answers=answers, num_prompt_tokens=len(asked.prompt))
         self._deliver(request, answers)
         if not body.stream:
             return web.json_response(made.body())
         return await _streamed(request, made.chunks(with_usage=body.with_usage))
 
-    async def _answers(self, asked: Asked, *, with_logprobs: bool) -> list[Answer] | web.Response:
-        """Sample the answers, or return the response that refuses the request."""
+    async def _answers(self, asked: Asked, *, with_logprobs: bool) -> list[Answer]:
+        """Sample the answers. Raises _Refused, and EnvError if the episode cannot continue."""
         num_answers = asked.body.num_answers
         while self._num_running and self._num_answers + self._num_running + num_answers > self._terms.max_turns:
             self._ended.clear()  # its client may give it up
             await self._ended.wait()
-        refusal = self._refusal(asked.prompt, num_answers)
-        if refusal is not None:
-            return refusal
+        self._require(asked.prompt, num_answers)
         self.limit = None
         self._num_running += num_answers
         try:
@@ -189,7 +201,7 @@ class Endpoint:
         for task in sampling:
             answer = task.result()
             if isinstance(answer, EnvError):
-                return _error(503, str(answer))
+                raise answer
             answers.append(answer)
         return answers
 
@@ -227,19 +239,23 @@ class Endpoint:
             finish_reason="tool_calls" if calls else reply.finish_reason,
             record=reply.record,
         )
-        self._prompts.remember(asked.text, prompt, reply.tokens, written=written, shown=shown)
-        # A message without some of the calls is not what the policy wrote: then the next prompt begins a branch.
-        if isinstance(body, ChatRequest) and answer.text != shown and len(calls) == len(found.tool_calls):
-            (message,) = template_messages([answer.message])
-            self._prompts.remember_message(
-                asked.messages,
-                message,
-                body.tools or [],
-                text=asked.text,
-                prompt=prompt,
-                tokens=reply.tokens,
-                written=shown,
-            )
+
+        def remember() -> None:
+            self._prompts.remember(asked.text, prompt, reply.tokens, written=written, shown=shown)
+            # A message without some of the calls is not what the policy wrote: then the next prompt begins a branch.
+            if isinstance(body, ChatRequest) and answer.text != shown and len(calls) == len(found.tool_calls):
+                (message,) = template_messages([answer.message])
+                self._prompts.remember_message(
+                    asked.messages,
+                    message,
+                    body.tools or [],
+                    text=asked.text,
+                    prompt=prompt,
+                    tokens=reply.tokens,
+                    written=shown,
+                )
+
+        await self._in_thread(remember)
         return answer
 
     def _deliver(self, request: web.Request, answers: Sequence[Answer]) -> None:
@@ -254,25 +270,29 @@ class Endpoint:
             answer.record()
         self._num_answers += len(answers)
 
-    def _refusal(self, prompt: list[int], num_answers: int) -> web.Response | None:
-        """The answer to a request that a limit of the episode does not allow."""
-        longest, most = self._terms.max_tokens, self._terms.max_turns
-        if len(prompt) >= longest:
+    def _require_room(self, count: int, what: str) -> None:
+        """Raise _Refused if so many tokens or messages leave no token for an answer."""
+        if count >= self._terms.max_tokens:
             self.limit = StopReason.MAX_TOKENS
-            why = f"This model's maximum context length is {longest} tokens, and the prompt has {len(prompt)}."
-            return _error(400, f"{why} Please reduce the length of the messages.", CONTEXT_FULL)
+            why = f"This model's maximum context length is {self._terms.max_tokens} tokens, and the prompt has {count}"
+            why += "." if what == "tokens" else f" {what}."
+            raise _Refused(400, f"{why} Please reduce the length of the messages.", CONTEXT_FULL)
+
+    def _require(self, prompt: list[int], num_answers: int) -> None:
+        """Raise _Refused if a limit of the episode does not allow the request."""
+        self._require_room(len(prompt), "tokens")
+        most = self._terms.max_turns
         if self._num_answers + num_answers > most:
             self.limit = StopReason.MAX_TURNS
-            return _error(400, f"an episode has at most {most} answers (`env.max_turns`)", "max_turns_exceeded")
+            raise _Refused(400, f"an episode has at most {most} answers (`env.max_turns`)", "max_turns_exceeded")
         if self._num_given_up > GIVEN_UP_PER_TURN * most:
             self.failure = (
                 f"the agent's client did not wait for {self._num_given_up} answers; give it a longer timeout than "
                 "answers take"
             )
-            return _error(503, self.failure)
+            raise _Refused(503, self.failure)
         if not prompt:
-            return _error(400, "the prompt is empty")
-        return None
+            raise _Refused(400, "the prompt is empty")
 
     def _num_kept(self, stops: tuple[str, ...], tokens: list[int]) -> int:
         """The number of tokens up to the one that completes a stop text; all if none occurs."""
@@ -329,12 +349,12 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
     """Answer what a client did wrong in the form that clients of OpenAI expect."""
     try:
         return await handler(request)
-    except ValueError as error:
+    except _Refused as error:
+        return _error(error.status, str(error), error.code)
+    except (ValueError, RecursionError) as error:
         return _error(400, str(error))
     except EnvError as error:
         return _error(503, str(error))
-    except web.HTTPRequestEntityTooLarge as error:
-        return _error(413, f"the request is larger than any that fits into the context: {error.text}")
     except web.HTTPNotFound:
         return _error(
             404,
@@ -343,6 +363,8 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
         )
     except web.HTTPMethodNotAllowed as error:
         return _error(405, f"{request.path[:100]} allows {', '.join(sorted(error.allowed_methods))}")
+    except web.HTTPException as error:
+        return _error(error.status, error.text or error.reason)
 
 
 def _error(status: int, why: str, code: str | None = None) -> web.Response:

@@ -61,7 +61,7 @@ class Prompts:
 
     def tokens(self, text: str) -> list[int]:
         """Return the tokens of a prompt: those of the longest known text that it begins with, and the rest encoded."""
-        begun = max((known for known in self._known if text.startswith(known)), key=len, default="")
+        begun = max((known for known in list(self._known) if text.startswith(known)), key=len, default="")
         return self._known.get(begun, []) + following(self._encode, text[len(begun) :], after=begun)
 
     def answer(self, tokens: Sequence[int]) -> str:

@@ -10,16 +10,15 @@ A WebSocket is the lease of its episode. The lease ends when the client disconne
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from slipstream.common.process.border import Border
 from slipstream.common.process.wire import WireError
 from slipstream.envhub.remote.env_protocol import (
-    MAX_MESSAGE_BYTES,
     Close,
     Closed,
     EnvFailed,
@@ -28,17 +27,14 @@ from slipstream.envhub.remote.env_protocol import (
     decode_request,
     encode_message,
 )
-from slipstream.envhub.remote.env_secret import headers_with
 from slipstream.envhub.serving.agentgym_server import AgentGymHost
 from slipstream.envhub.serving.env_pool import EnvPool, Episode
 from slipstream.envhub.serving.openenv_server import SCHEMA, OpenEnvSession
 
-MAX_BODY_BYTES = 1 << 20
-SHUTDOWN_S = 10.0
+MAX_BODY_BYTES = 1 << 20  # of a request, or of a message in a WebSocket
+MAX_CLIENTS = 1024  # connected by a WebSocket
 
 log = logging.getLogger(__name__)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class EnvServer:
@@ -48,14 +44,18 @@ class EnvServer:
         self.pool = pool
         self.names = names
         self.lease_s = lease_s
-        self._wanted = headers_with(secret).get("Authorization", "")
+        self._border = Border(
+            max_body_bytes=MAX_BODY_BYTES,
+            secret=secret,
+            why_refused="the Authorization header must contain the server's secret",
+        )
         self._agentgym = AgentGymHost(pool, names=names, lease_s=lease_s)
         self._sockets: weakref.WeakSet[web.WebSocketResponse] = weakref.WeakSet()
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[str]:
         """Serve at the URL that is yielded, and disconnect every client on exit. Raises OSError."""
-        app = web.Application(middlewares=[self._admit], client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/episode", self._episode)
         app.router.add_get("/openenv/{env}/ws", self._openenv)
@@ -63,36 +63,18 @@ class EnvServer:
         app.router.add_get("/openenv/{env}/health", self._health)
         self._agentgym.add_routes(app)
         app.on_shutdown.append(self._disconnect)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, host, port)
-            await site.start()
-            yield f"http://{host}:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+        async with self._border.served(app, (host, port)) as url:
+            yield url
 
     async def accept(self, request: web.Request) -> web.WebSocketResponse:
         """Accept the WebSocket that `request` opens, and ping the client as long as it is open."""
+        if sum(not each.closed for each in self._sockets) >= MAX_CLIENTS:
+            raise web.HTTPServiceUnavailable(text=f"{MAX_CLIENTS} clients are connected; try again later")
         # aiohttp sends a ping after `heartbeat` without a message, and closes when half of that passes without a reply.
-        socket = web.WebSocketResponse(heartbeat=self.lease_s * 2 / 3, max_msg_size=MAX_MESSAGE_BYTES, compress=False)
+        socket = web.WebSocketResponse(heartbeat=self.lease_s * 2 / 3, max_msg_size=MAX_BODY_BYTES, compress=False)
         await socket.prepare(request)
         self._sockets.add(socket)
         return socket
-
-    @web.middleware
-    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Reject clients without the secret, and requests that a web page makes from a browser on this host."""
-        if "Origin" in request.headers:
-            raise web.HTTPForbidden(text="requests of web pages (with an Origin header) are not accepted")
-        shown = request.headers.get("Authorization", "")
-        if (
-            request.path != "/health"
-            and self._wanted
-            and not hmac.compare_digest(shown.encode(errors="surrogateescape"), self._wanted.encode())
-        ):
-            raise web.HTTPUnauthorized(text="the Authorization header must contain the server's secret")
-        return await handler(request)
 
     async def _health(self, request: web.Request) -> web.Response:
         pool = self.pool
@@ -132,8 +114,8 @@ class EnvServer:
         return env
 
     async def _disconnect(self, app: web.Application) -> None:
-        for socket in list(self._sockets):
-            await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server ends")
+        closing = [socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server ends") for socket in self._sockets]
+        await asyncio.gather(*closing)
 
 
 class _Session:

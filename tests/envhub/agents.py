@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import socket
 import sys
 from typing import Any
 
@@ -31,6 +32,9 @@ print(1)
 """
 
 Messages = list[dict[str, Any]]
+
+
+LEFT_OPEN = list[socket.socket]()
 
 
 def user(text: str) -> dict[str, Any]:
@@ -73,6 +77,14 @@ def blocks(task: dict[str, Any], client: openai.OpenAI) -> float:
     for turn in range(3):
         response = client.chat.completions.create(model="gpt-4o", messages=messages)
         messages += [{"role": "assistant", "content": response.choices[0].message.content}, user(f"turn {turn}")]
+    return 1.0
+
+
+def leaves_half_a_request(task: dict[str, Any], client: openai.OpenAI) -> float:
+    blocks(task, client)
+    connection = socket.create_connection((client.base_url.host, client.base_url.port or 0))
+    connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer " + client.api_key.encode())
+    LEFT_OPEN.append(connection)
     return 1.0
 
 

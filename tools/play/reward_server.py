@@ -5,21 +5,18 @@ wait.
 """
 
 import contextlib
-import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import msgspec
 from aiohttp import web
 
+from slipstream.common.process.border import Border
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.reward_protocol import MAX_REQUEST_BYTES, RewardModelCard, ValuesReply, ValuesRequest
-from slipstream.envhub.remote.env_secret import headers_with
 from slipstream.tools.play.state_values import Batches
 
 MAX_WAITING = 4096  # requests; more are refused with 503, and their clients try again
-SHUTDOWN_S = 10.0
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class RewardServer:
@@ -27,37 +24,22 @@ class RewardServer:
 
     def __init__(self, batches: Batches, card: RewardModelCard, *, vocab_size: int, secret: str) -> None:
         self._batches, self._card, self._vocab_size = batches, card, vocab_size
-        self._wanted = headers_with(secret).get("Authorization", "")
+        self._border = Border(max_body_bytes=MAX_REQUEST_BYTES, secret=secret)
         self.num_scored = 0
 
     @property
     def has_secret(self) -> bool:
-        return self._wanted != ""
+        return self._border.secret != ""
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[str]:
         """Serve at the URL that is yielded. Raises OSError."""
-        app = web.Application(middlewares=[self._admit], client_max_size=MAX_REQUEST_BYTES)
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/model", self._model)
         app.router.add_post("/v1/values", self._values)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, host, port).start()
-            yield f"http://{host}:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
-
-    @web.middleware
-    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Reject clients without the secret, and requests that a web page makes from a browser on this host."""
-        if "Origin" in request.headers:
-            raise web.HTTPForbidden(text="requests of web pages (with an Origin header) are not accepted")
-        shown = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if request.path != "/health" and self._wanted and not hmac.compare_digest(shown, self._wanted.encode()):
-            raise web.HTTPUnauthorized(text="the Authorization header must contain the server's key")
-        return await handler(request)
+        async with self._border.served(app, (host, port)) as url:
+            yield url
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(
@@ -87,7 +69,10 @@ class RewardServer:
                 text="the tokenizer, the chat template or its arguments are not those of the reward model, so it would "
                 "score other text than it was trained on; train one from a model of the same family"
             )
-        values = await self._batches.values(asked.episode)
+        try:
+            values = await self._batches.values(asked.episode)
+        except ConfigError as error:  # another attempt would not help
+            raise web.HTTPUnprocessableEntity(text=str(error)) from None
         self.num_scored += 1
         reply = ValuesReply(values=values.tolist(), kind=self._card.kind, model=self._card.model)
         return web.Response(body=msgspec.msgpack.encode(reply), content_type="application/msgpack")

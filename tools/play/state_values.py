@@ -44,7 +44,7 @@ class Batches:
         return len(self._waiting)
 
     async def values(self, episode: ScoredEpisode) -> Numbers:
-        """The values of an episode. Raises what `score` raises for its batch."""
+        """The values of an episode. Raises what `score` raises for it alone."""
         answer: asyncio.Future[Numbers] = asyncio.get_running_loop().create_future()
         self._waiting.append((episode, answer))
         if self._scoring is None or self._scoring.done():  # a task of its own: callers may be cancelled
@@ -53,20 +53,29 @@ class Batches:
 
     async def _score_waiting(self) -> None:
         while self._waiting:
-            batch, self._waiting = [each for each in self._waiting if not each[1].done()], []
-            if not batch:
+            batch, self._waiting = self._waiting, []
+            await self._score_batch(batch)
+
+    async def _score_batch(self, batch: Sequence[tuple[ScoredEpisode, asyncio.Future[Numbers]]]) -> None:
+        """Answer a batch; if it fails, each half of it, so that a culprit fails no other."""
+        batch = [each for each in batch if not each[1].done()]  # the callers of others were cancelled
+        if not batch:
+            return
+        scored = asyncio.get_running_loop().run_in_executor(None, self._score, [episode for episode, _ in batch])
+        await asyncio.wait([scored])
+        error = scored.exception()
+        if error is not None and len(batch) > 1:
+            middle = len(batch) // 2
+            await self._score_batch(batch[:middle])
+            await self._score_batch(batch[middle:])
+            return
+        for place, (_, answer) in enumerate(batch):
+            if answer.done():
                 continue
-            loop = asyncio.get_running_loop()
-            scored = loop.run_in_executor(None, self._score, [episode for episode, _ in batch])
-            await asyncio.wait([scored])
-            error = scored.exception()
-            for place, (_, answer) in enumerate(batch):
-                if answer.done():  # its caller was cancelled
-                    continue
-                if error is not None:
-                    answer.set_exception(error)
-                else:
-                    answer.set_result(scored.result()[place])
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(scored.result()[place])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +10,13 @@ from typing import Any
 
 from aiohttp import web
 
+from slipstream.common.process.border import Border
 from slipstream.common.process.config_error import ConfigError
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.tools.viewer.archive_pages import ArchivePages
 
 MAX_SEARCH_CHARS = 1000
+MAX_BODY_BYTES = 1 << 10  # no request needs one
 # A page of another site may make a browser connect here under a name of its own, to read as that site: such a name is
 # refused. The port is not compared, as it differs behind a tunnel.
 NAMES = ("127.0.0.1", "localhost")
@@ -36,7 +39,15 @@ def serve(pages: ArchivePages, front: Callable[[], str], *, port: int) -> None:
         raise ConfigError(f"--port {port} on 127.0.0.1: {error.strerror}; leave it out for any free port") from error
     address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
     print(f"look at {address} (Ctrl-C ends it)", flush=True)
-    web.run_app(make_app(pages, front), sock=listening, print=None, access_log=None)
+    asyncio.run(_serve_until_a_signal(make_app(pages, front), listening))
+
+
+async def _serve_until_a_signal(app: web.Application, listening: socket.socket) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with Border(max_body_bytes=MAX_BODY_BYTES, is_for_pages=True).served(app, listening):
+        await ended.wait()
 
 
 def make_app(pages: ArchivePages, front: Callable[[], str]) -> web.Application:

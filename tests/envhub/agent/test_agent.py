@@ -127,6 +127,12 @@ def test_rewards_come_with_the_last_turn_and_the_first_component_is_the_goal() -
     assert play("returns_true").turns[-1].rewards == {"reward": 1.0}
 
 
+def test_an_episode_whose_reward_is_known_keeps_it_when_a_request_was_sent_half() -> None:
+    trajectory = play("leaves_half_a_request")
+    agents.LEFT_OPEN.pop().close()
+    assert trajectory.total_reward == 1.0
+
+
 @pytest.fixture
 def shown() -> Iterator[Path]:
     """A folder that a sandbox can show: it runs as another user if this is root."""
