@@ -23,6 +23,7 @@ FILES = (
     ("members",),
     ("put",),
     ("put_as_learner",),
+    ("spend",),
 )
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import msgspec
 import redis
 import yaml
+from redis.exceptions import NoPermissionError
 
 from slipstream.common.process.wire import MALFORMED, WireError, decode, encode
 from slipstream.common.transfer.model_folder import MAX_FILES, ModelFile
@@ -297,7 +298,10 @@ class Fleet:
         return key(self._run_id, "fleet", "wanted", host)
 
     def _unknown_run(self) -> UnknownRun:
-        names: Any = read_or_nothing(lambda: self._client.smembers(RUNS_KEY), RUNS_KEY) or set()
+        try:
+            names: Any = read_or_nothing(lambda: self._client.smembers(RUNS_KEY), RUNS_KEY) or set()
+        except NoPermissionError:  # of the user of an actor, which is one of this run alone
+            names = {self._run_id.encode()}
         runs = sorted(name.decode(errors="replace") for name in names)
         if self._run_id in runs:
             return UnknownRun(f"the learner of {self._run_id} has not described the run; start it, if it does not run")

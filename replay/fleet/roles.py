@@ -2,7 +2,7 @@
 
 A script has only the rights of its caller. So an actor may use every command that its verbs use, on every key that they
 change, but not the learner's keys and commands. An actor can damage its own run, for example by deleting groups. It
-cannot claim, settle, publish, take the epoch, or access another run or the server's settings.
+cannot claim, settle, publish, take the epoch, or access another run, the list of runs or the server's settings.
 """
 
 import enum
@@ -122,7 +122,7 @@ def acl_rules(run_id: str, role: Role, *, password: str) -> list[str]:
             streams = [key(name, stream) for name in names for stream in STREAMS]
             keys = [stream + part for stream in streams for part in _ACTORS_STREAM_KEYS]
             keys += [key(run_id, part) for part in _ACTORS_RUN_KEYS]
-            may = [*(f"~{name}" for name in [*keys, RUNS_KEY]), *(f"+{name}" for name in _ACTORS_COMMANDS)]
+            may = [*(f"~{name}" for name in keys), *(f"+{name}" for name in _ACTORS_COMMANDS)]
             return [*rules, *may, *everyones]
         case Role.VIEWER:
             return [*rules, *everything, "+@read", "-@dangerous", *everyones]

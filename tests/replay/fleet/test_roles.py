@@ -17,8 +17,8 @@ from slipstream.replay.buffer import actor_buffer, learner_buffer, people_buffer
 from slipstream.replay.buffer.repertoire import FILES, Repertoire
 from slipstream.replay.buffer.verbs import ACTORS, LEARNERS, PEOPLES
 from slipstream.replay.fleet.bulletin import Bulletin
-from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
-from slipstream.replay.fleet.roles import Role, acl_rules, user_of
+from slipstream.replay.fleet.fleet import RUNS_KEY, Fleet, RunState, UnknownRun
+from slipstream.replay.fleet.roles import _ACTORS_COMMANDS, Role, acl_rules, user_of
 from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import epoch_key, key
 from slipstream.replay.run.server_shards import audit_shards
@@ -219,6 +219,43 @@ def test_a_role_may_do_nothing_else(
         with pytest.raises(NoPermissionError):
             client.execute_command(*command)
             pytest.fail(f"{role} may {command}")
+    with connect(server.secret_url) as admin:
+        assert admin.dbsize() == 0
+
+
+# Each command of an actor's user that takes a key, with what may follow the key.
+WITH_KEY: dict[str, list[str]] = {
+    **{name: [] for name in ("type", "get", "mget", "persist", "unlink", "del", "zcard", "srandmember", "smembers")},
+    **{name: ["x"] for name in ("hget", "hdel", "hmget", "hexists", "zrem", "zscore", "set", "lpush")},
+    **{name: ["0", "1"] for name in ("zrange", "zrangebyscore", "zremrangebyscore", "ltrim")},
+    **{name: ["x", "1"] for name in ("hincrby", "hincrbyfloat")},
+    "hset": ["x", "1"],
+    "zadd": ["1", "x"],
+    "expire": ["60"],
+}
+OUT_OF_REACH = [
+    RUNS_KEY,
+    key(OTHER, "judge:spent"),
+    key(OTHER, "train", "blob", 0),
+    *(key(RUN, name) for name in ("epoch", "highest_version", "weights:version")),
+    *(key(RUN, "train", name) for name in ("claimed", "quarantined", "dropped", "settled")),
+]
+
+
+def test_no_command_of_an_actor_reaches_a_key_of_others(server: Server, enter: Callable[..., redis.Redis]) -> None:
+    actor = enter(Role.ACTOR)
+    assert {*WITH_KEY, "multi", "exec", "xread"} == set(_ACTORS_COMMANDS)
+    for command, rest in WITH_KEY.items():
+        for name in OUT_OF_REACH:
+            with pytest.raises(NoPermissionError):
+                actor.execute_command(command, name, *rest)
+                pytest.fail(f"an actor may {command} {name}")
+        assert actor.execute_command("type", key(RUN, "judge:spent")) == b"none"
+    for name in OUT_OF_REACH:
+        with pytest.raises(NoPermissionError):
+            actor.execute_command("XREAD", "STREAMS", name, "0")
+    with pytest.raises(UnknownRun, match="has not described the run"):
+        Fleet(actor, RUN).run_facts()
     with connect(server.secret_url) as admin:
         assert admin.dbsize() == 0
 
