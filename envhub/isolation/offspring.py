@@ -10,17 +10,25 @@ share must be started in a context without an episode, as in `verifiers_host.py`
 import contextlib
 import functools
 import itertools
+import logging
 import os
 import signal
 import sys
+import time
 from collections import Counter
-from collections.abc import Collection, Iterator, MutableMapping
+from collections.abc import Collection, MutableMapping
 from contextvars import ContextVar
 from pathlib import Path
 
 MARK = "SLIPSTREAM_EPISODE"
 _STARTS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system")
-_MAX_ROUNDS = 20  # a process that forks during one search is found in the next
+_NUM_QUIET = 2  # looks in a row that find nothing new
+_MAX_LOOKS = 200
+_START_S = 1.0  # time for a process to begin a program, on a busy machine
+_POLL_S = 0.001
+_ENDING, _OF_THE_KERNEL = 0x4, 0x200000  # PF_EXITING and PF_KTHREAD
+
+log = logging.getLogger(__name__)
 
 _numbers = itertools.count()
 _episode: ContextVar[str] = ContextVar("episode", default="")
@@ -42,12 +50,12 @@ def end_offspring(mark: str) -> int:
     return _end(f"{MARK}={mark}\0".encode())
 
 
-def end_offspring_of(pid: int) -> int:
-    """Kill all processes that the episodes of process `pid` have left, and return their number.
+def end_offspring_of(*pids: int) -> int:
+    """Kill all processes that the episodes of the processes `pids` have left, and return their number.
 
-    Call it after that process was killed or has crashed, because it did not end its episodes.
+    Call it after those processes were killed or have crashed, because they did not end their episodes.
     """
-    return _end(f"{MARK}={_owner(pid)}".encode())
+    return _end(*(f"{MARK}={_owner(pid)}".encode() for pid in pids))
 
 
 def _owner(pid: int) -> str:
@@ -55,25 +63,55 @@ def _owner(pid: int) -> str:
     return f"{Path('/proc/self/ns/pid').readlink()}.{pid}."
 
 
-def _end(marked: bytes) -> int:
-    """Kill all processes whose environment contains `marked`, and return their number."""
-    ended = set[int]()
-    for _ in range(_MAX_ROUNDS):
-        found = set(_processes_with(marked)) - {os.getpid()}
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if found <= ended:
-            break
-        ended |= found
+def _end(*marks: bytes) -> int:
+    """Kill all processes whose environment contains one of `marks`, and return their number.
+
+    One look at /proc misses a process that was forked after the list was read by one that then ended. So this looks
+    until two looks in a row show no such process, and no new process that ended before its environment could be read.
+    """
+    ended, seen, num_quiet = set[int](), {os.getpid()}, 0
+    for _ in range(_MAX_LOOKS):
+        pids = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()} - {os.getpid()}
+        num_quiet += 1
+        for pid in sorted(pids - ended, reverse=True):  # newest first: a process that forks and ends is among them
+            environment = b"\0" + _environment(pid)
+            if any(b"\0" + mark in environment for mark in marks):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                ended.add(pid)
+                num_quiet = 0
+            elif environment == b"\0" and pid not in seen:
+                num_quiet = 0
+        if num_quiet == _NUM_QUIET:
+            return len(ended)
+        seen |= pids
+    log.warning("some processes of an episode may still run: %d looks at /proc always showed new ones", _MAX_LOOKS)
     return len(ended)
 
 
-def _processes_with(marked: bytes) -> Iterator[int]:
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
-            if b"\0" + marked in b"\0" + (process / "environ").read_bytes():
-                yield int(process.name)
+def _environment(pid: int) -> bytes:
+    """Return the environment of a process; empty if it has none or has ended.
+
+    In the middle of an execve a process has none: this waits until the new program has its environment.
+    """
+    deadline = time.monotonic() + _START_S
+    try:
+        while not (environment := Path(f"/proc/{pid}/environ").read_bytes()) and _begins(pid):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)
+    except PermissionError:
+        return MARK.encode()  # of another user, who cannot be one of ours
+    except OSError:
+        return b""
+    return environment
+
+
+def _begins(pid: int) -> bool:
+    """Whether a process whose environment was empty is about to have one. Raises OSError if it has ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    flags, start, end = int(fields[6]), fields[47], fields[48]
+    return not flags & (_ENDING | _OF_THE_KERNEL) and (end == "0" or start != end)
 
 
 @functools.cache

@@ -32,6 +32,7 @@ import msgspec
 from slipstream.common.process.imported import imported
 from slipstream.common.process.wire import MALFORMED
 from slipstream.envhub.env import EnvError
+from slipstream.envhub.isolation.offspring import end_offspring_of
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.rewards.episode import Episode, Values
 from slipstream.envhub.rewards.measures import Measure
@@ -268,6 +269,7 @@ class _Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        end_offspring_of(self._process.pid)
         self._connection.close()
 
 

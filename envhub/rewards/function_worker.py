@@ -20,7 +20,7 @@ import msgspec
 
 from slipstream.common.process.imported import imported
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.isolation.offspring import begin_episode, end_offspring
+from slipstream.envhub.isolation.offspring import begin_episode, end_offspring, end_offspring_of
 from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.function import Call, Returned, arguments, numbers
 
@@ -51,6 +51,7 @@ def _end_with(parent: int) -> None:
     """End after the process `parent`. The signal of the kernel comes when its thread ends, which is earlier."""
     while os.getppid() == parent:
         time.sleep(POLL_S)
+    end_offspring_of(os.getpid())
     os._exit(0)
 
 

@@ -20,7 +20,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
-from slipstream.envhub.isolation.offspring import begin_episode, end_offspring
+from slipstream.envhub.isolation.offspring import begin_episode, end_offspring, end_offspring_of
 from slipstream.envhub.remote.env_protocol import (
     MAX_MESSAGE_BYTES,
     READY,
@@ -182,5 +182,6 @@ if __name__ == "__main__":
     log_to_stderr()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main(int(sys.argv[1]), float(sys.argv[2])))
+    end_offspring_of(os.getpid())  # a server that was killed has closed no episode
     # Not sys.exit: an environment may have left threads that never end.
     os._exit(0)

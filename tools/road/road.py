@@ -28,7 +28,7 @@ from slipstream.tools.road.road_table import (
     row_of,
     save_records,
 )
-from slipstream.tools.run.child import EXIT_BAD_INPUT, Child, kill, print_failure
+from slipstream.tools.run.child import EXIT_BAD_INPUT, Child, kill_descendants, print_failure
 from slipstream.tools.terminal.table import print_rows
 
 POLL_S = 0.2
@@ -50,7 +50,7 @@ def road(config: Config, *, path: str, settings: Sequence[str], dry_run: bool) -
             print("".join(f"  {change}\n" for change in differences(config, stage.config)), end="")
         return 0
     run_dir.create()
-    shutdown = Shutdown(at_once=lambda: kill(psutil.Process().children(recursive=True)))
+    shutdown = Shutdown(at_once=lambda: kill_descendants(psutil.Process()))
     with held(run_dir.path):
         write_whole(run_dir.path / "evaluation.yaml", dump_config(config))
         for stage in stages:

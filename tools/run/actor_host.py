@@ -105,6 +105,7 @@ class Host:
                 self._start(slot)
             elif slot in self._leaving:
                 if actor.exit_code is not None:
+                    actor.wait(0.0)
                     self._leaving.remove(slot)
                     del self._slots[slot]
             elif slot >= self.count:

@@ -83,6 +83,8 @@ class Child:
         if self.exit_code in (None, 0):
             return True
         now = time.monotonic()
+        if self._restart_at == 0.0:
+            self._end_offspring()
         if self._restart_at == 0.0 and now - self._started_at > STABLE_S:
             self._num_restarts = 0
         if self.exit_code == EXIT_BAD_INPUT or self._num_restarts >= MAX_RESTARTS:
@@ -96,8 +98,6 @@ class Child:
             print(f"{self.name} {self.ending}: {why}{RESTARTED}{self.log}", flush=True)
             if self.lacked_memory:
                 print(f"FAULT: {self.lacked_memory}", flush=True)
-            if self.pid is not None:
-                end_offspring_of(self.pid)  # an actor that was killed could not end the processes of its environments
             self.start()
         return True
 
@@ -151,13 +151,22 @@ class Child:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
+        else:
+            self._end_offspring()
 
     def kill(self) -> None:
         """Kill the process and all its descendants."""
         if self._process is not None and self._process.poll() is None:
-            process = psutil.Process(self._process.pid)
-            kill([process, *process.children(recursive=True)])
+            self._process.send_signal(signal.SIGSTOP)
+            kill_descendants(psutil.Process(self._process.pid))
+            self._process.kill()
             self._process.wait()
+            self._end_offspring()
+
+    def _end_offspring(self) -> None:
+        """End the processes of environments that an actor left: one that was killed could not end them."""
+        if self.pid is not None and self.exit_code != 0:
+            end_offspring_of(self.pid)
 
     def last_log_lines(self) -> str:
         """The end of its log, which has the reason of its end; only that one line if it rejected its input."""
@@ -193,8 +202,18 @@ def killed_for_memory() -> int:
     return int(counts.get("oom_kill", 0))
 
 
-def kill(processes: Sequence[psutil.Process]) -> None:
-    """Send SIGKILL, to parents before their children, so that no parent restarts a child that was just killed."""
-    for process in processes:
+def kill_descendants(root: psutil.Process) -> None:
+    """Kill all processes below `root`, and those that their environments have left.
+
+    Each is first stopped, so that it starts no other, until a look shows no new one.
+    """
+    stopped = set[psutil.Process]()
+    while new := set(root.children(recursive=True)) - stopped:
+        for process in new:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        stopped |= new
+    for process in stopped:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    end_offspring_of(*(process.pid for process in stopped))

@@ -31,7 +31,7 @@ from slipstream.replay.run.observer import Observer
 from slipstream.replay.server.redis_server import Server, find_executable, password_of, start_private_server
 from slipstream.replay.server.redis_version import lacks, version_of
 from slipstream.tools.run.check_input import check_input
-from slipstream.tools.run.child import EXIT_BAD_INPUT, RESTARTED, Child, failed_code, kill, print_failure
+from slipstream.tools.run.child import EXIT_BAD_INPUT, RESTARTED, Child, failed_code, kill_descendants, print_failure
 from slipstream.tools.run.devices import VARIABLE, split_devices, visible_devices
 from slipstream.tools.run.doctor import check_machine, print_missing
 from slipstream.tools.run.sharing import share_gpus
@@ -108,7 +108,7 @@ def _checked(config: Config, *, resume: bool) -> RunDir:
 
 
 def _kill_everything() -> None:
-    kill(psutil.Process().children(recursive=True))
+    kill_descendants(psutil.Process())
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import Context
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.isolation.offspring import end_offspring_of
 from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.tools.run.child import Child
 from tests.guess import GuessEnv
-from tests.processes import Process
+from tests.processes import REPOSITORY, Process
 
 TASK = Task(env="daemons", split="train", index=0)
 DEADLINE_S = 60.0
@@ -151,6 +152,77 @@ def test_what_a_killed_process_had_started_is_found_by_its_number(tmp_path: Path
     assert len(running(one)) == 1
     assert end_offspring_of(process.pid) == 1
     until(lambda: not running(one), "it is gone")
+
+
+RESTLESS = """
+[ -e "$1/go" ] || exit
+: > "$1/$2-$3"
+case $2 in
+    executes) exec sh "$0" "$@" ;;
+    sleeps) sleep 0.01; exec sh "$0" "$@" ;;
+    forks) setsid sh "$0" "$@" & ;;
+    forks-twice) (setsid sh "$0" "$@" &) & ;;
+esac
+"""
+KINDS = {"executes": 8, "sleeps": 8, "forks": 4, "forks-twice": 2}
+STARTS = """
+import subprocess, sys, time
+from slipstream.envhub.isolation.offspring import begin_episode
+begin_episode()
+for kind, number in zip(sys.argv[2::2], sys.argv[3::2]):
+    subprocess.run(["sh", "-c", f"(setsid sh {sys.argv[1]}/restless {sys.argv[1]} {kind} {number} &) &"], check=True)
+time.sleep(3600)
+"""
+
+
+class Restless:
+    """Daemons that execute their program, or fork and end, without a pause. Each writes a file when it begins."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names = [(kind, str(number)) for kind, count in KINDS.items() for number in range(count)]
+        (folder / "restless").write_text(RESTLESS)
+        (folder / "go").touch()
+
+    def start(self) -> None:
+        for kind, number in self.names:
+            command = f"(setsid sh {self.folder}/restless {self.folder} {kind} {number} &) &"
+            subprocess.run(["sh", "-c", command], check=True)
+
+    def alive(self) -> set[str]:
+        """Those that write within a second."""
+        for file in self.folder.glob("*-*"):
+            file.unlink(missing_ok=True)
+        time.sleep(1.0)
+        return {file.name for file in self.folder.glob("*-*")}
+
+
+@pytest.fixture
+def restless(tmp_path: Path) -> Iterator[Restless]:
+    yield Restless(tmp_path)
+    (tmp_path / "go").unlink()  # a daemon that is left ends now
+
+
+def test_no_daemon_escapes_the_end_of_its_episode_by_forks_and_programs_without_a_pause(restless: Restless) -> None:
+    async def plays() -> None:
+        async with fresh_env(daemons("3600"), TASK, timeout_s=5.0):
+            restless.start()
+            until(lambda: len(restless.alive()) == len(restless.names), "all of them run")
+
+    asyncio.run(plays())
+    assert restless.alive() == set()
+
+
+def test_no_daemon_escapes_the_end_of_its_killed_actor(restless: Restless) -> None:
+    names = [word for name in restless.names for word in name]
+    command = [sys.executable, "-c", STARTS, str(restless.folder), *names]
+    paths = os.pathsep.join((str(REPOSITORY / "src"), str(REPOSITORY)))
+    actor = Child("actor", command, log=restless.folder / "log", environment={"PYTHONPATH": paths})
+    actor.start()
+    until(lambda: len(restless.alive()) == len(restless.names), "all of them run")
+    actor.send(signal.SIGKILL)
+    actor.wait(DEADLINE_S)
+    assert restless.alive() == set()
 
 
 ENDS_LATE = """

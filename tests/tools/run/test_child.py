@@ -172,6 +172,20 @@ def test_a_child_that_does_not_end_when_asked_is_killed_with_all_that_it_started
     wait_until(lambda: is_gone(grandchild))
 
 
+def test_a_child_that_starts_processes_without_a_pause_is_killed_with_all_of_them(tmp_path: Path) -> None:
+    beat, script = tmp_path / "beat", tmp_path / "restless"
+    (tmp_path / "go").touch()
+    script.write_text(f'[ -e {tmp_path}/go ] || exit; : > {beat}; sh "$0" & wait')
+    child = a_child(tmp_path, f"trap '' TERM; while :; do sh {script}; done")
+    child.start()
+    wait_until(beat.exists)
+    child.kill()
+    beat.unlink()
+    time.sleep(0.5)
+    assert not beat.exists()
+    (tmp_path / "go").unlink()
+
+
 def test_a_child_of_any_program_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     supervisor = subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True

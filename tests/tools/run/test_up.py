@@ -27,7 +27,6 @@ from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.server.redis_server import Server, _socket_of, password_of
-from slipstream.tools.run.child import kill
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
 from tests.replay.buffer.every_verb import FACTS
 
@@ -106,7 +105,9 @@ class Sittings:
         return lines
 
     def end(self) -> None:
-        kill(marked(self._mark))
+        for process in marked(self._mark):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         for up in self._ups:
             up.process.wait()
 
