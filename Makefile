@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-fleet bench-learner bench-peers bench-real bench-replay bench-weights families gpu-check judge-check
-.PHONY: soak chaos drill mutations study-lag
+.PHONY: sim soak mutations study-lag
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-long test-python test-spot test-transformers-4
 
 setup: $(STAMP)
@@ -214,13 +214,9 @@ build/peers-trl/.installed: requirements/torch.txt requirements/peers-trl.txt
 soak: setup
 	$(BIN)/python -m slipstream.tools.lab.soak.soak --minutes $(or $(SOAK_MINUTES),10)
 
-# Run schedules of random faults, one after another: CHAOS_SCHEDULES=500 CHAOS_SEED=1 make chaos
-chaos: setup
-	$(BIN)/python -m slipstream.tools.lab.soak.chaos --schedules $(or $(CHAOS_SCHEDULES),50) --seed $(or $(CHAOS_SEED),1)
-
-# The same against a whole run, with engines and weights: DRILL_SCHEDULES=100 DRILL_SEED=1 make drill
-drill: setup
-	$(BIN)/slipstream drill conf/drill.yaml --random $(or $(DRILL_SCHEDULES),20) --seed $(or $(DRILL_SEED),1)
+# Play schedules of faults in virtual time: SIM_SCHEDULES=100000 make sim. OPTIONS=--bugs looks for each planted bug.
+sim: setup
+	$(BIN)/python -m slipstream.tools.lab.sim.sim --schedules $(or $(SIM_SCHEDULES),1000) $(OPTIONS)
 
 # Run the fault tests and the fuzzing at full length; CI runs them shorter.
 test-faults: setup

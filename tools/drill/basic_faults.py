@@ -1,14 +1,11 @@
-"""The six faults that `slipstream drill` plays in order: each waits until all that it causes is over."""
+"""The six faults of `slipstream drill`: each waits until all that it causes is over, and returns what was seen."""
 
 import json
 import signal
 import time
-from random import Random
+from collections.abc import Callable
 
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
-from slipstream.tools.drill.faults import (
-    Fault,
-)
 from slipstream.tools.drill.stage import DrillFailed, Stage
 from slipstream.tools.run.child import Child
 
@@ -33,7 +30,7 @@ def _expire(stage: Stage, before: int, num_held: int) -> str:
     return f"{num_held} leases expired, and others got them"
 
 
-def kill_actor(stage: Stage, _: Random) -> str:
+def kill_actor(stage: Stage) -> str:
     before = stage.ledger().expired_leases
     num_held = _in_mid_episode(stage, stage.near)
     dead = stage.actor(stage.near)
@@ -48,7 +45,7 @@ def kill_actor(stage: Stage, _: Random) -> str:
     return seen + ", and an actor is in its place"
 
 
-def stop_actor(stage: Stage, _: Random) -> str:
+def stop_actor(stage: Stage) -> str:
     before = stage.ledger().expired_leases
     num_held = _in_mid_episode(stage, stage.near)
     stopped = stage.actor(stage.near)
@@ -60,7 +57,7 @@ def stop_actor(stage: Stage, _: Random) -> str:
     return seen + "; it came back, and plays"
 
 
-def slow_link(stage: Stage, _: Random) -> str:
+def slow_link(stage: Stage) -> str:
     stage.links["far"].delay_s = SLOW_S
     inserted, ended = stage.ledger().inserted, time.monotonic() + SLOW_FOR_S
     stage.until(lambda: time.monotonic() > ended and stage.ledger().inserted > inserted, "trajectories come")
@@ -68,7 +65,7 @@ def slow_link(stage: Stage, _: Random) -> str:
     return f"{stage.ledger().inserted - inserted} trajectories came in {SLOW_FOR_S:.0f} s or so"
 
 
-def partition(stage: Stage, _: Random) -> str:
+def partition(stage: Stage) -> str:
     before, link, num_held = stage.ledger().expired_leases, stage.links["far"], 0
     while not num_held:
         link.is_cut = False
@@ -83,7 +80,7 @@ def partition(stage: Stage, _: Random) -> str:
     return seen + f"; {link.num_held} pieces were held up, and it plays again"
 
 
-def restart_server(stage: Stage, _: Random) -> str:
+def restart_server(stage: Stage) -> str:
     inserted = stage.ledger().inserted
     stage.restart_server()
     held = stage.ledger().inserted
@@ -93,7 +90,7 @@ def restart_server(stage: Stage, _: Random) -> str:
     return f"{inserted} trajectories were there before and after; all processes continued"
 
 
-def preempt(stage: Stage, _: Random) -> str:
+def preempt(stage: Stage) -> str:
     before = stage.ledger()
     stage.until(lambda: stage.num_held(stage.far) > 0, "the actor behind the link plays")
     stage.cloud.notice = json.dumps({"action": "terminate", "time": "in two minutes"})
@@ -108,7 +105,7 @@ def preempt(stage: Stage, _: Random) -> str:
     return f"the host left with code {EXIT_PREEMPTED}, and handed in {parts} parts of episodes; no lease expired"
 
 
-SIX: dict[str, Fault[Stage]] = {
+SIX: dict[str, Callable[[Stage], str]] = {
     "kill": kill_actor,
     "stop": stop_actor,
     "slow": slow_link,

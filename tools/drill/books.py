@@ -1,7 +1,5 @@
 """Finds what a run has lost, by its books, a recount, its archive, and training once more on that."""
 
-import subprocess
-import sys
 from collections import Counter
 
 import redis
@@ -33,13 +31,3 @@ def what_is_lost(client: redis.Redis, config: Config, *, last_step: int) -> list
     uses = Counter(group for step in archive.steps for group in archive.group_ids(step, max_group_bytes=limit))
     lost += [f"group {group} was trained {num} times" for group, num in uses.items() if num > config.replay.max_uses]
     return lost
-
-
-def what_training_again_finds(config: Config) -> list[str]:
-    """Train the finished run again from its archive, without faults: its weights must be the same to the last bit."""
-    name = config.run.name
-    again = (f"run.root={config.run.root}", f"run.name={name}-undisturbed")
-    command = [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", "learner", "--replay-archive", name, *again]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    last_line = (done.stdout.splitlines() or [""])[-1]
-    return [f"trained again from its archive, it ended with {done.returncode}: {last_line}"] if done.returncode else []

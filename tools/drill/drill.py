@@ -3,7 +3,6 @@
 import argparse
 import time
 from pathlib import Path
-from random import Random
 
 from slipstream.common.config.config import Config, RunConfig
 from slipstream.common.config.objective_config import ObjectiveConfig
@@ -11,8 +10,6 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.drill.basic_faults import LEASE_TTL_S, SIX
 from slipstream.tools.drill.books import what_is_lost
-from slipstream.tools.drill.fault_catalogue import CATALOGUE
-from slipstream.tools.drill.random import drill_at_random
 from slipstream.tools.drill.stage import DrillFailed, Stage
 from slipstream.tools.terminal.table import print_rows
 
@@ -24,23 +21,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fault",
         action="append",
-        choices=list(CATALOGUE),
+        choices=list(SIX),
         metavar="NAME",
-        help="play this one; may be given again; any of the catalogue (tools/drill/fault_catalogue.py); "
-        f"left out: {', '.join(SIX)}",
+        help=f"play this one; may be given again: {', '.join(SIX)}; left out: all",
     )
-    parser.add_argument("--random", type=int, default=0, metavar="N", help="play N schedules of random faults instead")
-    parser.add_argument("--seed", type=int, default=1, help="of the first schedule")
-    parser.add_argument("--only", type=int, nargs="+", default=[], help="the faults of the schedule, by their number")
-    parser.add_argument("--report", type=Path, default=Path("build/drill.json"), help="where the report is written")
 
 
 def answer(config: Config, asked: argparse.Namespace) -> int:
     """What was asked for; 0 where nothing was lost."""
     prepare(config)
     with RunDir(config.run.root, config.run.name).held():
-        if asked.random:
-            return drill_at_random(config, asked)
         return drill(config, faults=asked.fault or list(SIX))
 
 
@@ -94,9 +84,8 @@ def prepare(config: Config) -> None:
 def _strike(stage: Stage, name: str) -> list[str]:
     """What was seen, how long until all was well again, and how far the learner came meanwhile."""
     started, step = time.monotonic(), stage.last_step()
-    seen = CATALOGUE[name](stage, Random(0))
+    seen = SIX[name](stage)
     lasted_s, meanwhile = time.monotonic() - started, stage.last_step() - step
-    stage.undo_all()
     for _ in range(NUM_STEPS):
         stage.until_step()
     return [seen, f"{lasted_s:.0f} s", str(meanwhile)]

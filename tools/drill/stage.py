@@ -5,10 +5,8 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,25 +14,19 @@ import redis
 
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.connection import PASSWORD_VARIABLE, connect
-from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.output import write_whole
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import LEAVE_S
-from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.buffer.listing import list_groups
-from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, Member
 from slipstream.replay.records.ledger import Ledger, read_ledger
 from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.drill.cloud import Cloud
-from slipstream.tools.drill.undo import Undoing
 from slipstream.tools.run.child import Child
 from slipstream.tools.run.link import Link
 
 POLL_S = 0.05
 TAIL_BYTES = 1 << 16  # of metrics: some records
-LOOK_S = 0.2  # between two looks at whether a fault is recovered from
-NUM_LAST_STEPS = 3
 PATIENCE_S = 240.0  # for what takes seconds; a vLLM engine takes 15 s to start on an idle machine
 LEARNER_GRACE_S = 60.0
 
@@ -50,8 +42,6 @@ class Stage:
         self.config = config
         self.dir = RunDir(config.run.root, config.run.name)
         self.dir.create()
-        self.orders = orders_of(config)
-        self.orders.mkdir(exist_ok=True)
         self.server: Server = start_server(self.dir.redis)
         self.links = {name: Link(self.server.port).__enter__() for name in ("learner", "near", "far")}
         self.cloud = Cloud()
@@ -69,12 +59,8 @@ class Stage:
             f"actors.notices_url={self.cloud.url}",
         )
         self.everyone = [self.learner, self.near, self.far]
-        self._undoing = Undoing()
-        self.later, self.undo_all = self._undoing.later, self._undoing.undo_all
         self._asked: set[Child] = set()  # whose next end is a fault's doing
         self._away: set[Child] = set()  # who is not started again yet
-        self._recovering: list[_Recovering] = []
-        self._looked_at = 0.0
 
     @property
     def run_id(self) -> str:
@@ -96,20 +82,9 @@ class Stage:
         self.learner.ask_to_end()
         self.learner.wait(LEARNER_GRACE_S)
 
-    def finish(self) -> None:
-        """Restart the learner for the last steps of the run, and wait until every process has ended with it."""
-        self.end_of(self.learner)
-        self.learner.ask_to_end()
-        self.learner.wait(LEARNER_GRACE_S)
-        self.config.learner.steps = self.last_step() + NUM_LAST_STEPS
-        self._write_config()
-        self.until(lambda: self.learner.exit_code == 0, "the run is finished")
-        self.until(lambda: all(child.exit_code == 0 for child in self.everyone), "the hosts end with the run")
-
     def close(self) -> None:
         """Kill every process that still runs."""
         self.server.process.send_signal(signal.SIGCONT)
-        self.undo_all()
         for child in self.everyone:
             child.kill()
         self.client.close()
@@ -128,11 +103,6 @@ class Stage:
         """Expect the next end of `child`, which a fault causes, and start it again after it."""
         self._asked.add(child)
 
-    def kill(self, child: Child) -> None:
-        """Kill this process alone; it is started again."""
-        self.end_of(child)
-        child.send(signal.SIGKILL)
-
     def ended(self, child: Child, *, comes_back: bool = True) -> int:
         """Return the exit code of its next end, which a fault causes. With `comes_back` false it waits for `back`."""
         self._away.add(child)
@@ -142,12 +112,6 @@ class Stage:
         if comes_back:
             self.back(child)
         return exit_code
-
-    def away(self, child: Child) -> None:
-        """Kill it, and do not start it before `back`."""
-        self._away.add(child)
-        child.send(signal.SIGKILL)
-        self.until(lambda: child.exit_code is not None, f"the {child.name} is killed")
 
     def back(self, child: Child) -> None:
         """Start it again."""
@@ -171,68 +135,11 @@ class Stage:
                 raise DrillFailed(f"{what}: never, as the {child.name} ended with {child.exit_code}; see {child.log}")
             self._asked.remove(child)
             child.start()
-        if self._recovering and time.monotonic() > self._looked_at + LOOK_S:
-            self._look()
-
-    def recovering(self, fault: str, recovered_s: dict[str, float]) -> None:
-        """Set `recovered_s[fault]` as soon as the fault is over, a step is made and an insert is answered."""
-        self._recovering.append(_Recovering(fault, recovered_s, self._undoing.pending()))
-
-    def until_recovered(self) -> None:
-        self.until(lambda: not self._recovering, "a step is made, and an insert answered")
-
-    def _look(self) -> None:
-        self._looked_at = time.monotonic()
-        try:
-            inserted = self.ledger().inserted
-        except redis.RedisError:  # it stands still, or is away
-            return
-        stepped_at = self._last_record().get("time", 0.0)
-        for one in list(self._recovering):
-            if one.since is None:
-                if not any(undo.is_alive() for undo in one.undos):
-                    one.since, one.inserted = time.time(), inserted
-            elif stepped_at > one.since and inserted > one.inserted:
-                one.recovered_s[one.fault] = round(time.time() - one.since, 1)
-                self._recovering.remove(one)
-
-    def until_whole(self) -> float:
-        """The seconds until an actor on each host serves the newest weights, and has had something stored since."""
-        started = time.monotonic()
-        kept = {member.name: member.kept_tokens for member in self._members()}
-        version = Bulletin(self.client, self.run_id).highest_version()
-
-        def works(host: Child) -> bool:
-            return any(
-                member.kept_tokens > kept.get(member.name, 0) and member.policy_version >= version
-                for member in self.members(host)
-            )
-
-        self.until(lambda: works(self.near) and works(self.far), "an actor on each host works, with new weights")
-        return round(time.monotonic() - started, 1)
-
-    def until_answered(self) -> None:
-        """Wait for an insert."""
-        inserted = self.ledger().inserted
-        self.until(lambda: self.ledger().inserted > inserted, "an insert is answered")
 
     def until_step(self) -> None:
         """Wait for a step."""
         now = time.time()
         self.until(lambda: self._last_record().get("time", 0.0) > now, "a step is made")
-
-    def saved_step(self) -> int:
-        """The step of the newest checkpoint."""
-        manifests = self.dir.checkpoints.glob("step_*/manifest.json")
-        return max((int(path.parent.name.removeprefix("step_")) for path in manifests), default=0)
-
-    def second_learner(self) -> Child:
-        return self._child("learner-second", "learner", link="learner")
-
-    def buffer(self) -> ActorBuffer:
-        """An actor's buffer."""
-        facts = Fleet(self.client, self.run_id).run_facts()
-        return ActorBuffer(self.client, self.run_id, self.config.replay, vocab_size=facts.vocab_size)
 
     def ledger(self) -> Ledger:
         return read_ledger(self.client, self.config.run.name)
@@ -240,10 +147,6 @@ class Stage:
     def last_step(self) -> int:
         """The newest step in the metrics."""
         return int(self._last_record().get("step", 0))
-
-    def recorded_steps(self) -> list[int]:
-        """The step of every record in the metrics, in their order."""
-        return [int(record["step"]) for record in read_metrics(self.dir.metrics) if "trained/reward" in record]
 
     def _last_record(self) -> dict[str, float]:
         """The newest whole line of the metrics; {} before there is one. A long run's are too long to read them all."""
@@ -272,13 +175,6 @@ class Stage:
     def actor(self, host: Child) -> psutil.Process:
         """The actor process of `host`."""
         return self._below(host.pid, "slipstream.actors")
-
-    def engine(self, host: Child) -> psutil.Process:
-        """The engine process of the actor of `host`."""
-        return self._below(self.actor(host).pid, "slipstream.actors.engine.serve_engine")
-
-    def publisher(self) -> psutil.Process:
-        return self._below(self.learner.pid, "slipstream.learner.publisher.serve")
 
     def _below(self, pid: int | None, module: str) -> psutil.Process:
         """The process that `pid` has started as `python -m module`, once it is there."""
@@ -309,19 +205,3 @@ class Stage:
 
     def _write_config(self) -> None:
         write_whole(self.dir.config, dump_config(self.config))
-
-
-@dataclass(slots=True)
-class _Recovering:
-    """A fault, and the counts when it was over."""
-
-    fault: str
-    recovered_s: dict[str, float]
-    undos: Sequence[threading.Thread]  # it is over when these have ended
-    since: float | None = None  # unix time
-    inserted: int = 0
-
-
-def orders_of(config: Config) -> Path:
-    """The folder in which a fault orders trouble of an environment."""
-    return RunDir(config.run.root, config.run.name).path / "orders"

@@ -1,6 +1,5 @@
 """`slipstream drill`: its link, its faults on a real run, and that its report tells what was lost."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,12 @@ from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import connect
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.records.trajectory import Task
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import Group
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.replay.server.redis_server import Server
-from slipstream.tools.drill.basic_faults import SIX
 from slipstream.tools.drill.books import what_is_lost
 from slipstream.tools.drill.drill import drill, prepare
-from slipstream.tools.drill.failing_env import DEADLY, TAKEN, TROUBLES, TroubledEnv
-from slipstream.tools.drill.fault_catalogue import CATALOGUE
-from slipstream.tools.drill.random import Played, Usage, grown, play_schedules
-from slipstream.tools.drill.schedule import Strike
 from slipstream.tools.run.link import Link
 from tests.processes import GUESS
 from tests.replay.buffer.every_verb import play
@@ -123,59 +116,3 @@ def test_a_drill_on_a_real_run_loses_nothing(
     assert said.splitlines()[-1] == "lost: nothing"
     for words in ("leases expired, and others got them", "the host left with code 75"):
         assert words in said
-
-
-@pytest.mark.timeout(900)
-def test_a_real_run_outlives_random_faults_and_makes_its_last_steps(
-    config: Config, run_id: str, tmp_path: Path
-) -> None:
-    """Of each kind one that costs no start of an engine."""
-    faults = [
-        "publisher killed at an offer",
-        "an environment says garbage",
-        "garbage at the publisher's port",
-        "a shard damaged",
-    ]
-    settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.3}"]
-    config = load_config(None, settings)
-    prepare(config)
-    strikes = [Strike(fault=name, gap_s=0.5, seed=number) for number, name in enumerate(faults)]
-    played = Played()
-    play_schedules(config, {1: strikes}, played)
-    (outcome,) = played.outcomes
-    assert outcome.failures == []
-    assert list(outcome.fired) == faults == list(outcome.recovered_s)
-    assert outcome.fired["a shard damaged"].endswith("was damaged, and passed over")
-    assert {name for name, _ in played.usage} >= {"learner", "publisher", "server", "near engine", "far actor"}
-    assert Path(tmp_path, run_id, "trained_model").is_dir(), "the run was finished"
-
-
-def test_a_process_that_holds_more_and_more_is_named() -> None:
-    steady = [Usage(descriptors=40, resident_mib=300.0 + number) for number in range(9)]
-    leaking = [Usage(descriptors=40 + 5 * number, resident_mib=300.0 + 40 * number) for number in range(9)]
-    assert grown("learner", steady) == grown("learner", leaking[:2]) == []
-    assert grown("learner", leaking) == [
-        "the learner had 40 descriptors, and has 80",
-        "the learner had 300 MiB, and has 620",
-    ]
-
-
-def test_an_order_for_trouble_is_carried_out_once(tmp_path: Path) -> None:
-    async def play_both() -> None:
-        first, second = (TroubledEnv("tests.guess:GuessEnv", {}, str(tmp_path)) for _ in range(2))
-        for env in (first, second):
-            await env.reset(Task(env="guess", split="train", index=1))
-        assert (await first.step("red")).rewards.keys() == {"said"}
-        order.touch()
-        with pytest.raises(RuntimeError, match="the database is gone"):
-            await first.step("red")
-        assert (await second.step("red")).rewards.keys() == {"said"}
-
-    order = tmp_path / "raises"
-    asyncio.run(play_both())
-    assert [path.name for path in tmp_path.iterdir()] == ["raises" + TAKEN]
-
-
-def test_the_catalogue_holds_every_trouble_and_fault_that_is_played_by_default() -> None:
-    assert {f"an environment {kind}" for kind in TROUBLES} | SIX.keys() <= CATALOGUE.keys()
-    assert set(DEADLY) <= TROUBLES.keys()

@@ -1,26 +1,20 @@
-"""The processes of soak and chaos: a server, and stand-ins for a learner and actors that restart when they end."""
+"""The processes of a soak: a server, and stand-ins for a learner and actors that restart when they end."""
 
-import os
 import random
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import redis
 
 from slipstream.common.process.connection import connect
-from slipstream.replay.buffer.actor_buffer import ActorBuffer
-from slipstream.replay.server.redis_server import Server, find_executable, start_server
-from slipstream.tools.drill.undo import Undoing
+from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.lab.soak.accounts import Accounts
 from slipstream.tools.lab.soak.actor import Work
 from slipstream.tools.lab.soak.cast import Cast
-from slipstream.tools.lab.soak.clock import Clock
-from slipstream.tools.lab.soak.learner import Checkpoint
+from slipstream.tools.lab.soak.undo import Undoing
 from slipstream.tools.run.child import Child
-from slipstream.tools.run.link import Link
 
 POLL_S = 0.05
 LEASE_TTL_S = 3.0
@@ -30,20 +24,12 @@ SETTLED_S = 60.0  # how long it may take, when the faults are over, until everyo
 class SoakStage:
     """One run in `directory`. Call it from the main thread: its processes end with the thread that started them."""
 
-    def __init__(self, directory: Path, *, num_actors: int, seed: int, linked: bool = False) -> None:
-        """With `linked`, each process reaches the server through a link of its own."""
+    def __init__(self, directory: Path, *, num_actors: int, seed: int) -> None:
         self._redis = directory / "redis"
-        self.clock = Clock(directory / "clock", find_executable())
-        self._path = os.environ["PATH"]
-        os.environ["PATH"] = f"{self.clock.directory}{os.pathsep}{self._path}"  # where the server is found
         self.server: Server = start_server(self._redis)
         self.client: redis.Redis = connect(self.server.secret_url)
         work = Work(url=self.server.url, run_id="soak", lease_ttl_s=LEASE_TTL_S, episode_s=0.02, seed=seed)
         self.cast = Cast(directory / "cast", work, password=self.server.password, num_actors=num_actors)
-        self.links: dict[str, Link] = {}
-        if linked:
-            self.cast.learner = self._linked("learner")
-            self.cast.actors = [self._linked(actor.name) for actor in self.cast.actors]
         self.random = random.Random(seed)
         self.unasked: list[str] = []  # ends that no fault had brought about
         self._asked: set[str] = set()
@@ -57,20 +43,6 @@ class SoakStage:
     def is_disturbed(self) -> bool:
         """Whether a fault is in progress."""
         return self._undoing.is_disturbed
-
-    @property
-    def run_id(self) -> str:
-        return self.cast.work.run_id
-
-    @property
-    def learner(self) -> Child:
-        return self.cast.learner
-
-    def second_learner(self) -> Child:
-        return self.cast.stand_in("learner-second")
-
-    def buffer(self) -> ActorBuffer:
-        return self.cast.buffer(self.client)
 
     def tick(self) -> None:
         """Restart every process that has ended."""
@@ -112,11 +84,6 @@ class SoakStage:
             time.sleep(POLL_S / 5)
         return time.monotonic() - started
 
-    def saved_step(self) -> int:
-        """The learner's newest durable step."""
-        checkpoint = self.cast.checkpoint
-        return msgspec.json.decode(checkpoint.read_bytes(), type=Checkpoint).step if checkpoint.exists() else 0
-
     def journal_bytes(self) -> int:
         return sum(journal.stat().st_size for journal in self.cast.journals)
 
@@ -130,12 +97,5 @@ class SoakStage:
         self.server.process.send_signal(signal.SIGCONT)
         self.undo_all()
         self.cast.kill()
-        for link in self.links.values():
-            link.__exit__()
         self.client.close()
         self.server.stop()
-        os.environ["PATH"] = self._path
-
-    def _linked(self, name: str) -> Child:
-        link = self.links[name] = Link(self.server.port).__enter__()
-        return self.cast.stand_in(name, url=f"redis://127.0.0.1:{link.port}/0")
