@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import redis
 
@@ -22,6 +23,12 @@ CLOCK = "redis.call('LRANGE', 'clock', 0, 1)"  # in its place, so that a real se
 FOR_LONG = ("'PX', ARGV[3]", "'PX', 100000000")  # a key expires there when it has expired here
 AUDIT = scripts.load(None, "prelude", "audit").sha  # type: ignore[arg-type]  # it lists hashes in an order of its own
 LOSSES = {kind for kind in FAULTS if kind.startswith("server")}
+
+
+@pytest.fixture(autouse=True)
+def _stand_ins_of_any_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests check the types of all calls; the product's code is called here with models of its parts."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def test_a_seed_is_one_trace_and_another_seed_another() -> None:
