@@ -47,7 +47,7 @@ MAX_TOKEN_BYTES = 16  # of a token's text in JSON, on average
 GIVEN_UP_PER_TURN = 4  # of `env.max_turns`; an SDK may try each call several times
 CONTEXT_FULL = "context_length_exceeded"  # the code that agents look for
 
-# They read and encode the conversations of all episodes: the longest take seconds, in which the event loop goes on.
+# They read and encode the conversations of all episodes: the longest take seconds, while the event loop serves others.
 _THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="agent-prompts")
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ class JudgeAccount:
     """The account of each judge of one run. Threads may share it.
 
     It is kept with the run, over restarts. If a reply of the server is lost, an amount may count twice, never less.
-    Nobody can reset it while a process of the run lives: each adds to the largest sums that it has seen.
+    It cannot be reset while a process of the run lives: each adds to the largest sums that it has seen.
     """
 
     def __init__(self, client: redis.Redis, run_id: str) -> None:

@@ -1,5 +1,6 @@
 """A start that fails names its cause on the terminal, at the first failure: by real processes, one for each cause."""
 
+import contextlib
 import os
 import re
 import socket
@@ -11,13 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import die_with_parent
 from slipstream.common.process.standing import Standing, standing
-from slipstream.tools.run.child import EXIT_BAD_INPUT, kill
+from slipstream.tools.run.child import EXIT_BAD_INPUT
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, marked
 
 # Each process of the run executes it when it starts.
@@ -120,6 +122,8 @@ def test_a_start_that_fails_names_its_cause_at_once(tmp_path: Path, run_id: str,
         assert "Traceback" not in out.read_text()
         assert failure.is_refused or out.read_text().count(" ended with code ") == 1, "at the first failure"
     finally:
-        kill(marked(run_id))
+        for each in marked(run_id):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
         process.wait()
     assert standing(RunDir(tmp_path / "runs", "run")) in (Standing.STOPPED, Standing.FAILED)
