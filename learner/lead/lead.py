@@ -90,7 +90,7 @@ class Lead:
         highest_version = load_highest_version(run_dir.highest_version)
         _check_base(tally.base_root, publishing.adapted)
         tally.base_root = publishing.adapted.root if publishing.adapted else ""
-        archive = ArchiveWriter(run_dir.trajectories, config.run.name, epoch=connections.epoch)
+        archive = ArchiveWriter(run_dir.trajectories, config.run.name, epoch=connections.epoch, check=fence.check)
         with fence.held():
             archive.cut_after(progress.step)
             if progress.step:  # before these steps are settled: see `_settle`

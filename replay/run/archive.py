@@ -10,7 +10,7 @@ learner that is fenced out in the middle of a claim does not overwrite a file of
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -57,33 +57,39 @@ class _Ticketed(msgspec.Struct, frozen=True):
 
 
 class ArchiveWriter:
-    """Appends the steps of one learner to the archive of its run."""
+    """Appends the steps of one learner to the archive of its run.
 
-    def __init__(self, folder: Path, run_id: str, *, epoch: int) -> None:
+    `check` raises FencedOut if another learner has taken over: it removes files of this one, which then fails to write.
+    """
+
+    def __init__(self, folder: Path, run_id: str, *, epoch: int, check: Callable[[], None] = lambda: None) -> None:
         self._folder = folder
+        self._check = check
         self._run_id = run_id
         self._epoch = epoch
         self._unsynced: list[Path] = []
 
     def append(self, archived: ArchivedStep) -> None:
-        """Write one step. It survives a killed process from here on. Raises ArchiveError."""
+        """Write one step. It survives a killed process from here on. Raises ArchiveError, FencedOut."""
         path = self._folder / f"step_{archived.step:06d}.epoch_{self._epoch}.bin"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as file:
                 write_frames(file, _with_hash(self._frames(archived)))
         except OSError as error:
+            self._check()
             raise _unwritten(path, error) from error
         self._unsynced.append(path)
 
     def sync(self) -> None:
-        """Flush every appended step to disk, so that it survives a power failure. Raises ArchiveError."""
+        """Flush every appended step to disk, so that it survives a power failure. Raises ArchiveError, FencedOut."""
         if not self._unsynced:
             return
         for path in [*self._unsynced, self._folder, self._folder.parent]:
             try:
                 sync_path(path)
             except OSError as error:
+                self._check()
                 raise _unwritten(path, error) from error
         self._unsynced.clear()
 

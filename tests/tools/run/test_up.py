@@ -233,7 +233,7 @@ def it_says_how_to_look_evaluate_export_and_continue(up: Up, reached: int) -> No
     root = f"run.root={up.dir.path.parent}"
     for row in (
         f"look at episodes: slipstream view {NAME} {root}",
-        f"export episodes: slipstream replay export {NAME}.jsonl run.name={NAME} {root}",
+        f"export episodes: slipstream replay export {NAME} {NAME}.jsonl {root}",
         f"evaluate, export the model: slipstream up --resume {NAME} {root} learner.steps={reached}",
         f"continue: slipstream up --resume {NAME} {root}\n",
     ):
