@@ -241,6 +241,7 @@ def _start_image(name: str) -> Preloaded | None:
                 [sys.executable, "-m", "tests.preload", name, str(theirs.fileno()), " " * ROOM],
                 pass_fds=[theirs.fileno()],
                 env={**environment, "ROOM": " " * ROOM},
+                cwd=Path(__file__).parents[1],
                 start_new_session=True,
             )
         _preloaded[name] = Preloaded(name, ours, environment)

@@ -67,7 +67,7 @@ def split_road(settings: Sequence[str]) -> tuple[str, list[str]]:
     Raises ConfigError.
     """
     for word in settings:
-        if is_config(word) and re.search("^stages:", config_file(word).read_text(errors="replace"), re.M):
+        if is_config(word) and isinstance(found := read_yaml(config_file(word), ""), dict) and "stages" in found:
             return word, [*read_file(word).settings, *(other for other in settings if other != word)]
     return "", list(settings)
 

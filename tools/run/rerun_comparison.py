@@ -1,6 +1,5 @@
 """`slipstream learner --replay-archive RUN`: repeat RUN's training from its archive, and compare the weights."""
 
-import contextlib
 import logging
 import os
 import sys
@@ -18,7 +17,7 @@ from slipstream.learner.objective.coherence import check_coherence
 from slipstream.replay.run.archive import Archive, ArchiveError
 from slipstream.tools.run.check_input import check_model_folder
 from slipstream.tools.run.child import EXIT_BAD_INPUT
-from slipstream.tools.run.train import RANK_TIMEOUT_S, become_torchrun, leads, train
+from slipstream.tools.run.train import RANK_TIMEOUT_S, become_torchrun, train
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +35,6 @@ def rerun(config: Config) -> int:
     """
     log_to_stderr()
     run_dir = RunDir(config.run.root, config.run.name)
-    with run_dir.held() if leads(config) else contextlib.nullcontext():
-        return _rerun(config, run_dir)
-
-
-def _rerun(config: Config, run_dir: RunDir) -> int:
     original = RunDir(config.run.root, config.run.rerun_of)
     shutdown, original_config = Shutdown(), _config_of(original)
     archive = Archive(original.trajectories, original_config.run.name)

@@ -32,24 +32,24 @@ FIT = (*RUN[:1], "run.name=new", "model.path=model", "--data=rows.jsonl")
 # What each verb writes, and a command of it in the folder of `place`.
 WRITE = {
     "up": ("runs/new", "up run.root=runs run.name=new"),
-    "learner": ("runs/old-rerun", "learner --replay-archive old run.root=runs"),
     "report": ("report.html", "report old run.root=runs --file report.html --force"),
     "track": ("runs/old/tracked_by_wandb.json", "track run.root=runs run.name=old --to wandb"),
     "drill": ("runs/new", "drill run.root=runs run.name=new"),
     "launch": ("launch/new", "launch ray run.name=new redis.url=redis://127.0.0.1:1"),
     "replay": ("out.jsonl", "replay export out.jsonl --force run.root=runs run.name=old"),
-    "road": ("runs/way", "road road.yaml"),
-    "sft": ("runs/new", f"sft {' '.join(FIT)}"),
-    "dpo": ("runs/new", f"dpo {' '.join(FIT)}"),
-    "reward": ("runs/new", f"reward {' '.join(FIT)}"),
-    "prm": ("runs/new", f"prm {' '.join(FIT)}"),
+    "fit sft": ("runs/new", f"fit sft {' '.join(FIT)}"),
+    "fit dpo": ("runs/new", f"fit dpo {' '.join(FIT)}"),
+    "fit reward": ("runs/new", f"fit reward {' '.join(FIT)}"),
+    "fit prm": ("runs/new", f"fit prm {' '.join(FIT)}"),
     "data": ("out.jsonl", "data out.jsonl --data=rows.jsonl --force"),
     "export": ("runs/old/trained_model/README.md", "export run.root=runs run.name=old"),
     "collect": ("out.jsonl", "collect out.jsonl --force --expert run.root=runs run.name=old"),
 }
-READ = {"judge", "relay", "runs", "view", "top", "simulate", "scale", "acl", "join-command", "eval", "envs", "doctor"}
-READ |= {"actors", "serve-rewards", "plan"}
-NEW_ONLY = {"key"}  # never replaces a file, so the second of two finds that it exists
+ROAD = ("runs/way", "up road.yaml")  # a file of stages
+READ = {"runs", "view", "top", "simulate", "scale", "eval", "doctor", "actors", "plan"}
+READ |= {"serve judge", "serve relay", "serve envs", "serve rewards", "access users", "access join"}
+FENCED = {"learner"}  # a newer process takes over, also that of a re-run
+NEW_ONLY = {"access key"}  # never replaces a file, so the second of two finds that it exists
 
 
 class Ended(Exception):
@@ -65,7 +65,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (run / "config.yaml").write_text("run: {name: old}\n")
     for name in ("rows.jsonl", "out.jsonl"):
         (tmp_path / name).write_text(ROWS)
-    stages = "[{expert: collect --num-tasks=1 --expert}, {imitate: sft --data=@expert}]"
+    stages = "[{expert: collect --num-tasks=1 --expert}, {imitate: fit sft --data=@expert}]"
     (tmp_path / "road.yaml").write_text(f"{{settings: [run.root=runs, run.name=way], stages: {stages}}}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -76,14 +76,18 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_every_verb_is_known_to_write_or_to_read() -> None:
-    assert WRITE.keys() | READ | NEW_ONLY == VERBS.keys()
+    assert WRITE.keys() | READ | FENCED | NEW_ONLY == VERBS.keys()
 
 
-@pytest.mark.parametrize("verb", WRITE)
+@pytest.mark.parametrize(("verb", "target", "command"), [*((verb, *how) for verb, how in WRITE.items()), ("up", *ROAD)])
 def test_the_second_of_two_commands_that_write_one_output_is_refused(
-    verb: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verb: str,
+    target: str,
+    command: str,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    target, command = WRITE[verb]
     codes, pwrite = list[int](), os.pwrite
 
     def second_begins(descriptor: int, data: bytes, offset: int) -> int:
