@@ -232,6 +232,7 @@ def _cut_after(jsonl: Path, step: int) -> None:
     kept, end = list[dict[str, float]](), 0
     try:
         if not jsonl.exists():
+            jsonl.unlink(missing_ok=True)  # a link that leads nowhere
             return
         for written in newest_first(jsonl):
             if written.record["step"] <= step:

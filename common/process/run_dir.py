@@ -1,6 +1,8 @@
 """The directory of a run: the paths of its files."""
 
 import contextlib
+import errno
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,9 +115,15 @@ class RunDir:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Be the only command that writes this run. Raises ConfigError where another one does."""
+        is_new = not self.path.parent.exists()
         self._make(self.path.parent)
-        with held(self.path):
-            yield
+        try:
+            with held(self.path):
+                yield
+        finally:
+            with contextlib.suppress(OSError):  # it has runs, or is no longer there
+                if is_new:
+                    self.path.parent.rmdir()
 
     def create(self) -> None:
         """Make the directories, which only their owner can open. Idempotent. Raises ConfigError."""
@@ -127,9 +135,10 @@ class RunDir:
             for folder in folders:
                 folder.mkdir(mode=mode, parents=True, exist_ok=True)
         except OSError as error:
+            why = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
             raise ConfigError(
-                f"`run.root` {self.path.parent}: {error.filename} cannot be created: {error.strerror}; name a folder "
-                "that can be written"
+                f"`run.root` {self.path.parent}: {error.filename} cannot be created: {why}; name a folder that can be "
+                "written"
             ) from error
 
     def start_clock(self) -> float:

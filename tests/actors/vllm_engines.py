@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import math
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.records.trajectory import Sampling, VersionSpan
-from slipstream.common.text.tokenizer import absent_ids
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import ChunkRequest
 from slipstream.common.transfer.delta import encode_delta
@@ -28,6 +26,7 @@ from slipstream.common.transfer.probe import TOLERANCES, Probe
 from slipstream.common.transfer.weights import Adapted, Offer, buffer_bytes, layout, sealed
 from slipstream.learner.publisher.lineage import continued
 from slipstream.tools.run.tiny_model import make_tiny_model
+from tests.tools.run.tiny_model import without_absent
 
 T = TypeVar("T")
 MAX_TOKENS = 320
@@ -111,13 +110,7 @@ def make_policies(folder: Path, config: TinyModelConfig) -> Policies:
     words = [a + b for a in "abcdefghijklmnopqrstuvwxyz" for b in "abcdefghijklmnopqrstuvwxyz"]
     make_tiny_model(folder, texts=words, config=config, max_tokens=MAX_TOKENS, seed=3)
     first = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    absent = absent_ids(folder, first.config.vocab_size)
-
-    def mask(_: Any, __: Any, found: Any) -> Any:
-        found.logits[..., absent] = -math.inf
-        return found
-
-    first.register_forward_hook(mask)
+    without_absent(first, folder)
     return Policies(folder=folder, models={0: first, 1: changed(first, seed=1), 2: changed(first, seed=2)})
 
 

@@ -67,9 +67,18 @@ def split_road(settings: Sequence[str]) -> tuple[str, list[str]]:
     Raises ConfigError.
     """
     for word in settings:
-        if is_config(word) and isinstance(found := read_yaml(config_file(word), ""), dict) and "stages" in found:
+        if is_config(word) and _has_stages(config_file(word)):
             return word, [*read_file(word).settings, *(other for other in settings if other != word)]
     return "", list(settings)
+
+
+def _has_stages(file: Path) -> bool:
+    """Whether it is a file of stages; not if it cannot be read, which the reader of configurations explains."""
+    try:
+        found = read_yaml(file, "")
+    except ConfigError:
+        return False
+    return isinstance(found, dict) and "stages" in found
 
 
 def read_file(name: str) -> RoadFile:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.common.config.config import Config, differences, dump_config, key_paths, load_config
+from slipstream.common.config.config import Config, differences, dump_config, load_config
 from slipstream.common.config.env_config import EnvConfig, MixtureEntry
 from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.config_error import ConfigError
@@ -264,16 +264,6 @@ def test_every_key_has_a_comment() -> None:
             else:
                 assert re.search(rf"^    {item.name}: .*  # \w.{{4,}}$", source, re.MULTILINE), (section, item.name)
     assert TinyModelConfig in sections
-
-
-def test_help_lists_every_key_with_its_default_and_its_comment(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "replay.max_lag = 8 optimizer steps; older tokens are left out of the loss" in text
-    assert "warm_start.lr = 0.001 AdamW learning rate" in text
-    assert [path for path in key_paths() if f" {path} = " not in text] == []
 
 
 def test_another_environment_begins_without_the_options_of_the_one_before(tmp_path: Path) -> None:

@@ -275,8 +275,8 @@ def test_what_is_wrong_with_any_stage_is_found_before_the_first_one_starts(
 def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text, complaint in (
         ("[stages:, 1]", "cannot read"),
-        ("a: [", "cannot be read"),
-        ("stages: [", "cannot be read"),
+        ("a: [", "cannot read"),
+        ("stages: [", "cannot read"),
         ("settings: [nowhere.yaml]\nstages: [{a: up}]", "no config file at nowhere.yaml"),
         ("settings: 5\nstages: [{a: up}]", "Expected `array`, got `int` - at `$.settings`"),
         ("stages: [{a: up}]\nsetting: []", "Object contains unknown field `setting`"),

@@ -1,6 +1,8 @@
 """A small Qwen3 and what learner tests feed it."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,6 +10,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForC
 
 from slipstream.common.process.wire import SCHEMA
 from slipstream.common.records.trajectory import Outcome, Provenance, Sampling, StopReason, Task, Trajectory
+from slipstream.common.text.tokenizer import absent_ids
 from slipstream.learner.batch.pack import TokenSequence
 from slipstream.learner.model.packed_model import ModelSettings
 
@@ -97,3 +100,15 @@ def a_trajectory(*, tokens: bytes, behaviour_logprobs: bytes, loss_mask: bytes, 
         scoring_s=0.0,
         provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
     )
+
+
+def without_absent(model: Any, folder: Path) -> Any:
+    """`model`, which gives ids that the tokenizer in `folder` lacks the probability 0, as engine and learner do."""
+    absent = absent_ids(folder, model.config.vocab_size)
+
+    def mask(_: Any, __: Any, found: Any) -> Any:
+        found.logits[..., absent] = -math.inf
+        return found
+
+    model.register_forward_hook(mask)
+    return model

@@ -35,8 +35,6 @@ RECOVERS_S = 20.0
 LOST_S = 1.0  # of its newest writes, at most, that a server loses when it restarts
 REASONS = {"zero_variance", "too_old", "surplus"}
 
-logging.getLogger("slipstream").setLevel(logging.CRITICAL + 1)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
@@ -343,13 +341,17 @@ FAULTS: dict[str, Callable[[Play, float], None]] = {
 def play(seed: int, faults: Sequence[Fault] | None = None, *, bug: Bug = NO_BUG) -> Outcome:
     """Play the schedule of a seed, or only these of its faults."""
     root = Path(tempfile.mkdtemp(prefix="slipstream-sim-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    log = logging.getLogger("slipstream")
+    level = log.level
     try:
+        log.setLevel(logging.CRITICAL + 1)
         game = Play(seed, root, bug.scripts)
         disk.use(game.disk)
         with in_world(game.world), bug.planted():
             return game.play(drawn(seed) if faults is None else faults)
     finally:
         disk.use(None)
+        log.setLevel(level)
         shutil.rmtree(root)
 
 
