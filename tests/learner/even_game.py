@@ -18,7 +18,7 @@ from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.replay.records.ticket import Group, Ticket
-from tests.tools.run.tiny_model import a_trajectory
+from tests.tools.run.tiny_model import a_trajectory, without_absent
 
 SAMPLED = (False, False, True, True, False, True, True)  # two prompt tokens, two sampled, one observed, two sampled
 TURNS = ((2, 4), (5, 7))
@@ -29,7 +29,8 @@ def load_player(config: Config, folder: Path, ranks: Ranks) -> tuple[Learner, Pr
     """A learner in `folder`, and a plain copy of its model that plays."""
     learner = load_learner(config, RunDir(folder, config.run.name), ranks)
     begin(learner)
-    return learner, Qwen3ForCausalLM.from_pretrained(config.model.path).eval()
+    plain = Qwen3ForCausalLM.from_pretrained(config.model.path).eval()
+    return learner, without_absent(plain, Path(config.model.path))
 
 
 def train(learner: Learner, player: PreTrainedModel, *, steps: int) -> tuple[list[StepMetrics], list[float]]:

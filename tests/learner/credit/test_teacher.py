@@ -25,6 +25,10 @@ from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
 from tests.learner.credit.test_distillation import DISTIL, config_of, teacher_of
 from tests.learner.credit.test_token_advantages import two_turns
 from tests.learner.even_game import load_player, train
+from tests.tools.run.tiny_model import any_id
+
+__all__ = ["any_id"]  # a fixture
+pytestmark = pytest.mark.usefixtures("any_id")
 
 Answer = tuple[int, Any]
 

@@ -28,7 +28,10 @@ from slipstream.learner.model.weight_shards import full_tensors, named_shards
 from slipstream.learner.ranks.ranks import Ranks
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.learner.model.test_learner_model import plain_logprobs
-from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
+from tests.tools.run.tiny_model import FLOAT32, any_id, random_sequence, save_tiny_model
+
+__all__ = ["any_id"]  # a fixture
+pytestmark = pytest.mark.usefixtures("any_id")
 
 LORA = LoraConfig(rank=4, alpha=12)
 SEQUENCES = [random_sequence(length, seed=length) for length in (9, 13, 40)]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -112,3 +113,9 @@ def without_absent(model: Any, folder: Path) -> Any:
 
     model.register_forward_hook(mask)
     return model
+
+
+@pytest.fixture
+def any_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's made-up sequences have ids that its model's tokenizer lacks."""
+    monkeypatch.setattr("slipstream.learner.model.packed_model.absent_ids", lambda folder, num_rows: [])
