@@ -27,12 +27,8 @@ from slipstream.learner.model.reward_model import RewardModel
 from slipstream.learner.ranks.ranks import Ranks, context_of
 from slipstream.tools.run.tiny_model import make_tiny_model
 from tests.several_ranks import SeveralRanks
-from tests.tools.run.tiny_model import any_id
 
-__all__ = ["any_id"]  # a fixture
-pytestmark = pytest.mark.usefixtures("any_id")
-
-WORDS = [f"w{number}" for number in range(40)]
+WORDS = [f"w{number}" for number in range(48)]
 GOALS: tuple[Goal, ...] = ("sft", "dpo", "reward", "prm")
 
 
