@@ -61,8 +61,15 @@ class Journal:
     def __init__(self, path: Path, config: Config, server: ChatServer, *, vocab_size: int) -> None:
         """Raises ConfigError if the file is not a journal, or of another server, or of other settings."""
         self.path, self.played = path, dict[tuple[int, int], Trajectory]()
-        identity, size = _identity(config, server), 0
         self._file = appended(path)
+        try:
+            self._read(_identity(config, server), vocab_size)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self, identity: bytes, vocab_size: int) -> None:
+        path, size = self.path, 0
         try:
             for frame in read_frames(path):
                 if size == 0 and frame != identity:

@@ -80,7 +80,7 @@ def test_every_recipe_is_planned_with_two_layers_of_its_model(tmp_path: Path) ->
     done = run_steps(*arguments)
     assert done.returncode == 0, done.stderr[-4000:]
     steps = [msgspec.json.decode(line, type=MeasuredStep) for line in done.stdout.splitlines()]
-    assert len(steps) == len(RECIPES) == 7
+    assert len(steps) == len(RECIPES) == 9
     for recipe, step in zip(RECIPES, steps, strict=True):
         config = load_config(f"conf/{recipe}", [])
         assert step.published_bytes == 2 * step.num_parameters, recipe

@@ -488,7 +488,7 @@ def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, capsys: pyt
     new = str(tmp_path / "rows.jsonl")
     assert "no model at /nowhere; give `model.path`, or `run.name` of" in complaint(new, "model.path=/nowhere")
     assert "`--search` must be one of none, tree" in complaint(new, "--search=beam")
-    assert "= 100000, got 100001; lower `--num-tasks`" in complaint(new, "--first-task=99901")
+    assert "= 100000, got 100001; lower `--num-tasks`" in complaint(new, "--first-task=99901", "--num-tasks=100")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.jsonl", "there.jsonl"]
 
 
