@@ -27,6 +27,7 @@ from slipstream.learner.model.reward_model import RewardModel
 from slipstream.learner.ranks.ranks import Ranks, context_of
 from slipstream.tools.run.tiny_model import make_tiny_model
 from tests.several_ranks import SeveralRanks
+from tests.tools.run.tiny_model import without_absent
 
 WORDS = [f"w{number}" for number in range(48)]
 GOALS: tuple[Goal, ...] = ("sft", "dpo", "reward", "prm")
@@ -107,6 +108,7 @@ def whole(gradient: Tensor) -> Tensor:
 
 def plainly(goal: Goal, folder: Path, made: list[Example]) -> tuple[float, dict[str, Tensor]]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = without_absent(model, folder)
     torch.manual_seed(1)
     head = torch.randn(1, 32).requires_grad_(True)
 

@@ -40,7 +40,7 @@ def test_an_id_becomes_the_folder_of_its_snapshot(cache: Path) -> None:
 
 def test_an_id_that_is_not_in_the_cache_is_named_with_what_to_do(cache: Path) -> None:
     for name in ("maker/other", "maker/tiny@v2"):
-        done = slipstream(cache, "sft", f"model.path={name}", "--data=rows.jsonl")
+        done = slipstream(cache, "fit", "sft", f"model.path={name}", "--data=rows.jsonl")
         assert done.returncode == 2
         assert f"`model.path` {name} is not a folder here, and was not found on the Hugging Face Hub: " in done.stderr
         assert "outgoing traffic has been disabled" in done.stderr and "check the name" in done.stderr

