@@ -34,7 +34,12 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_groups_that_are_too_large_for_pairs_are_refused_by_every_verb_at_once(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [*verb.split(), *(["kubernetes"] if verb == "launch" else []), f"run.root={tmp_path}", "replay.group_size=101"]
+    command = [
+        *verb.split(),
+        *(["kubernetes"] if verb == "launch" else []),
+        f"run.root={tmp_path}",
+        "replay.group_size=101",
+    ]
     assert main([*command, f"env.rewards.better={BY_URL.replace('listwise', 'pairwise')}"]) == 2
     said = capsys.readouterr().err
     assert "`env.rewards.better.compare` must be listwise with replay.group_size = 101, got 'pairwise'" in said
