@@ -255,7 +255,7 @@ def _check_turns(config: Config) -> None:
 
 
 def is_config(word: str) -> bool:
-    """Whether a word of the command line is a config file, and not the name of a run."""
+    """Whether a word of the command line names a config file; else it names a run."""
     return word.endswith((".yaml", ".yml")) or Path(word).is_file()
 
 

@@ -1,4 +1,4 @@
-"""What a user may have meant by an unknown word: a name that is spelt alike, or the word of another trainer."""
+"""What a user may have meant by an unknown word: a name with nearly the same letters, or another trainer's word."""
 
 import difflib
 from collections.abc import Sequence

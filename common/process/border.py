@@ -41,7 +41,7 @@ class Border:
         """Serve `app` at a port, a Unix socket or a socket that is bound; yield the URL. Raises OSError."""
         app.middlewares.append(self._admit)
         # A time of 0 would be none: aiohttp then waits until clients have sent the other half of their requests. It
-        # waits for the time twice. With `auto_decompress`, it would unpack a body whoever has sent it.
+        # waits for the time twice. With `auto_decompress`, it would unpack a body before the key is checked.
         runner = web.AppRunner(
             app,
             access_log=None,
