@@ -149,10 +149,9 @@ class Run:
                 descendant.kill()
         self.client.close()
 
-    def start_learner(self, *settings: str) -> Process:
-        return self.start(
-            "learner", ["-P", "-m", "slipstream.tools.cli.cli", "learner", *self._common, *self._settings, *settings]
-        )
+    def start_learner(self, *settings: str, **environment: str) -> Process:
+        arguments = ["-P", "-m", "slipstream.tools.cli.cli", "learner", *self._common, *self._settings, *settings]
+        return self.start("learner", arguments, **environment)
 
     def start_rerun(self, name: str, *settings: str) -> Process:
         """Train again on this run's archive, as run `name`. Neither Redis nor actors are in its reach.

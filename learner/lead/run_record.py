@@ -1,5 +1,6 @@
 """The record of a run: metrics of each step and evaluation, the totals over all steps, and the summary."""
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -14,6 +15,7 @@ from slipstream.common.process.events import Events
 from slipstream.common.process.headline import headline, wilson
 from slipstream.common.process.metrics import Metrics, MetricsWriter, newest_metrics
 from slipstream.common.process.output import sync_path, write_json
+from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
@@ -160,7 +162,8 @@ class RunRecord:
         metrics.texts = episode_texts(trajectories, self._decode, step=before.step + 1)
         means = self._writer.write(before.step + 1, metrics)
         record = {"step": before.step + 1, "time": time.time()} | means
-        self._connections.fleet.report_step(record)
+        with contextlib.suppress(RedisAway):  # the step is made and written; viewers elsewhere see the next one
+            self._connections.fleet.report_step(record)
         self._newest = (*self._newest, record)[-NUM_STEPS:]
         if self.tally.first_reward_s is None:
             self.tally.first_reward_s = time.time() - self._started_at_s

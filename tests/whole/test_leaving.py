@@ -1,5 +1,6 @@
 """Processes that are asked to end while Redis is away."""
 
+import contextlib
 import signal
 import time
 from pathlib import Path
@@ -21,9 +22,11 @@ def test_a_learner_and_an_actor_leave_soon_and_in_order(fault: signal.Signals, r
     with (
         start_server(tmp_path / "redis") as server,
         Run(run_id, root=tmp_path, server=server, settings=[*settings, "actors.drain_s=1"]) as run,
+        contextlib.ExitStack() as stack,
     ):
         learner, actor = run.start_learner(), run.start_actor("actor")
         run.wait_until(lambda: run.last_step() >= 2, "the second step")
+        stack.callback(server.process.send_signal, signal.SIGCONT)  # so that it can be ended
         server.process.send_signal(fault)
         log = run.dir.log("test-learner")
         run.wait_until(lambda: "has not answered since" in log.read_text(), "the learner waits for Redis")
@@ -31,8 +34,7 @@ def test_a_learner_and_an_actor_leave_soon_and_in_order(fault: signal.Signals, r
         for process in (learner, actor):
             process.send(signal.SIGTERM)
         assert actor.wait(SOON_S) == EXIT_PREEMPTED
-        assert learner.wait(SOON_S) == EXIT_PREEMPTED
+        assert learner.wait(SOON_S) == EXIT_PREEMPTED, learner.last_words()
         assert time.monotonic() - told < SOON_S
         newest = latest_checkpoint(run.dir.checkpoints)
         assert newest is not None and newest.name == f"step_{step:06d}"
-        server.process.send_signal(signal.SIGCONT)

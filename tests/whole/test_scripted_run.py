@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import torch
@@ -10,6 +11,10 @@ from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, Run
 
 NUM_STEPS = 3
+READER_ENDS = """
+import os, sys
+if "slipstream.learner.model.reader" in sys.orig_argv: os._exit(1)
+"""
 SETTINGS = [
     *GUESS,
     f"learner.steps={NUM_STEPS}",
@@ -36,11 +41,12 @@ def test_a_learner_on_a_device_trains_on_what_comes_over_redis_and_the_books_bal
 def test_an_export_that_fails_its_check_ends_the_run_after_its_last_evaluation(
     redis_server: Server, run_id: str, tmp_path: Path
 ) -> None:
-    in_bfloat16 = ["model.dtype=bfloat16", "weights.probe_nats=1e-9"]  # the export is loaded in float32
-    settings = [*SETTINGS, "learner.steps=1", "eval.num_tasks=4", *in_bfloat16]
+    (tmp_path / "sitecustomize.py").write_text(READER_ENDS)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = [*SETTINGS, "learner.steps=1", "eval.num_tasks=4"]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
-        learner = run.start_learner()
+        learner = run.start_learner(PYTHONPATH=path)
         run.start_scripted_actor("actor")
-        assert learner.wait() != 0 and "differs from the learner by" in learner.said()
+        assert learner.wait() != 0 and "does not load in a fresh process" in learner.said()
         summary = json.loads((tmp_path / run_id / "summary.json").read_text())
         assert summary["eval"]["final"]["num_tasks"] == 4

@@ -165,11 +165,20 @@ def stop_where(root: Path, name: str, is_there: Callable[[RunDir], bool], proces
     while process.exit_code is None and time.monotonic() < deadline:
         if is_there(run_dir):
             send(signal.SIGSTOP, everyone)
+            wait_until_stopped(everyone)
             if is_there(run_dir):
                 return everyone
             send(signal.SIGCONT, everyone)
         time.sleep(0.001)
     pytest.fail(f"it was never there; {process.last_words()}")
+
+
+def wait_until_stopped(processes: Sequence[psutil.Process]) -> None:
+    """A stop is asked for: what runs on another core goes on for a moment, and might take the fence meanwhile."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+                time.sleep(0.001)
 
 
 def whole_checkpoints(run_dir: RunDir) -> list[int]:

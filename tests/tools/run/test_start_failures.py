@@ -62,7 +62,7 @@ FAILURES = {
         is_refused=False,
     ),
     "the engine dies at load": Failure(
-        says=r"^actor-0 ended with code 1: ModuleNotFoundError: import of vllm halted", is_refused=False
+        says=r"^actor-0 ended with code 1: ModuleNotFoundError: No module named 'vllm", is_refused=False
     ),
 }
 
@@ -122,8 +122,10 @@ def test_a_start_that_fails_names_its_cause_at_once(tmp_path: Path, run_id: str,
         assert "Traceback" not in out.read_text()
         assert failure.is_refused or out.read_text().count(" ended with code ") == 1, "at the first failure"
     finally:
-        for each in marked(run_id):
+        left = marked(run_id)
+        for each in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
         process.wait()
+        psutil.wait_procs(left, DEADLINE_S)
     assert standing(RunDir(tmp_path / "runs", "run")) in (Standing.STOPPED, Standing.FAILED)
