@@ -1,6 +1,7 @@
 # Slipstream. `make quickstart` installs everything and trains; `make test` installs everything and runs the tests.
 SHELL := /bin/bash
-PYTHON ?= python3.11
+PYTHON ?= $(or $(shell for v in 3.11 3.12 3.13; do python$$v -c "" 2>/dev/null && echo python$$v && break; done; :),\
+  $(error no Python from 3.11 to 3.13 is found as python3.11, python3.12 or python3.13; install one, or say PYTHON=PATH))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
