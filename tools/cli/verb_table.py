@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.data_options import DataOptions
 from slipstream.tools.plan.plan_options import PlanOptions
@@ -102,6 +103,10 @@ FOLDER = {"folder": {"type": Path, "metavar": "FOLDER", "help": "of `slipstream 
 RESUME = {
     "--resume": {"metavar": "NAME", "type": run_name, "help": "continue the run of this name with its configuration"}
 }
+TRACKERS: dict[str, dict[str, Any]] = {
+    f"--{to}": {"action": "append_const", "const": to, "dest": "trackers", "help": f"also send the metrics to {name}"}
+    for to, name in {"wandb": "Weights & Biases", "mlflow": "MLflow"}.items()
+}
 LAUNCH: dict[str, dict[str, Any]] = {
     "engine": {"choices": ("kubernetes", "ray", "skypilot", "slurm"), "help": "the system that starts the processes"},
     "--actor-hosts": {"type": int, "default": 2, "metavar": "N", "help": "hosts of actors (default: 2)"},
@@ -145,11 +150,11 @@ VERBS = {
     "up": Verb(
         "slipstream.tools.run.up:up",
         (*LEARNER, "actors"),
-        lambda given: {"resume": bool(given.resume), "dry_run": given.dry_run},
+        lambda given: {"resume": bool(given.resume), "dry_run": given.dry_run, "trackers": given.trackers or []},
         loads_model=True,
         moves_weights=True,
         has_stages=True,
-        arguments=RESUME | DRY_RUN,
+        arguments=RESUME | DRY_RUN | TRACKERS,
     ),
     "learner": Verb(
         "slipstream.tools.run.rerun_comparison:train_or_rerun",
@@ -328,6 +333,8 @@ def placed(place: str) -> Callable[..., Any]:
 def called(arguments: argparse.Namespace) -> Callable[[Config], int]:
     """The function of the verb with its options; it takes the configuration and returns the exit code."""
     if arguments.road:
+        if arguments.trackers:
+            raise ConfigError(f"--{arguments.trackers[0]} is for one run; send a stage's by `slipstream track NAME`")
         road = placed("slipstream.tools.road.road:road")
         return partial(road, path=arguments.road, settings=arguments.settings, dry_run=arguments.dry_run)
     verb = VERBS[arguments.verb]

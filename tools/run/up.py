@@ -1,6 +1,7 @@
 """`slipstream up`: a whole run on this machine, supervised: Redis, a learner, actors, TensorBoard."""
 
 import contextlib
+import importlib.util
 import math
 import os
 import shlex
@@ -46,16 +47,19 @@ START_S = 5.0  # between two lines about the start, where the output is not a te
 LOOK_EVERY_S = 2.0  # between two diagnoses, where the output is not a terminal
 ACTORS_GRACE_S = LEAVE_S + 5.0  # after the drain
 LEARNER_GRACE_S = 60.0
+TRACKER_GRACE_S = 30.0  # to send what there is
 DASHBOARD_PORT, TENSORBOARD_PORT = 6006, 6007
 
 
-def up(config: Config, *, resume: bool, dry_run: bool) -> int:
+def up(config: Config, *, resume: bool, dry_run: bool, trackers: Sequence[str] = ()) -> int:
     """Start everything, show progress until the learner is done, end everything in order; return the exit code.
 
-    With `dry_run`, only print what would be started.
+    With `dry_run`, only print what would be started. `trackers` (wandb, mlflow) receive the metrics meanwhile.
     """
+    if missing := [to for to in trackers if importlib.util.find_spec(to) is None]:
+        raise ConfigError(f"--{missing[0]} needs the package {missing[0]}: `pip install {missing[0]}`")
     if dry_run:
-        return _print_plan(config)
+        return _print_plan(config, trackers)
     run_dir = _checked(config, resume=resume)
     share_gpus(config)
     shutdown = Shutdown(at_once=_kill_everything)
@@ -69,16 +73,17 @@ def up(config: Config, *, resume: bool, dry_run: bool) -> int:
             Fleet(connect_or_explain(config.redis.url), config.run.name).forget_run()
         write_whole(run_dir.config, dump_config(config))
         children = _children(config, run_dir, environment)
-        return training(run_dir, lambda: _supervise(config, run_dir, children, server, shutdown))
+        tracking = _trackers(run_dir, trackers)
+        return training(run_dir, lambda: _supervise(config, run_dir, children, tracking, server, shutdown))
 
 
-def _print_plan(config: Config) -> int:
+def _print_plan(config: Config, trackers: Sequence[str]) -> int:
     """Print what would be started; return 0."""
     run_dir = _checked(config, resume=True)
     share_gpus(config)
     print(f"redis: {config.redis.url or 'a server of its own'}")
     print(f"GPUs: {split_devices(config, visible_devices())}")
-    for child in _children(config, run_dir, environment={}):
+    for child in [*_children(config, run_dir, environment={}), *_trackers(run_dir, trackers)]:
         print(f"{child.name}: {' '.join(child.command)}")
     return 0
 
@@ -186,6 +191,11 @@ def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> l
     ]
 
 
+def _trackers(run_dir: RunDir, trackers: Sequence[str]) -> list[Child]:
+    command = [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", "track", str(run_dir.config), "--to"]
+    return [Child(to, [*command, to], log=run_dir.log(to), environment={}) for to in trackers]
+
+
 def free_port(wanted: int) -> int:
     """`wanted` if it is free on loopback, else any free port."""
     for port in (wanted, 0):
@@ -200,26 +210,32 @@ def free_port(wanted: int) -> int:
 
 
 def _supervise(
-    config: Config, run_dir: RunDir, children: list[Child], server: Server | None, shutdown: Shutdown
+    config: Config,
+    run_dir: RunDir,
+    children: list[Child],
+    tracking: list[Child],
+    server: Server | None,
+    shutdown: Shutdown,
 ) -> int:
     learner, actors, *judges, tensorboard = children
     console = Console(markup=False)
     _print_places(config, run_dir, tensorboard)
     try:
-        for child in children:
+        for child in [*children, *tracking]:
             child.start()
-        failed = _watch(console, config, run_dir, children, server, shutdown)
+        failed = _watch(console, config, run_dir, children, tracking, server, shutdown)
         if failed:
             print_failure("up", failed)
             if failed.exit_code != EXIT_BAD_INPUT and not newest_metrics(run_dir.metrics, 1):
                 print_missing(config)
     finally:
-        # Actors first: without a learner they would wait. TensorBoard last: it shows how the run ends.
+        # Actors first: without a learner they would wait. TensorBoard and trackers last: they show how the run ends.
         for child, grace_s in (
             (actors, config.actors.drain_s + ACTORS_GRACE_S),
             *((judge, LEAVE_S + 5.0) for judge in judges),
             (learner, LEARNER_GRACE_S),
             (tensorboard, 5.0),
+            *((tracker, TRACKER_GRACE_S) for tracker in tracking),
         ):
             child.ask_to_end()
             child.wait(grace_s)
@@ -259,6 +275,7 @@ def _watch(
     config: Config,
     run_dir: RunDir,
     children: list[Child],
+    tracking: list[Child],
     server: Server | None,
     shutdown: Shutdown,
 ) -> Child | None:
@@ -288,7 +305,10 @@ def _watch(
                     return child
             for line in actors.new_lines(RESTARTED):
                 console.print(cell(line), soft_wrap=True)
-            tensorboard.keep_up()  # training does not depend on it
+            for child in (tensorboard, *tracking):  # training does not depend on them
+                child.keep_up()
+            for line in (line for child in tracking for line in child.new_lines("slipstream track:")):
+                console.print(cell(line), soft_wrap=True)
             show(console, lambda: live.update(view.render(), refresh=True) if live else reporter.report())
     show(console, reporter.report)
     return None

@@ -255,6 +255,21 @@ def test_a_dry_run_says_what_would_be_started_and_starts_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_is_tracked_by_the_packages_that_are_there_and_no_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dry = ["up", "run.name=dry", "--dry-run", f"run.root={tmp_path / 'runs'}", "--wandb", "--mlflow"]
+    assert main(dry) == 2
+    assert "--wandb needs the package wandb: `pip install wandb`" in capsys.readouterr().err
+    for to in ("wandb", "mlflow"):
+        (tmp_path / f"{to}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(dry) == 0
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert [line.partition(":")[0] for line in last] == ["wandb", "mlflow"]
+    assert all(f" track {tmp_path / 'runs' / 'dry' / 'config.yaml'} --to " in line for line in last)
+
+
 def test_a_verb_about_a_run_begins_with_the_configuration_and_the_password_in_its_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

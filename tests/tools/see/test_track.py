@@ -95,6 +95,7 @@ class MlflowException(Exception):
 def test_a_store_that_mlflow_refuses_is_named(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("mlflow")
     module.MlflowClient, module.MlflowException = Unusable, MlflowException  # type: ignore[attr-defined]
+    module.get_tracking_uri = str  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mlflow", module)
     config = Config(run=RunConfig(name="demo", root=str(run_dir.path.parent)))
     with pytest.raises(ConfigError, match=r"MLflow refused the run: the file store \./mlruns is not .*MLFLOW_TRACKING"):

@@ -20,6 +20,7 @@ class MlflowTracker:
             raise ConfigError(
                 "`--to mlflow` needs the package mlflow; install it: pip install mlflow-skinny"
             ) from error
+        self._server = mlflow.get_tracking_uri()
         try:
             self._client = mlflow.MlflowClient()
             experiment = self._client.get_experiment_by_name(project)
@@ -33,6 +34,10 @@ class MlflowTracker:
                 f"MLflow refused the run: {why}; does MLFLOW_TRACKING_URI name its server, or a store that it can "
                 "write, such as sqlite:///mlflow.db?"
             ) from error
+
+    @property
+    def place(self) -> str:
+        return f"{self._server}, run {self.run}"
 
     @property
     def run(self) -> str:

@@ -43,6 +43,10 @@ class Tracker(Protocol):
     """Receives the records of one run."""
 
     @property
+    def place(self) -> str:
+        """Where a person finds the run: a link, or a folder."""
+
+    @property
     def run(self) -> str:
         """The tracker's own name of the run, by which it is continued later."""
 
@@ -73,7 +77,7 @@ def _track(config: Config, run_dir: RunDir, options: TrackOptions) -> int:
     tracker, sent = _begin(run_dir, config.run.name, options)
     try:
         while True:
-            before = sent
+            before, is_asked_to_end = sent, shutdown.requested.is_set()
             for record in new_records(run_dir, after_s=sent.last_s):
                 tracker.log(record)
                 sent = Sent(tracker_run=tracker.run, last_s=record["time"])
@@ -81,8 +85,9 @@ def _track(config: Config, run_dir: RunDir, options: TrackOptions) -> int:
                 write_whole(_note(run_dir, options.to), msgspec.json.encode(sent))
             if options.once or (sent is before and options.to != "prometheus" and not standing(run_dir).is_live):
                 return 0
-            if shutdown.requested.wait(POLL_S):
+            if is_asked_to_end:  # what was written before has been sent
                 return shutdown.exit_code
+            shutdown.requested.wait(POLL_S)
     finally:
         tracker.close()
 
@@ -96,7 +101,7 @@ def _begin(run_dir: RunDir, name: str, options: TrackOptions) -> tuple[Tracker, 
     sent = read_sent(run_dir, options.to)
     kind = WandbTracker if options.to == "wandb" else MlflowTracker
     tracker = kind(name, folder=run_dir.path, project=options.project, settings=settings, run=sent.tracker_run)
-    log.info("sending the metrics of %s to %s, as run %s", name, options.to, tracker.run)
+    log.info("slipstream track: %s receives the metrics of %s at %s", options.to, name, tracker.place)
     return tracker, sent
 
 

@@ -27,6 +27,10 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="step")
 
     @property
+    def place(self) -> str:
+        return str(self._run.url or self._run.dir)  # without a link where WANDB_MODE=offline
+
+    @property
     def run(self) -> str:
         return str(self._run.id)
 
