@@ -220,14 +220,11 @@ def test_the_results_of_equal_calls_come_in_their_order(tmp_path: Path) -> None:
     assert end.success
 
 
-def test_a_tiny_model_can_call_the_tools_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = (REPOSITORY / "docs" / "dataset.md").read_text().split("### Calls that are learned")[1]
-    make, settings = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)[:2]
-    (tmp_path / "make_stock.py").write_text(make)
-    (tmp_path / "stock.yaml").write_text(settings)
+def test_a_tiny_model_can_call_the_tools_of_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = REPOSITORY / "docs" / "examples"
     monkeypatch.chdir(tmp_path)
-    subprocess.run([sys.executable, "make_stock.py"], check=True, timeout=60)
-    config = load_config(str(REPOSITORY / "conf" / "quickstart.yaml"), [], presets=["stock.yaml"])
+    subprocess.run([sys.executable, examples / "stock.py"], check=True, timeout=60)
+    config = load_config(str(REPOSITORY / "conf" / "quickstart.yaml"), [], presets=[str(examples / "stock.yaml")])
     tokenizer = tiny_tokenizer(vocabulary_texts(config.env, 40), config.model.max_tokens)
     tasks = {index: Task(env="dataset", split="train", index=index) for index in range(20)}
     plain = format_of(config.env)
