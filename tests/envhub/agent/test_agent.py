@@ -422,7 +422,7 @@ def test_groups_are_stored_and_failed_attempts_redone_like_any_other(redis_clien
 
 def test_the_agent_of_the_page_shops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text()
-    code, settings, _ = re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.DOTALL)
+    code, settings = re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.DOTALL)
     (tmp_path / "shop_agent.py").write_text(code)
     (tmp_path / "shop_agent.yaml").write_text(settings)
     monkeypatch.syspath_prepend(tmp_path)
@@ -445,23 +445,17 @@ def test_the_agent_of_the_page_shops(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert trajectory.success and len(trajectory.turns) > 2 and trajectory.branch_starts == [0]
 
 
-def test_the_modules_of_the_page_are_sequences_of_one_policy_and_leave_nothing_for_the_next_episode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_modules_of_the_example_are_sequences_of_one_policy_and_leave_nothing_for_the_next_episode(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text()
-    (tmp_path / "modules_agent.py").write_text(
-        re.findall(r"`modules_agent.py`:\n\n```python\n(.*?)```", page, re.DOTALL)[0]
-    )
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])
     shops, prompts, written = list[ShopEnv](), list[str](), list[str]()
 
     def made(**options: Any) -> ShopEnv:
         shops.append(ShopEnv(**options))
         return shops[-1]
 
-    monkeypatch.setattr("modules_agent.ShopEnv", made)
+    monkeypatch.setattr("docs.examples.modules_agent.ShopEnv", made)
 
     def speaks(prompt: list[int], seed: int | None) -> list[int]:
         prompts.append(TOKENIZER.decode(prompt))
@@ -472,7 +466,7 @@ def test_the_modules_of_the_page_are_sequences_of_one_policy_and_leave_nothing_f
 
     def episode(index: int) -> Trajectory:
         attempt = replace(attempt_on(), task=Task(env="agent", split="train", index=index))
-        env = make_any_env("agent", {"agent": "modules_agent:play"})
+        env = make_any_env("agent", {"agent": "docs.examples.modules_agent:play"})
         allowance = replace(LONG, max_turns=40, max_tokens=4000)
         record = EpisodeRecord(attempt=attempt)
         return asyncio.run(rollout_of(env, engine, record=record, tokenizer=TOKENIZER, allowance=allowance))
@@ -486,7 +480,6 @@ def test_the_modules_of_the_page_are_sequences_of_one_policy_and_leave_nothing_f
     thoughts = [text for text in written[:num_first] if text.startswith("thought")]
     assert any(text in prompt for text in thoughts for prompt in prompts[:num_first])
     assert not any(text in prompt for text in thoughts for prompt in prompts[num_first:])
-    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_a_folder_that_the_sandbox_cannot_show_is_refused(shown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
