@@ -1,6 +1,7 @@
 """A mixture of experts with stored buffers, whole or with adapters, in one vLLM engine; and what its probe catches."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -216,25 +217,29 @@ def test_adapters_leave_the_experts_as_they_were(
     assert served(engine, versions, adapted, 3, "float32") < EXACT
 
 
-def test_the_table_of_the_page_has_the_newest_row_of_each_family_and_keeps_the_others(tmp_path: Path) -> None:
-    page, cells = tmp_path / "page.md", dict.fromkeys(COLUMNS, "1e-06")
+def test_the_page_has_the_newest_row_of_each_family_and_keeps_the_others(tmp_path: Path) -> None:
+    page, table, cells = tmp_path / "page.md", tmp_path / "families.json", dict.fromkeys(COLUMNS, "1e-06")
+    cells["load"] = "yes"
     refusal = (
         "version 0 is refused by its probe: the engine's log-probabilities differ from the learner's by 6.2 nats a "
         "token, by 9 at most (allowed: 0.002 and 0.02); 95 of 95 tokens differ"
     )
-    former = f"Measured on 2025-12-31.\n\n| qwen3 | old |{' 1 |' * 6}\n| mistral | yes |{' 2e-06 |' * 6}"
-    page.write_text(f"before\n{BEGIN}\n{former}\n{END}\nafter\n")
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    former = {"qwen3": cells | {"pack": "0.5"}, "mistral": cells, "gemma2": cells | {"load": "refused"}}
+    table.write_text(json.dumps({"dates": ["2025-12-31"], "families": former}))
     rows = [
         {"family": "qwen3", "date": "2026-01-01", **cells, "pack": "0.5"},
         {"family": "qwen3", "date": "2026-01-02", **cells},
         {"family": "unknown", "date": "2026-01-03", **cells},
         {"family": "llama", "date": "2026-01-01", **cells, "version 0": refusal, "LoRA": "a | b" + "c" * 200},
+        {"family": "gpt2", "date": "2026-01-01", **cells, "publish 1": "2e-03"},
     ]
-    write_table(page, rows)
+    write_table(page, table, rows)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith(f"{END}\nafter\n") and "old" not in text
-    (_, _, llama, qwen3, mistral) = [line for line in text.splitlines() if line.startswith("|")]
-    assert qwen3 == "| qwen3 | 1e-06 | 1e-06 | 1e-06 | 1e-06 | 1e-06 | 1e-06 | 1e-06 |"
-    assert "| refused: 6.2 nats a token | 1e-06 |" in llama and "| a / bccc" in llama and len(llama) < 250
-    assert mistral == former.splitlines()[-1]
+    assert "**Alike**, within 0.0001 nats: qwen3; mistral." in text
+    (_, _, llama, gpt2) = [line for line in text.splitlines() if line.startswith("|")]
+    assert llama.startswith("| llama | refused: 6.2 nats a token | a / bccc") and len(llama) < 250
+    assert gpt2 == "| gpt2 | 2e-03 | 1e-06 |"
     assert "Measured on 2025-12-31 to 2026-01-02" in text
+    assert set(json.loads(table.read_text())["families"]) == {"qwen3", "mistral", "gemma2", "llama", "gpt2"}

@@ -1,7 +1,7 @@
 """Measures which families of models train exactly: `python -m slipstream.tools.lab.families [FAMILY ...] [--write]`.
 
 Each row takes the start of one vLLM engine. A row is appended to build/families.jsonl; `--write` puts the newest row of
-each family into the table of docs/models.md; families without one keep their row there.
+each family into docs/families.json, and what they say into docs/models.md; families without one keep their row.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
 from slipstream.tools.lab.families.measure import COLUMNS, measure
@@ -18,7 +19,10 @@ from slipstream.tools.lab.families.tiny import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[3]
 ROWS, PAGE = ROOT / "build" / "families.jsonl", ROOT / "docs" / "models.md"
+TABLE = ROOT / "docs" / "families.json"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
+NUMBER = re.compile(r"\de[-+]\d\d")
+ALIKE = 1e-4  # nats
 SHORTER = (  # what a table shows of a refusal
     (r"^`model\.path` \S+ cannot be trained here: (.*?)(; docs/models\.md.*)?$", r"\1"),
     (
@@ -34,7 +38,7 @@ MAX_SHOWN_CHARS = 110
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m slipstream.tools.lab.families", description=__doc__)
     parser.add_argument("family", nargs="*", help=f"any of: {'; '.join(FAMILIES)}. None: all of them")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/models.md")
+    parser.add_argument("--write", action="store_true", help="replace the results in docs/")
     options = parser.parse_args(arguments)
     if unknown := set(options.family) - FAMILIES.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
@@ -49,26 +53,45 @@ def main(arguments: list[str]) -> int:
             file.write(json.dumps(row) + "\n")
     leave_ranks()
     if options.write:
-        write_table(PAGE, [json.loads(line) for line in ROWS.read_text().splitlines()])
+        write_table(PAGE, TABLE, [json.loads(line) for line in ROWS.read_text().splitlines()])
     return 0
 
 
-def write_table(page: Path, rows: list[dict[str, str]]) -> None:
-    """Replace the table in `page` by one of the newest row of each family; the page's row where `rows` have none."""
-    before, rest = page.read_text().split(BEGIN)
-    old, after = rest.split(END)
-    kept = {line.split(" | ")[0].removeprefix("| "): line for line in old.splitlines() if line.startswith("| ")}
+def write_table(page: Path, table: Path, rows: list[dict[str, str]]) -> None:
+    """Put the newest of `rows` of each family into the JSON file `table`, and what they say into `page`."""
+    measured = json.loads(table.read_text())
     newest = {row["family"]: row for row in rows if row["family"] in FAMILIES}
-    lines = [f"| family | {' | '.join(COLUMNS)} |", f"|{'---|' * (1 + len(COLUMNS))}"]
-    for name in FAMILIES:
-        if row := newest.get(name):
-            lines.append(f"| {name} | {' | '.join(shown(row[column]) for column in COLUMNS)} |")
-        elif name in kept:
-            lines.append(kept[name])
-    dates = sorted({row["date"] for row in newest.values()} | set(re.findall(r"\d{4}-\d\d-\d\d", old)))
-    days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-    caption = f"Measured on {days} with `make families`, on a CPU, in float32 where the row names no other dtype."
-    page.write_text("\n".join([f"{before}{BEGIN}", caption, "", *lines, f"{END}{after}"]))
+    families = measured["families"] | {
+        name: {column: shown(row[column]) for column in COLUMNS} for name, row in newest.items()
+    }
+    dates = sorted({row["date"] for row in newest.values()} | set(measured["dates"]))
+    measured = {
+        "dates": [dates[0], dates[-1]],
+        "families": {name: families[name] for name in FAMILIES if name in families},
+    }
+    table.write_text(json.dumps(measured, indent=1) + "\n")
+    before, rest = page.read_text().split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{summary(measured)}\n{END}{rest.split(END)[1]}")
+
+
+def summary(measured: dict[str, Any]) -> str:
+    """The families that are computed alike, and a table of the others that the learner loads."""
+    families = {name: cells for name, cells in measured["families"].items() if cells["load"] == "yes"}
+    alike = [name for name, cells in families.items() if all(within(cells[column]) for column in COLUMNS[1:])]
+    rows = ["| family | vLLM | with LoRA |", "|---|---|---|"]
+    for name in (name for name in families if name not in alike):
+        served = [families[name][column] for column in ("version 0", "publish 1", "publish 2")]
+        largest = max(served, key=float) if all(map(NUMBER.fullmatch, served)) else served[0]
+        rows.append(f"| {name} | {largest} | {families[name]['LoRA']} |")
+    caption = (
+        f"Measured on {' to '.join(dict.fromkeys(measured['dates']))} with `make families`, on a CPU, in float32 where "
+        "the name has no other dtype ([every number](families.json))."
+    )
+    return "\n".join([caption, "", f"**Alike**, within {ALIKE} nats: {'; '.join(alike)}.", "", *rows])
+
+
+def within(cell: str) -> bool:
+    return bool(NUMBER.fullmatch(cell)) and float(cell) <= ALIKE
 
 
 def shown(cell: str) -> str:
