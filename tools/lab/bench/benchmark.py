@@ -177,33 +177,36 @@ def with_text(page: str, name: str, text: str) -> str:
 
 
 def markdown(benchmark: Benchmark) -> str:
-    """The rows that have a goal, or all if none has one, as a Markdown table; then a line about the machine."""
-    rows = [row for row in benchmark.rows if row.goal] or benchmark.rows
-    lines = [_markdown_line(_COLUMNS), _markdown_line(["---"] * len(_COLUMNS))]
-    lines += [_markdown_line(_cells(row)) for row in rows]
+    """The rows that have a goal, or all side by side if none has one, as a Markdown table; then the machine."""
+    rows = [row for row in benchmark.rows if row.goal]
+    lines = [_COLUMNS, ["---"] * len(_COLUMNS), *(_cells(row) for row in rows)] if rows else _matrix(benchmark.rows)
     machine = benchmark.machine
     on = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     gpu = machine.gpu or "no GPU"
     return (
-        "\n".join(lines)
+        "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
         + f"\n\n[All rows](benchmarks/{benchmark.name}.json). `{benchmark.command}`, {benchmark.date}: {machine.cpu}, "
-        + f"{machine.num_cores} cores, {machine.memory_gib:.0f} GiB, {gpu}; {on}. Load average {machine.load_before} "
-        + f"before, {machine.load_after} after; {benchmark.wall_s:.0f} s.\n"
+        + f"{machine.num_cores} cores, {machine.memory_gib:.0f} GiB, {gpu}; {on}.\n"
     )
 
 
-_COLUMNS = ("what", "ours", "limit", "unit", "ratio: median (range; repeats)", "goal", "holds")
+_COLUMNS = ("what", "ours", "limit", "ratio: median (range; repeats)", "goal")
 
 
 def _cells(row: Row) -> list[str]:
     low, high = row.ratio_range
-    holds = {True: "yes", False: "no", None: ""}[row.holds]
-    ratio = f"{row.ratio:.3g} ({low:.3g} to {high:.3g}; {row.num_repeats})"
-    return [row.name, f"{row.value:.4g}", f"{row.against:.4g}", row.unit, ratio, row.goal, holds]
+    ratio = f"{row.ratio:.3g} ({low:.3g}-{high:.3g}; {row.num_repeats})" if row.num_repeats > 1 else f"{row.ratio:.3g}"
+    goal = f"{row.goal}, **missed**" if row.holds is False else row.goal
+    return [row.name, f"{row.value:.4g} {row.unit}".strip(), f"{row.against:.4g}", ratio, goal]
 
 
-def _markdown_line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _matrix(rows: Sequence[Row]) -> list[Sequence[str]]:
+    """A line for each quantity and a column for each case, of rows that are called `CASE: QUANTITY`."""
+    values = {tuple(row.name.rpartition(": ")[::2]): f"{row.value:.3g}" for row in rows}
+    cases = list(dict.fromkeys(case for case, _ in values))
+    units = {row.name.rpartition(": ")[2]: row.unit for row in rows}
+    lines = [[f"{what}, {unit}", *(values.get((case, what), "") for case in cases)] for what, unit in units.items()]
+    return [["what", *cases], ["---"] * (1 + len(cases)), *lines]
 
 
 def _holds(goal: str, *, value: float, ratio: float) -> bool:

@@ -186,20 +186,20 @@ def speed_rows(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
     steps_again, paddeds = by_turns(ours, (num_tokens, lambda: _plainly(pair, padded)), num_repeats=3)
     what = f"{size.name}, {mix.name}: whole step"
     yield Row.of(
-        f"{what}, against forward and backward of full rows",
+        f"{what}, against full rows",
         steps,
         unit="tokens/s",
         against=limits,
         goal="ratio >= 0.9",
     )
     yield Row.of(
-        f"{what}, beside forward and backward of full rows of the mean length",
+        f"{what}, beside full rows of the mean length",
         steps,
         unit="tokens/s",
         against=short_limits,
     )
     yield Row.of(
-        f"{what}, beside forward and backward of a padded batch",
+        f"{what}, beside a padded batch",
         steps_again,
         unit="tokens/s",
         against=paddeds,
@@ -226,7 +226,7 @@ def proximal_row(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Row:
         num_repeats=num_repeats,
     )
     return Row.of(
-        f"{pair.size.name}, {mix.name}: whole step with a proximal policy, against one without",
+        f"{pair.size.name}, {mix.name}: with a proximal policy, against without",
         with_one,
         unit="tokens/s",
         against=without,
