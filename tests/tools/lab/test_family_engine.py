@@ -232,6 +232,7 @@ def test_the_page_has_the_newest_row_of_each_family_and_keeps_the_others(tmp_pat
         {"family": "qwen3", "date": "2026-01-02", **cells},
         {"family": "unknown", "date": "2026-01-03", **cells},
         {"family": "llama", "date": "2026-01-01", **cells, "version 0": refusal, "LoRA": "a | b" + "c" * 200},
+        {"family": "gemma", "date": "2026-01-01", **cells, "version 0": refusal, "LoRA": "peft"},
         {"family": "gpt2", "date": "2026-01-01", **cells, "publish 1": "2e-03"},
     ]
     write_table(page, table, rows)
@@ -239,7 +240,9 @@ def test_the_page_has_the_newest_row_of_each_family_and_keeps_the_others(tmp_pat
     assert text.startswith("before\n") and text.endswith(f"{END}\nafter\n") and "old" not in text
     assert "**Alike**, within 0.0001 nats: qwen3; mistral." in text
     (_, _, llama, gpt2) = [line for line in text.splitlines() if line.startswith("|")]
-    assert llama.startswith("| llama | refused: 6.2 nats a token | a / bccc") and len(llama) < 250
+    assert llama == "| llama; gemma | refused: 6.2 nats a token | fails |"
     assert gpt2 == "| gpt2 | 2e-03 | 1e-06 |"
     assert "Measured on 2025-12-31 to 2026-01-02" in text
-    assert set(json.loads(table.read_text())["families"]) == {"qwen3", "mistral", "gemma2", "llama", "gpt2"}
+    written = json.loads(table.read_text())["families"]
+    assert set(written) == {"qwen3", "mistral", "gemma2", "llama", "gemma", "gpt2"}
+    assert written["llama"]["LoRA"].startswith("a / bccc") and len(written["llama"]["LoRA"]) < 120

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
-from slipstream.tools.lab.families.measure import COLUMNS, measure
+from slipstream.tools.lab.families.measure import COLUMNS, NOT_REACHED, measure
 from slipstream.tools.lab.families.tiny import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,16 +78,22 @@ def summary(measured: dict[str, Any]) -> str:
     """The families that are computed alike, and a table of the others that the learner loads."""
     families = {name: cells for name, cells in measured["families"].items() if cells["load"] == "yes"}
     alike = [name for name, cells in families.items() if all(within(cells[column]) for column in COLUMNS[1:])]
-    rows = ["| family | vLLM | with LoRA |", "|---|---|---|"]
+    others: dict[tuple[str, str], list[str]] = {}
     for name in (name for name in families if name not in alike):
         served = [families[name][column] for column in ("version 0", "publish 1", "publish 2")]
         largest = max(served, key=float) if all(map(NUMBER.fullmatch, served)) else served[0]
-        rows.append(f"| {name} | {largest} | {families[name]['LoRA']} |")
+        others.setdefault((_brief(largest), _brief(families[name]["LoRA"])), []).append(name)
+    rows = ["| family | vLLM | with LoRA |", "|---|---|---|"]
+    rows += [f"| {'; '.join(names)} | {served} | {adapted} |" for (served, adapted), names in others.items()]
     caption = (
         f"Measured on {' to '.join(dict.fromkeys(measured['dates']))} with `make families`, on a CPU, in float32 where "
-        "the name has no other dtype ([every number](families.json))."
+        "the name has no other dtype ([every number and error](families.json))."
     )
     return "\n".join([caption, "", f"**Alike**, within {ALIKE} nats: {'; '.join(alike)}.", "", *rows])
+
+
+def _brief(cell: str) -> str:
+    return cell if NUMBER.fullmatch(cell) or cell == NOT_REACHED else re.sub(r"^(?!refused).*", "fails", cell)
 
 
 def within(cell: str) -> bool:
