@@ -91,7 +91,7 @@ def publish(bench: Bench) -> Row:
                 copy.copy_(tensor)
             copied_s.append(time.perf_counter() - started)
     return Row.of(
-        "publish: what the learner waits for, against a memcpy of the weights",
+        "publish, against a memcpy of the weights",
         [1e3 * seconds for seconds in blocked_s[1:]],  # the first waits for the process to start
         unit="ms",
         against=[1e3 * seconds for seconds in copied_s[1:]],

@@ -51,7 +51,7 @@ def disturbed(bench: Bench, fault: str) -> Row:
             receiver.kill()
             receiver.join()
     return Row.of(
-        f"publish: what the learner waits for with a receiver that {fault}, against undisturbed",
+        f"publish while a receiver {fault}, against undisturbed",
         [1e3 * seconds for seconds in after_s],
         unit="ms",
         against=[1e3 * seconds for seconds in before_s],

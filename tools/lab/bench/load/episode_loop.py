@@ -71,7 +71,7 @@ def episode_loop(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[Row
             goal="ratio <= 1.02",
         ),
         _cpu_row("episode loop: CPU a turn, beside that of a bare scripted call", pairs, script.num_turns),
-        _cpu_row("episode loop: CPU a turn, the same by an engine that answers at once", busy_pairs, script.num_turns),
+        _cpu_row("episode loop: CPU a turn, by an engine that answers at once", busy_pairs, script.num_turns),
     ]
 
 
