@@ -38,9 +38,9 @@ def _few_long(rng: np.random.Generator, num: int) -> Lengths:
     return lengths
 
 
-UNIFORM = Mix(name="uniform 60 to 180", draw=_uniform)
-LONG_TAIL = Mix(name="log-normal, median 100, sigma 0.8", draw=_long_tail)
-FEW_LONG = Mix(name="60 to 140, 1 in 32 eight times as long", draw=_few_long)
+UNIFORM = Mix(name="uniform", draw=_uniform)
+LONG_TAIL = Mix(name="log-normal", draw=_long_tail)
+FEW_LONG = Mix(name="few long", draw=_few_long)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
