@@ -1,6 +1,10 @@
-"""Every relative link of README, AGENTS.md and docs/ leads to a file that is there, and to a heading in it."""
+"""Every relative link of README, AGENTS.md and docs/ leads to a file that is there, and to a heading in it.
+
+docs/others.md is about other systems: it links to their files at commits, and has a date.
+"""
 
 import re
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,8 @@ PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "AGENTS.md", *(REPOSITORY
 GENERATED = {"reference/config.md", "reference/verbs.md", "reference/files.md"}  # by tools/lab/docs/docs_pages.py
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+OTHERS = REPOSITORY / "docs" / "others.md"
+DAYS_OF_OTHERS = 90
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
@@ -75,3 +81,38 @@ def test_the_site_lists_every_page_and_no_other() -> None:
     listed = nav_pages(yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())["nav"])
     written = {str(path.relative_to(REPOSITORY / "docs")) for path in (REPOSITORY / "docs").rglob("*.md")}
     assert listed == written | GENERATED
+
+
+def days_old(text: str, today: date) -> int:
+    """Days since the date in the first lines of a page about other systems."""
+    found = re.search(r"^Looked up on (\d{4}-\d\d-\d\d)\.", "\n".join(text.splitlines()[:5]), re.MULTILINE)
+    assert found, "docs/others.md must have the line `Looked up on YYYY-MM-DD.` among its first five lines"
+    return (today - date.fromisoformat(found[1])).days
+
+
+def unpinned(text: str) -> list[str]:
+    """The links to GitHub that do not name a commit by its 40 digits."""
+    found = re.findall(r"https?://(?:www\.)?github\.com/[^\s)>\]]*", text)
+    return [link for link in found if not re.match(r"https://github\.com/[^/]+/[^/]+/blob/[0-9a-f]{40}/.", link)]
+
+
+def test_other_systems_were_looked_up_lately() -> None:
+    age = days_old(OTHERS.read_text(), date.today())
+    assert age <= DAYS_OF_OTHERS, (
+        f"docs/others.md was looked up {age} days ago, at most {DAYS_OF_OTHERS} are allowed: read each linked page "
+        "at the newest commit of its repository, correct cells and commits, then write the day into the first lines"
+    )
+
+
+def test_other_systems_are_linked_at_a_commit() -> None:
+    assert len(re.findall(r"github\.com", OTHERS.read_text())) > 40
+    assert unpinned(OTHERS.read_text()) == []
+
+
+def test_an_old_date_and_a_link_without_a_commit_are_found() -> None:
+    pinned = f"https://github.com/a/b/blob/{'0a' * 20}/docs/c.md"
+    text = (
+        f"# Others\n\nLooked up on 2026-11-28. After it.\n\n[d]({pinned}) [e](https://github.com/a/b/blob/main/c.md)\n"
+    )
+    assert days_old(text, date(2027, 2, 27)) == DAYS_OF_OTHERS + 1
+    assert unpinned(text) == ["https://github.com/a/b/blob/main/c.md"]
