@@ -28,6 +28,7 @@ from slipstream.tools.viewer.view_options import ReportOptions, ViewOptions
 # The verbs by what they are for, with one line each. Those of two words in VERBS have their first word here.
 GROUPS = {
     "train": {
+        "init": "write the three files of an environment, an agent or a data set of yours",
         "up": "start a run on this machine, or the stages of a file",
         "learner": "train: the learner alone, with actors started by themselves",
         "actors": "play episodes for a run: the actors of one host",
@@ -147,6 +148,20 @@ class Verb:
 
 
 VERBS = {
+    **{
+        f"init {kind}": Verb(
+            "slipstream.tools.init.init:init",
+            (),
+            lambda given: {"kind": given.verb.split()[1], "name": given.name},
+            f"write NAME.py, NAME.yaml and {third}: {what} of your own, which runs as it is",
+            arguments={"name": {"metavar": "NAME", "help": "what Python may import"}},
+        )
+        for kind, third, what in (
+            ("env", "test_NAME.py", "an environment"),
+            ("agent", "NAME.jsonl", "an agent"),
+            ("data", "NAME.jsonl", "a data set with a reward"),
+        )
+    },
     "up": Verb(
         "slipstream.tools.run.up:up",
         (*LEARNER, "actors"),

@@ -49,7 +49,12 @@ ROAD = ("runs/way", "up road.yaml")  # a file of stages
 READ = {"runs", "view", "top", "simulate", "scale", "eval", "doctor", "actors", "plan"}
 READ |= {"serve judge", "serve relay", "serve envs", "serve rewards", "access users", "access join"}
 FENCED = {"learner"}  # a newer process takes over, also that of a re-run
-NEW_ONLY = {"access key"}  # never replaces a file, so the second of two finds that it exists
+NEW_ONLY = {
+    "access key",
+    "init env",
+    "init agent",
+    "init data",
+}  # never replaces a file, so the second of two finds that it exists
 
 
 class Ended(Exception):
