@@ -2,9 +2,8 @@
 
 import asyncio
 
-from NAME import MyEnv
-
 from slipstream import Observation, Task
+from slipstream.tools.init.env_starter import MyEnv
 
 
 async def played(*, index: int, by_expert: bool) -> Observation:

@@ -23,7 +23,7 @@ def init(config: Config, *, kind: str, name: str) -> int:
     if not Path(f"{name}.py").exists() and importlib.util.find_spec(name) is not None:
         raise ConfigError(f"{name} is the name of a module that is installed, which yours would hide; choose another")
     texts = {
-        Path(file.format(name)): (STARTERS / starter).read_text().replace("NAME", name) if starter else _sums()
+        Path(file.format(name)): _named((STARTERS / starter).read_text(), name) if starter else _sums()
         for file, starter in FILES[kind].items()
     }
     if there := [str(path) for path in texts if path.exists()]:
@@ -34,6 +34,10 @@ def init(config: Config, *, kind: str, name: str) -> int:
     model = "" if kind == "env" else "model.path=FOLDER "
     print(f"wrote {', '.join(map(str, texts))}; edit them, then: slipstream up {name}.yaml {model}run.name={name}")
     return 0
+
+
+def _named(text: str, name: str) -> str:
+    return text.replace("slipstream.tools.init.env_starter", name).replace("NAME", name)
 
 
 def _sums() -> str:

@@ -38,7 +38,7 @@ def test_prometheus_gets_the_newest_finite_value_of_every_metric_with_the_name_o
     try:
         tracker.log({"step": 1, "time": 5.0, "produced/success": 0.25, "eval/success_sampled": 0.5})
         tracker.log(finite({"step": 2, "time": 6.0, "produced/success": 0.75, "optim/grad_norm": None}))
-        body = urllib.request.urlopen(tracker.url).read().decode()
+        body = urllib.request.urlopen(tracker.place).read().decode()
     finally:
         tracker.close()
     assert 'slipstream_produced_success{run="de\\"mo"} 0.75' in body
@@ -48,7 +48,7 @@ def test_prometheus_gets_the_newest_finite_value_of_every_metric_with_the_name_o
 
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     first = PrometheusTracker("demo", host="127.0.0.1", port=0)
-    port = int(first.url.rpartition(":")[2].partition("/")[0])
+    port = int(first.place.rpartition(":")[2].partition("/")[0])
     try:
         with pytest.raises(ConfigError, match=rf"cannot serve on 127\.0\.0\.1:{port}: .*choose another --port"):
             PrometheusTracker("demo", host="127.0.0.1", port=port)

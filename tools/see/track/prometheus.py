@@ -30,7 +30,7 @@ class PrometheusTracker(Collector):
             raise ConfigError(f"cannot serve on {host}:{port}: {error}; choose another --port or --host") from error
 
     @property
-    def url(self) -> str:
+    def place(self) -> str:
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}/metrics"
 

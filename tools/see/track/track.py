@@ -96,7 +96,7 @@ def _begin(run_dir: RunDir, name: str, options: TrackOptions) -> tuple[Tracker, 
     settings = yaml.safe_load(run_dir.config.read_text())
     if options.to == "prometheus":
         server = PrometheusTracker(name, host=options.host, port=options.port)
-        log.info("serving the metrics of %s at %s", name, server.url)
+        log.info("serving the metrics of %s at %s", name, server.place)
         return server, Sent()
     sent = read_sent(run_dir, options.to)
     kind = WandbTracker if options.to == "wandb" else MlflowTracker
