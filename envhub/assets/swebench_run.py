@@ -21,6 +21,7 @@ def limits_of(timeout_s: float) -> Limits:
         cpu_s=int(timeout_s) + 1,
         memory_bytes=4 << 30,
         max_processes=256,
+        max_open_files=256,
         file_bytes=256 << 20,
         tree_bytes=1 << 30,
         kept_bytes=8 << 20,

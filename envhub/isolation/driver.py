@@ -1,4 +1,33 @@
-"""The script that the sandbox runs as its first process: it unpacks the tree, runs the command and packs the tree."""
+"""The two scripts of a sandbox. `SETUP` runs before bubblewrap: it makes what bubblewrap cannot make. `DRIVER` is the
+first process inside: it unpacks the tree, runs the command and packs the tree.
+"""
+
+# It is root of a new user namespace, with namespaces of mounts and of the network. It mounts, below /sys, the folders
+# that can be written, because bubblewrap cannot limit the number of their files, each of which takes a kilobyte of the
+# kernel's memory. The network is only a loopback, whose sockets have small buffers; a socket that listens has few that
+# wait. No huge pages (PR_SET_THP_DISABLE): a process could unmap all of one but a page, and the kernel would keep it.
+SETUP = """
+import _signal, _socket, ctypes, fcntl, os, sys
+backlog, folders, *command = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+def mount(path, options):
+    if libc.mount(b"tmpfs", path.encode(), b"tmpfs", 6, options.encode()):
+        sys.exit(f"no tmpfs could be mounted: {os.strerror(ctypes.get_errno())}")
+mount("/sys", "size=0,nr_inodes=16,mode=755")
+for folder in folders.split():
+    name, size = folder.split("=")
+    os.mkdir(f"/sys/{name}")
+    mount(f"/sys/{name}", f"size={size},nr_inodes={int(size) // 2048},mode=755")
+buffer = "4096 65536 65536"
+for name, value in ("core/somaxconn", backlog), ("ipv4/tcp_rmem", buffer), ("ipv4/tcp_wmem", buffer):
+    with open(f"/proc/sys/net/{name}", "w") as file:
+        file.write(value)
+fcntl.ioctl(_socket.socket(), 0x8914, b"lo".ljust(16, b"\\0") + (65).to_bytes(2, "little") + bytes(22))  # up
+libc.prctl(41, 1, 0, 0, 0)
+for number in _signal.SIGPIPE, _signal.SIGXFSZ:  # Python ignores them
+    _signal.signal(number, _signal.SIG_DFL)
+os.execvp(command[0], command)
+"""
 
 # Both output streams of the command go to the driver's stderr, because its stdout carries the tree. When the command
 # has ended, the driver kills all processes that it left, and then reads the tree. The user called root has no
@@ -19,7 +48,8 @@ lives() {
     return 1
 }
 umask 022
-ulimit -c 0 -q 0 -n "$MAX_OPEN_FILES" -u "$MAX_PROCESSES" -v "$MEMORY_KIB" -t "$CPU_S" -f "$FILE_KIB" || exit
+ulimit -c 0 -q 0 -i 256 -l 64 || exit
+ulimit -n "$MAX_OPEN_FILES" -u "$MAX_PROCESSES" -v "$MEMORY_KIB" -t "$CPU_S" -f "$FILE_KIB" || exit
 read -r -a processes; read -r -d "" command
 tar -x -f - -C "$TREE" || exit
 [ -z "$BASE" ] || /usr/bin/python3 -I -S -c "$1" apply "$BASE" "$TREE" || exit

@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation import cgroup, layer, seccomp
-from slipstream.envhub.isolation.driver import DRIVER
+from slipstream.envhub.isolation.driver import DRIVER, SETUP
 from slipstream.envhub.isolation.file_tree import Tree, TreeError, pack, unpack
 from slipstream.envhub.step_deadline import left_s
 
@@ -78,7 +78,7 @@ class Limits:
     cpu_s: int = 5  # for each process
     memory_bytes: int = 1 << 29  # of address space, for each process
     max_processes: int = 32
-    max_open_files: int = 256  # for each process; this also bounds the data in its sockets and pipes
+    max_open_files: int = 64  # for each process; this also bounds the data in its sockets and pipes
     file_bytes: int = 4 << 20  # for each file
     tree_bytes: int = 8 << 20  # for the home, /tmp and the testbed each, or for the root directory
     kept_bytes: int = 32 << 20  # for the tar of the resulting tree
@@ -111,7 +111,7 @@ def require_sandbox() -> None:
 
     Also raise it if the sandbox would show this package, because a policy must not read the code of its tasks.
     """
-    for program, package in (("bwrap", "bubblewrap"), ("/usr/bin/python3", "python3")):
+    for program, package in (("bwrap", "bubblewrap"), ("/usr/bin/python3", "python3"), ("unshare", "util-linux")):
         if shutil.which(program) is None:
             raise ValueError(
                 f"this environment runs commands in a sandbox, and {program} is missing: install {package} "
@@ -291,12 +291,18 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
         "WALL_S": f"{limits.wall_s:g}",
         "NOT_OF_THE_TREE": " ".join(f"--exclude=.{path}" for path in (*_BESIDE_A_ROOT, *of_the_host) if is_root),
     }
-    user, size = "0" if is_root else "1000", str(limits.tree_bytes + SPARE_BYTES)
-    arguments = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
+    user, size = "0" if is_root else "1000", limits.tree_bytes + SPARE_BYTES
+    sizes = (
+        {"shm": SHM_BYTES, "root": size} if is_root else {"shm": SHM_BYTES, "home": size, "tmp": size, "testbed": size}
+    )
+    backlog = str(limits.max_open_files // 64)
+    arguments = ["unshare", "--map-root-user", "--mount", "--net", "/usr/bin/python3", "-I", "-S", "-c", SETUP, backlog]
+    arguments += [" ".join(f"{name}={size}" for name, size in sizes.items()), "bwrap", "--unshare-all", "--share-net"]
+    arguments += ["--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
     arguments += ["--as-pid-1", *(["--disable-userns"] if _disables_userns(shutil.which("bwrap")) else [])]
     arguments += ["--uid", user, "--gid", user, "--cap-drop", "ALL", "--hostname", "sandbox"]
     if is_root:
-        arguments += ["--size", size, "--tmpfs", "/"]
+        arguments += ["--bind", "/sys/root", "/"]
         for path in of_the_host:
             arguments += ["--ro-bind", path, path]
     else:
@@ -306,11 +312,12 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
     arguments += ["--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
     for name in ("bin", "lib", "lib64", *(("sbin",) if is_root else ())):
         arguments += ["--symlink", f"usr/{name}", f"/{name}"]
-    arguments += ["--proc", "/proc", "--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm"]
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--bind", "/sys/shm", "/dev/shm"]
+    arguments += ["--dev-bind", "/dev/full", "/dev/zero"]  # the same zeros, but it cannot be mapped as shared memory
     if not is_root:
-        arguments += ["--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", HOME]
+        arguments += ["--bind", "/sys/tmp", "/tmp", "--bind", "/sys/home", HOME]
     if place is Place.TESTBED:
-        arguments += ["--size", size, "--tmpfs", place.value]
+        arguments += ["--bind", "/sys/testbed", place.value]
     for source, inside in (*mounts.items(), *([(base, _BASE)] if base is not None else [])):
         arguments += ["--ro-bind", str(source), inside]
     # The folders that bubblewrap made itself are in memory and have no size limit, so they become read only.

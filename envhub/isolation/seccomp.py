@@ -1,8 +1,9 @@
 """The filter of system calls of a sandbox (seccomp, https://docs.kernel.org/userspace-api/).
 
-It refuses system calls that take memory beyond a process's limit, that make a user namespace (which could then make
-mounts), that read or stop other processes, and that use interfaces of the kernel or the machine other than files. The
-filter is a program of classic BPF, eight bytes an instruction. It takes at most a microsecond for each system call.
+It refuses system calls that take memory beyond a process's limit, also memory of the kernel, that make a user namespace
+(which could then make mounts), that read or stop other processes, and that use interfaces of the kernel or the machine
+other than files. The filter is a program of classic BPF, eight bytes an instruction. It takes at most a microsecond for
+each system call.
 """
 
 import contextlib
@@ -25,6 +26,21 @@ REFUSED: dict[str, tuple[int, int]] = {
     "mq_open": (240, 180),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
+    # Memory of the kernel, as much as is asked for, or pages that stay in pipes and sockets when they are unmapped.
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "inotify_init": (253, 26),  # aarch64 has only the newer
+    "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
+    "io_setup": (206, 0),
+    "seccomp": (317, 277),
+    "landlock_create_ruleset": (444, 444),
+    "sendfile": (40, 71),
+    "splice": (275, 76),
+    "tee": (276, 77),
+    "vmsplice": (278, 75),
     # Kernel interfaces with a history of vulnerabilities, which no task needs.
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
@@ -57,9 +73,27 @@ REFUSED: dict[str, tuple[int, int]] = {
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
 }
-_CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
+# Programs know these errors, and do without: EPERM would end some.
+ERRORS = {
+    **dict.fromkeys(("setxattr", "lsetxattr", "fsetxattr", "setxattrat"), errno.EOPNOTSUPP),
+    **dict.fromkeys(("memfd_create", "inotify_init", "inotify_init1", "fanotify_init", "io_setup"), errno.ENOSYS),
+    **dict.fromkeys(("landlock_create_ruleset", "sendfile", "splice", "tee", "vmsplice"), errno.ENOSYS),
+    "seccomp": errno.EINVAL,
+}
+# Calls that are refused for some values of an argument: its place, the values, and the error (0: the call is ignored).
+_REFUSED_VALUES: dict[str, tuple[tuple[int, int], int, tuple[int, ...], int]] = {
+    # PR_SET_SECCOMP, PR_SET_THP_DISABLE, PR_FUTEX_HASH: the last takes as much memory as is asked for.
+    "prctl": ((157, 167), 0, (22, 41, 78), errno.EINVAL),
+    "fcntl": ((72, 25), 1, (1031,), errno.EPERM),  # F_SETPIPE_SZ
+    # SO_SNDBUF, SO_RCVBUF, SO_SNDBUFFORCE, SO_RCVBUFFORCE, SO_ATTACH_FILTER.
+    "setsockopt": ((54, 208), 2, (7, 8, 32, 33, 26), 0),
+}
+_SOL_SOCKET = 1
+_MMAP, _SHARED_ANONYMOUS, _PAGE_BYTES = (9, 222), (0x01, 0x20), 4096
+_CLONE, _CLONE3, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 199)
 _CLONE_NEWUSER = 0x10000000
-FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}  # others can bypass the network namespace
+# Others can bypass the network namespace. AF_INET6 has lists of groups without a limit.
+FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_NETLINK": 16}
 _X32 = 0x40000000  # the bit that marks calls of the x32 table on x86_64
 
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -103,21 +137,47 @@ def filter_of(machine: str) -> bytes:
     if machine == "x86_64":
         lines += [_line(_GREATER_EQUAL, _X32, skip_else=1), _refuse(errno.ENOSYS)]
     for name, numbers in REFUSED.items():
-        # The error of a kernel without memfd_create, which programs can handle.
-        code = errno.ENOSYS if name == "memfd_create" else errno.EPERM
-        lines += [_line(_EQUAL, numbers[column], skip_else=1), _refuse(code)]
+        lines += [_line(_EQUAL, numbers[column], skip_else=1), _refuse(ERRORS.get(name, errno.EPERM))]
     # A filter cannot read clone3's flags, which are in memory. After ENOSYS the C library calls clone instead.
     lines += [_line(_EQUAL, _CLONE3[column], skip_else=1), _refuse(errno.ENOSYS)]
     lines += [
-        _line(_EQUAL, _CLONE[column], skip_else=3),
-        _line(_LOAD, _ARGUMENT_AT),
-        _line(_ANY_BIT, _CLONE_NEWUSER, skip_else=len(FAMILIES) + 4),
-        _refuse(errno.EPERM),
+        *_of_call(
+            _CLONE[column],
+            [_line(_LOAD, _ARGUMENT_AT), _line(_ANY_BIT, _CLONE_NEWUSER, skip_else=1), _refuse(errno.EPERM)],
+        )
     ]
-    lines += [_line(_EQUAL, _SOCKET[column], skip_else=len(FAMILIES) + 2), _line(_LOAD, _ARGUMENT_AT)]
-    lines += [_line(_EQUAL, family, skip=len(FAMILIES) - place) for place, family in enumerate(FAMILIES.values())]
-    lines += [_refuse(errno.EAFNOSUPPORT), _line(_RETURN, _ALLOW)]
-    return b"".join(lines)
+    for name, (numbers, place, values, code) in _REFUSED_VALUES.items():
+        lines += _of_call(
+            numbers[column], [*(_of_level() if name == "setsockopt" else []), *_one_of(place, values, code)]
+        )
+    # The memory of a shared mapping stays as long as a part of it is mapped, which may be one page: so it has one page.
+    shared = [_line(_LOAD, _ARGUMENT_AT + 8 * 3)]
+    shared += [line for bit in _SHARED_ANONYMOUS for line in (_line(_ANY_BIT, bit, skip=1), _line(_RETURN, _ALLOW))]
+    shared += [
+        _line(_LOAD, _ARGUMENT_AT + 8),
+        _line(_GREATER_EQUAL, _PAGE_BYTES + 1, skip_else=1),
+        _refuse(errno.ENOMEM),
+    ]
+    lines += _of_call(_MMAP[column], shared)
+    for numbers in (_SOCKET, _SOCKETPAIR):
+        known = [_line(_EQUAL, family, skip=len(FAMILIES) - n) for n, family in enumerate(FAMILIES.values())]
+        lines += _of_call(numbers[column], [_line(_LOAD, _ARGUMENT_AT), *known, _refuse(errno.EAFNOSUPPORT)])
+    return b"".join([*lines, _line(_RETURN, _ALLOW)])
+
+
+def _of_call(number: int, lines: list[bytes]) -> list[bytes]:
+    """Return `lines` for the call `number` only, and an end that allows it."""
+    return [_line(_EQUAL, number, skip_else=len(lines) + 1), *lines, _line(_RETURN, _ALLOW)]
+
+
+def _of_level() -> list[bytes]:
+    return [_line(_LOAD, _ARGUMENT_AT + 8), _line(_EQUAL, _SOL_SOCKET, skip=1), _line(_RETURN, _ALLOW)]
+
+
+def _one_of(place: int, values: tuple[int, ...], code: int) -> list[bytes]:
+    """Return the lines that refuse a call whose argument at `place` is one of `values`."""
+    found = [line for value in values for line in (_line(_EQUAL, value, skip_else=1), _refuse(code))]
+    return [_line(_LOAD, _ARGUMENT_AT + 8 * place), *found]
 
 
 def _line(code: int, value: int, *, skip: int = 0, skip_else: int = 0) -> bytes:
