@@ -38,7 +38,7 @@ class CodeState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class CodeWorld:
     profile: str
     problem: Problem
-    limits: Limits  # of all inputs together
+    limits: Limits  # of all inputs together, as `run_on_inputs` takes them
 
     @property
     def opening(self) -> tuple[Message, ...]:
@@ -77,7 +77,7 @@ def make_code_env(*, profile: str = "full", steps: int = 2, tests: int = 6, time
     """Return a `code` environment. Raises ValueError for invalid options, and if no sandbox is available.
 
     `profile`: "small" (no system message) or "full" (the system message explains the rules). `steps`: the number of
-    operations in a program. `tests`: the number of inputs that judge it. `timeout_s`: the time limit of all together.
+    operations in a program. `tests`: the number of inputs that judge it. `timeout_s`: the CPU time of all together.
     """
     check_choice("profile", profile, ("small", "full"))
     check_range("steps", steps, 1, 5)

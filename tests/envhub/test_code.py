@@ -99,6 +99,12 @@ def test_an_endless_program_is_stopped_and_the_other_inputs_are_run() -> None:
     assert (change.over, change.text.endswith("of 6 passed")) == (True, True)
 
 
+def test_a_right_program_that_waits_for_a_busy_machine_passes() -> None:
+    of_task = world(wall_s=6)
+    waits = "import os, time\nif not os.path.exists('0.code'): time.sleep(2)"
+    assert act(of_task, f"submit\n{waits}\n{of_task.problem.program}").score == 1.0
+
+
 def test_a_program_cannot_find_the_correct_outputs() -> None:
     """It sees its own inputs, and of the outputs only what it printed itself."""
     peek = "import glob\nfor name in sorted(glob.glob('*')): print(name, len(open(name).read()))"
