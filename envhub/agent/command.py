@@ -21,7 +21,13 @@ MAX_TASK_CHARS = 100_000  # an environment variable has at most 128 KiB
 MAX_SHOWN_CHARS = 2000
 # The episode's own time limit ends a command; these limits keep it from taking the machine.
 LIMITS = Limits(
-    wall_s=1e6, cpu_s=3600, memory_bytes=2 << 30, max_open_files=256, file_bytes=16 << 20, output_bytes=1 << 20
+    wall_s=1e6,
+    cpu_s=3600,
+    memory_bytes=2 << 30,
+    max_open_files=256,
+    max_waiting=128,
+    file_bytes=16 << 20,
+    output_bytes=1 << 20,
 )
 
 

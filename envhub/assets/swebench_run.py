@@ -22,6 +22,7 @@ def limits_of(timeout_s: float) -> Limits:
         memory_bytes=4 << 30,
         max_processes=256,
         max_open_files=256,
+        max_waiting=128,  # as the web servers of tests ask for
         file_bytes=256 << 20,
         tree_bytes=1 << 30,
         kept_bytes=8 << 20,

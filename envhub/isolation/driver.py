@@ -4,8 +4,9 @@ first process inside: it unpacks the tree, runs the command and packs the tree.
 
 # It is root of a new user namespace, with namespaces of mounts and of the network. It mounts, below /sys, the folders
 # that can be written, because bubblewrap cannot limit the number of their files, each of which takes a kilobyte of the
-# kernel's memory. The network is only a loopback, whose sockets have small buffers; a socket that listens has few that
-# wait. No huge pages (PR_SET_THP_DISABLE): a process could unmap all of one but a page, and the kernel would keep it.
+# kernel's memory. Few connections wait for a socket that listens: `backlog`, or "" if the filter sees to that. The
+# network is only a loopback, whose sockets have small buffers; where these cannot be set it stays down. There are no
+# huge pages (PR_SET_THP_DISABLE): a process could unmap all of one but a page, and the kernel would keep it.
 SETUP = """
 import _signal, _socket, ctypes, fcntl, os, sys
 backlog, folders, *command = sys.argv[1:]
@@ -18,11 +19,17 @@ for folder in folders.split():
     name, size = folder.split("=")
     os.mkdir(f"/sys/{name}")
     mount(f"/sys/{name}", f"size={size},nr_inodes={int(size) // 2048},mode=755")
-buffer = "4096 65536 65536"
-for name, value in ("core/somaxconn", backlog), ("ipv4/tcp_rmem", buffer), ("ipv4/tcp_wmem", buffer):
+def limit(name, value):
     with open(f"/proc/sys/net/{name}", "w") as file:
         file.write(value)
-fcntl.ioctl(_socket.socket(), 0x8914, b"lo".ljust(16, b"\\0") + (65).to_bytes(2, "little") + bytes(22))  # up
+if backlog:
+    limit("core/somaxconn", backlog)
+try:
+    limit("ipv4/tcp_rmem", "4096 65536 65536")
+    limit("ipv4/tcp_wmem", "4096 65536 65536")
+    fcntl.ioctl(_socket.socket(), 0x8914, b"lo".ljust(16, b"\\0") + (65).to_bytes(2, "little") + bytes(22))  # up
+except OSError:
+    pass
 libc.prctl(41, 1, 0, 0, 0)
 for number in _signal.SIGPIPE, _signal.SIGXFSZ:  # Python ignores them
     _signal.signal(number, _signal.SIG_DFL)

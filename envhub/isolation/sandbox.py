@@ -18,6 +18,7 @@ the step's deadline (`envhub/step_deadline.py`), and counts as the command's fai
 
 import asyncio
 import functools
+import logging
 import os
 import shutil
 import signal
@@ -49,6 +50,9 @@ KILLED = 137  # the exit code of a command that was killed at a limit
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+_NAMESPACES = ("unshare", "--map-root-user", "--mount", "--net")
+_SOMAXCONN = "/proc/sys/net/core/somaxconn"
 _STARTED = b"+"
 _CUT = "\n[cut]"
 PAGE_BYTES = 4096  # a file in memory takes a whole number of pages
@@ -79,6 +83,7 @@ class Limits:
     memory_bytes: int = 1 << 29  # of address space, for each process
     max_processes: int = 32
     max_open_files: int = 64  # for each process; this also bounds the data in its sockets and pipes
+    max_waiting: int = 1  # connections that wait to be accepted, for each socket
     file_bytes: int = 4 << 20  # for each file
     tree_bytes: int = 8 << 20  # for the home, /tmp and the testbed each, or for the root directory
     kept_bytes: int = 32 << 20  # for the tar of the resulting tree
@@ -119,6 +124,7 @@ def require_sandbox() -> None:
             )
     seccomp.program()
     cgroup.parent()
+    _limits_waiting()
     own = Path(__file__).resolve().parent
     if own.is_relative_to("/usr") and not any(own.is_relative_to(path) for path in HIDDEN):
         raise ValueError(
@@ -220,16 +226,16 @@ async def _bubblewrapped(arguments: list[str], limits: Limits) -> AsyncIterator[
     """
     memory_bytes = limits.memory_bytes + 3 * (limits.tree_bytes + SPARE_BYTES) + SHM_BYTES  # a run has up to 3 tmpfs
     async with cgroup.limited(memory_bytes=memory_bytes, max_pids=limits.max_processes + NUM_OWN_PIDS) as own_cgroup:
-        starting = asyncio.create_task(_start(arguments, own_cgroup))
+        starting = asyncio.create_task(_start(arguments, own_cgroup, limits))
         try:
             yield await asyncio.shield(starting)
         finally:
             await _end(await starting)
 
 
-async def _start(arguments: list[str], own_cgroup: Path | None) -> Process:
+async def _start(arguments: list[str], own_cgroup: Path | None, limits: Limits) -> Process:
     """Start bubblewrap. With a cgroup, a shell waits until it is in the cgroup, and then becomes bubblewrap."""
-    with seccomp.readable() as refused:
+    with seccomp.readable(None if _limits_waiting() else limits.max_waiting) as refused:
         process = await asyncio.create_subprocess_exec(
             *(cgroup.GATE if own_cgroup is not None else ()),
             *arguments,
@@ -295,8 +301,8 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
     sizes = (
         {"shm": SHM_BYTES, "root": size} if is_root else {"shm": SHM_BYTES, "home": size, "tmp": size, "testbed": size}
     )
-    backlog = str(limits.max_open_files // 64)
-    arguments = ["unshare", "--map-root-user", "--mount", "--net", "/usr/bin/python3", "-I", "-S", "-c", SETUP, backlog]
+    backlog = str(limits.max_waiting) if _limits_waiting() else ""
+    arguments = [*_NAMESPACES, "/usr/bin/python3", "-I", "-S", "-c", SETUP, backlog]
     arguments += [" ".join(f"{name}={size}" for name, size in sizes.items()), "bwrap", "--unshare-all", "--share-net"]
     arguments += ["--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
     arguments += ["--as-pid-1", *(["--disable-userns"] if _disables_userns(shutil.which("bwrap")) else [])]
@@ -336,7 +342,26 @@ def _disables_userns(bwrap: str | None) -> bool:
 
     It needs version 0.8.0, and cannot in a container in which /proc/sys is read only.
     """
-    command = [bwrap or "bwrap", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "/bin/true"]
+    return _succeeds(bwrap or "bwrap", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "/bin/true")
+
+
+@functools.cache
+def _limits_waiting() -> bool:
+    """Whether a sandbox may set the kernel's limit of connections that wait; else the filter refuses longer queues.
+
+    Linux 6.6 does not let it, 6.18 does unless /proc/sys is read only.
+    """
+    may = _succeeds(*_NAMESPACES, "/bin/sh", "-c", f"echo 1 > {_SOMAXCONN}")
+    if not may:
+        log.warning(
+            "a sandbox cannot set %s on this host: a program that listens with a longer queue than it may have is "
+            "refused (docs/sandbox.md)",
+            _SOMAXCONN,
+        )
+    return may
+
+
+def _succeeds(*command: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False, cwd="/", **_unprivileged()).returncode == 0
 
 

@@ -90,6 +90,7 @@ _REFUSED_VALUES: dict[str, tuple[tuple[int, int], int, tuple[int, ...], int]] = 
 }
 _SOL_SOCKET = 1
 _MMAP, _SHARED_ANONYMOUS, _PAGE_BYTES = (9, 222), (0x01, 0x20), 4096
+_LISTEN = (50, 201)
 _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 199)
 _CLONE_NEWUSER = 0x10000000
 # Others can bypass the network namespace. AF_INET6 has lists of groups without a limit.
@@ -102,30 +103,33 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 @functools.cache
-def program() -> bytes:
-    """Return the filter for this machine. Raises ValueError if its architecture is not supported."""
+def program(max_backlog: int | None = None) -> bytes:
+    """Return the filter for this machine. Raises ValueError if its architecture is not supported.
+
+    With `max_backlog`, `listen` is refused for a longer queue of connections that wait.
+    """
     machine = platform.machine()
     if machine not in ARCHITECTURES:
         raise ValueError(
             f"the sandbox's filter of system calls supports {' and '.join(ARCHITECTURES)}, not {machine!r}; run "
             "environments that need a sandbox on another machine"
         )
-    return filter_of(machine)
+    return filter_of(machine, max_backlog)
 
 
 @contextlib.contextmanager
-def readable() -> Iterator[int]:
+def readable(max_backlog: int | None = None) -> Iterator[int]:
     """Yield a pipe's descriptor from which the filter for this machine can be read once."""
     reading, writing = os.pipe()
     try:
-        os.write(writing, program())
+        os.write(writing, program(max_backlog))
         os.close(writing)
         yield reading
     finally:
         os.close(reading)
 
 
-def filter_of(machine: str) -> bytes:
+def filter_of(machine: str, max_backlog: int | None = None) -> bytes:
     """Return the filter for `machine`."""
     column = list(ARCHITECTURES).index(machine)
     lines = [
@@ -140,12 +144,11 @@ def filter_of(machine: str) -> bytes:
         lines += [_line(_EQUAL, numbers[column], skip_else=1), _refuse(ERRORS.get(name, errno.EPERM))]
     # A filter cannot read clone3's flags, which are in memory. After ENOSYS the C library calls clone instead.
     lines += [_line(_EQUAL, _CLONE3[column], skip_else=1), _refuse(errno.ENOSYS)]
-    lines += [
-        *_of_call(
-            _CLONE[column],
-            [_line(_LOAD, _ARGUMENT_AT), _line(_ANY_BIT, _CLONE_NEWUSER, skip_else=1), _refuse(errno.EPERM)],
-        )
-    ]
+    new_user = [_line(_LOAD, _ARGUMENT_AT), _line(_ANY_BIT, _CLONE_NEWUSER, skip_else=1), _refuse(errno.EPERM)]
+    lines += _of_call(_CLONE[column], new_user)
+    if max_backlog is not None:
+        longer = [_line(_LOAD, _ARGUMENT_AT + 8), _line(_GREATER_EQUAL, max_backlog + 1, skip_else=1)]
+        lines += _of_call(_LISTEN[column], [*longer, _refuse(errno.EPERM)])
     for name, (numbers, place, values, code) in _REFUSED_VALUES.items():
         lines += _of_call(
             numbers[column], [*(_of_level() if name == "setsockopt" else []), *_one_of(place, values, code)]
@@ -153,11 +156,8 @@ def filter_of(machine: str) -> bytes:
     # The memory of a shared mapping stays as long as a part of it is mapped, which may be one page: so it has one page.
     shared = [_line(_LOAD, _ARGUMENT_AT + 8 * 3)]
     shared += [line for bit in _SHARED_ANONYMOUS for line in (_line(_ANY_BIT, bit, skip=1), _line(_RETURN, _ALLOW))]
-    shared += [
-        _line(_LOAD, _ARGUMENT_AT + 8),
-        _line(_GREATER_EQUAL, _PAGE_BYTES + 1, skip_else=1),
-        _refuse(errno.ENOMEM),
-    ]
+    shared += [_line(_LOAD, _ARGUMENT_AT + 8), _line(_GREATER_EQUAL, _PAGE_BYTES + 1, skip=2)]
+    shared += [_line(_LOAD, _ARGUMENT_AT + 12), _line(_EQUAL, 0, skip=1), _refuse(errno.ENOMEM)]
     lines += _of_call(_MMAP[column], shared)
     for numbers in (_SOCKET, _SOCKETPAIR):
         known = [_line(_EQUAL, family, skip=len(FAMILIES) - n) for n, family in enumerate(FAMILIES.values())]

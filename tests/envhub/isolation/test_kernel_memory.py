@@ -3,10 +3,12 @@
 import asyncio
 import shlex
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from slipstream.envhub.isolation import sandbox
 from slipstream.envhub.isolation.sandbox import Limits, run_in_sandbox
 from tests.envhub.isolation.sandboxed import run
 
@@ -24,6 +26,11 @@ def called(number, *arguments):
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
+def listen(server):
+    for backlog in 4096, 1:  # the second where the filter refuses a long queue
+        with contextlib.suppress(PermissionError):
+            return server.listen(backlog)
+    raise OSError
 def filled(one):
     one.setblocking(False)
     for size in (100_000, 1000, 1):
@@ -63,7 +70,7 @@ ATTACKS = {
     "sockets that wait": """
         kept.append(server := socket.socket(socket.AF_UNIX))
         server.bind(f'\\0{own}-{next(numbers)}')
-        server.listen(4096)
+        listen(server)
         with contextlib.suppress(BlockingIOError):
             while True:
                 client = socket.socket(socket.AF_UNIX)
@@ -73,11 +80,16 @@ ATTACKS = {
     "sockets that wait for TCP": """
         kept.append(server := socket.socket())
         server.bind(('127.0.0.1', 0))
-        server.listen(4096)
+        listen(server)
         with contextlib.suppress(TimeoutError):
             while True:
                 client = socket.create_connection(server.getsockname(), timeout=0.2)
                 filled(client).close()""",
+    "sockets that talk to themselves by TCP": """
+        kept.append(one := socket.socket())
+        one.bind(('127.0.0.1', 0))
+        one.connect(one.getsockname())
+        filled(one)""",
     "datagrams": """
         kept.extend((one := socket.socket(type=socket.SOCK_DGRAM), other := socket.socket(type=socket.SOCK_DGRAM)))
         one.bind(('127.0.0.1', 0))
@@ -238,13 +250,47 @@ async def growth_mib(attack: str, most_mib: float, *, limits: Limits = LIMITS) -
     return most
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_the_kernels_memory_that_a_run_takes_is_bounded(name: str) -> None:
+def is_bounded(name: str) -> None:
     """The least of three: other programs of this machine take memory of the kernel too."""
     for _ in range(3):
         if (grown := asyncio.run(growth_mib(ATTACKS[name], MOST_MIB))) < MOST_MIB:
             return
     pytest.fail(f"{grown:.0f} MiB")
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_kernels_memory_that_a_run_takes_is_bounded(name: str) -> None:
+    is_bounded(name)
+
+
+@pytest.fixture(params=["/proc/sys/net", "/proc/sys/missing"])
+def unset(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels that do not let the sandbox set the length of queues; the second lets it set no buffers either."""
+    monkeypatch.setattr(sandbox, "_SOMAXCONN", "/proc/sys/net/missing")
+    monkeypatch.setattr(sandbox, "SETUP", sandbox.SETUP.replace("/proc/sys/net", request.param))
+    sandbox._limits_waiting.cache_clear()
+    yield
+    sandbox._limits_waiting.cache_clear()
+
+
+@pytest.mark.parametrize("name", [name for name in ATTACKS if "sockets" in name])
+@pytest.mark.usefixtures("unset")
+def test_sockets_are_bounded_where_the_kernel_does_not_let_the_sandbox_limit_them(name: str) -> None:
+    is_bounded(name)
+
+
+@pytest.mark.usefixtures("unset")
+def test_a_longer_queue_than_the_kernel_can_limit_is_refused_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    command = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[2]); s.listen(int(sys.argv[1]))"
+    said = run(f"""for n in 0 1 2 128; do python3 -c '{command}' $n a$n 2>/dev/null; echo -n $?; done""").output
+    assert said == "0011"
+    assert run(f"python3 -c '{command}' 100 b; echo -n $?", max_waiting=128).output == "0"
+    assert [record.getMessage() for record in caplog.records] == [
+        "a sandbox cannot set /proc/sys/net/missing on this host: a program that listens with a longer queue than it "
+        "may have is refused (docs/sandbox.md)"
+    ]
 
 
 ORDINARY = {
