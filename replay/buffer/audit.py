@@ -188,7 +188,7 @@ def _wrong_indexes(groups: list[StoredGroup], indexes: list[Scores]) -> list[str
 
 
 def remove_strays(client: redis.Redis, base: str) -> list[str]:
-    """Remove every key without a time to live that belongs to no group; return a line for each."""
+    """Remove every key that belongs to no group and is no insert in flight; return a line for each."""
     names = list(_unnamed(client, base, _named_like_ours(client, base, known=set())))
     for name in names:
         client.unlink(name)
@@ -196,7 +196,7 @@ def remove_strays(client: redis.Redis, base: str) -> list[str]:
 
 
 def _strays(client: redis.Redis, base: str, groups: list[StoredGroup]) -> list[str]:
-    """A line for each key that belongs to no group. A payload with a time to live is an insert in flight."""
+    """A line for each key that belongs to no group. A payload with a short time to live is an insert in flight."""
     known = {f"{base}:group:{group.group_id}" for group in groups}
     known = known.union(*(group.members for group in groups), *(group.partials for group in groups))
     # Keys may have changed since the books were read, so the unnamed ones are checked again.

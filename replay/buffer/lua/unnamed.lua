@@ -1,4 +1,6 @@
--- unnamed: keys of groups and payloads in KEYS[2 ...] -> those without a time to live that the books do not name.
+-- unnamed: keys of groups and payloads in KEYS[2 ...] -> those that the books do not name, but for inserts in flight,
+-- which have a short time to live.
+local IN_FLIGHT_MS = 120000 -- as ORPHAN_TTL_S
 local unnamed = {}
 for i = 2, #KEYS do
   local kind, id, member, payload = string.match(KEYS[i], '^:(%a+):(%d+):?(%d*):?(.*)$', #base + 1)
@@ -9,6 +11,9 @@ for i = 2, #KEYS do
     local record = or_nothing(redis.pcall('HGET', group_key(id), (kind == 'blob' and 'member:' or 'partial:') .. member))
     named = record and state_of(id) and string.match(record, '^%d+:%d+') == payload
   end
-  if not named and redis.call('PTTL', KEYS[i]) == -1 then unnamed[#unnamed + 1] = KEYS[i] end
+  if not named then
+    local left_ms = redis.call('PTTL', KEYS[i])
+    if left_ms == -1 or left_ms > IN_FLIGHT_MS then unnamed[#unnamed + 1] = KEYS[i] end
+  end
 end
 return unnamed

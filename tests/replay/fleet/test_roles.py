@@ -1,6 +1,7 @@
 """Users of a shared server: each can do its part of a run, and nothing else."""
 
 import inspect
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +22,14 @@ from slipstream.replay.fleet.fleet import RUNS_KEY, Fleet, RunState, UnknownRun
 from slipstream.replay.fleet.roles import _ACTORS_COMMANDS, Role, acl_rules, user_of
 from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import epoch_key, key
+from slipstream.replay.records.ticket import InsertResult
 from slipstream.replay.run.server_shards import audit_shards
 from slipstream.replay.server.redis_server import Server, find_executable, start_server
 from slipstream.replay.server.redis_version import version_of
 from slipstream.tools.cli.cli import main
 from tests.common.process.test_patience import Call, wait_until
 from tests.replay.buffer.every_verb import FACTS, play, play_every_verb
-from tests.replay.records.attempts import make_buffer, ticket
+from tests.replay.records.attempts import attempt_at, make_buffer, ticket
 from tests.replay.server.redis_nodes import cluster
 
 RUN = "shop-1"
@@ -112,20 +114,20 @@ def test_every_script_is_in_the_repertoire() -> None:
     assert files == {name for names in FILES for name in names}
 
 
+def send_what_is_printed(administrator: redis.Redis, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """Make or revoke a fleet's user as `| redis-cli` does; return the password."""
+    assert main(["access", "users", f"run.name={RUN}", "--fleet=spot1", *options]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 1
+    administrator.execute_command(*printed.out.split())
+    return printed.err.split()[-1] if printed.err else ""
+
+
 def test_a_fleet_has_a_user_of_its_own_which_is_revoked_alone(
     server: Server, enter: Callable[..., redis.Redis], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with connect(server.admin_url, patience_s=10) as administrator:
-
-        def send_what_is_printed(*options: str) -> str:
-            """Send it as `| redis-cli` does; return the password."""
-            assert main(["access", "users", f"run.name={RUN}", "--fleet=spot1", *options]) == 0
-            printed = capsys.readouterr()
-            assert len(printed.out.splitlines()) == 1
-            administrator.execute_command(*printed.out.split())
-            return printed.err.split()[-1] if printed.err else ""
-
-        password = send_what_is_printed()
+        password = send_what_is_printed(administrator, capsys)
         repertoire = Repertoire.start(enter(Role.LEARNER))
         user = user_of(RUN, Role.ACTOR, fleet="spot1")
         mine = connect(f"redis://{user}:{password}@127.0.0.1:{server.port}/0", patience_s=1.0)
@@ -136,12 +138,55 @@ def test_a_fleet_has_a_user_of_its_own_which_is_revoked_alone(
         with pytest.raises(NoPermissionError):
             mine.execute_command("ACL", "LIST")
 
-        send_what_is_printed("--revoke")
+        send_what_is_printed(administrator, capsys, "--revoke")
         with pytest.raises(redis.ConnectionError, match="invalid username-password pair or user is disabled"):
             mine.get(key(RUN, "facts"))
         assert make_buffer(enter(Role.ACTOR), RUN).actor.lease("b") is not None
         repertoire.close()
         mine.close()
+
+
+def test_a_stolen_user_that_fills_the_server_makes_runs_wait_and_is_revoked(
+    server: Server, enter: Callable[..., redis.Redis], capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = {run_id: make_buffer(enter(Role.LEARNER, run_id), run_id) for run_id in (RUN, OTHER)}
+    actor = make_buffer(enter(Role.ACTOR, OTHER), OTHER).actor
+    repertoires = [Repertoire.start(books.client) for books in runs.values()]
+    for run_id, books in runs.items():
+        books.learner.acquire_epoch()
+        books.learner.open([ticket(1), ticket(2)])
+        played = make_buffer(enter(Role.ACTOR, run_id), run_id).actor
+        play(played.lease("a"), played, run_id)
+    lease = actor.lease("b")
+    assert lease is not None
+    with connect(server.admin_url, patience_s=10) as admin:
+        password = send_what_is_printed(admin, capsys)
+        admin.config_set("maxmemory", admin.info("memory")["used_memory"] + (32 << 20))
+        thief = redis.Redis(port=server.port, username=user_of(RUN, Role.ACTOR, fleet="spot1"), password=password)
+        numbers = itertools.count(10)
+        for num_bytes in (1 << 19, 1 << 12, 1 << 7):
+            with pytest.raises(redis.exceptions.OutOfMemoryError):
+                for number in numbers:
+                    for kind in ("blob", "partial"):
+                        thief.set(key(RUN, "train", kind, number, 0, 0, 0), bytes(num_bytes), ex=10**8)
+                    thief.hset(key(RUN, "train", "group", number), "x", bytes(num_bytes))
+
+        attempt = attempt_at(lease, 0, run_id=OTHER)
+        assert actor.insert(lease, attempt) is InsertResult.FULL
+        assert actor.heartbeat("b", [lease]) == {2}
+        assert len(runs[OTHER].learner.claim(1, 1, policy_version=0, max_lag=0)) == 1
+        runs[OTHER].learner.settle(1)
+        assert runs[OTHER].audit() == []
+
+        send_what_is_printed(admin, capsys, "--revoke")
+        with pytest.raises(redis.ConnectionError):
+            thief.ping()
+        assert len(runs[RUN].people.repair("a stolen user has filled the server")) > 20
+        assert actor.insert(lease, attempt) is InsertResult.STORED
+        assert [books.audit() for books in runs.values()] == [[], []]
+        assert admin.info("memory")["used_memory"] < admin.info("memory")["maxmemory"] - (30 << 20)
+    for repertoire in repertoires:
+        repertoire.close()
 
 
 NOBODY_MAY = [
