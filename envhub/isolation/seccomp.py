@@ -95,6 +95,7 @@ _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 1
 _CLONE_NEWUSER = 0x10000000
 # Others can bypass the network namespace. AF_INET6 has lists of groups without a limit.
 FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_NETLINK": 16}
+_FIRST_REFUSED_PROTOCOL = 33  # DCCP, SCTP, MPTCP and others have limits of their own; TCP is 6, UDP 17
 _X32 = 0x40000000  # the bit that marks calls of the x32 table on x86_64
 
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -161,7 +162,9 @@ def filter_of(machine: str, max_backlog: int | None = None) -> bytes:
     lines += _of_call(_MMAP[column], shared)
     for numbers in (_SOCKET, _SOCKETPAIR):
         known = [_line(_EQUAL, family, skip=len(FAMILIES) - n) for n, family in enumerate(FAMILIES.values())]
-        lines += _of_call(numbers[column], [_line(_LOAD, _ARGUMENT_AT), *known, _refuse(errno.EAFNOSUPPORT)])
+        other = [_line(_LOAD, _ARGUMENT_AT + 8 * 2), _line(_GREATER_EQUAL, _FIRST_REFUSED_PROTOCOL, skip_else=1)]
+        other.append(_refuse(errno.EPROTONOSUPPORT))
+        lines += _of_call(numbers[column], [_line(_LOAD, _ARGUMENT_AT), *known, _refuse(errno.EAFNOSUPPORT), *other])
     return b"".join([*lines, _line(_RETURN, _ALLOW)])
 
 
