@@ -9,7 +9,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs pictures image-root
-.PHONY: bench-actors bench-fleet bench-learner bench-peers bench-real bench-replay bench-weights families gpu-check judge-check
+.PHONY: bench-actors bench-learner bench-peers bench-real bench-replay bench-weights families gpu-check judge-check
 .PHONY: sim soak mutations study-lag
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-long test-python test-spot test-transformers-4
 
@@ -147,10 +147,6 @@ bench-weights: setup
 bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)
 	$(BIN)/python -m slipstream.tools.lab.bench.replay
-
-# A learner and up to 10,000 simulated actors on one Redis server, and on four.
-bench-fleet: setup
-	$(BIN)/python -m slipstream.tools.lab.bench.fleet
 
 # Run the tests that ask for a device on this machine's GPU, in at most nine minutes; without `make setup`:
 # PYTHON=python3 make gpu-check. The most decisive files come first.

@@ -14,7 +14,6 @@ import redis
 from slipstream.common.records.trajectory import check, decode_trajectory, encode_trajectory
 from slipstream.replay.server.redis_server import Server
 from slipstream.tools.lab.bench import benchmark
-from slipstream.tools.lab.bench import fleet as bench_fleet
 from slipstream.tools.lab.bench import replay as bench_replay
 from slipstream.tools.lab.bench.load.replay_load import (
     FRAME,
@@ -136,16 +135,3 @@ def test_a_stream_of_pickles_holds_what_pipelinerl_puts_into_it_and_gives_it_bac
     assert [label for label in group[0]["labels"] if label != -100] == TRAJECTORY.token_array()[sampled].tolist()
     assert len(group[0]["logprobs"]) == group[0]["output_tokens"] == sampled.sum()
     redis_client.delete(stream.STREAM)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("num_servers", [1, 2])
-def test_a_fleet_is_measured_with_its_learner(num_servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_fleet, "MEASURED_S", 3.0)
-    monkeypatch.setattr(bench_fleet, "NUM_PROCESSES", 1)
-    monkeypatch.setattr(bench_fleet, "STEP_GROUPS", 8)
-    monkeypatch.setattr(bench_fleet, "INSERTS_PER_S", 100.0)
-    measured = bench_fleet.measure(40, num_servers)
-    assert 0 < measured.insert_p50_ms <= measured.insert_p99_ms and 0 < measured.redis_wait < 1
-    assert measured.server_cores > 0 and measured.requests_per_s > 40 * 5
-    assert 40 < measured.trajectory_kib < 80 and measured.actor_kib > 1  # a payload is 53 KB

@@ -109,33 +109,29 @@ class Groups:
     actor: ActorBuffer
     next_id: int
 
-    def open(self, num_groups: int, *, group_size: int = GROUP_SIZE) -> list[int]:
-        ids = list(range(self.next_id, self.next_id + num_groups))
+    def lease(self, num_groups: int) -> list[tuple[Lease, Trajectory]]:
+        """Open and lease `num_groups`; return the trajectories to insert."""
+        ids = range(self.next_id, self.next_id + num_groups)
         self.next_id += num_groups
         self.learner.open(
             Ticket(
                 group_id=group_id,
                 task=Task(env="shop", split="train", index=group_id),
-                num_members=group_size,
+                num_members=GROUP_SIZE,
                 min_policy_version=0,
                 sampling=SAMPLING,
                 seed=0,
             )
             for group_id in ids
         )
-        return ids
-
-    def lease(self, num_groups: int) -> list[tuple[Lease, Trajectory]]:
-        """Open and lease `num_groups`; return the trajectories to insert."""
-        self.open(num_groups)
-        leases = [self.actor.lease("actor") for _ in range(num_groups)]
+        leases = [self.actor.lease("actor") for _ in ids]
         return [attempt for lease in leases if lease is not None for attempt in attempts_at(lease)]
 
 
-def groups_of(client: redis.Redis, stream: str, *, compress: bool = False, shard: int = 0) -> Groups:
+def groups_of(client: redis.Redis, stream: str, *, compress: bool = False) -> Groups:
     """The groups of a stream, with a new epoch; their ids continue those that it has had."""
     replay = ReplayConfig(lease_ttl_s=60.0, max_attempts=2, max_trajectory_bytes=8 << 20, compress=compress)
-    learner = LearnerBuffer(client, RUN_ID, replay, vocab_size=VOCAB_SIZE, stream=stream, shard=shard)
-    actor = ActorBuffer(client, RUN_ID, replay, vocab_size=VOCAB_SIZE, stream=stream, shard=shard)
+    learner = LearnerBuffer(client, RUN_ID, replay, vocab_size=VOCAB_SIZE, stream=stream)
+    actor = ActorBuffer(client, RUN_ID, replay, vocab_size=VOCAB_SIZE, stream=stream)
     learner.acquire_epoch()
     return Groups(learner=learner, actor=actor, next_id=learner.ledger().opened + 1)
