@@ -145,7 +145,6 @@ bench-weights: setup
 	$(BIN)/python -m slipstream.tools.lab.bench.weights
 
 bench-replay: setup
-	bash tools/setup_bench_replay.sh $(PYTHON)
 	$(BIN)/python -m slipstream.tools.lab.bench.replay
 
 # Run the tests that ask for a device on this machine's GPU, in at most nine minutes; without `make setup`:

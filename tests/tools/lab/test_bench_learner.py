@@ -9,7 +9,6 @@ from transformers import Qwen3ForCausalLM
 
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
-from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench.learner import ModelPair, a_batch, make_pair
 from slipstream.tools.lab.bench.learner_limits import (
     forward_and_backward,
@@ -125,12 +124,3 @@ def test_models_for_a_gpu_have_as_many_weights_as_they_are_called() -> None:
         with torch.device("meta"):
             weights = sum(weight.numel() for weight in Qwen3ForCausalLM(model_config(size)).parameters())
         assert weights / 1e9 == pytest.approx(billions, rel=0.1)
-
-
-def test_the_table_of_the_learner_in_docs_is_that_of_the_recorded_run() -> None:
-    page = (benchmark.DOCS / "benchmarks.md").read_text()
-    recorded = benchmark.read("learner")
-    assert benchmark.with_table(page, recorded) == page
-    goals = [row.goal for row in recorded.rows if row.goal]
-    of_a_model = ["ratio >= 0.9", "ratio >= 0.9", "ratio >= 2.5", "ratio >= 0.9", "ratio >= 2.5", "ratio >= 0.74"]
-    assert goals == ["ratio <= 0.25", *of_a_model, *of_a_model]

@@ -1,6 +1,5 @@
 """The bulk path is as near to the bare socket as it was, and the benchmark of replay measures what it says."""
 
-import pickle  # a rival's wire
 import sys
 import time
 from collections import defaultdict
@@ -13,8 +12,8 @@ import redis
 
 from slipstream.common.records.trajectory import check, decode_trajectory, encode_trajectory
 from slipstream.replay.server.redis_server import Server
-from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench import replay as bench_replay
+from slipstream.tools.lab.bench.load.raw_socket import RawSocket
 from slipstream.tools.lab.bench.load.replay_load import (
     FRAME,
     GROUP_SIZE,
@@ -24,7 +23,6 @@ from slipstream.tools.lab.bench.load.replay_load import (
     a_trajectory,
     groups_of,
 )
-from slipstream.tools.lab.bench.replay_rivals import PickledStream, RawSocket, TrainingText
 
 NUM_ITEMS = 64
 NUM_REPEATS = 15
@@ -102,36 +100,5 @@ def test_to_decode_and_check_a_trajectory_takes_as_many_steps_for_ten_times_the_
         frame = encode_trajectory(a_trajectory(num_tokens=num_tokens))
         return steps_of(lambda: decode_trajectory(frame, max_bytes=len(frame), vocab_size=VOCAB_SIZE))
 
+    steps(NUM_TOKENS)  # the first call imports what it needs
     assert 0 < steps(10 * NUM_TOKENS) <= steps(NUM_TOKENS) + 10
-
-
-def test_the_table_of_replay_in_docs_is_that_of_the_recorded_run() -> None:
-    page = (benchmark.DOCS / "benchmarks.md").read_text()
-    recorded = benchmark.read("replay")
-    assert benchmark.with_table(page, recorded) == page
-    assert {row.goal for row in recorded.rows if row.goal} == {
-        "ratio >= 0.7",
-        "ratio >= 0.75",
-        "ratio >= 2.5",
-        "ratio >= 7",
-        "ratio >= 4",
-        "ratio >= 10",
-        "value <= 9",
-        "value <= 6",
-    }
-
-
-def test_a_stream_of_pickles_holds_what_pipelinerl_puts_into_it_and_gives_it_back(redis_client: redis.Redis) -> None:
-    stream, text = PickledStream(redis_client), TrainingText.of(TRAJECTORY)
-    assert stream.insert([text, text], 3) > 0
-    assert stream.sample(3) > 0
-    last: Any = redis_client.xrevrange(stream.STREAM, count=1)
-    ((_, entry),) = last
-    assert entry[b"index"] == b"2" and redis_client.xlen(stream.STREAM) == 3
-    group = pickle.loads(entry[b"data"])
-    assert group == [text.model_dump()] * 2
-    sampled = TRAJECTORY.loss_mask_array()
-    assert group[0]["input_ids"] == TRAJECTORY.token_array().tolist()
-    assert [label for label in group[0]["labels"] if label != -100] == TRAJECTORY.token_array()[sampled].tolist()
-    assert len(group[0]["logprobs"]) == group[0]["output_tokens"] == sampled.sum()
-    redis_client.delete(stream.STREAM)

@@ -1,4 +1,4 @@
-"""`make bench-replay`: measure insert and claim against the bare socket and against other replay systems.
+"""`make bench-replay`: measure insert and claim against the bare socket, and each durability of Redis.
 
 All sides are measured alternately: one repeat has each side once. docs/benchmarks.md has the method.
 """
@@ -8,14 +8,13 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import redis
 
 from slipstream.common.process.connection import connect
-from slipstream.common.process.wire import decode
 from slipstream.common.records.trajectory import Trajectory, encode_trajectory
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.buffer.bulk import WINDOW
@@ -26,23 +25,13 @@ from slipstream.replay.server.redis_server import find_executable as find_redis
 from slipstream.replay.server.redis_version import version_of
 from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench.benchmark import Row
+from slipstream.tools.lab.bench.load.raw_socket import KEYS, RawSocket
 from slipstream.tools.lab.bench.load.replay_load import FRAME, GROUP_SIZE, NUM_TOKENS, TRAJECTORY, groups_of
-from slipstream.tools.lab.bench.replay_rivals import (
-    KEYS,
-    PickledStream,
-    RawSocket,
-    Reverb,
-    TrainingText,
-    redis_benchmark,
-)
 
 REPEATS = 11
 NUM_ITEMS = 512  # trajectories that each side moves in a repeat
-NUM_SLOW_GROUPS = 16  # for a side that takes milliseconds per group
 CLAIM_GROUPS = 2  # of 8: a claim of 16
 DURABILITY_REPEATS = 5
-REVERB_WINDOWS = (WINDOW, 32)  # ours, and the best of 4, 8, 16, 32 and 64 on the machine of docs/benchmarks
-DATASET_WINDOW = 16  # samples in flight to Reverb's dataset: as many as we claim
 
 Work = list[tuple[Lease, Trajectory]]
 Rates = defaultdict[str, list[float]]  # by what was measured: one a repeat, items per second
@@ -54,51 +43,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-replay-") as root:
         with start_server(Path(root) / "redis") as server, connect(server.admin_url) as client:
             client.config_set("appendfsync", "everysec")  # otherwise every row would measure the disk
-            rows = [*hot_calls(server, client, Path(root)), *bytes_per_token()]
+            rows = [*hot_calls(server, client), *bytes_per_token()]
         rows += durability(Path(root))
     return measuring.end(rows, versions=_versions())
 
 
-def hot_calls(server: Server, client: redis.Redis, root: Path) -> list[Row]:
-    """Insert and claim, against the socket, redis-benchmark, Reverb and pickles in a stream."""
-    payload = root / "payload"
-    payload.write_bytes(FRAME)
-    with ExitStack() as stack:
-        reverb = stack.enter_context(Reverb(payload))
-        rates = Rates(list)
-        for _ in range(REPEATS + 1):
-            ours(server, client, rates)
-            rates["redis-benchmark GET"].append(_with_payloads(client, lambda: redis_benchmark(server, 4 * NUM_ITEMS)))
-            pickled_streams(client, rates)
-            reverb_ways(reverb, rates)
-            client.flushall()
+def hot_calls(server: Server, client: redis.Redis) -> list[Row]:
+    """Insert and claim, against the socket."""
+    rates = Rates(list)
+    for _ in range(REPEATS + 1):
+        ours(server, client, rates)
+        client.flushall()
     return _hot_rows({name: values[-REPEATS:] for name, values in rates.items()})  # the first warms up
 
 
-def pickled_streams(client: redis.Redis, rates: Rates) -> None:
-    """One repeat of PipelineRL's method, with its records and with ours."""
-    stream, num_items = PickledStream(client), NUM_SLOW_GROUPS * GROUP_SIZE
-    # Each member has its own objects: a pickle stores a repeated object only once.
-    texts = [TrainingText.of(TRAJECTORY) for _ in range(GROUP_SIZE)]
-    records = [decode(Trajectory, FRAME) for _ in range(GROUP_SIZE)]
-    groups: dict[str, Sequence[TrainingText] | Sequence[Trajectory]] = {"lists": texts, "bytes": records}
-    for kind, group in groups.items():
-        rates[f"{kind} insert"].append(num_items / stream.insert(group, NUM_SLOW_GROUPS))
-        rates[f"{kind} sample"].append(num_items / stream.sample(NUM_SLOW_GROUPS))
-
-
-def reverb_ways(reverb: Reverb, rates: Rates) -> None:
-    """One repeat of Reverb: its writer with each window, and both of its methods to sample."""
-    for window in REVERB_WINDOWS:
-        rates[f"Reverb insert {window}"].append(NUM_ITEMS / reverb.insert(NUM_ITEMS, window=window))
-        if window == WINDOW:
-            rates["Reverb sample"].append(NUM_ITEMS / reverb.sample(NUM_ITEMS))
-        else:
-            reverb.insert(DATASET_WINDOW, window=window)  # it prefetches, so these items must exist
-            rates["Reverb dataset"].append(NUM_ITEMS / reverb.sample_dataset(NUM_ITEMS, window=DATASET_WINDOW))
-
-
-def ours(server: Server, client: redis.Redis, rates: Rates, *, num_items: int = NUM_ITEMS) -> None:
+def ours(server: Server, client: redis.Redis, rates: Rates) -> None:
     """One repeat of our side, each part directly after that of the bare socket."""
     raw = RawSocket(server, FRAME)
     for name, insert in (
@@ -108,13 +67,14 @@ def ours(server: Server, client: redis.Redis, rates: Rates, *, num_items: int = 
         ("insert compressed", _insert_all),
     ):
         groups = groups_of(client, name.replace(" ", "-"), compress=name == "insert compressed")
-        work = groups.lease(num_items // GROUP_SIZE)
-        rates[f"{name}: raw SET"].append(num_items / raw.set(num_items))
-        rates[name].append(num_items / _seconds(lambda: insert(groups.actor, work)))  # noqa: B023 - called at once
-        claimed = _seconds(lambda: claim_all(groups.learner, num_items))  # noqa: B023
-        rates[f"{name}: claim"].append(num_items / claimed)
-        groups.learner.settle(num_items)
-    rates["raw GET"].append(_with_payloads(client, lambda: num_items / raw.get(num_items)))
+        work = groups.lease(NUM_ITEMS // GROUP_SIZE)
+        rates[f"{name}: raw SET"].append(NUM_ITEMS / raw.set(NUM_ITEMS))
+        rates[name].append(NUM_ITEMS / _seconds(lambda: insert(groups.actor, work)))  # noqa: B023 - called at once
+        claimed = _seconds(lambda: claim_all(groups.learner, NUM_ITEMS))  # noqa: B023
+        rates[f"{name}: claim"].append(NUM_ITEMS / claimed)
+        groups.learner.settle(NUM_ITEMS)
+    client.mset(dict.fromkeys(KEYS, FRAME))
+    rates["raw GET"].append(NUM_ITEMS / raw.get(NUM_ITEMS))
     raw.close()
 
 
@@ -144,13 +104,6 @@ def claim_all(buffer: LearnerBuffer, num_items: int) -> None:
         raise RuntimeError(f"claimed {num_claimed} trajectories of the {num_items} that were inserted")
 
 
-def _with_payloads(client: redis.Redis, measure: Callable[[], float]) -> float:
-    client.mset(dict.fromkeys(KEYS, FRAME))
-    measured = measure()
-    client.delete(*KEYS)
-    return measured
-
-
 def _hot_rows(rates: dict[str, list[float]]) -> list[Row]:
     def row(name: str, ours: str, against: str, goal: str = "") -> Row:
         return Row.of(name, rates[ours], unit="/s", against=rates[against], goal=goal)
@@ -160,19 +113,8 @@ def _hot_rows(rates: dict[str, list[float]]) -> list[Row]:
         row(f"insert from {WINDOW} threads, against a bare SET", "insert by threads", "insert by threads: raw SET"),
         row("insert one at a time, against a bare SET", "insert one by one", "insert one by one: raw SET"),
         row("insert with zstd, against a bare SET", "insert compressed", "insert compressed: raw SET"),
-        row("claim of 16, against redis-benchmark GET", "insert: claim", "redis-benchmark GET", "ratio >= 0.75"),
         row("claim of 16, against a bare GET", "insert: claim", "raw GET"),
         row("claim of 16 with zstd, against a bare GET", "insert compressed: claim", "raw GET"),
-        *(
-            row(f"insert, against Reverb with {window} under way", "insert", f"Reverb insert {window}", "ratio >= 2.5")
-            for window in REVERB_WINDOWS
-        ),
-        row("insert, against PipelineRL's stream", "insert", "lists insert", "ratio >= 7"),
-        row("insert, against such a stream of our records", "insert", "bytes insert"),
-        row("claim of 16, against Reverb's client", "insert: claim", "Reverb sample", "ratio >= 4"),
-        row("claim of 16, against Reverb's dataset", "insert: claim", "Reverb dataset", "ratio >= 4"),
-        row("claim of 16, against PipelineRL's stream", "insert: claim", "lists sample", "ratio >= 10"),
-        row("claim of 16, against such a stream of our records", "insert: claim", "bytes sample"),
     ]
 
 
@@ -224,7 +166,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _versions() -> dict[str, str]:
     major, minor, _ = version_of(find_redis())
-    return {"redis": f"{major}.{minor}", "redis-py": redis.__version__, "dm-reverb": "0.14.0"}
+    return {"redis": f"{major}.{minor}", "redis-py": redis.__version__}
 
 
 if __name__ == "__main__":
