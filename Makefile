@@ -9,7 +9,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs pictures image-root
-.PHONY: bench-actors bench-learner bench-peers bench-real bench-replay bench-weights families gpu-check judge-check
+.PHONY: bench-actors bench-learner bench-peers bench-real bench-replay bench-weights families gpu-check
 .PHONY: sim soak mutations study-lag
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-long test-python test-spot test-transformers-4
 
@@ -164,14 +164,6 @@ gpu-check:
 # docs/models.md is replaced.
 families: setup
 	$(BIN)/python -m slipstream.tools.lab.families --write
-
-# Check judges, and the teacher behind a URL, against vLLM with a tiny model: some minutes on two cores.
-judge-check: setup build/judge-check/.installed
-	PYTHONPATH=build/judge-check $(BIN)/python -m slipstream.tools.lab.docs.judge_check
-
-build/judge-check/.installed: requirements/judge-check.txt
-	$(BIN)/pip install $(PIP_FLAGS) --no-deps --target build/judge-check -r requirements/judge-check.txt
-	touch $@
 
 # Small faults, one at a time, and how many the tests catch. Some hours; OPTIONS="--again BEFORE.jsonl" compares.
 mutations: setup
