@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-learner bench-peers bench-real bench-replay bench-weights families gpu-check
-.PHONY: sim soak mutations study-lag
+.PHONY: sim mutations study-lag
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-long test-python test-spot test-transformers-4
 
 setup: $(STAMP)
@@ -197,10 +197,6 @@ build/peers-trl/.installed: requirements/torch.txt requirements/peers-trl.txt
 	test -x build/peers-trl/bin/python || $(PYTHON) -m venv build/peers-trl
 	build/peers-trl/bin/pip install $(PIP_FLAGS) -r requirements/torch.txt -r requirements/peers-trl.txt
 	touch $@
-
-# Kill and stop processes at random for ten minutes; the ledger must balance to the last trajectory.
-soak: setup
-	$(BIN)/python -m slipstream.tools.lab.soak.soak --minutes $(or $(SOAK_MINUTES),10)
 
 # Play schedules of faults in virtual time: SIM_SCHEDULES=100000 make sim. OPTIONS=--bugs looks for each planted bug.
 sim: setup

@@ -1,4 +1,4 @@
-"""A cast of stand-ins for learner and actors, those of `make soak`, on a server that a test may hurt."""
+"""A cast of stand-ins for learner and actors, on a server that a test may hurt."""
 
 import contextlib
 import time
@@ -72,7 +72,7 @@ def books_of(cast: Cast, client: redis.Redis) -> Accounts:
 
 
 def views_of(cast: Cast, client: redis.Redis) -> Views:
-    """The buffer of the processes of a soak."""
+    """The buffer of these processes."""
     return Views(client, cast.work.run_id, replay_of(cast.work), vocab_size=VOCAB_SIZE)
 
 

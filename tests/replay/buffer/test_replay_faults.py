@@ -1,6 +1,6 @@
 """Processes killed and stopped, servers killed and stopped; each test sees that its fault did fire.
 
-The processes are the stand-ins of `make soak`, whose journals have the answers to their inserts.
+The processes are stand-ins, whose journals have the answers to their inserts.
 """
 
 import contextlib

@@ -1,1 +1,1 @@
-"""Whether the books balance after random faults."""
+"""Stand-ins for learner, actors and engine, and whether their books balance."""

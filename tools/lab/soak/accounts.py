@@ -28,8 +28,6 @@ class Accounts:
 
     ledger: Ledger
     num_acknowledged: int  # distinct inserts that were acknowledged to an actor
-    num_unheard: int  # inserts that are stored or trained, but whose actor was killed before it wrote its journal
-    num_full: int  # inserts that the buffer refused because it was full
     num_trained: int  # groups in the model
     lost: list[str]
     twice: list[str]
@@ -59,8 +57,6 @@ def compare(client: redis.Redis, run_id: str, *, journals: list[Path], steps: Pa
     return Accounts(
         ledger=ledger,
         num_acknowledged=len(acknowledged),
-        num_unheard=_num_unheard(acknowledged, trained, held),
-        num_full=sum(line.result is InsertResult.FULL for line in lines),
         num_trained=len(trained),
         lost=[place for place in places if place],
         twice=twice,
@@ -118,13 +114,3 @@ def _disagreements(ledger: Ledger, *, num_trained: int, num_gone: int) -> list[s
     if ledger.repairs:
         found.append(f"the ledger was repaired {ledger.repairs} times")
     return found
-
-
-def _num_unheard(
-    acknowledged: dict[tuple[int, int], Acknowledged],
-    trained: dict[int, list[Learned]],
-    held: dict[int, dict[int, int]],
-) -> int:
-    stored = {(group_id, member) for group_id, members in trained.items() for member in range(len(members))}
-    stored |= {(group_id, member) for group_id, members in held.items() for member in members}
-    return len(stored - acknowledged.keys())

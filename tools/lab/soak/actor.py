@@ -1,4 +1,4 @@
-"""A stand-in for an actor, for soaks: it calls every verb of an actor on a real buffer, without an engine.
+"""A stand-in for an actor: it calls every verb of an actor on a real buffer, without an engine.
 
 It starts in half a second, so it can be killed every few seconds. It appends each acknowledged insert to its journal
 before it continues.
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import redis
 import xxhash
 
 from slipstream.common.config.replay_config import ReplayConfig
@@ -38,6 +37,7 @@ from slipstream.replay.records.ticket import InsertResult, Lease
 VOCAB_SIZE = 1000
 NUM_PROMPT_TOKENS = 8
 IDLE_S = 0.02
+EPISODE_S = 0.005  # the pause before each insert
 FULL_RETRY_S = 0.1
 FAILED_SHARE = 0.03
 LEAVING_SHARE = 0.02
@@ -51,10 +51,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str = ""
     journal: str = ""  # the file that it appends to
     lease_ttl_s: float = 3.0
-    episode_s: float = 0.005  # an actor's pause before each insert
     num_tokens: int = 256  # the maximum of sampled tokens in a trajectory
     checkpoint_every: int = 5  # steps of the learner
-    seed: int = 0
 
 
 class Acknowledged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,13 +66,9 @@ class Acknowledged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def replay_of(work: Work) -> ReplayConfig:
-    """The settings of the buffer that all processes of a soak share."""
+    """The settings of the buffer that all stand-ins share."""
     # Kills must not use up the attempts at a group.
     return ReplayConfig(lease_ttl_s=work.lease_ttl_s, max_attempts=10_000, max_trajectory_bytes=1 << 20)
-
-
-def buffer_of(client: redis.Redis, work: Work) -> ActorBuffer:
-    return ActorBuffer(client, work.run_id, replay_of(work), vocab_size=VOCAB_SIZE)
 
 
 def digest(trajectory: Trajectory) -> str:
@@ -110,7 +104,7 @@ def an_attempt(
         rewards={"task": float(chance.random() < 0.5)},
         finish_reason="stop",
         valid_action=True,
-        generate_s=work.episode_s,
+        generate_s=EPISODE_S,
         env_s=0.0,
     )
     return Trajectory(
@@ -137,9 +131,9 @@ def an_attempt(
         shown="",
         sampling=lease.ticket.sampling,
         started_at_s=time.time(),
-        duration_s=work.episode_s,
+        duration_s=EPISODE_S,
         scoring_s=0.0,
-        provenance=Provenance(host="soak", instance_kind="spot", price_per_hour=0.0),
+        provenance=Provenance(host="stand-in", instance_kind="spot", price_per_hour=0.0),
     )
 
 
@@ -150,7 +144,7 @@ class StandIn:
         self._buffer = buffer
         self._work = work
         self._shutdown = shutdown
-        self._random = random.Random(f"{work.seed}-{work.name}-{os.getpid()}")
+        self._random = random.Random()
 
     def act(self) -> None:
         """Play groups until a shutdown is requested."""
@@ -168,7 +162,7 @@ class StandIn:
                 break
             if not self._buffer.heartbeat(self._work.name, [lease]):
                 break
-            time.sleep(self._random.expovariate(1 / self._work.episode_s))
+            time.sleep(self._random.expovariate(1 / EPISODE_S))
             if not self._play_member(lease, member, attempt):
                 break
         self._buffer.release(lease)
@@ -176,9 +170,7 @@ class StandIn:
     def _play_member(self, lease: Lease, member: int, attempt: int | None) -> bool:
         """Play one member; return whether the lease is still valid."""
         while attempt is not None and self._random.random() < FAILED_SHARE:
-            attempt = self._buffer.fail(
-                lease, member, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="simulated by the soak"
-            )
+            attempt = self._buffer.fail(lease, member, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="simulated")
         if attempt is None:
             return False
         trajectory = self._attempt(lease, member, attempt, StopReason.DONE)
@@ -210,7 +202,8 @@ def main(command: str) -> int:
     work = msgspec.convert(json.loads(command), Work)
     shutdown = Shutdown()
     with connect(work.url) as client:
-        StandIn(buffer_of(client, work), work, shutdown).act()
+        buffer = ActorBuffer(client, work.run_id, replay_of(work), vocab_size=VOCAB_SIZE)
+        StandIn(buffer, work, shutdown).act()
     return shutdown.exit_code
 
 

@@ -1,4 +1,4 @@
-"""The processes of a soak: stand-ins for actors and a learner. The caller starts their Redis server."""
+"""Stand-ins for actors and a learner. The caller starts their Redis server."""
 
 import json
 import signal
@@ -10,9 +10,8 @@ import redis
 
 from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
-from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.tools.lab.soak.accounts import Accounts, compare
-from slipstream.tools.lab.soak.actor import Acknowledged, Work, buffer_of, read_journal
+from slipstream.tools.lab.soak.actor import Acknowledged, Work, read_journal
 from slipstream.tools.run.child import Child
 
 END_TIMEOUT_S = 60.0
@@ -21,14 +20,14 @@ END_TIMEOUT_S = 60.0
 class Cast:
     """Real processes that can be killed and restarted one by one; their files are in `directory`."""
 
-    def __init__(self, directory: Path, work: Work, *, password: str, num_actors: int = 2) -> None:
+    def __init__(self, directory: Path, work: Work, *, password: str) -> None:
         """`work.url` is the URL of the server, or of a proxy to it, without the password."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._environment = {"OMP_NUM_THREADS": "1", PASSWORD_VARIABLE: password}
         self.work = work
         self.learner = self.stand_in("learner")
-        self.actors = [self.stand_in(f"actor-{number}") for number in range(num_actors)]
+        self.actors = [self.stand_in(f"actor-{number}") for number in range(2)]
 
     @property
     def everyone(self) -> list[Child]:
@@ -38,11 +37,6 @@ class Cast:
     def journals(self) -> list[Path]:
         """The journals of the actors that have inserted something."""
         return sorted(self._directory.glob("actor-*.jsonl"))
-
-    @property
-    def checkpoint(self) -> Path:
-        """The checkpoint file of the learner."""
-        return self._directory / "learner.checkpoint"
 
     def stand_in(self, name: str, *, url: str = "") -> Child:
         """Make, but do not start, a learner if `name` begins with learner, else an actor; `url` replaces the default.
@@ -60,16 +54,12 @@ class Cast:
             environment=self._environment,
         )
 
-    def buffer(self, client: redis.Redis) -> ActorBuffer:
-        """An actor's buffer, for the caller."""
-        return buffer_of(client, self.work)
-
     def start(self) -> None:
         for child in self.everyone:
             child.start()
 
     def answers(self) -> list[Acknowledged]:
-        """The answers to the actors' inserts so far; the list grows while the soak works."""
+        """The answers to the actors' inserts so far; the list grows while they work."""
         return [line for journal in self.journals for line in read_journal(journal)]
 
     def end(self) -> list[str]:

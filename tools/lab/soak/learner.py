@@ -1,4 +1,4 @@
-"""A stand-in for the learner, for soaks: it calls every verb of a learner, and has a file instead of weights.
+"""A stand-in for the learner: it calls every verb of a learner, and has a file instead of weights.
 
 The model is the file of steps: each step is a line with the attempts that it learned from. A checkpoint records how
 many bytes of the file are durable. A resumed learner truncates the rest, as a learner that loads older weights loses
@@ -113,14 +113,14 @@ def read_steps(steps: Path) -> list[StepLine]:
     return [msgspec.json.decode(line, type=StepLine) for line in steps.read_bytes()[:durable].splitlines()]
 
 
-def learn(buffer: LearnerBuffer, steps: Path, shutdown: Shutdown, *, checkpoint_every: int, seed: int) -> None:
+def learn(buffer: LearnerBuffer, steps: Path, shutdown: Shutdown, *, checkpoint_every: int) -> None:
     """Make steps until a shutdown is requested. Raises FencedOut once another learner has taken over."""
     buffer.acquire_epoch()
     model = Model(steps)
     buffer.settle(model.step)
     buffer.reopen(model.step)
     next_group_id = max(model.restored.next_group_id, buffer.ledger().last_group_id + 1)
-    chance = random.Random(f"{seed}-{os.getpid()}")
+    chance = random.Random()
     batch: list[Group] = []
     while not shutdown.requested.is_set():
         next_group_id = _admit(buffer, next_group_id, num_claimed=len(batch))
@@ -158,7 +158,7 @@ def _admit(buffer: LearnerBuffer, next_group_id: int, *, num_claimed: int) -> in
     buffer.open(
         Ticket(
             group_id=group_id,
-            task=Task(env="soak", split="train", index=group_id),
+            task=Task(env="shop", split="train", index=group_id),
             num_members=GROUP_SIZE,
             min_policy_version=0,
             sampling=SAMPLING,
@@ -179,7 +179,6 @@ def main(command: str) -> int:
             Path(work.journal),
             shutdown,
             checkpoint_every=work.checkpoint_every,
-            seed=work.seed,
         )
     return shutdown.exit_code
 
