@@ -1,6 +1,6 @@
 """`make bench-weights`: measure the cost of publishing for the learner and of moving weights, against their limits.
 
-Its parts: a publish against a copy of the weights, also while a receiver fails or joins; a broadcast against gloo
+Its parts: a publish against a copy of the weights; a broadcast against gloo
 alone; the bytes that the publisher serves with a relay; deltas of a real fine-tuning against whole weights; and the
 pause of a commit against the time of a token. docs/benchmarks.md has the method.
 """
@@ -30,7 +30,6 @@ from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench.benchmark import Row
 from slipstream.tools.lab.bench.deltas import Trace, delta_speed
-from slipstream.tools.lab.bench.load.disturbed import FAULTS, disturbed
 from slipstream.tools.lab.bench.refresh import refresh
 from slipstream.tools.lab.bench.weights_stage import (
     NUM_RECEIVERS,
@@ -61,7 +60,6 @@ def main() -> int:
         bench = Bench(redis_url=server.secret_url, root=Path(root))
         rows = [
             publish(bench),
-            *(disturbed(bench, fault) for fault in FAULTS),
             broadcast(bench),
             relayed(bench),
             delta_speed(REPEATS),
