@@ -22,8 +22,7 @@ from slipstream.replay.records.token_record import read_tokens
 from slipstream.tools.lab.study import lag as study_lag
 from slipstream.tools.lab.study.plot import Line, Point, svg
 from slipstream.tools.lab.study.run import StudyStep, practice
-from slipstream.tools.lab.study.sampler import LockstepSampler
-from slipstream.tools.lab.study.slots import choose
+from slipstream.tools.lab.study.sampler import LockstepSampler, choose
 from slipstream.tools.run.prepare import prepare
 from tests.processes import GUESS
 from tests.tools.run.tiny_model import FLOAT32, VOCAB_SIZE, save_tiny_model
