@@ -3,6 +3,7 @@
 import asyncio
 import math
 import socket
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,7 +52,6 @@ class Harvest:
 
     batch: Batch
     success: float  # over all episodes, including those of groups that are not in the batch
-    num_sampled: int  # tokens of all episodes; those that attempts share count once
 
 
 def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> Harvest:
@@ -90,7 +90,6 @@ def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> H
     return Harvest(
         batch=batch,
         success=sum(each.success for each in episodes) / len(episodes),
-        num_sampled=sum(int(each.loss_mask_array()[each.own_start :].sum()) for each in episodes),
     )
 
 
@@ -100,17 +99,17 @@ def _is_useful(group: Group, config: Config) -> bool:
     return takes_all or returns_differ(returns)
 
 
-def held_out(setup: StudySetup, *, num_tasks: int) -> list[Trajectory]:
-    """One sampled episode of each of the first `num_tasks` held-out tasks."""
+def held_out(setup: StudySetup, *, num_tasks: int) -> float:
+    """The success of one sampled episode of each of the first `num_tasks` held-out tasks."""
     tasks = [Task(env=setup.config.env.name, split="held_out", index=index) for index in range(num_tasks)]
     config, room = setup.config, setup.sampler.num_slots
     sampling = ticket_of(0, tasks[0], config, step=1, min_policy_version=0).sampling
     records = [EpisodeRecord(attempt=_attempt(task, config, sampling, group_id=task.index, member=0)) for task in tasks]
-    return [
-        trajectory
+    return statistics.fmean(
+        trajectory.success
         for start in range(0, len(records), room)
         for trajectory in setup.runner.run(_play_all(records[start : start + room], setup))
-    ]
+    )
 
 
 def _rolled_out(tickets: Sequence[Ticket], setup: StudySetup) -> list[Group]:

@@ -5,8 +5,11 @@ start and visit the same tasks. Every result is a file; a cell with a result is 
 """
 
 import argparse
+import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,34 +17,26 @@ import msgspec
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.output import write_whole
+from slipstream.common.process.shutdown import die_with_parent
 from slipstream.envhub.catalogue import num_held_out
+from slipstream.learner.ranks.ranks import Ranks, join_ranks
 from slipstream.tools.lab.bench.benchmark import today
-from slipstream.tools.lab.study.cells import ranks, run_cells
 from slipstream.tools.lab.study.page import Result, Study, write
 from slipstream.tools.lab.study.run import run, warm_start
-from slipstream.tools.lab.study.task import TASK
 
+TASK = str(Path(__file__).with_name("shop.yaml"))
 STEPS, HELD_OUT_TASKS = 60, 300
 DEFAULT = "objective.advantage=group_standardised"  # the quickstart's own advantage is another
 NOTHING_ELSE = ("objective.max_negative_kl=0", "objective.guard_min_ess=0", "objective.guard_max_ratio=0")
-DUAL_CLIP = "objective.dual_clip=3"
-DECOUPLED = ("objective.correction=decoupled", "objective.max_behaviour_weight=5", DUAL_CLIP, *NOTHING_ELSE)
-# Four optimizer steps per batch, each on a quarter of its groups; then the weights are published.
-MINIBATCHES = 4
-IN_MINIBATCHES = (
-    "replay.groups_per_step=2",
-    f"learner.publish_every={MINIBATCHES}",
-    f"learner.steps={MINIBATCHES * STEPS}",
+DECOUPLED = (
+    *("objective.correction=decoupled", "objective.max_behaviour_weight=5", "objective.dual_clip=3"),
+    *NOTHING_ELSE,
 )
 # The changes of each arm to the default objective. Every preset of conf/objective is an arm as well.
 ARMS: dict[str, tuple[str, ...]] = {
     "default": (),
-    "clip_alone": ("objective.correction=none", DUAL_CLIP, *NOTHING_ELSE),
     "decoupled": DECOUPLED,
     "decoupled_half": DECOUPLED,  # with a proximal policy that lags by half of the lag
-    "wide_mask": ("objective.mask_low=0.1", "objective.mask_high=10", DUAL_CLIP),
-    "minibatches": IN_MINIBATCHES,
-    "minibatches_decoupled": (*IN_MINIBATCHES, *DECOUPLED),
 }
 PRESETS = {path.stem: str(path) for path in sorted(Path("conf/objective").glob("*.yaml"))}
 LAGS = (8, 16, 0, 32, 4, 2, 1)  # the most informative ones first, for a study that is stopped early
@@ -69,8 +64,7 @@ class Cell:
 
     def config(self) -> Config:
         """What `slipstream learner` would get at this lag. Raises ConfigError for settings that it refuses."""
-        wait = MINIBATCHES - 1 if self.arm.startswith("minibatches") else 0
-        lag = (f"replay.target_lag={self.lag}", f"replay.max_lag={self.lag + wait}")
+        lag = (f"replay.target_lag={self.lag}", f"replay.max_lag={self.lag}")
         settings = (*lag, *changes(self.arm), *self._decay(), f"model.path={self.warm_model}")
         return self._loaded(self.name, *settings, presets=[PRESETS[self.arm]] if self.arm in PRESETS else [])
 
@@ -119,7 +113,7 @@ def main(arguments: Sequence[str]) -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     if not options.page_only:
         missing = [cell for cell in cells if not cell.result.exists()]
-        run_cells(missing, warm=_warm, warm_name=lambda cell: cell.warm_name, run=_run, workers=options.workers)
+        _run_all(missing, workers=options.workers)
     results = [msgspec.json.decode(cell.result.read_bytes(), type=Result) for cell in cells if cell.result.exists()]
     config = cells[0].config()
     study = Study(
@@ -149,12 +143,30 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
+_ranks: list[Ranks] = []  # of this worker process, which is the only rank of its group
+
+
+def _run_all(cells: Sequence[Cell], *, workers: int) -> None:
+    """Run the cells in worker processes of one thread each, after one warm start for each seed."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_join, initargs=(os.getpid(),)) as pool:
+        list(pool.map(_warm, {cell.warm_name: cell for cell in cells}.values()))
+        done = [pool.submit(_run, cell) for cell in cells]
+        for number, future in enumerate(as_completed(done), start=1):
+            print(f"{number} of {len(cells)}: {future.result()}", flush=True)
+
+
+def _join(parent_pid: int) -> None:
+    die_with_parent(parent_pid)
+    _ranks.append(join_ranks(timeout_s=60))
+
+
 def _warm(cell: Cell) -> None:
-    warm_start(cell.warm_config(), ranks=ranks())
+    warm_start(cell.warm_config(), ranks=_ranks[0])
 
 
 def _run(cell: Cell) -> str:
-    made = run(cell.config(), lag=cell.lag, ranks=ranks())
+    made = run(cell.config(), lag=cell.lag, ranks=_ranks[0])
     result = Result.of(made, arm=cell.arm, lag=cell.lag, seed=cell.seed)
     write_whole(cell.result, msgspec.json.encode(result).decode())
     return f"{cell.name}: held-out success {made.held_out:.3f}"

@@ -2,9 +2,9 @@
 
     weights of version max(0, s - lag) -> episodes -> advantages -> packs -> one optimizer step -> version s + 1
 
-Step s, counted from 0, trains on episodes of the weights from `lag` steps before. With `learner.publish_every` above 1,
-these are the newest published weights that are at least as old. Rollout, records, advantages, objective and optimizer
-are those of a real run. Only the processes between them are missing, as they would let the lag vary.
+Step s, counted from 0, trains on episodes of the weights from `lag` steps before. Rollout, records, advantages,
+objective and optimizer are those of a real run. Only the processes between them are missing, as they would let the lag
+vary.
 """
 
 import asyncio
@@ -18,7 +18,6 @@ from torch import Tensor
 from slipstream.common.config.config import Config
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records import frame_file
-from slipstream.common.records.trajectory import Trajectory
 from slipstream.envhub.catalogue import num_held_out
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.learner import Learner, begin, load_learner, train_on
@@ -41,7 +40,6 @@ class StudyStep:
 
     batch: Batch
     success: float  # of all episodes that were sampled for the step
-    num_sampled: int  # tokens of these episodes
     metrics: StepMetrics
 
 
@@ -51,13 +49,8 @@ class Run:
 
     success: list[float]  # of all episodes that were sampled for the step
     steps: list[StepMetrics]
-    held_out_episodes: list[Trajectory]  # of the last weights, one sampled episode of each task
+    held_out: float  # success of the last weights, of one sampled episode of each held-out task
     episodes: int  # sampled for all steps, including those of dropped groups
-
-    @property
-    def held_out(self) -> float:
-        """Success of the last weights on held-out tasks."""
-        return sum(episode.success for episode in self.held_out_episodes) / len(self.held_out_episodes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,15 +66,12 @@ class Practice:
         """Make one optimizer step. Raises NothingToLearn."""
         learner = self.learner
         before = learner.progress
-        every = learner.config.learner.publish_every
-        behaviour_version = max(0, (before.policy_version - self.lag) // every * every)
+        behaviour_version = max(0, before.policy_version - self.lag)
         self.setup.sampler.load(self.snapshots[behaviour_version - before.policy_version - 1], behaviour_version)
         harvested = harvest(self.setup, first_group_id=before.next_group_id, policy_version=behaviour_version)
         metrics = train_on(learner, harvested.batch, Clock(learner.ranks.device))
         self.snapshots.append(snapshot(learner))
-        return StudyStep(
-            batch=harvested.batch, success=harvested.success, num_sampled=harvested.num_sampled, metrics=metrics
-        )
+        return StudyStep(batch=harvested.batch, success=harvested.success, metrics=metrics)
 
 
 def snapshot(learner: Learner) -> Weights:
@@ -103,7 +93,7 @@ def practice(config: Config, *, lag: int, ranks: Ranks, runner: asyncio.Runner) 
         end_token=tokenizer.convert_tokens_to_ids(tokenizer.eos_token),
     )
     setup = StudySetup(config=config, sampler=sampler, tokenizer=tokenizer, runner=runner)
-    snapshots = deque([snapshot(learner)], maxlen=lag + config.learner.publish_every)
+    snapshots = deque([snapshot(learner)], maxlen=lag + 1)
     return Practice(learner=learner, setup=setup, lag=lag, snapshots=snapshots)
 
 
@@ -122,9 +112,9 @@ def run(config: Config, *, lag: int, ranks: Ranks) -> Run:
                 success.append(step.success)
                 steps.append(step.metrics)
         practised.setup.sampler.load(practised.snapshots[-1], practised.learner.progress.policy_version)
-        last_episodes = held_out(practised.setup, num_tasks=num_held_out(config))
+        solved = held_out(practised.setup, num_tasks=num_held_out(config))
     episodes = practised.learner.progress.next_group_id * config.replay.group_size
-    return Run(success=success, steps=steps, held_out_episodes=last_episodes, episodes=episodes)
+    return Run(success=success, steps=steps, held_out=solved, episodes=episodes)
 
 
 def warm_start(config: Config, *, ranks: Ranks) -> Path:
