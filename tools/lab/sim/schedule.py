@@ -5,8 +5,11 @@ again, one more step must become durable, the learner is asked to end, and what 
 """
 
 import logging
+import os
 import random
+import re
 import shutil
+import socket
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,7 +30,7 @@ from slipstream.tools.lab.sim.bugs import NO_BUG, Bug
 from slipstream.tools.lab.sim.cast import RUN, Cast, LearnerProcess, in_world
 from slipstream.tools.lab.sim.disk import Disk
 from slipstream.tools.lab.sim.store import Patches
-from slipstream.tools.lab.sim.world import Client, Process, World
+from slipstream.tools.lab.sim.world import BEGIN_US, Client, Process, World
 
 NUM_ACTORS = 2
 LASTS_S = 1.6
@@ -54,7 +57,15 @@ class Outcome:
 
     violations: list[str]
     num_verbs: int
-    trace: list[str]
+    events: list[tuple[int, tuple[Any, ...]]]  # when, in us since the beginning, and what
+    own: re.Pattern[str]  # what differs from one play to the next
+
+    @property
+    def trace(self) -> list[str]:
+        words = [
+            (at_us, [each if isinstance(each, str) else repr(each) for each in what]) for at_us, what in self.events
+        ]
+        return [self.own.sub("", f"{at_us / 1e6:.6f} {' '.join(what)}") for at_us, what in words]
 
     @property
     def digest(self) -> str:
@@ -105,11 +116,14 @@ class Play:
         for process in [*self.learners, *self.actors]:
             if process.is_running:
                 world.kill(process)
-        here = str(self.disk.root)  # which differs from one play to the next
+        own = re.compile(
+            rf"{re.escape(str(self.disk.root))}| process {os.getpid()} on {re.escape(socket.gethostname())}"
+        )
         return Outcome(
-            violations=[line.replace(here, "") for line in self.cast.seen.violations],
+            violations=[own.sub("", line) for line in self.cast.seen.violations],
             num_verbs=world.num_verbs,
-            trace=[line.replace(here, "") for line in world.trace],
+            events=[(at_us - BEGIN_US, what) for at_us, what in world.trace],
+            own=own,
         )
 
     def fail(self, line: str) -> None:
@@ -212,7 +226,7 @@ class Play:
         trained = {int(name.split(".")[0]) for name in uses}
         if ledger.repairs:
             self.fail(f"the books were repaired {ledger.repairs} times")
-        for reason in ledger.dropped.keys() - REASONS:
+        for reason in sorted(ledger.dropped.keys() - REASONS):
             self.fail(f"groups were dropped for {reason}")
         if self.cast.seen.is_partial:
             return
@@ -225,7 +239,7 @@ class Play:
             self.fail(f"{num_gone} groups of {ledger.opened} are gone, the books have dropped {ledger.dropped}")
         if ledger.trained_trajectories != len(uses):
             self.fail(f"the books have {ledger.trained_trajectories} trained trajectories, the model {len(uses)}")
-        for name in seen.acknowledged.keys() - uses.keys():
+        for name in sorted(seen.acknowledged.keys() - uses.keys()):
             group, member, attempt = name.split(" ")[0].split(".")
             if int(group) in trained:
                 self.fail(f"{name} was acknowledged, and another attempt was trained")

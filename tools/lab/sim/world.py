@@ -49,7 +49,7 @@ class World:
         self.skew_us = 0  # of the server's clock
         self.down_until_us = 0  # the server is not there
         self.chances = dict[str, float]()  # of what may happen to a request
-        self.trace: list[str] = []
+        self.trace: list[tuple[int, tuple[Any, ...]]] = []  # when, and what
         self.num_verbs = 0
         self._hub = getcurrent()  # where time passes
         self._places = itertools.count()
@@ -60,8 +60,8 @@ class World:
         """Call it in so many seconds."""
         heapq.heappush(self._queue, (self.now_us + int(seconds * 1e6), next(self._places), call))
 
-    def note(self, line: str) -> None:
-        self.trace.append(f"{(self.now_us - BEGIN_US) / 1e6:.6f} {line}")
+    def note(self, *words: Any) -> None:
+        self.trace.append((self.now_us, words))
 
     def spawn(self, process: Process, main: Callable[[], Any]) -> None:
         """Start another greenlet of the process."""
@@ -157,7 +157,7 @@ class World:
             return redis.ConnectionError("the server is not there")
         self.num_verbs += request[0] == "EVALSHA"
         reply = self.store.execute(self.now_us + self.skew_us, *request)
-        self.note(f"{process.name} {request!r} -> {reply!r}")
+        self.note(process.name, request, "->", reply)
         return reply
 
     # What the product's modules see as `time` and `uuid`.
@@ -200,16 +200,17 @@ class Client(redis.Redis):
     """A client of one process, whose requests go through the simulated network."""
 
     def __init__(self, world: World, process: Process) -> None:
-        super().__init__()
-        self._world, self._process = world, process
-        self._patience = Patience("the simulated server", limit_s=30.0, ending=None)
-        self._patience._thread = OfGreenlet()  # type: ignore[assignment]
-        self.connection_pool = types.SimpleNamespace(  # type: ignore[assignment]
+        pool: Any = types.SimpleNamespace(
+            connection_kwargs={},
             get_connection=lambda: Connection(world, process),
             release=lambda _: None,
             disconnect=lambda: None,
             reset=lambda: None,
         )
+        super().__init__(connection_pool=pool)
+        self._world, self._process = world, process
+        self._patience = Patience("the simulated server", limit_s=30.0, ending=None)
+        self._patience._thread = OfGreenlet()  # type: ignore[assignment]
 
     def get_retry(self) -> Patience:
         return self._patience
@@ -218,7 +219,7 @@ class Client(redis.Redis):
         reply = self._patience.persist(lambda: self._world.request(self._process, arguments))
         if arguments[0] == "HGETALL":
             return dict(zip(reply[::2], reply[1::2], strict=True))
-        callback: Any = dict(self.response_callbacks).get(arguments[0])
+        callback: Any = self.response_callbacks.get(arguments[0])  # type: ignore[no-untyped-call]
         return callback(reply, **options) if callback and reply is not None else reply
 
 
