@@ -302,19 +302,23 @@ end
 -- What Python calls: the reply of one command or script at a time of the clock.
 local function execute(at_us, script, ...)
   clock_us = at_us
-  local worked, reply
-  if type(script) == 'string' then
-    worked, reply = pcall(run, script, ...)
-    return worked, reply
-  end
+  if type(script) == 'string' then return pcall(run, script, ...) end
   local arguments = { ... }
   local num_keys = arguments[1]
   KEYS, ARGV = {}, {}
   for i = 2, #arguments do
     if i <= num_keys + 1 then KEYS[i - 1] = arguments[i] else ARGV[i - num_keys - 1] = arguments[i] end
   end
-  worked, reply = pcall(script)
+  local worked, reply = pcall(script) -- some return nothing
   return worked, reply
+end
+-- Of a reply that is a table: its kind, the text of an error or of a status, and the parts of a list to the first nil.
+local function unpacked(reply)
+  if reply.err then return 'err', reply.err end
+  if reply.ok then return 'ok', reply.ok end
+  local num = 0
+  while reply[num + 1] ~= nil do num = num + 1 end
+  return 'list', '', unpack(reply, 1, num)
 end
 local function saved() return copied(keys) end
 local function restore(snapshot) keys = copied(snapshot or {}) end
@@ -327,4 +331,4 @@ local function names(at_us)
   table.sort(all)
   return all
 end
-return execute, saved, restore, names
+return execute, unpacked, saved, restore, names

@@ -59,7 +59,7 @@ def _sha1hex(text: bytes) -> bytes:
 
 _LUA = lupa.lua51.LuaRuntime(encoding=None, unpack_returned_tuples=True)
 _LUA.globals()[b"python_sha1hex"] = _sha1hex
-_execute, _save, _restore, _names = _LUA.execute((Path(__file__).parent / "redis.lua").read_bytes())
+_execute, _unpacked, _save, _restore, _names = _LUA.execute((Path(__file__).parent / "redis.lua").read_bytes())
 
 
 @functools.cache
@@ -85,15 +85,14 @@ def _reply(worked: bool, reply: Any) -> Any:
 
 
 def _converted(reply: Any) -> Any:
-    """As Redis converts a reply of Lua: a number is an integer, false is nothing, a list ends at its first nil."""
+    """As Redis converts a reply of Lua: a number is an integer, false is nothing."""
     if isinstance(reply, bytes):
         return reply
     if reply is None or reply is False:
         return None
     if isinstance(reply, (int, float)):
         return int(reply)
-    if (error := reply[b"err"]) is not None:
-        return redis.ResponseError(error.decode(errors="replace"))
-    if (status := reply[b"ok"]) is not None:
-        return status
-    return [_converted(each) for each in reply.values()]
+    kind, text, *parts = _unpacked(reply)
+    if kind == b"err":
+        return redis.ResponseError(text.decode(errors="replace"))
+    return text if kind == b"ok" else [each if type(each) is bytes else _converted(each) for each in parts]
