@@ -1,6 +1,6 @@
 -- The commands of Redis that the verbs use, over plain tables: a model of the server, which test_sim_store compares
 -- with a real one. `keys` maps a name to {kind, value, expires in ms}. A hash and a list keep their order.
-local keys, commands, clock_us = {}, {}, 0
+local keys, commands, clock_us, pairs = {}, {}, 0, pairs
 local WRONG_KIND = 'WRONGTYPE Operation against a key holding the wrong kind of value'
 local KINDS = { string = 'string', hash = 'hash', zset = 'zset', list = 'list', set = 'set', stream = 'stream' }
 
@@ -269,11 +269,26 @@ function commands.SREM(name, member)
   if entry and not next(entry.value) then keys[name] = nil end
   return 0
 end
-function commands.SRANDMEMBER(name) local entry = of_kind('set', name); return entry and next(entry.value) or false end
+function commands.SRANDMEMBER(name)
+  local entry, first = of_kind('set', name), false
+  for member in pairs(entry and entry.value or {}) do if not first or member < first then first = member end end
+  return first
+end
 function commands.XADD(name, id, field, value)
   local entry = made('stream', name)
   entry.value[#entry.value + 1] = { id, { field, value } }
   return id
+end
+
+-- For scripts: in the order of the names, so that a schedule repeats.
+_G.pairs = function(map)
+  local names, i = {}, 0
+  for name in pairs(map) do names[#names + 1] = name end
+  table.sort(names)
+  return function()
+    i = i + 1
+    return names[i], map[names[i]]
+  end
 end
 
 redis = { sha1hex = python_sha1hex }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import lupa.lua51
+import lupa.luajit21
 import redis
 
 # A part of a script's text, and what a planted bug has in its place.
@@ -57,7 +57,7 @@ def _sha1hex(text: bytes) -> bytes:
     return hashlib.sha1(text).hexdigest().encode()
 
 
-_LUA = lupa.lua51.LuaRuntime(encoding=None, unpack_returned_tuples=True)
+_LUA = lupa.luajit21.LuaRuntime(encoding=None, unpack_returned_tuples=True)
 _LUA.globals()[b"python_sha1hex"] = _sha1hex
 _execute, _unpacked, _save, _restore, _names = _LUA.execute((Path(__file__).parent / "redis.lua").read_bytes())
 
