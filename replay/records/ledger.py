@@ -104,6 +104,12 @@ _BY_REASON = {
     "turns": "turns:",
     "duration_ms": "duration_ms:",
 }
+_OF_PREFIX = {prefix: name for name, prefix in _BY_REASON.items()}
+_ONE_COUNTER = [
+    (field.name, _COUNTERS.get(field.name, field.name))
+    for field in dataclasses.fields(Ledger)
+    if field.name not in _BY_REASON and field.name != "unreadable"
+]
 
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
@@ -136,25 +142,22 @@ def ledger_of(counters: Mapping[bytes, bytes]) -> Ledger:
     """The ledger of the stored counters."""
     numbers: dict[str, int | float] = {}
     unreadable = []
-    for name, value in counters.items():
-        number = _number(name, value)
+    for name, stored in counters.items():
+        number = _number(name, stored)
         if number is None:
             unreadable.append(name.decode(errors="replace"))
         else:
             readable = name.decode(errors="replace")  # several malformed names may become one
             numbers[readable] = numbers.get(readable, 0) + number
     numbers.setdefault("last_group_id", -1)
-    fields: dict[str, Any] = {"unreadable": unreadable}
-    for field in dataclasses.fields(Ledger):
-        if field.name in fields:
-            continue
-        prefix = _BY_REASON.get(field.name)
-        if prefix is None:
-            fields[field.name] = numbers.get(_COUNTERS.get(field.name, field.name), 0)
-        else:
-            fields[field.name] = {
-                name.removeprefix(prefix): value for name, value in numbers.items() if name.startswith(prefix) and value
-            }
+    fields: dict[str, Any] = {name: numbers.get(counter, 0) for name, counter in _ONE_COUNTER}
+    fields |= {name: {} for name in _BY_REASON} | {"unreadable": unreadable}
+    for counter, value in numbers.items():
+        end = counter.find(":") + 1
+        while end and counter[:end] not in _OF_PREFIX:
+            end = counter.find(":", end) + 1
+        if end and value:
+            fields[_OF_PREFIX[counter[:end]]][counter[end:]] = value
     return Ledger(**fields)
 
 
