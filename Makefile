@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs pictures image-root
+.PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs image-root
 .PHONY: bench-actors bench-learner bench-peers bench-real bench-replay bench-weights families gpu-check
 .PHONY: sim mutations study-lag
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-long test-python test-spot test-transformers-4
@@ -173,10 +173,6 @@ mutations: setup
 # From random weights to an agent: SFT on expert episodes, RL, best of n, RL. Ten minutes on two cores.
 road: setup
 	$(BIN)/slipstream up conf/roads/shop.yaml run.name=shop-road-$$(date +%Y%m%d-%H%M%S)
-
-# Make the pictures of docs/see.md and README again, from a real run of five minutes. It needs `make setup-browser`.
-pictures: setup
-	$(BIN)/python -m slipstream.tools.lab.docs.pictures
 
 # Study lag and the methods that correct for it: 72 runs, some hours on two cores; continues where it was stopped.
 study-lag: setup
