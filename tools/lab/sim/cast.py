@@ -8,6 +8,7 @@ that writes it is a greenlet, and the publisher announces a hash of them. An act
 import itertools
 import json
 import tempfile
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -189,23 +190,12 @@ class LearnerProcess(Process):
     def __init__(self, cast: Cast, name: str) -> None:
         super().__init__(name)
         self.cast = cast
-        self.shutdown = types.SimpleNamespace(requested=Flag())
+        self.shutdown = types.SimpleNamespace(requested=threading.Event())
         self.learner: Any = None
         cast.world.spawn(
             self,
             lambda: learning.learn(CONFIG, cast.run_dir, ranks=CPU, shutdown=self.shutdown),  # type: ignore[arg-type]
         )
-
-
-class Flag:
-    def __init__(self) -> None:
-        self._is_set = False
-
-    def set(self) -> None:
-        self._is_set = True
-
-    def is_set(self) -> bool:
-        return self._is_set
 
 
 class Checkpoints:

@@ -81,7 +81,7 @@ def write(study: Study, folder: Path, *, name: str) -> None:
 def tables(study: Study) -> str:
     """In Markdown, the success by arm and lag; the JSON file has all numbers."""
     lags = [f"lag {lag}" for lag in study.lags]
-    success = [[arm, *(success_cell(study.of(arm, lag)) for lag in study.lags)] for arm in study.arms]
+    success = [[arm, *(_success(study.of(arm, lag)) for lag in study.lags)] for arm in study.arms]
     return (
         f"Success of the last weights on {study.held_out_tasks} held-out tasks, sampled: mean ± standard deviation "
         f"over seeds (their number), in %.\n\n{markdown(['arm', *lags], success)}\n"
@@ -89,12 +89,9 @@ def tables(study: Study) -> str:
     )
 
 
-def success_cell(results: Sequence[Result]) -> str:
-    return _spread([result.held_out for result in results])
-
-
-def _spread(values: Sequence[float]) -> str:
+def _success(results: Sequence[Result]) -> str:
     """Mean, standard deviation and number of values in percent, as `81 ± 2.1 (3)`."""
+    values = [result.held_out for result in results]
     if not values:
         return ""
     deviation = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
