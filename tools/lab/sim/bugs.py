@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.learner.checkpoint import checkpoint
+from slipstream.learner.checkpoint import checkpoint, checkpoint_writer
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.lead import lead, run_record
 from slipstream.learner.lead.lead import Lead
@@ -35,6 +35,10 @@ def _overwriting(*commands: Any) -> bytes:
 def _keep_oldest(folder: Path, keep: int) -> None:
     for path in checkpoint.finished_checkpoints(folder)[keep:]:
         checkpoint._remove(path)
+
+
+def _unchecked(*arguments: Any, check: Any, **named: Any) -> ArchiveWriter:
+    return ArchiveWriter(*arguments, **named)
 
 
 @contextlib.contextmanager
@@ -103,6 +107,10 @@ BUGS = [
     _attribute("the highest version is not written", run_record, "save_highest_version", lambda *_: None, "f4b06a90"),
     _attribute("the archive is not synced", ArchiveWriter, "sync", lambda _: None),
     _attribute("a replaced learner writes checkpoints", Fence, "held", _held_by_all, "75adae4e"),
+    _attribute("a replaced learner blames its archive", lead, "ArchiveWriter", _unchecked, "eeda4136"),
+    _attribute(
+        "a damaged later checkpoint is left", checkpoint_writer, "_set_aside_after", lambda *_, **__: None, "3edfff05"
+    ),
     _attribute("an old checkpoint is kept in place of the new", checkpoint, "_keep_newest", _keep_oldest, "722e5c70"),
     _attribute("a payload may be sent over a stored one", actor_buffer, "packed", _overwriting),
 ]
