@@ -250,7 +250,7 @@ test-adapters-browser: setup-browser
 setup-browser:
 	bash tools/setup_browser.sh
 
-# Test the pages of `slipstream view` and `slipstream report` in that browser.
+# Test the pages of `slipstream view` in that browser.
 test-browser: setup setup-browser
 	$(BIN)/pytest -v tests/browser
 

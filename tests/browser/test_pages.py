@@ -1,4 +1,4 @@
-"""The pages of `slipstream view` and `slipstream report` in a real browser: they show a run, and run no text of it."""
+"""The pages of `slipstream view` in a real browser: they show a run, and run no text of it."""
 
 import html
 import re
@@ -43,17 +43,10 @@ def served(run_dir: RunDir) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def written(run_dir: RunDir) -> str:
-    """The address of the file that `slipstream report --steps` writes."""
-    target = run_dir.path / "report.html"
-    command = [
-        sys.executable,
-        "-m",
-        "slipstream.tools.cli.cli",
-        "report",
-        str(run_dir.path),
-        "--steps",
-        "6:7",
-    ]
+    """The address of the file that `slipstream view --file --steps` writes."""
+    target = run_dir.path.parent / "report.html"
+    wanted = ["--file", str(target), "--steps", "6:7"]
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "view", str(run_dir.path), *wanted]
     subprocess.run(command, cwd=REPOSITORY, check=True, timeout=300)
     return target.as_uri()
 
@@ -129,7 +122,7 @@ def test_the_page_opens_on_the_report(kind: str, tmp_path: Path, request: pytest
 
 def test_a_report_without_steps_is_shown_without_a_script(run_dir: RunDir, tmp_path: Path) -> None:
     target = tmp_path / "plain.html"
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "report", str(run_dir.path), "--file", str(target)]
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "view", str(run_dir.path), "--file", str(target)]
     subprocess.run(command, cwd=REPOSITORY, check=True, timeout=300)
     shown = dom_of(target.as_uri(), tmp_path / "browser")
     assert "<svg" in shown and "In thirty seconds" in shown and "<script" not in shown

@@ -23,7 +23,7 @@ from slipstream.tools.see.top_options import TopOptions
 from slipstream.tools.see.track.track_options import TrackOptions
 from slipstream.tools.simulate.simulate_options import SimulateOptions
 from slipstream.tools.terminal.options import options_of
-from slipstream.tools.viewer.view_options import ReportOptions, ViewOptions
+from slipstream.tools.viewer.view_options import ViewOptions
 
 # The verbs by what they are for, with one line each. Those of two words in VERBS have their first word here.
 GROUPS = {
@@ -38,8 +38,7 @@ GROUPS = {
     "watch": {
         "runs": "list the runs: state, steps, success, cost",
         "top": "watch a run in the terminal",
-        "view": "show a run, its steps and its episodes in a browser",
-        "report": "write a page about a run, or a comparison of several",
+        "view": "show a run and its episodes in a browser, or write a report of several",
         "replay": "inspect the groups, trajectories and steps of a run",
         "track": "send metrics to Weights & Biases, MLflow or Prometheus",
     },
@@ -214,15 +213,8 @@ VERBS = {
     "view": Verb(
         "slipstream.tools.viewer.viewer:view",
         ("run.name", "run.root", "model.path"),
-        lambda given: {"runs": given.runs},
-        own=ViewOptions,
-        of_runs=True,
-    ),
-    "report": Verb(
-        "slipstream.tools.viewer.viewer:report",
-        ("run.name", "run.root", "model.path"),
         lambda given: {"runs": given.runs, "force": given.force},
-        own=ReportOptions,
+        own=ViewOptions,
         of_runs=True,
         arguments=FORCE,
     ),

@@ -1,4 +1,4 @@
-"""The options of `slipstream view` and `slipstream report`."""
+"""The options of `slipstream view`."""
 
 import re
 from dataclasses import dataclass
@@ -10,17 +10,18 @@ from slipstream.common.process.config_error import require
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViewOptions:
     port: Port = 0  # of the page, on 127.0.0.1; 0: any free one
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "--")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReportOptions:
-    file: str = ""  # to write; empty: report.html in the run's directory, or in run.root for several runs
+    file: str = ""  # write the report there, of one run or of several, instead of showing it
     steps: str = ""  # whose episodes the file has too, as 1:3; empty: none
 
     def __post_init__(self) -> None:
+        check_bounds(self, "--")
+        require(
+            not self.steps or self.file != "",
+            "--steps",
+            "left out without --file",
+            self.steps,
+            "a page in the browser shows all steps",
+        )
         require(
             not self.steps or re.fullmatch(r"\d{1,9}:\d{1,9}", self.steps) is not None,
             "--steps",

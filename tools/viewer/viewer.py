@@ -1,4 +1,4 @@
-"""`slipstream view RUN` and `slipstream report RUN [RUN ...]`: one page about runs, in a browser or as a file."""
+"""`slipstream view RUN [RUN ...]`: one page about runs, in a browser or as a file."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,10 +9,10 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import held, write_whole
 from slipstream.common.process.run_dir import RunDir, find_run
 from slipstream.tools.data.row_files import check_writable
-from slipstream.tools.see.report_page import REPORT, digest, page, report_of
+from slipstream.tools.see.report_page import digest, page, report_of
 from slipstream.tools.viewer.archive_pages import STEPS_A_PAGE, ArchivePages
 from slipstream.tools.viewer.page_server import serve
-from slipstream.tools.viewer.view_options import ReportOptions, ViewOptions
+from slipstream.tools.viewer.view_options import ViewOptions
 
 HEADER = """<header><nav id="trail"></nav><a href="#from/0">steps</a><form id="search">\
 <input name="text" placeholder="search all steps" maxlength="1000"></form></header>
@@ -20,25 +20,27 @@ HEADER = """<header><nav id="trail"></nav><a href="#from/0">steps</a><form id="s
 MAX_FILE_CHARS = 256 << 20  # a browser loads the whole file
 
 
-def view(config: Config, *, runs: Sequence[str], options: ViewOptions) -> int:
-    """Serve the page of the run, which opens on its report; return 0. Raises ConfigError, NotRecorded."""
+def view(config: Config, *, runs: Sequence[str], force: bool, options: ViewOptions) -> int:
+    """Serve the page of the run, which opens on its report, or write it; return 0. Raises ConfigError, NotRecorded."""
+    if options.file:
+        return _write(config, runs=runs, force=force, options=options)
     if len(runs) > 1:
-        raise ConfigError(f"`slipstream view` shows one run, got {', '.join(runs)}; start it once for each")
+        raise ConfigError(
+            f"`slipstream view` shows one run, got {', '.join(runs)}; `--file FILE` writes a report that compares them"
+        )
     run_dir = find_run(runs[0] if runs else config.run.name, config.run.root)
     serve(_pages(config, run_dir), lambda: viewer_page(run_dir.path), port=options.port)
     return 0
 
 
-def report(config: Config, *, runs: Sequence[str], force: bool, options: ReportOptions) -> int:
-    """Write the report as a file, with the episodes of options.steps; return 0. Raises ConfigError, NotRecorded."""
+def _write(config: Config, *, runs: Sequence[str], force: bool, options: ViewOptions) -> int:
+    """Write the report as a file, with the episodes of options.steps."""
     run_dirs = [find_run(word, config.run.root) for word in runs or [config.run.name]]
     folders = [run_dir.path for run_dir in run_dirs]
-    target = (folders[0] if len(folders) == 1 else Path(config.run.root)) / REPORT
-    if options.file:
-        target = Path(options.file)
-        if inside := [folder for folder in folders if target.resolve().is_relative_to(folder.resolve())]:
-            raise ConfigError(f"--file {target} is in the directory of the run, {inside[0]}; choose another folder")
-        check_writable(target, force=force)
+    target = Path(options.file)
+    if inside := [folder for folder in folders if target.resolve().is_relative_to(folder.resolve())]:
+        raise ConfigError(f"--file {target} is in the directory of the run, {inside[0]}; choose another folder")
+    check_writable(target, force=force)
     if options.steps and len(folders) > 1:
         raise ConfigError(f"--steps {options.steps} are of one run, got {', '.join(runs)}; write a file for each")
     with held(target):

@@ -32,7 +32,7 @@ FIT = (*RUN[:1], "run.name=new", "model.path=model", "--data=rows.jsonl")
 # What each verb writes, and a command of it in the folder of `place`.
 WRITE = {
     "up": ("runs/new", "up run.root=runs run.name=new"),
-    "report": ("report.html", "report old run.root=runs --file report.html --force"),
+    "view": ("report.html", "view old run.root=runs --file report.html --force"),
     "track": ("runs/old/tracked_by_wandb.json", "track run.root=runs run.name=old --to wandb"),
     "drill": ("runs/new", "drill run.root=runs run.name=new"),
     "launch": ("launch/new", "launch ray run.name=new redis.url=redis://127.0.0.1:1"),
@@ -46,7 +46,7 @@ WRITE = {
     "collect": ("out.jsonl", "collect out.jsonl --force --expert run.root=runs run.name=old"),
 }
 ROAD = ("runs/way", "up road.yaml")  # a file of stages
-READ = {"runs", "view", "top", "simulate", "scale", "eval", "doctor", "actors", "plan"}
+READ = {"runs", "top", "simulate", "scale", "eval", "doctor", "actors", "plan"}
 READ |= {"serve judge", "serve relay", "serve envs", "serve rewards", "access users", "access join"}
 FENCED = {"learner"}  # a newer process takes over, also that of a re-run
 NEW_ONLY = {

@@ -1,4 +1,4 @@
-"""`slipstream report`: what a run's directory holds, as a page; whatever is damaged is named and hides nothing else."""
+"""The report of a run: what its directory holds, as a page; whatever is damaged is named and hides nothing else."""
 
 import html
 import json
@@ -59,8 +59,9 @@ def make_whole_run(root: Path, name: str, *settings: str) -> RunDir:
 
 def reported(run_dir: RunDir) -> str:
     """The report of the run as HTML."""
-    assert main(["report", str(run_dir.path)]) == 0
-    return (run_dir.path / "report.html").read_text()
+    target = run_dir.path.parent / "report.html"
+    assert main(["view", str(run_dir.path), "--file", str(target), "--force"]) == 0
+    return target.read_text()
 
 
 def row(page: str, name: str) -> list[str]:
@@ -135,8 +136,9 @@ def test_the_command_that_repeats_a_run_starts_another_one_with_its_settings(
 def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     make_whole_run(tmp_path, "one", "optim=lr: 0.25")
     make_whole_run(tmp_path, "two", "optim=lr: 0.5")
-    assert main(["report", "one", "two", f"run.root={tmp_path}"]) == 0
-    text = (tmp_path / "report.html").read_text()
+    target = tmp_path / "report.html"
+    assert main(["view", "one", "two", f"run.root={tmp_path}", "--file", str(target)]) == 0
+    text = target.read_text()
     between = text[text.index("differ between the runs") : text.index("differ from the defaults")]
     assert row(between, "optim.lr")[1:] == ["0.25", "0.5"] and "learner" not in between
     success = next(iter(drawn(text).values()))
@@ -236,16 +238,16 @@ def test_a_run_that_does_not_exist_is_named_with_those_that_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_whole_run(tmp_path, "one")
-    assert main(["report", "none", f"run.root={tmp_path}"]) == 2
+    assert main(["view", "none", f"run.root={tmp_path}", "--file", str(tmp_path / "x.html")]) == 2
     assert f"no run 'none' under {tmp_path}/; existing runs: one" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = make_whole_run(tmp_path, "one")
-    (run_dir.path / "report.html").mkdir()
-    assert main(["report", str(run_dir.path)]) == 2
-    assert "report.html cannot be written: Is a directory; name another by --file" in capsys.readouterr().err
-    assert main(["report", str(run_dir.path), "--file", str(tmp_path / "other.html")]) == 0
+    (tmp_path / "report.html").mkdir()
+    assert main(["view", str(run_dir.path), "--file", str(tmp_path / "report.html"), "--force"]) == 2
+    assert "report.html" in capsys.readouterr().err
+    assert main(["view", str(run_dir.path), "--file", str(tmp_path / "other.html")]) == 0
     assert row((tmp_path / "other.html").read_text(), "leases that expired") == ["3"]
 
 

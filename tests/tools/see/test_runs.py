@@ -103,8 +103,8 @@ def test_where_no_run_is_the_next_step_is_named(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_folder_that_is_no_run_gets_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("report", "view"):
-        assert main([verb, str(tmp_path)]) == 2
+    for options in ([], ["--file", "x.html"]):
+        assert main(["view", str(tmp_path), *options]) == 2
         assert f"{tmp_path} is not a run: it has no config.yaml" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

@@ -201,7 +201,7 @@ def hostile_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("hostile")
     run_dir = make_viewed_run(folder, heard=HOSTILE)
     target = folder / "view.html"
-    assert main(["report", str(run_dir.path), "--file", str(target), "--steps", "6:7"]) == 0
+    assert main(["view", str(run_dir.path), "--file", str(target), "--steps", "6:7"]) == 0
     yield target.read_text()
 
 
@@ -259,11 +259,15 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no such run": (["view", "none"], "no run 'none'"),
     "two runs": (["view", "seen", "seen"], "shows one run"),
     "a port that is none": (["view", "seen", "--port", "70000"], "--port"),
-    "steps that are not archived": (["report", "seen", "--steps", "1:5"], "has no archived step"),
-    "steps that are none": (["report", "seen", "--steps", "all"], "FIRST:LAST"),
-    "steps of two runs": (["report", "seen", "seen", "--steps", "6:7"], "--steps 6:7 are of one run, got seen, seen"),
+    "steps that are not archived": (["view", "seen", "--file", "x.html", "--steps", "1:5"], "has no archived step"),
+    "steps that are none": (["view", "seen", "--file", "x.html", "--steps", "all"], "FIRST:LAST"),
+    "steps without a file": (["view", "seen", "--steps", "6:7"], "`--steps` must be left out without --file"),
+    "steps of two runs": (
+        ["view", "seen", "seen", "--file", "x.html", "--steps", "6:7"],
+        "--steps 6:7 are of one run, got seen, seen",
+    ),
     "a file in place of a folder": (
-        ["report", "seen", "--file", f"{__file__}/x.html"],
+        ["view", "seen", "--file", f"{__file__}/x.html"],
         f"{__file__} is not a directory",
     ),
 }
@@ -293,9 +297,9 @@ def test_one_file_replaces_no_other_unless_it_is_forced_and_never_one_of_the_run
     }
     before = run_dir.config.read_bytes()
     for target, why in refused.items():
-        assert main(["report", str(run_dir.path), "--file", str(target)]) == 2
+        assert main(["view", str(run_dir.path), "--file", str(target)]) == 2
         assert str(target) in (message := capsys.readouterr().err) and why in message
-        assert (main(["report", str(run_dir.path), "--file", str(target), "--force"]) == 0) is (target == mine)
+        assert (main(["view", str(run_dir.path), "--file", str(target), "--force"]) == 0) is (target == mine)
     assert mine.read_text().startswith("<!doctype html>") and pipe.is_fifo()
     assert run_dir.config.read_bytes() == before and not of_run.exists()
 
@@ -306,7 +310,7 @@ def test_a_run_without_an_archive_or_a_tokenizer_is_named(tmp_path: Path, capsys
     assert main(["view", str(run_dir.path)]) == 2
     assert f"{run_dir.model} is not on this host; give a copy as model.path=FOLDER" in capsys.readouterr().err
     target = tmp_path / "view.html"
-    assert main(["report", str(run_dir.path), f"model.path={moved}", "--file", str(target), "--steps", "6:6"]) == 0
+    assert main(["view", str(run_dir.path), f"model.path={moved}", "--file", str(target), "--steps", "6:6"]) == 0
     ArchiveWriter(run_dir.trajectories, "seen", epoch=1).cut_after(0)
     assert main(["view", str(run_dir.path)]) == 2
     assert "has no step: the run has made no step yet" in capsys.readouterr().err
