@@ -177,27 +177,40 @@ def with_text(page: str, name: str, text: str) -> str:
 
 
 def markdown(benchmark: Benchmark) -> str:
-    """The rows that have a goal, or all side by side if none has one, as a Markdown table; then the machine."""
-    rows = [row for row in benchmark.rows if row.goal]
-    lines = [_COLUMNS, ["---"] * len(_COLUMNS), *(_cells(row) for row in rows)] if rows else _matrix(benchmark.rows)
+    """What the goals of the rows are about, or all rows side by side if none has a goal, as a Markdown table."""
+    judged = [_judged_cells(row) for row in benchmark.rows if row.goal]
+    lines = [_JUDGED_COLUMNS, ["---"] * len(_JUDGED_COLUMNS), *judged] if judged else _matrix(benchmark.rows)
     machine = benchmark.machine
-    on = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    gpu = machine.gpu or "no GPU"
     return (
         "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        + f"\n\n[All rows](benchmarks/{benchmark.name}.json). `{benchmark.command}`, {benchmark.date}: {machine.cpu}, "
-        + f"{machine.num_cores} cores, {machine.memory_gib:.0f} GiB, {gpu}; {on}.\n"
+        + f"\n\n[All rows](benchmarks/{benchmark.name}.json): `{benchmark.command}`, {benchmark.date}, {machine.cpu}, "
+        + f"{machine.num_cores} cores, {machine.gpu or 'no GPU'}.\n"
     )
 
 
 _COLUMNS = ("what", "ours", "limit", "ratio: median (range; repeats)", "goal")
+_JUDGED_COLUMNS = ("what", "ratio (range; repeats), or value", "goal")
 
 
 def _cells(row: Row) -> list[str]:
-    low, high = row.ratio_range
-    ratio = f"{row.ratio:.3g} ({low:.3g}-{high:.3g}; {row.num_repeats})" if row.num_repeats > 1 else f"{row.ratio:.3g}"
     goal = f"{row.goal}, **missed**" if row.holds is False else row.goal
-    return [row.name, f"{row.value:.4g} {row.unit}".strip(), f"{row.against:.4g}", ratio, goal]
+    return [row.name, _value(row), f"{row.against:.4g}", _ratio(row), goal]
+
+
+def _judged_cells(row: Row) -> list[str]:
+    """The name, the number that the goal limits, and the limit."""
+    what, _, limit = row.goal.partition(" ")
+    number = _ratio(row) if what == "ratio" else _value(row)
+    return [row.name, number, f"{limit}, **missed**" if row.holds is False else limit]
+
+
+def _value(row: Row) -> str:
+    return f"{row.value:.4g} {row.unit}".strip()
+
+
+def _ratio(row: Row) -> str:
+    low, high = row.ratio_range
+    return f"{row.ratio:.3g} ({low:.3g}-{high:.3g}; {row.num_repeats})" if row.num_repeats > 1 else f"{row.ratio:.3g}"
 
 
 def _matrix(rows: Sequence[Row]) -> list[Sequence[str]]:
