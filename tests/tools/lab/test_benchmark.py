@@ -55,7 +55,7 @@ def test_a_run_is_written_as_json_and_into_its_place_on_the_page(tmp_path: Path)
     assert benchmark.read("actors", tmp_path) == BENCHMARK
     text = page.read_text()
     assert text.startswith("before\n<!-- actors -->\n| what |") and text.endswith("<!-- end of actors -->\nafter\n")
-    assert "| loop | 2 (1.5-3; 3) | <= 2 |\n" in text
+    assert "| loop | 2 (1.5-3) | <= 2 |\n" in text
     assert "| pause |" not in text and "[All rows](benchmarks/actors.json)" in text
     assert "yesterday" not in text
     page.write_text("no marks")
@@ -69,11 +69,10 @@ def test_a_goal_that_does_not_hold_is_called_missed() -> None:
     assert "| loop | 3 | <= 2, **missed** |\n" in page
 
 
-def test_a_benchmark_without_goals_has_all_of_its_rows_on_the_page_side_by_side() -> None:
-    named = {"one: pause": 5.0, "two: pause": 6.0, "one: wait": 0.25}
-    rows = [Row.of(name, [value], unit="ms", against=[2.0]) for name, value in named.items()]
-    table = benchmark.markdown(msgspec.structs.replace(BENCHMARK, rows=rows)).splitlines()[:4]
-    assert table == ["| what | one | two |", "| --- | --- | --- |", "| pause, ms | 5 | 6 |", "| wait, ms | 0.25 |  |"]
+def test_a_benchmark_without_goals_has_no_table_on_the_page() -> None:
+    rows = [Row.of("one: pause", [5.0], unit="ms", against=[2.0])]
+    page = benchmark.markdown(msgspec.structs.replace(BENCHMARK, rows=rows))
+    assert "|" not in page and "[All rows](benchmarks/actors.json)" in page
 
 
 @pytest.mark.parametrize("name", [file.stem for file in sorted((benchmark.DOCS / "benchmarks").glob("*.json"))])

@@ -177,49 +177,39 @@ def with_text(page: str, name: str, text: str) -> str:
 
 
 def markdown(benchmark: Benchmark) -> str:
-    """What the goals of the rows are about, or all rows side by side if none has a goal, as a Markdown table."""
+    """The rows with a goal as a Markdown table, and where all rows are."""
     judged = [_judged_cells(row) for row in benchmark.rows if row.goal]
-    lines = [_JUDGED_COLUMNS, ["---"] * len(_JUDGED_COLUMNS), *judged] if judged else _matrix(benchmark.rows)
+    lines = [_JUDGED_COLUMNS, ["---"] * len(_JUDGED_COLUMNS), *judged] if judged else []
     machine = benchmark.machine
     return (
-        "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        + f"\n\n[All rows](benchmarks/{benchmark.name}.json): `{benchmark.command}`, {benchmark.date}, {machine.cpu}, "
+        "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+        + f"\n[All rows](benchmarks/{benchmark.name}.json): `{benchmark.command}`, {benchmark.date}, {machine.cpu}, "
         + f"{machine.num_cores} cores, {machine.gpu or 'no GPU'}.\n"
     )
 
 
 _COLUMNS = ("what", "ours", "limit", "ratio: median (range; repeats)", "goal")
-_JUDGED_COLUMNS = ("what", "ratio (range; repeats), or value", "goal")
+_JUDGED_COLUMNS = ("what", "ratio (range), or value", "goal")
 
 
 def _cells(row: Row) -> list[str]:
+    low, high = row.ratio_range
+    ratio = f"{row.ratio:.3g} ({low:.3g}-{high:.3g}; {row.num_repeats})" if row.num_repeats > 1 else f"{row.ratio:.3g}"
     goal = f"{row.goal}, **missed**" if row.holds is False else row.goal
-    return [row.name, _value(row), f"{row.against:.4g}", _ratio(row), goal]
+    return [row.name, _value(row), f"{row.against:.4g}", ratio, goal]
 
 
 def _judged_cells(row: Row) -> list[str]:
     """The name, the number that the goal limits, and the limit."""
     what, _, limit = row.goal.partition(" ")
-    number = _ratio(row) if what == "ratio" else _value(row)
+    low, high = row.ratio_range
+    ratio = f"{row.ratio:.3g} ({low:.3g}-{high:.3g})" if row.num_repeats > 1 else f"{row.ratio:.3g}"
+    number = ratio if what == "ratio" else _value(row)
     return [row.name, number, f"{limit}, **missed**" if row.holds is False else limit]
 
 
 def _value(row: Row) -> str:
     return f"{row.value:.4g} {row.unit}".strip()
-
-
-def _ratio(row: Row) -> str:
-    low, high = row.ratio_range
-    return f"{row.ratio:.3g} ({low:.3g}-{high:.3g}; {row.num_repeats})" if row.num_repeats > 1 else f"{row.ratio:.3g}"
-
-
-def _matrix(rows: Sequence[Row]) -> list[Sequence[str]]:
-    """A line for each quantity and a column for each case, of rows that are called `CASE: QUANTITY`."""
-    values = {tuple(row.name.rpartition(": ")[::2]): f"{row.value:.3g}" for row in rows}
-    cases = list(dict.fromkeys(case for case, _ in values))
-    units = {row.name.rpartition(": ")[2]: row.unit for row in rows}
-    lines = [[f"{what}, {unit}", *(values.get((case, what), "") for case in cases)] for what, unit in units.items()]
-    return [["what", *cases], ["---"] * (1 + len(cases)), *lines]
 
 
 def _holds(goal: str, *, value: float, ratio: float) -> bool:
