@@ -44,7 +44,7 @@ class MyEnv:
         return ["up", "done"]
 
     def state_key(self) -> str:
-        """A text that is equal for equal states; "" where they cannot be told apart."""
+        """A text that is equal for equal states; "" where they cannot be distinguished."""
         return f"{self.wanted} {self.count}"
 
     def expert(self) -> str:
