@@ -6,11 +6,14 @@ the whole conversation has, as every other program encodes it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from jinja2 import TemplateError
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
@@ -73,10 +76,12 @@ def _check_renders(tokenizer: PreTrainedTokenizerBase) -> None:
 def check_pieces(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ConfigError if a reply or an answer has other tokens where it is added than in the whole conversation.
 
-    So does a template whose thoughts cannot be distinguished from answers.
+    So does a template whose thoughts cannot be distinguished from answers, or which changes what a policy writes.
     """
     try:
         thought_marks(tokenizer)
+        with contextlib.suppress(TemplateError, TypeError, LookupError, AttributeError, ArithmeticError):
+            reply_form(tokenizer)  # one that refuses these messages is reported with an environment's own
     except ValueError as error:
         raise ConfigError(f"`model.path` {tokenizer.name_or_path}: {error}") from None
     chat = Chat(tokenizer)

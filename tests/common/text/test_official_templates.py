@@ -1,0 +1,161 @@
+"""The chat templates of 40 models as their makers wrote them: each is played exactly, or refused with a sentence.
+
+They are read from the package trl, which has copies for its own tests. A byte-level tokenizer gets the marks of each.
+"""
+
+# ruff: noqa: RUF001  DeepSeek's special tokens have such characters
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from slipstream.actors.host.rehearse import check_template
+from slipstream.common.config.config import load_config
+from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.message import Message
+from slipstream.common.text.chat import Chat, reply_form
+from slipstream.common.text.dialogue import Tokeniser
+from slipstream.common.text.tokenizer import load_tokenizer
+
+found = importlib.util.find_spec("trl")
+FOLDER = (
+    Path(*(found.submodule_search_locations if found and found.submodule_search_locations else [])) / "chat_templates"
+)
+MARK = re.compile(
+    r"<\|[^<>|\s\"]{1,40}\|>|<｜[^｜]+｜>|<(?:start|end)_of_\w+>|<end_of_utterance>|<sop>|\[gMASK\]|<\|[a-z]+>|<[a-z]+\|>"
+)
+ENDS = {
+    "cohere": "<|END_OF_TURN_TOKEN|>",
+    "deepseek": "<｜end▁of▁sentence｜>",
+    "gemma4": "<turn|>",
+    "diffusion_gemma": "<turn|>",
+    "gemma": "<end_of_turn>",
+    "glm": "<|user|>",
+    "gptoss": "<|return|>",
+    "idefics3": "<end_of_utterance>",
+    "llama3": "<|eot_id|>",
+    "muse": "<|eot|>",
+    "phi3": "<|end|>",
+    "smolvlm": "<end_of_utterance>",
+}
+# Where the template rewrites earlier replies, so that a new branch begins: after a question to a reply without a
+# thought, after results of tools, after a question to a reply with a thought. None: it takes no such messages.
+REWRITES: dict[str, tuple[bool, bool | None, bool]] = {
+    "cohere": (False, None, False),
+    "deepseek_r1_distill": (True, True, True),
+    "deepseekv3": (True, True, True),
+    "diffusion_gemma": (False, True, False),
+    "gemma": (False, None, False),
+    "gemma3": (False, None, False),
+    "gemma4": (False, True, False),
+    "gemma4_v2": (False, False, False),
+    "gemma4_v3": (False, True, False),
+    "gemma4_v4": (False, True, False),
+    "gemma4_v5": (False, True, False),
+    "glm4moe": (True, True, True),
+    **dict.fromkeys(("lfm2", "lfm2_v2"), (False, False, False)),
+    **dict.fromkeys(("lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl"), (False, False, True)),
+    **dict.fromkeys(("llama3", "llama3_1", "llama3_2", "phi3", "phi3_5"), (False, False, False)),
+    "muse_glimmer": (True, True, True),
+    **dict.fromkeys((f"nemotron_3_{name}" for name in ("5_lightning", "nano", "super", "ultra")), (True, True, True)),
+    **dict.fromkeys(("qwen2_5", "qwen2_5_vl", "qwen3_instruct_2507", "qwen3_vl"), (False, False, False)),
+    "qwen3": (False, False, True),
+    "qwen3_5_nothink": (True, False, True),
+    **dict.fromkeys(("qwen3_5_think", "qwen3_6", "qwen3_8"), (True, True, True)),
+}
+REFUSED = {
+    "cohere2": "cannot be used turn by turn",
+    "gptoss": "the chat template writes channels",
+    "idefics3": "does not render an assistant's message right after its generation prompt",
+    "llava_next": "the chat template in .* refuses the conversation",
+    "smolvlm": "does not render an assistant's message right after its generation prompt",
+}
+TURNS = 3
+ASK, QUESTION = Message("user", " find ab a "), (Message("user", " and ab? \n"),)
+RESULTS = (Message("tool", "ab: 1"), Message("tool", "a: 2"))
+PLAIN, THOUGHT = "try ab a", "<think>\nab or a?\n</think>\n\ntry ab a"
+
+
+def official(name: str, folder: Path) -> PreTrainedTokenizerBase:
+    """A tokenizer with the template `name` and its marks, as a run loads it."""
+    template = (FOLDER / f"{name}.jinja").read_text()
+    end = next((end for family, end in ENDS.items() if name.startswith(family)), "<|im_end|>")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {text: index for index, text in enumerate([*alphabet, "ab", "Ġa"])}
+    model = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("Ġ", "a")]))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    model.decoder = decoders.ByteLevel()
+    marks = dict.fromkeys(["<pad>", "<bos>", end, *MARK.findall(template)])
+    model.add_special_tokens([AddedToken(text, special=True) for text in marks])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=model, chat_template=template, eos_token=end, bos_token="<bos>", pad_token="<pad>"
+    )
+    tokenizer.save_pretrained(folder)
+    ends = [end, "<|observation|>"] if name.startswith("glm") else [end]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.convert_tokens_to_ids(ends)}))
+    return load_tokenizer(folder)
+
+
+def test_every_template_of_the_package_is_played_or_refused() -> None:
+    names = {path.stem for path in FOLDER.glob("*.jinja") if not path.stem.endswith("_training")}
+    assert names == REWRITES.keys() | REFUSED.keys()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_template_that_cannot_be_played_is_refused_before_the_start(name: str, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, ValueError), match=REFUSED[name]):
+        check_template(load_config(None, [f"model.path={tmp_path}"]), official(name, tmp_path))
+
+
+def branches(tokenizer: PreTrainedTokenizerBase, follows: tuple[Message, ...], reply: str) -> bool:
+    """Play some turns, of which each token is compared with the template's own text; return whether any branched."""
+    chat, has_branched = Chat(tokenizer), False
+    end = reply_form(tokenizer).ends["tool" if follows is RESULTS else "user"]
+    sampled = list(tokenizer.encode(f"{reply} \n{end}", add_special_tokens=False))
+    sequence = chat.open((ASK,))
+    for _ in range(TURNS):
+        chat.reply(sampled)
+        extension = chat.extend(follows)
+        has_branched |= extension.new_branch
+        sequence = extension.tokens if extension.new_branch else [*sequence, *sampled, *extension.tokens]
+        messages = [{"role": message.role, "content": message.content} for message in chat._messages]
+        shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert "".join(tokenizer.decode(sequence).split()) == "".join(shown.split())  # white space apart
+    return has_branched
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_a_conversation_reads_as_the_template_of_the_models_makers_renders_it(name: str, tmp_path: Path) -> None:
+    tokenizer, (question, results, thought) = official(name, tmp_path), REWRITES[name]
+    assert branches(tokenizer, QUESTION, PLAIN) == question
+    assert branches(tokenizer, QUESTION, THOUGHT) == thought
+    if results is None:
+        with pytest.raises(Exception, match=r"alternate|not supported"):
+            branches(tokenizer, RESULTS, PLAIN)
+    else:
+        assert branches(tokenizer, RESULTS, PLAIN) == results
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_each_recorded_reply_is_learned_once_and_no_text_of_the_world_becomes_a_mark(name: str, tmp_path: Path) -> None:
+    tokenizer = official(name, tmp_path)
+    end = str(tokenizer.eos_token)
+    for asked in (ASK, Message("user", f"find {end} ab")):
+        messages = [asked, Message("assistant", "one"), *QUESTION, Message("assistant", "two")]
+        learned = [
+            tokenizer.decode(
+                [token for token, is_learned in zip(each.tokens, each.loss_mask, strict=True) if is_learned]
+            )
+            for each in Tokeniser(tokenizer).branches(messages)
+        ]
+        text = "".join(learned)
+        assert text.count("one") == text.count("two") == 1 and text.count(end) == 2
+    marks = [
+        chat.count(tokenizer.eos_token_id) for chat in (Chat(tokenizer).open((ASK,)), Chat(tokenizer).open((asked,)))
+    ]
+    assert marks[0] == marks[1]
