@@ -155,7 +155,7 @@ def test_what_a_killed_process_had_started_is_found_by_its_number(tmp_path: Path
 
 
 RESTLESS = """
-[ -e "$1/go" ] || exit
+[ -e "$1/go" ] && kill -0 TESTS 2> /dev/null || exit
 : > "$1/$2-$3"
 case $2 in
     executes) exec sh "$0" "$@" ;;
@@ -181,7 +181,9 @@ class Restless:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.names = [(kind, str(number)) for kind, count in KINDS.items() for number in range(count)]
-        (folder / "restless").write_text(RESTLESS)
+        (folder / "restless").write_text(
+            RESTLESS.replace("TESTS", str(os.getpid()))
+        )  # also where these tests are killed
         (folder / "go").touch()
 
     def start(self) -> None:
