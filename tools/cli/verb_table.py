@@ -28,7 +28,7 @@ from slipstream.tools.viewer.view_options import ViewOptions
 # The verbs by what they are for, with one line each. Those of two words in VERBS have their first word here.
 GROUPS = {
     "train": {
-        "init": "write the three files of an environment, an agent or a data set of yours",
+        "init": "write the files of an environment, an agent or a data set",
         "up": "start a run on this machine, or the stages of a file",
         "learner": "train: the learner alone, with actors started by themselves",
         "actors": "play episodes for a run: the actors of one host",
@@ -38,7 +38,7 @@ GROUPS = {
     "watch": {
         "runs": "list the runs: state, steps, success, cost",
         "top": "watch a run in the terminal",
-        "view": "show a run and its episodes in a browser, or write a report of several",
+        "view": "show a run in a browser, or write a report of several",
         "replay": "inspect the groups, trajectories and steps of a run",
         "track": "send metrics to Weights & Biases, MLflow or Prometheus",
     },

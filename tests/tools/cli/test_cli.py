@@ -34,6 +34,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 OPERANDS = {
+    **dict.fromkeys(("init env", "init agent", "init data"), ["mine"]),
     "launch": ["ray"],
     "replay": ["audit"],
     "collect": ["rows.jsonl"],
