@@ -174,7 +174,7 @@ def stop_where(root: Path, name: str, is_there: Callable[[RunDir], bool], proces
 
 
 def wait_until_stopped(processes: Sequence[psutil.Process]) -> None:
-    """A stop is asked for: what runs on another core goes on for a moment, and might take the fence meanwhile."""
+    """A stop is asked for: what runs on another core may continue for a moment, and might take the fence meanwhile."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
