@@ -34,7 +34,9 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 OPERANDS = {
-    **dict.fromkeys(("init env", "init agent", "init data"), ["mine"]),
+    "init env": ["mine"],
+    "init agent": ["mine"],
+    "init data": ["mine"],
     "launch": ["ray"],
     "replay": ["audit"],
     "collect": ["rows.jsonl"],
