@@ -12,11 +12,11 @@ from typing import Any
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.fit.fit_options import FitOptions
+from slipstream.tools.access.access_options import FleetOption, UsersOptions
 from slipstream.tools.data.data_options import DataOptions
 from slipstream.tools.plan.plan_options import PlanOptions
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.serve_options import EnvsOptions, RewardsOptions
-from slipstream.tools.run.access_options import FleetOption, UsersOptions
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.export_options import ExportOptions
 from slipstream.tools.see.top_options import TopOptions
@@ -297,12 +297,12 @@ VERBS = {
         arguments=SCALE,
     ),
     "access key": Verb(
-        "slipstream.tools.run.key:make_key",
+        "slipstream.tools.access.key:make_key",
         ("weights.key_file",),
         summary="write a new key that encrypts weight transfers to weights.key_file, for networks that are not trusted",
     ),
     "access users": Verb(
-        "slipstream.tools.run.access_users:users",
+        "slipstream.tools.access.access_users:users",
         ("run.name", "redis.url", "redis.shards"),
         lambda given: {"runs": given.runs},
         "print commands that create one Redis user per role: `slipstream access users NAME | redis-cli`",
@@ -310,7 +310,7 @@ VERBS = {
         of_runs=True,
     ),
     "access join": Verb(
-        "slipstream.tools.run.join_command:join_command",
+        "slipstream.tools.access.join_command:join_command",
         (*RUN, "actors", "env.name", "weights.host", "weights.key_file"),
         summary="print the command that a new host of actors must be given; passwords and keys are not in it",
         own=FleetOption,

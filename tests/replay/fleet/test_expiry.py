@@ -16,8 +16,8 @@ from slipstream.replay.fleet.expiry import LABEL, Revoker, expiry_rules, revoke_
 from slipstream.replay.fleet.roles import Role, acl_rules, user_of
 from slipstream.replay.records.keys import key
 from slipstream.replay.server.redis_server import Server, start_server
+from slipstream.tools.access.access_options import UsersOptions
 from slipstream.tools.cli.cli import main
-from slipstream.tools.run.access_options import UsersOptions
 from tests.common.process.test_patience import wait_until
 from tests.replay.server.redis_nodes import cluster
 

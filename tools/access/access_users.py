@@ -14,7 +14,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import check_servers, connect_shards
 from slipstream.replay.fleet.expiry import CHECK_EVERY_S, expiry_rules, revoke_expired
 from slipstream.replay.fleet.roles import Role, acl_rules, user_of
-from slipstream.tools.run.access_options import UsersOptions
+from slipstream.tools.access.access_options import UsersOptions
 
 
 def users(config: Config, *, runs: Sequence[str], options: UsersOptions) -> int:
