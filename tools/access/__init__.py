@@ -1,1 +1,1 @@
-"""How hosts are let in: keys, Redis users, and the command that a new one is given."""
+"""How hosts join a fleet: keys, Redis users, and the command that a new one is given."""
