@@ -13,14 +13,6 @@ from tests.common.process.test_patience import wait_until
 from tests.replay.records.attempts import Views, attempt_at, fill, leased, make_buffer, partial_of, stored_keys, ticket
 
 
-def test_leases_go_out_oldest_ticket_first_and_one_actor_each(buffer: Views) -> None:
-    buffer.learner.open([ticket(9), ticket(10)])
-    first, second = leased(buffer, "a"), leased(buffer, "b")
-    assert (first.ticket.group_id, second.ticket.group_id) == (9, 10)
-    assert second.fence > first.fence
-    assert buffer.actor.lease("c") is None
-
-
 def test_an_expired_lease_returns_only_the_missing_members(redis_client: redis.Redis, run_id: str) -> None:
     buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.05)
     buffer.learner.acquire_epoch()
@@ -39,20 +31,6 @@ def test_an_expired_lease_returns_only_the_missing_members(redis_client: redis.R
     assert buffer.audit() == []
 
 
-def test_a_task_that_outlives_every_lease_is_dropped_when_its_attempts_are_spent(
-    redis_client: redis.Redis, run_id: str
-) -> None:
-    buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.02, max_attempts=2)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0)])
-    for _ in range(2):
-        lease = leased(buffer)
-        wait_until(lambda: buffer.actor.heartbeat("someone", []) == set() and buffer.learner.ledger().leased == 0)
-    assert lease.missing == {0: 1, 1: 1}
-    assert buffer.learner.ledger().dropped == {"lease_expired": 1}
-    assert buffer.audit() == []
-
-
 def test_a_heartbeat_keeps_the_leases_that_are_held_and_names_them(
     buffer: Views, redis_client: redis.Redis, run_id: str
 ) -> None:
@@ -66,16 +44,6 @@ def test_a_heartbeat_keeps_the_leases_that_are_held_and_names_them(
     assert redis_client.zscore(deadlines, "0") == deadline_ms - 500_000
     assert buffer.actor.heartbeat("a", [first, second]) == {0}
     assert redis_client.zscore(deadlines, "0") >= deadline_ms
-
-
-def test_a_late_heartbeat_saves_a_lease_that_nobody_missed(
-    buffer: Views, redis_client: redis.Redis, run_id: str
-) -> None:
-    buffer.learner.open([ticket(0)])
-    lease = leased(buffer)
-    redis_client.zadd(key(run_id, "train", "leased"), {"0": 1.0})
-    assert buffer.actor.heartbeat("a", [lease]) == {0}
-    assert buffer.learner.ledger().leased == 1
 
 
 def test_a_zombie_is_fenced_and_its_payload_removed(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
@@ -106,20 +74,6 @@ def test_a_lease_that_the_server_lost_with_its_newest_writes_is_fenced(
     assert buffer.actor.insert(zombie, attempt_at(zombie, 0, run_id=run_id)) is InsertResult.FENCED
     assert buffer.actor.insert(heir, attempt_at(heir, 0, run_id=run_id)) is InsertResult.STORED
     assert buffer.audit() == []
-
-
-def test_an_insert_sent_twice_has_one_effect(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
-    buffer.learner.open([ticket(0)])
-    lease = leased(buffer)
-    trajectory = attempt_at(lease, 0, run_id=run_id)
-    assert buffer.actor.insert(lease, trajectory) is InsertResult.STORED
-    assert buffer.actor.insert(lease, trajectory) is InsertResult.DUPLICATE
-    last = attempt_at(lease, 1, run_id=run_id)
-    assert buffer.actor.insert(lease, last) is InsertResult.STORED
-    assert buffer.actor.insert(lease, last) is InsertResult.DUPLICATE
-    ledger = buffer.learner.ledger()
-    assert (ledger.inserted, ledger.dedup_hits, ledger.ready) == (2, 2, 1)
-    assert [redis_client.ttl(blob) for blob in stored_keys(redis_client, run_id, "blob")] == [-1, -1]
 
 
 def test_a_second_try_cannot_change_what_is_stored(buffer: Views, run_id: str) -> None:
@@ -159,32 +113,6 @@ def test_what_is_no_record_is_refused_and_changes_nothing(
     assert buffer.audit() == []
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
-        (),
-        ("shop",),
-        ("shop", "much", "1"),
-        ("shop", "nan", "1"),
-        ("shop", "inf", "0"),
-        ("shop", "1.5", "yes"),
-        ("shop" * 100, "1.0", "1"),
-    ],
-)
-def test_an_insert_without_a_result_is_refused_and_changes_nothing(
-    buffer: Views, redis_client: redis.Redis, run_id: str, result: tuple[str, ...]
-) -> None:
-    buffer.learner.open([ticket(0, num_members=1)])
-    lease = leased(buffer)
-    blob = key(run_id, "train", "blob", 0, 0, 0, lease.fence)
-    redis_client.set(blob, b"payload", ex=60)
-    record = f"0:{lease.fence}:0:7:5:1:100:a"
-    with pytest.raises(redis.ResponseError, match="malformed result"):
-        buffer.actor._verbs._scripts["insert"](keys=[buffer.base, blob], args=[0, 0, record, *result])
-    assert (buffer.learner.ledger().inserted, buffer.learner.ledger().leased) == (0, 1)
-    assert buffer.audit() == []
-
-
 def test_failed_attempts_are_redone_until_they_run_out(buffer: Views, run_id: str) -> None:
     buffer.learner.open([ticket(0)])
     lease = leased(buffer)
@@ -214,22 +142,6 @@ def test_a_reason_that_is_no_unicode_is_kept_as_far_as_it_is(buffer: Views) -> N
     assert buffer.people.quarantine(0, "looks \ud83d")
     assert buffer.learner.failures()[0].reason == "no item ?"
     assert buffer.quarantined()[0].reason == "looks ?"
-
-
-def test_an_attempt_reported_as_failed_can_no_longer_be_inserted(buffer: Views, run_id: str) -> None:
-    buffer.learner.open([ticket(0)])
-    lease = leased(buffer)
-    assert buffer.actor.fail(lease, 0, attempt=0, outcome=Outcome.INFRA_FAILURE, reason="engine died") == 1
-    assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.FENCED
-
-
-def test_release_gives_the_missing_members_back_at_once(buffer: Views, run_id: str) -> None:
-    buffer.learner.open([ticket(0)])
-    lease = leased(buffer)
-    buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id))
-    buffer.actor.release(lease)
-    assert leased(buffer).missing == {1: 0}
-    assert buffer.learner.ledger().redone_members == 0
 
 
 def test_the_next_lease_goes_on_from_what_a_preempted_actor_handed_in(
@@ -263,55 +175,6 @@ def test_a_newer_partial_takes_the_place_of_an_older(buffer: Views, redis_client
     assert partial.num_tokens == 7
     assert buffer.learner.ledger().partials_discarded == {"superseded": 1}
     assert len(stored_keys(redis_client, run_id, "partial")) == 1
-    assert buffer.audit() == []
-
-
-def test_a_partial_under_whose_lease_the_member_was_stored_after_all_was_never_resumed(
-    buffer: Views, run_id: str
-) -> None:
-    buffer.learner.open([ticket(0)])
-    lease = leased(buffer)
-    buffer.actor.hand_in(lease, partial_of(lease, 0, run_id=run_id))
-    assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
-    assert buffer.actor.hand_in(lease, partial_of(lease, 0, run_id=run_id)) is InsertResult.FENCED
-    ledger = buffer.learner.ledger()
-    assert (ledger.partials_resumed, ledger.partials_discarded) == (0, {"superseded": 1})
-    assert buffer.audit() == []
-
-
-def test_an_attempt_whose_replay_does_not_match_begins_anew_and_is_counted(buffer: Views, run_id: str) -> None:
-    buffer.learner.open([ticket(0)])
-    lease = leased(buffer)
-    buffer.actor.hand_in(lease, partial_of(lease, 0, run_id=run_id))
-    buffer.actor.release(lease)
-    lease = leased(buffer)
-    assert buffer.actor.fail(lease, 0, attempt=0, outcome=Outcome.REPLAY_MISMATCH, reason="another shop") == 1
-    assert buffer.actor.fail(lease, 0, attempt=0, outcome=Outcome.REPLAY_MISMATCH, reason="another shop") == 1
-    buffer.actor.release(lease)
-    lease = leased(buffer)
-    assert (lease.missing, lease.partials) == ({0: 1, 1: 0}, {})
-    ledger = buffer.learner.ledger()
-    assert (ledger.failed, ledger.partials_discarded) == ({"replay_mismatch": 1}, {"replay_mismatch": 1})
-    assert ledger.tokens == {"discarded:replay_mismatch": 4}
-    assert buffer.audit() == []
-
-
-def test_a_partial_outlives_an_expired_lease_until_the_attempts_are_spent(
-    redis_client: redis.Redis, run_id: str
-) -> None:
-    buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.05, max_attempts=3)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0, num_members=1)])
-    lease = leased(buffer)
-    partial = partial_of(lease, 0, run_id=run_id)
-    assert buffer.actor.hand_in(lease, partial) is InsertResult.STORED
-    for attempt in (1, 2):
-        wait_until(lambda: buffer.actor.heartbeat("someone", []) == set() and buffer.learner.ledger().queued == 1)
-        lease = leased(buffer)
-        assert (lease.missing, lease.partials) == ({0: attempt}, {0: partial})
-    wait_until(lambda: buffer.actor.heartbeat("someone", []) == set() and buffer.learner.ledger().leased == 0)
-    ledger = buffer.learner.ledger()
-    assert (ledger.dropped, ledger.partials_discarded) == ({"lease_expired": 1}, {"lease_expired": 1})
     assert buffer.audit() == []
 
 

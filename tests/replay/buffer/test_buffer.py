@@ -1,6 +1,5 @@
 """The life of a group, calls that are sent twice, the books, and a server that forgets, fills up or is killed."""
 
-import threading
 from pathlib import Path
 
 import msgspec
@@ -9,8 +8,7 @@ import redis
 
 from slipstream.common.process.connection import connect
 from slipstream.common.records.trajectory import MAX_REWARD, Outcome
-from slipstream.replay.buffer.verbs import ACTORS, LEARNERS, MAX_QUARANTINED, PEOPLES, Verbs
-from slipstream.replay.records.keys import RunForgotten, key
+from slipstream.replay.records.keys import RunForgotten
 from slipstream.replay.records.ticket import InsertResult
 from slipstream.replay.server.redis_server import start_server
 from tests.replay.records.attempts import (
@@ -44,61 +42,6 @@ def test_a_group_goes_from_ticket_to_trained_and_leaves_no_key(
     assert (ledger.opened, ledger.trained, ledger.inserted, ledger.trained_trajectories) == (1, 1, 2, 2)
     assert ledger.balanced and buffer.audit() == []
     assert stored_keys(redis_client, run_id, "group") + stored_keys(redis_client, run_id, "blob") == []
-
-
-def test_every_verb_sent_twice_has_one_effect(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
-    """What a client does that lost the reply: the same script with the same arguments, once more."""
-    verbs = Verbs(redis_client, run_id, buffer.base, [*LEARNERS, *ACTORS, *PEOPLES])
-    epoch = buffer.learner._verbs.epoch
-
-    def twice(verb: str, *arguments: object) -> object:
-        first = verbs.call(verb, *arguments)
-        assert verbs.call(verb, *arguments) is not None or first is None
-        assert buffer.audit() == []
-        return first
-
-    tickets = [part for group_id in (0, 1, 2, 3) for part in (group_id, 1, msgspec.msgpack.encode(group_id), 0)]
-    assert twice("open", epoch, 3, *tickets) == 4
-    assert buffer.learner.ledger().opened == 4
-    fence, *_ = twice("lease", "a", "request-1", 60_000)  # type: ignore[misc]
-    assert (buffer.learner.ledger().leased, buffer.learner.ledger().queued) == (1, 3)
-    twice("release", 0, fence)
-    assert (buffer.learner.ledger().leased, buffer.learner.ledger().queued) == (0, 4)
-    assert buffer.actor._verbs.call("lease", "a", "request-1", 60_000) is None  # given back since: not the same lease
-
-    fences = [int(buffer.actor._verbs.call("lease", "a", f"request-{n}", 60_000)[0]) for n in (2, 3, 4)]
-    assert twice("fail", 0, 0, 0, fences[0], "env_failure", b"what happened") == 1
-    assert buffer.learner.ledger().redone_members == 1
-    assert twice("fail", 0, 0, 1, fences[0], "env_failure", b"what happened") == 2
-    twice("fail", 0, 0, 2, fences[0], "env_failure", b"what happened")
-    assert buffer.learner.ledger().dropped == {"env_failure": 1}
-    for group_id, fence in ((1, fences[1]), (2, fences[2])):
-        blob = key(run_id, "train", "blob", group_id, 0, 0, fence)
-        redis_client.set(blob, b"payload", ex=60)
-        for expected in (b"stored", b"duplicate"):
-            arguments = [group_id, 0, f"0:{fence}:0:7:5:1:100:a", "shop", "0.5", "1"]
-            assert buffer.actor._verbs._scripts["insert"](keys=[buffer.base, blob], args=arguments) == expected
-    assert buffer.learner.ledger().ready == 2
-
-    rest = (0, "oldest", 0, 1)  # oldest version, order, seed, and each group once
-    claimed = twice("claim", epoch, 1, 5, 1, *rest)
-    assert buffer.learner._verbs.call("claim", epoch, 1, 5, 1, *rest) == claimed
-    assert (buffer.learner.ledger().claimed, buffer.learner.ledger().ready) == (1, 1)
-    assert twice("reopen", epoch, 4, 100, 9) == 1
-    assert (buffer.learner.ledger().claimed, buffer.learner.ledger().ready) == (0, 2)
-    twice("claim", epoch, 2, 5, 2, *rest)
-    assert twice("quarantine", epoch, 4, 1, b"why", MAX_QUARANTINED) == 1
-    assert buffer.learner.ledger().quarantined == 1
-    assert twice("requeue", "request-1", 1) == 1
-    assert (buffer.learner.ledger().quarantined, buffer.learner.ledger().queued) == (0, 2)
-    buffer.actor._verbs.call("lease", "a", "request-5", 60_000)
-    assert buffer.people._verbs.call("requeue", "request-1", 1) == 1  # leased since: what comes late takes nothing away
-    assert buffer.learner.ledger().leased == 1
-    assert twice("settle", epoch, 5, 100) == 1
-    assert buffer.learner.ledger().trained == 1
-    twice("drop", epoch, 5, "too_old", 3)
-    assert buffer.learner.ledger().dropped == {"env_failure": 1, "too_old": 1}
-    assert buffer.learner.ledger().opened == 4
 
 
 def test_the_books_say_what_each_account_took_to_make(buffer: Views, run_id: str) -> None:
@@ -211,39 +154,3 @@ def test_a_full_server_makes_inserts_wait_and_still_drains(tmp_path: Path, run_i
         client.config_set("maxmemory", 4 << 20)
         assert buffer.actor.insert(second, waiting) is InsertResult.STORED
         assert buffer.audit() == []
-
-
-def test_no_acknowledged_insert_is_lost_when_the_server_is_killed(tmp_path: Path, run_id: str) -> None:
-    num_groups = 400
-    stored: list[tuple[int, int]] = []
-    inserting = threading.Event()
-    with start_server(tmp_path) as server, connect(server.secret_url) as client:
-        buffer = make_buffer(client, run_id)
-        buffer.learner.acquire_epoch()
-        buffer.learner.open([ticket(group_id) for group_id in range(num_groups)])
-        leases = [leased(buffer) for _ in range(num_groups)]
-
-        def insert_all() -> None:
-            for lease in leases:
-                for member in (0, 1):
-                    trajectory = attempt_at(lease, member, run_id=run_id)
-                    result = buffer.actor.insert(lease, trajectory)
-                    assert result in (InsertResult.STORED, InsertResult.DUPLICATE)
-                    stored.append((lease.ticket.group_id, member))
-                    if len(stored) == 100:
-                        inserting.set()
-
-        writer = threading.Thread(target=insert_all)
-        writer.start()
-        assert inserting.wait(30)
-        server.process.kill()
-        server.process.wait()
-        killed_at = len(stored)
-        assert 100 <= killed_at < 2 * num_groups
-        with start_server(tmp_path) as again:
-            assert again.url == server.url
-            writer.join(60)
-            assert not writer.is_alive() and len(stored) == 2 * num_groups
-            assert buffer.audit() == []
-            assert len(buffer.learner.claim(1, num_groups, policy_version=0, max_lag=0)) == num_groups
-            assert buffer.learner.ledger().inserted == 2 * num_groups

@@ -1,6 +1,7 @@
 """The verbs of the learner: open, claim, drop, settle and reopen."""
 
 import time
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -9,10 +10,11 @@ import redis
 from slipstream.common.records.trajectory import VersionSpan
 from slipstream.replay.buffer.bulk import Bulk
 from slipstream.replay.buffer.listing import list_groups
-from slipstream.replay.buffer.verbs import MAX_QUARANTINED
+from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.records.keys import FencedOut, epoch_key, key
 from slipstream.replay.records.sampler import ClaimOrder
 from slipstream.replay.records.ticket import InsertResult
+from tests.learner.publisher.offers import empty_offer
 from tests.replay.records.attempts import (
     Views,
     attempt_at,
@@ -38,17 +40,6 @@ def test_an_opened_ticket_is_known_even_after_it_was_trained(buffer: Views, run_
 def test_tickets_out_of_order_are_refused_rather_than_forgotten(buffer: Views) -> None:
     with pytest.raises(ValueError, match=r"rising order of group_id, got \[2, 1\]"):
         buffer.learner.open([ticket(2), ticket(1)])
-
-
-def test_a_claim_takes_all_or_nothing_oldest_finished_first(buffer: Views, run_id: str) -> None:
-    buffer.learner.open([ticket(0), ticket(1), ticket(2)])
-    slow, quick, quicker = leased(buffer), leased(buffer), leased(buffer)
-    fill(buffer, quicker, run_id)
-    assert buffer.learner.claim(1, 2, policy_version=0, max_lag=0) == []
-    fill(buffer, quick, run_id)
-    fill(buffer, slow, run_id)
-    assert ids(buffer.learner.claim(1, 2, policy_version=0, max_lag=0)) == [2, 1]
-    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
 
 
 def test_a_claim_that_raised_on_its_way_is_the_same_claim_when_tried_again(
@@ -107,13 +98,6 @@ def test_a_claimed_group_that_a_person_requeued_is_returned_once_it_was_played_a
     assert ids(buffer.learner.claim(2, 1, policy_version=0, max_lag=0)) == [0]
 
 
-def test_a_learner_that_takes_steps_back_gets_their_groups_again(buffer: Views, run_id: str) -> None:
-    make_ready(buffer, run_id, 0)
-    for _ in range(2):
-        assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
-        buffer.learner.reopen(0)
-
-
 def test_a_copy_of_a_claim_that_arrives_late_takes_nothing(buffer: Views, run_id: str) -> None:
     make_ready(buffer, run_id, 0, 1, 2)
     assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
@@ -124,14 +108,6 @@ def test_a_copy_of_a_claim_that_arrives_late_takes_nothing(buffer: Views, run_id
     assert verbs.call("claim", verbs.epoch, 1, 2, 1, *rest) == []  # the one that found too few: it was answered so
     assert (buffer.learner.ledger().claimed, buffer.learner.ledger().ready) == (1, 2)
     assert ids(buffer.learner.claim(2, 2, policy_version=0, max_lag=0)) == [1, 2]
-
-
-def test_a_claim_drops_groups_without_a_token_within_max_lag(buffer: Views, run_id: str) -> None:
-    make_ready(buffer, run_id, 0, policy_version=5)
-    make_ready(buffer, run_id, 1, policy_version=6)
-    assert ids(buffer.learner.claim(9, 1, policy_version=10, max_lag=4)) == [1]
-    assert buffer.learner.ledger().dropped == {"too_old": 1}
-    assert buffer.learner.ledger().dropped_trajectories == {"too_old": 2}
 
 
 def test_a_claim_takes_groups_in_the_order_that_is_asked_for(buffer: Views, run_id: str) -> None:
@@ -151,79 +127,12 @@ def test_a_claim_takes_groups_in_the_order_that_is_asked_for(buffer: Views, run_
     assert len({tuple(draw) for draw in draws}) > 20
 
 
-def twice_each(buffer: Views, step: int, num_groups: int, *, policy_version: int = 0) -> list[int]:
-    return ids(buffer.learner.claim(step, num_groups, policy_version=policy_version, max_lag=0, max_uses=2))
-
-
-def test_a_group_with_uses_left_stays_ready_and_is_used_once_a_step(buffer: Views, run_id: str) -> None:
-    make_ready(buffer, run_id, 0, 1, 2)
-    assert twice_each(buffer, 1, 2) == [0, 1]
-    assert (buffer.learner.ledger().ready, buffer.learner.ledger().claimed) == (3, 0)
-    assert twice_each(buffer, 1, 2) == []  # of those that step 1 has not used there is one
-    assert twice_each(buffer, 1, 1) == [2]
-    assert twice_each(buffer, 2, 2) == [0, 1]
-    assert buffer.learner.settle(1) == 0
-    ledger = buffer.learner.ledger()
-    assert (ledger.ready, ledger.claimed, ledger.ready_uses) == (1, 2, 1)
-    assert buffer.learner.settle(2) == 2
-    assert buffer.learner.ledger().trained == 2 and buffer.audit() == []
-
-
-def test_a_resumed_learner_takes_back_the_uses_of_later_steps_only(buffer: Views, run_id: str) -> None:
-    make_ready(buffer, run_id, 0, 1, 2)
-    assert (twice_each(buffer, 1, 2), twice_each(buffer, 2, 2), twice_each(buffer, 3, 1)) == ([0, 1], [0, 1], [2])
-    assert buffer.learner.settle(1) == 0
-    buffer.learner.acquire_epoch()
-    assert buffer.learner.reopen(1) == 3
-    ledger = buffer.learner.ledger()
-    assert (ledger.ready, ledger.ready_uses) == (3, 2)
-    assert twice_each(buffer, 2, 3) == [0, 1, 2]
-    assert (buffer.learner.ledger().claimed, buffer.learner.ledger().ready_uses) == (2, 1)
-    assert buffer.audit() == []
-
-
-def test_what_a_model_learned_from_is_retired_and_never_dropped(buffer: Views, run_id: str) -> None:
-    make_ready(buffer, run_id, 0, 1)
-    assert twice_each(buffer, 1, 1) == [0]
-    assert twice_each(buffer, 2, 1, policy_version=1) == []  # both have grown too old
-    ledger = buffer.learner.ledger()
-    assert (ledger.dropped, ledger.claimed, ledger.ready) == ({"too_old": 1}, 1, 0)
-    assert buffer.learner.settle(1) == 1
-    assert buffer.learner.ledger().trained == 1 and buffer.audit() == []
-
-
-def test_a_drop_takes_back_the_use_that_it_was_claimed_for_and_no_earlier_one(buffer: Views, run_id: str) -> None:
-    make_ready(buffer, run_id, 0, 1)
-    assert twice_each(buffer, 1, 1) == [0]
-    assert twice_each(buffer, 2, 2) == [0, 1]
-    buffer.learner.drop([0, 1], "zero_variance")
-    ledger = buffer.learner.ledger()
-    assert (ledger.dropped, ledger.claimed, ledger.ready) == ({"zero_variance": 1}, 1, 0)
-    assert buffer.learner.settle(1) == 1  # in step 1 a model learned from group 0
-    assert buffer.audit() == []
-
-
 def test_a_sweep_of_many_old_groups_is_not_made_in_one_go(buffer: Views, run_id: str) -> None:
     buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(250)])
     for _ in range(250):
         fill(buffer, leased(buffer), run_id)
     assert buffer.learner.claim(1, 1, policy_version=1, max_lag=0) == []
     assert buffer.learner.ledger().dropped == {"too_old": 250}
-    assert buffer.audit() == []
-
-
-@pytest.mark.parametrize("versions", [(9, 3), (3, 9)])
-def test_the_newest_member_decides_whether_a_group_has_something_left_to_teach(
-    buffer: Views, run_id: str, versions: tuple[int, int]
-) -> None:
-    for group_id in (0, 1):
-        buffer.learner.open([ticket(group_id)])
-        lease = leased(buffer)
-        for member, version in enumerate(versions):
-            buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id, policy_version=version))
-    assert ids(buffer.learner.claim(1, 1, policy_version=11, max_lag=2)) == [0]
-    assert buffer.learner.claim(2, 1, policy_version=12, max_lag=2) == []
-    assert buffer.learner.ledger().dropped == {"too_old": 1}
     assert buffer.audit() == []
 
 
@@ -236,62 +145,28 @@ def test_the_newest_token_of_a_trajectory_stands_for_it(buffer: Views, run_id: s
     assert ids(buffer.learner.claim(1, 1, policy_version=10, max_lag=1)) == [0]
 
 
-def test_a_drop_gives_its_slot_back(buffer: Views, run_id: str) -> None:
-    make_ready(buffer, run_id, 0, 1)
-    buffer.learner.claim(1, 2, policy_version=0, max_lag=0)
-    assert buffer.learner.ledger().claimed == 2
-    buffer.learner.drop([0], "zero_variance")
-    buffer.learner.drop([0], "zero_variance")
-    assert buffer.learner.ledger().claimed == 1
-    assert buffer.learner.ledger().dropped_trajectories == {"zero_variance": 2}
-    assert buffer.audit() == []
-
-
-def test_a_drop_takes_groups_in_any_state_and_fences_their_holders(buffer: Views, run_id: str) -> None:
-    make_ready(buffer, run_id, 0)
-    buffer.learner.open([ticket(1), ticket(2)])
-    lease = leased(buffer)
-    assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
-    buffer.learner.drop([0, 1, 2, 77], "abandoned")
-    assert buffer.actor.insert(lease, attempt_at(lease, 1, run_id=run_id)) is InsertResult.FENCED
-    assert buffer.actor.heartbeat("a", [lease]) == set()
-    assert buffer.learner.ledger().dropped == {"abandoned": 3}
-    assert buffer.audit() == []
-
-
-def test_a_learner_from_an_older_checkpoint_finds_the_rest_ready_again_in_order(
+def test_an_older_learner_can_neither_use_a_verb_nor_publish(
     buffer: Views, redis_client: redis.Redis, run_id: str
 ) -> None:
-    buffer.learner.open([ticket(group_id) for group_id in range(4)])
-    leases = [leased(buffer) for _ in range(4)]
-    for group_id in (0, 3, 1, 2):
-        fill(buffer, leases[group_id], run_id)
-    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
-    assert ids(buffer.learner.claim(2, 2, policy_version=0, max_lag=0)) == [3, 1]
-    buffer.learner.settle(1)
-    resumed = make_buffer(redis_client, run_id)
-    resumed.learner.acquire_epoch()
-    assert resumed.learner.reopen(1) == 2
-    assert ids(resumed.learner.claim(2, 3, policy_version=0, max_lag=0)) == [3, 1, 2]
-    resumed.learner.settle(2)
-    assert resumed.learner.ledger().trained == 4
-    assert resumed.audit() == []
-
-
-def test_an_older_learner_is_fenced_out_of_every_verb(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
     make_ready(buffer, run_id, 0)
-    newer = make_buffer(redis_client, run_id)
+    newer, bulletin = make_buffer(redis_client, run_id), Bulletin(redis_client, run_id)
+    older = buffer.learner._verbs.epoch
+    bulletin.announce(empty_offer(1, learner_epoch=older))
     epoch = newer.learner.acquire_epoch()
-    with pytest.raises(FencedOut, match=rf"has epoch \d+ and was FENCEDOUT by epoch {epoch}"):
-        buffer.learner.open([ticket(1)])
-    with pytest.raises(FencedOut):
-        buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
-    with pytest.raises(FencedOut):
-        buffer.learner.drop([0], "zero_variance")
-    with pytest.raises(FencedOut):
-        buffer.learner.settle(1)
-    with pytest.raises(FencedOut):
-        buffer.learner.reopen(0)
+    verbs: list[Callable[[], object]] = [
+        lambda: buffer.learner.open([ticket(1)]),
+        lambda: buffer.learner.claim(1, 1, policy_version=0, max_lag=0),
+        lambda: buffer.learner.drop([0], "zero_variance"),
+        lambda: buffer.learner.settle(1),
+        lambda: buffer.learner.reopen(0),
+        lambda: bulletin.announce(empty_offer(2, learner_epoch=older, root="another")),
+    ]
+    for verb in verbs:
+        with pytest.raises(FencedOut, match=rf"epoch {epoch}"):
+            verb()
+    assert newer.learner.ledger().opened == 1 and newer.audit() == []
+    latest = bulletin.latest()
+    assert latest is not None and latest.manifest.policy_version == 1
     buffer.learner.adopt_epoch(epoch)
     assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
 
@@ -358,18 +233,6 @@ def test_poison_is_set_aside_also_where_its_sender_is_no_unicode(
     assert [group.members[0].actor for group in list_groups(redis_client, run_id)] == ["\ufffd"]
     assert buffer.learner.claim(1, 1, policy_version=0, max_lag=0) == []
     assert buffer.quarantined()[0].actor == "\ufffd"
-
-
-def test_the_quarantine_is_bounded(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
-    num_poisoned = MAX_QUARANTINED + 3
-    make_ready(buffer, run_id, *range(num_poisoned))
-    for blob in stored_keys(redis_client, run_id, "blob"):
-        redis_client.set(blob, b"poison")
-    assert buffer.learner.claim(1, num_poisoned, policy_version=0, max_lag=0) == []
-    assert [set_aside.group_id for set_aside in buffer.quarantined()] == list(range(num_poisoned))[:2:-1]
-    assert (buffer.learner.ledger().quarantined, buffer.learner.ledger().dropped) == (MAX_QUARANTINED, {"poison": 3})
-    assert len(stored_keys(redis_client, run_id, "blob")) == 2 * MAX_QUARANTINED
-    assert buffer.audit() == []
 
 
 def test_a_lost_payload_drops_its_group_with_the_reason(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:

@@ -2,12 +2,8 @@
 
 import contextlib
 import itertools
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,14 +13,10 @@ from slipstream.common.process.connection import connect
 from slipstream.common.records.trajectory import Outcome
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import Ledger
-from slipstream.replay.records.ticket import Group, InsertResult, Lease
+from slipstream.replay.records.ticket import InsertResult, Lease
 from slipstream.replay.server.redis_server import Server
 from tests.proxy import Fault, Nth, Proxy
-from tests.replay.records.attempts import Views, attempt_at, make_buffer, partial_of, ticket
-
-NUM_INSERTS = 1000
-NUM_WRITERS = 16
-DEADLINE_S = 120.0
+from tests.replay.records.attempts import Views, attempt_at, ids, leased, make_buffer, partial_of, ticket
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +56,6 @@ def make_scene(run_id: str, *, client: redis.Redis, through: redis.Redis) -> Sce
     lease = leased(buffer)
     assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
     return Scene(buffer=buffer, direct=make_buffer(client, run_id), client=client, run_id=run_id, lease=lease)
-
-
-def leased(buffer: Views, actor: str = "a") -> Lease:
-    lease = buffer.actor.lease(actor)
-    assert lease is not None
-    return lease
-
-
-def ids(groups: list[Group]) -> list[int]:
-    return [group.ticket.group_id for group in groups]
 
 
 def acts_as_the_newest_learner(scene: Scene) -> None:
@@ -202,64 +184,6 @@ def test_an_insert_that_hears_nothing_is_made_again(
         assert scene.direct.learner.ledger().inserted == 8 and scene.direct.audit() == []
 
 
-class FirstReplyOfEach:
-    """Loses the reply to every commit that was not seen before, so that each insert is made twice."""
-
-    def __init__(self) -> None:
-        self.seen: set[tuple[bytes, ...]] = set()
-        self._lock = threading.Lock()
-
-    def __call__(self, request: list[bytes]) -> Fault:
-        if request[0].upper() != b"EVALSHA":
-            return Fault.NONE
-        with self._lock:
-            is_new = tuple(request) not in self.seen
-            self.seen.add(tuple(request))
-        return Fault.LOSE_REPLY if is_new else Fault.NONE
-
-
-def test_a_thousand_inserts_that_lost_their_reply_are_stored_once_each(
-    proxy: Proxy, redis_server: Server, redis_client: redis.Redis, run_id: str
-) -> None:
-    direct = make_buffer(redis_client, run_id)
-    direct.learner.acquire_epoch()
-    direct.learner.open([ticket(group_id, num_members=1) for group_id in range(NUM_INSERTS)])
-    leases = [leased(direct) for _ in range(NUM_INSERTS)]
-    lost_before = proxy.done[Fault.LOSE_REPLY]
-    with connect(proxy.url(redis_server.password)) as through, ThreadPoolExecutor(NUM_WRITERS) as writers:
-        buffer = make_buffer(through, run_id)
-        proxy.judge = FirstReplyOfEach()
-        results = list(
-            writers.map(
-                lambda lease: buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)),
-                leases,
-                timeout=DEADLINE_S,
-            )
-        )
-    assert proxy.done[Fault.LOSE_REPLY] - lost_before == NUM_INSERTS
-    assert set(results) == {InsertResult.DUPLICATE}
-    ledger = direct.learner.ledger()
-    assert (ledger.inserted, ledger.ready, ledger.dedup_hits) == (NUM_INSERTS, NUM_INSERTS, NUM_INSERTS)
-    assert len(list(redis_client.scan_iter(f"{key(run_id, 'train', 'blob')}:*", count=1000))) == NUM_INSERTS
-    assert direct.audit() == []
-
-
-def test_a_slow_link_makes_an_insert_slow_and_nothing_else(
-    tmp_path: Path, redis_server: Server, redis_client: redis.Redis, run_id: str
-) -> None:
-    with (
-        Proxy(("127.0.0.1", redis_server.port), listen=tmp_path / "proxy.sock") as proxy,
-        connect(proxy.url(redis_server.password)) as through,
-    ):
-        scene = make_scene(run_id, client=redis_client, through=through)
-        proxy.delay_s, proxy.bytes_per_s = 0.1, 100_000
-        started = time.monotonic()
-        trajectory = attempt_at(scene.lease, 1, run_id=run_id, num_sampled=5_000)
-        assert scene.buffer.actor.insert(scene.lease, trajectory) is InsertResult.STORED
-        assert time.monotonic() - started > 0.1 + 9 * 5_000 / 100_000
-        assert scene.direct.learner.ledger().inserted == 8 and scene.direct.audit() == []
-
-
 class Recorder:
     """Keeps every request that writes."""
 
@@ -319,6 +243,10 @@ def life_of_a_run(buffer: Views, run_id: str) -> Iterator[str]:
     yield "claim for the same step"
     assert buffer.learner.settle(2) == 1
     yield "settle again"
+    assert buffer.people.requeue([2]) == 1
+    yield "requeue"
+    assert {leased(buffer).ticket.group_id for _ in range(2)} == {2, 5}
+    yield "lease what was requeued"
 
 
 def test_no_request_of_the_past_changes_anything_when_it_arrives_once_more(

@@ -5,7 +5,6 @@ import redis
 
 from slipstream.common.records.trajectory import Outcome
 from slipstream.replay.records.ticket import InsertResult
-from tests.replay.buffer.test_learner_buffer import twice_each
 from tests.replay.records.attempts import (
     Views,
     attempt_at,
@@ -18,19 +17,6 @@ from tests.replay.records.attempts import (
     stored_keys,
     ticket,
 )
-
-
-def test_a_group_that_a_model_learned_from_can_be_neither_set_aside_nor_begun_anew(
-    buffer: Views, redis_client: redis.Redis, run_id: str
-) -> None:
-    make_ready(buffer, run_id, 0)
-    assert twice_each(buffer, 1, 1) == [0]
-    assert buffer.people.requeue([0]) == 0
-    assert not make_buffer(redis_client, run_id).people.quarantine(0, "looks odd")
-    ledger = buffer.learner.ledger()
-    assert (ledger.claimed, ledger.ready, ledger.quarantined) == (1, 0, 0)
-    assert buffer.learner.settle(1) == 1
-    assert buffer.audit() == []
 
 
 def test_a_person_sets_groups_aside_in_any_state_and_their_leases_are_lost(buffer: Views, run_id: str) -> None:

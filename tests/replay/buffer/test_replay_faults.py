@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,14 +14,11 @@ import pytest
 import redis
 
 from slipstream.common.process.connection import connect
-from slipstream.common.transfer.weights import Offer
 from slipstream.replay.buffer.actor_buffer import ORPHAN_TTL_S
-from slipstream.replay.fleet.bulletin import Bulletin
-from slipstream.replay.records.keys import FencedOut, key
-from slipstream.replay.records.ticket import InsertResult, Lease
+from slipstream.replay.records.keys import key
+from slipstream.replay.records.ticket import InsertResult
 from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.lab.soak.cast import Cast
-from tests.learner.publisher.offers import empty_offer
 from tests.proxy import Fault, Nth, Proxy, Share
 from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
 from tests.stand_ins import (
@@ -161,46 +157,6 @@ def test_no_acknowledged_insert_is_lost_however_often_the_server_is_killed_under
         assert client.info("stats")["total_commands_processed"] > 0 and len(resumed_s) == NUM_REDIS_KILLS
 
 
-def test_a_server_that_loads_its_file_is_waited_for(tmp_path: Path, run_id: str) -> None:
-    directory = tmp_path / "redis"
-    server = start_server(directory)
-    with connect(server.secret_url) as client:
-        buffer = make_buffer(client, run_id)
-        buffer.learner.acquire_epoch()
-        buffer.learner.open([ticket(group_id) for group_id in range(1500)])
-        for number in range(3000):
-            client.set(f"ballast:{number}", number)
-        server.stop()
-        with (directory / "redis.conf").open("a") as config:
-            config.write("key-load-delay 500\n")  # microseconds, so that it takes seconds
-
-        replies: list[str] = []
-        leases: list[Lease | None] = []
-        watcher = threading.Thread(target=record_replies, args=(server.secret_url, replies))
-        actor = threading.Thread(target=lambda: leases.append(buffer.actor.lease("a")))
-        for thread in (watcher, actor):
-            thread.start()
-        with start_server(directory):
-            watcher.join(DEADLINE_S)
-            actor.join(DEADLINE_S)
-            assert any(reply.startswith("Redis is loading") for reply in replies), set(replies)
-            assert leases[0] is not None and leases[0].ticket.group_id == 0
-            assert buffer.learner.ledger().queued == 1499 and buffer.audit() == []
-
-
-def record_replies(url: str, replies: list[str]) -> None:
-    """What the server says to each ping, until it says PONG."""
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        try:
-            with redis.Redis.from_url(url, retry=None, protocol=2) as client:
-                client.ping()
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            replies.append(str(error))
-        else:
-            return
-
-
 def test_a_server_that_stands_still_stops_nobody_for_good(tmp_path: Path, server: Server, run_id: str) -> None:
     with connect(server.secret_url) as client, playing(make_cast(tmp_path, server, run_id)) as cast:
         wait_for_answers(cast, 100)
@@ -273,22 +229,6 @@ def test_everything_is_counted_once_when_a_tenth_of_all_requests_arrive_twice(
         assert accounts.ledger.dedup_hits > 0
 
 
-def test_a_missing_payload_drops_its_group_and_is_logged(tmp_path: Path, server: Server, run_id: str) -> None:
-    """Slipstream removes no payload of a live group; if something else did, the learner continues without the group."""
-    with connect(server.secret_url) as client:
-        buffer = make_buffer(client, run_id)
-        buffer.learner.acquire_epoch()
-        buffer.learner.open([ticket(0), ticket(1)])
-        for _ in range(2):
-            lease = buffer.actor.lease("a")
-            assert lease is not None
-            for member in lease.missing:
-                buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id))
-        assert client.delete(next(client.scan_iter(f"{key(run_id, 'train', 'blob', 0)}:*"))) == 1
-        assert [group.ticket.group_id for group in buffer.learner.claim(1, 2, policy_version=0, max_lag=0)] == [1]
-        assert buffer.learner.ledger().dropped == {"lost_payload": 1} and buffer.audit() == []
-
-
 # --- Two learners.
 
 
@@ -310,31 +250,3 @@ def test_a_second_learner_fences_the_first_out_and_nothing_is_trained_twice(
         assert first.exit_code == 1 and "FENCEDOUT by epoch" in first.last_log_lines()
         wait_for_answers(cast, 100)
         books_of(cast, client)
-
-
-def test_an_older_learner_can_neither_use_a_verb_nor_publish(redis_client: redis.Redis, run_id: str) -> None:
-    older, newer = make_buffer(redis_client, run_id), make_buffer(redis_client, run_id)
-    bulletin = Bulletin(redis_client, run_id)
-    epoch = older.learner.acquire_epoch()
-    older.learner.open([ticket(0)])
-    bulletin.announce(an_offer(learner_epoch=epoch, policy_version=1))
-    newer.learner.acquire_epoch()
-    verbs: list[Callable[[], object]] = [
-        lambda: older.learner.open([ticket(1)]),
-        lambda: older.learner.claim(1, 1, policy_version=0, max_lag=0),
-        lambda: older.learner.drop([0], "why"),
-        lambda: older.learner.settle(1),
-        lambda: older.learner.reopen(0),
-        lambda: bulletin.announce(an_offer(learner_epoch=epoch, policy_version=2)),
-    ]
-    for verb in verbs:
-        with pytest.raises(FencedOut):
-            verb()
-    assert newer.learner.ledger().opened == 1 and newer.learner.ledger().queued == 1 and newer.audit() == []
-    latest = bulletin.latest()
-    assert latest is not None and latest.manifest.policy_version == 1
-
-
-def an_offer(*, learner_epoch: int, policy_version: int) -> Offer:
-    root, endpoint = f"root of {policy_version}", "tcp://127.0.0.1:1"
-    return empty_offer(policy_version, learner_epoch=learner_epoch, root=root, pull_endpoint=endpoint)

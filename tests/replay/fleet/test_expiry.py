@@ -25,9 +25,10 @@ RUN, PASSWORD, DEADLINE_S = "shop-1", "s3cret", 60.0
 PAST, FUTURE = 1_700_000_000, 9_999_999_999
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with start_server(tmp_path / "redis") as server:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server on which tests make users, who are gone after each."""
+    with start_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
@@ -35,6 +36,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def administrator(server: Server) -> Iterator[redis.Redis]:
     with connect(server.admin_url, patience_s=10) as client:
         yield client
+        client.execute_command("ACL", "DELUSER", "nobody", *names(client))
 
 
 def create(administrator: redis.Redis, fleet: str, *date: str, run_id: str = RUN, role: Role = Role.ACTOR) -> str:
@@ -121,16 +123,8 @@ def test_the_printed_user_has_its_date_and_the_enforcing_verb_ends_it(
     printed = capsys.readouterr()
     administrator.execute_command(*printed.out.split())
     assert "it ends at " in printed.err and "slipstream access users --enforce" in printed.err
-    command = [
-        sys.executable,
-        "-m",
-        "slipstream.tools.cli.cli",
-        "access",
-        "users",
-        f"run.name={RUN}",
-        f"redis.url={server.admin_url}",
-        "--enforce",
-    ]
+    verb = ["access", "users", f"run.name={RUN}", f"redis.url={server.admin_url}", "--enforce"]
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", *verb]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         deadline = threading.Timer(DEADLINE_S, process.kill)
         deadline.start()

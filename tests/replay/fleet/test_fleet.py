@@ -11,45 +11,14 @@ from slipstream.actors.host.beat import LastKnown
 from slipstream.common.process.connection import connect
 from slipstream.common.process.wire import encode
 from slipstream.replay.fleet import fleet as fleet_module
-from slipstream.replay.fleet.fleet import MEMBER_TTL_S, Fleet, Member, MemberState, RunFacts, RunState, UnknownRun
+from slipstream.replay.fleet.fleet import MEMBER_TTL_S, Fleet, Member, RunState, UnknownRun
 from slipstream.replay.records.keys import key
 from slipstream.replay.server.redis_server import start_server
-
-FACTS = RunFacts(
-    config_yaml="run:\n  name: a-run\n",
-    model_path="/models/tiny",
-    model_files=[],
-    own_modules={},
-    vocab_size=123,
-    tokenizer_root="root",
-)
+from tests.replay.buffer.every_verb import FACTS, MEMBER
 
 
 def member(name: str, *, generated_tokens: int = 0) -> Member:
-    return Member(
-        name=name,
-        host="host",
-        role="actor",
-        zone="eu-1a",
-        instance_kind="spot",
-        price_per_hour=0.5,
-        engine="scripted",
-        transport="pull",
-        policy_version=3,
-        num_episodes=8,
-        max_episodes=16,
-        used_slots=8.0,
-        generated_tokens=generated_tokens,
-        kept_tokens=0,
-        tokens_per_s=12.5,
-        kv_use=0.25,
-        state=MemberState.SERVING,
-        started_at_s=1.7e9,
-        served_s=60.0,
-        last_pause_s=0.01,
-        num_refreshes=2,
-        refusal=None,
-    )
+    return msgspec.structs.replace(MEMBER, name=name, generated_tokens=generated_tokens)
 
 
 def test_members_are_those_who_beat_by_name(redis_client: redis.Redis, run_id: str) -> None:
@@ -122,7 +91,7 @@ def test_a_full_server_still_takes_beats_and_states(tmp_path: Path) -> None:
         fleet.set_run_state(RunState.FAILED)
         assert fleet.members() == [member("a")]
         assert fleet.run_state() is RunState.FAILED
-        changed = msgspec.structs.replace(FACTS, vocab_size=124)
+        changed = msgspec.structs.replace(FACTS, vocab_size=101)
         fleet.describe_run(changed)
         assert fleet.run_facts() == changed
         assert client.exists(key("full", "fleet")) == 1

@@ -103,6 +103,21 @@ def ticket(
     )
 
 
+def turn(
+    start: int, stop: int, reward: float = 0.0, *, state: str = "", rewards: dict[str, float] | None = None
+) -> Turn:
+    return Turn(
+        start=start,
+        stop=stop,
+        state_key=state,
+        rewards=rewards if rewards is not None else {"task": reward},
+        finish_reason="stop",
+        valid_action=True,
+        generate_s=0.1,
+        env_s=0.0,
+    )
+
+
 def attempt_at(
     lease: Lease,
     member: int,
@@ -116,16 +131,6 @@ def attempt_at(
 ) -> Trajectory:
     """Two prompt tokens and `num_sampled` that the policy sampled, in one turn."""
     num_tokens = 2 + num_sampled
-    turn = Turn(
-        start=2,
-        stop=num_tokens,
-        state_key="start",
-        rewards={"task": reward},
-        finish_reason="stop",
-        valid_action=True,
-        generate_s=0.1,
-        env_s=0.0,
-    )
     return Trajectory(
         schema=SCHEMA,
         run_id=run_id,
@@ -135,7 +140,7 @@ def attempt_at(
         attempt=lease.missing[member],
         fork=None,
         actor=actor,
-        turns=[turn],
+        turns=[turn(2, num_tokens, reward, state="start")],
         tokens=pack_tokens([5] * num_tokens),
         behaviour_logprobs=pack_logprobs([0.0, 0.0] + [-0.5] * num_sampled),
         loss_mask=pack_mask([False, False] + [True] * num_sampled),
@@ -158,8 +163,8 @@ def attempt_at(
 
 def earning(attempt: Trajectory, reward: float) -> Trajectory:
     """The attempt with `reward` for its turn, and a success where that is 1."""
-    turn = msgspec.structs.replace(attempt.turns[0], rewards={"task": reward})
-    return msgspec.structs.replace(attempt, turns=[turn], success=reward == 1.0)
+    earned = msgspec.structs.replace(attempt.turns[0], rewards={"task": reward})
+    return msgspec.structs.replace(attempt, turns=[earned], success=reward == 1.0)
 
 
 def group_earning(*rewards: float) -> Group:

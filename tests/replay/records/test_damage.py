@@ -126,8 +126,11 @@ def test_nothing_that_an_actor_or_a_judge_says_stops_anybody_else(scene: Scene, 
             raise
 
 
-@pytest.mark.parametrize("result", [("nan", "1"), ("inf", "1"), ("-inf", "1"), ("", "1"), ("x", "1"), ("1.0", "2")])
-def test_a_result_that_is_none_is_refused_before_anything_is_written(scene: Scene, result: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "result",
+    [(), ("nan", "1"), ("inf", "1"), ("-inf", "1"), ("", "1"), ("x", "1"), ("1.0", "2"), ("1.5", "yes"), ("1.0",)],
+)
+def test_a_result_that_is_none_is_refused_before_anything_is_written(scene: Scene, result: tuple[str, ...]) -> None:
     keys, (group_id, member, record, env, *_) = honest_calls(scene)["insert"]
     scene.client.set(keys[1], b"payload", ex=60)
     before = contents(scene)

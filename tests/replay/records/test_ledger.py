@@ -119,9 +119,7 @@ class Books(RuleBasedStateMachine):
         return self.views().learner
 
     @initialize(
-        max_uses=st.integers(1, 3),
-        versions=st.lists(VERSIONS, min_size=1, max_size=4),
-        num_queued=st.integers(1, 3),
+        max_uses=st.integers(1, 3), versions=st.lists(VERSIONS, min_size=1, max_size=4), num_queued=st.integers(1, 3)
     )
     def begin(self, max_uses: int, versions: list[tuple[int, ...]], num_queued: int) -> None:
         self.model = Model(max_attempts=MAX_ATTEMPTS, max_quarantined=MAX_QUARANTINED, max_uses=max_uses)
@@ -143,12 +141,7 @@ class Books(RuleBasedStateMachine):
 
     # --- Learners.
 
-    @rule(
-        num_groups=st.integers(1, 3),
-        num_members=st.integers(1, 3),
-        is_judged=st.booleans(),
-        lost=st.booleans(),
-    )
+    @rule(num_groups=st.integers(1, 3), num_members=st.integers(1, 3), is_judged=st.booleans(), lost=st.booleans())
     def open(self, num_groups: int, num_members: int, lost: bool, is_judged: bool = False) -> None:
         ids = self.model.open(num_groups, num_members, is_judged=is_judged)
         tickets = [ticket(group_id, num_members=num_members, is_judged=is_judged) for group_id in ids]
@@ -317,12 +310,7 @@ class Books(RuleBasedStateMachine):
         actor, lease = data.draw(st.sampled_from(self.leases if anyone else held))
         return actor, lease, data.draw(st.sampled_from(sorted(lease.missing)))
 
-    @rule(
-        data=st.data(),
-        policy_version=st.integers(0, 6),
-        reward=st.sampled_from([1.0, 1.0, 0.0]),
-        lost=st.booleans(),
-    )
+    @rule(data=st.data(), policy_version=st.integers(0, 6), reward=st.sampled_from([1.0, 1.0, 0.0]), lost=st.booleans())
     @precondition(lambda self: self.leases)
     def insert(self, data: st.DataObject, policy_version: int, reward: float, lost: bool) -> None:
         actor, lease, member = self.draw_lease(data)

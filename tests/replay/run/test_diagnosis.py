@@ -64,17 +64,25 @@ def made_step(number: int, **changes: float) -> dict[str, Any]:
     return step(number, episodes=64, success=0.5) | rest | changes
 
 
+Provoke = Callable[[Scene], None]
+
+
 @pytest.fixture
 def scene(redis_client: redis.Redis, run_id: str) -> Scene:
     return Scene(redis_client, run_id)
 
 
-def finish(scene: Scene) -> None:
-    scene.fleet.set_run_state(RunState.FINISHED)
+def in_state(state: RunState) -> Provoke:
+    return lambda scene: scene.fleet.set_run_state(state)
 
 
-def fail(scene: Scene) -> None:
-    scene.fleet.set_run_state(RunState.FAILED)
+def with_steps(**changes: float) -> Provoke:
+    """Five steps that recorded `changes`."""
+
+    def provoke(scene: Scene) -> None:
+        scene.steps = [made_step(number, **changes) for number in range(1, 6)]
+
+    return provoke
 
 
 def lose_the_actor(scene: Scene) -> None:
@@ -116,24 +124,12 @@ def earn_the_same(scene: Scene) -> None:
     scene.buffer.learner.drop([group.ticket.group_id for group in groups], "zero_variance")
 
 
-def lose_the_gradient(scene: Scene) -> None:
-    scene.steps = [made_step(number, **{"optim/grad_norm": 0.0}) for number in range(1, 6)]
-
-
-def skip_every_step(scene: Scene) -> None:
-    scene.steps = [made_step(number, **{"optim/skipped": 1.0}) for number in range(1, 6)]
-
-
-def ignore_the_format(scene: Scene) -> None:
-    scene.steps = [made_step(number, **{"trained/valid_actions": 0.02}) for number in range(1, 6)]
-
-
 def stand_still(scene: Scene) -> None:
     scene.steps[-1]["time"] -= 61.0
 
 
-FAULTS: dict[str, tuple[Callable[[Scene], None], str]] = {
-    "the learner ended with an error": (fail, "slipstream up --resume"),
+FAULTS: dict[str, tuple[Provoke, str]] = {
+    "the learner ended with an error": (in_state(RunState.FAILED), "slipstream up --resume"),
     "actors refuse the weights": (
         refuse_the_weights,
         "1 actors refuse version -1; a: version 0 is refused by its probe",
@@ -147,10 +143,13 @@ FAULTS: dict[str, tuple[Callable[[Scene], None], str]] = {
     "actors have old weights": (keep_old_weights, "1 of 1 are more than 6 versions behind; a has 0, the newest is 7"),
     "no episode earns a reward": (earn_nothing, "the returns of the last 80 episodes are 0"),
     "siblings earn the same": (earn_the_same, "20 of 20 groups had nothing to compare"),
-    "nothing is learned": (lose_the_gradient, "the norm of the gradient was 0 in the last 5 steps"),
-    "every step is skipped": (skip_every_step, "or the guard refused it, in the last 5 steps"),
+    "nothing is learned": (
+        with_steps(**{"optim/grad_norm": 0.0}),
+        "the norm of the gradient was 0 in the last 5 steps",
+    ),
+    "every step is skipped": (with_steps(**{"optim/skipped": 1.0}), "or the guard refused it, in the last 5 steps"),
     "the policy does not follow the action format": (
-        ignore_the_format,
+        with_steps(**{"trained/valid_actions": 0.02}),
         "2% of the actions of the last 5 steps were valid; look at some",
     ),
     "the learner makes no steps": (stand_still, "the last was 61 s ago"),
@@ -177,7 +176,7 @@ def test_a_fault_is_named_with_its_evidence(scene: Scene, cause: str) -> None:
 def test_a_learner_that_failed_is_quoted(scene: Scene, tmp_path: Path) -> None:
     log = tmp_path / "learner.log"
     scene.observer = Observer([scene.client], scene.run_id, max_lag=4, log=log)
-    fail(scene)
+    scene.fleet.set_run_state(RunState.FAILED)
     assert scene.diagnosis().evidence == "it set the run's state to failed", "no log is here"
     log.write_text("x" * 9000 + "\nslipstream learner: OSError: [Errno 28] No space left on device: 'metrics.jsonl'\n")
     assert "No space left on device: 'metrics.jsonl'; mend that, or read its log, then continue" in str(
@@ -207,8 +206,8 @@ def test_an_actor_that_died_while_the_first_evaluation_waits_is_a_fault_that_quo
 
 def test_every_finder_is_provoked(scene: Scene) -> None:
     found = set()
-    for provoke, _ in FAULTS.values():
-        fresh = Scene(scene.client, f"{scene.run_id}-{provoke.__name__}")
+    for number, (provoke, _) in enumerate(FAULTS.values()):
+        fresh = Scene(scene.client, f"{scene.run_id}-{number}")
         fresh.diagnosis()
         provoke(fresh)
         facts = fresh.observer.facts(fresh.steps)
@@ -222,26 +221,12 @@ def solve_the_tasks(scene: Scene) -> None:
     scene.buffer.learner.drop([group.ticket.group_id for group in groups], "zero_variance")
 
 
-def learn_no_more_from_solved_tasks(scene: Scene) -> None:
-    scene.steps = solved_steps(**{"optim/grad_norm": 0.0})
-
-
-def solved_steps(**changes: float) -> Steps:
-    solved = {"trained/success": 1.0, "trained/reward": 1.0}
-    return [made_step(number, **solved, **changes) for number in range(1, 6)]
-
-
-def warm_up_the_critic(scene: Scene) -> None:
-    of_critic = {"optim/skipped": 1.0, "optim/guard_scale": 1.0}
-    scene.steps = [made_step(number, **of_critic, **{"optim/grad_norm": 0.0}) for number in range(1, 6)]
+SOLVED = {"trained/success": 1.0, "trained/reward": 1.0}
+CRITIC_WARMS_UP = {"optim/skipped": 1.0, "optim/guard_scale": 1.0, "optim/grad_norm": 0.0}
 
 
 def earn_costs_and_rewards(scene: Scene) -> None:
     scene.play(40, rewards=(-1.0, 1.0))
-
-
-def solve_by_another_format(scene: Scene) -> None:
-    scene.steps = solved_steps(**{"trained/valid_actions": 0.02})
 
 
 def export_the_model(scene: Scene) -> None:
@@ -276,19 +261,19 @@ def fetch_new_weights(scene: Scene) -> None:
 
 
 # For each finder, a scene in which the number that it reads is that of its fault, and another one explains it.
-WELL: dict[str, tuple[Callable[[Scene], None], str]] = {
+WELL: dict[str, tuple[Provoke, str]] = {
     "_refused_weights": (refuse_older_weights, "neither side waits much"),
     "_engines_die": (lose_an_engine_once, "neither side waits much"),
     "_no_actor": (lose_one_of_two_actors, "neither side waits much"),
     "_attempts_fail": (fail_now_and_then, "neither side waits much"),
     "_stale_actors": (fetch_new_weights, "neither side waits much"),
-    "_invalid_actions": (solve_by_another_format, "neither side waits much"),
+    "_invalid_actions": (with_steps(**SOLVED, **{"trained/valid_actions": 0.02}), "neither side waits much"),
     "_no_reward": (earn_costs_and_rewards, "neither side waits much"),
-    "_no_gradient": (learn_no_more_from_solved_tasks, "the tasks are solved"),
-    "_no_gradient in a critic's warm-up": (warm_up_the_critic, "neither side waits much"),
+    "_no_gradient": (with_steps(**SOLVED, **{"optim/grad_norm": 0.0}), "the tasks are solved"),
+    "_no_gradient in a critic's warm-up": (with_steps(**CRITIC_WARMS_UP), "neither side waits much"),
     "_equal_siblings": (solve_the_tasks, "the tasks are solved"),
     "_no_step": (export_the_model, "the last step is made"),
-    "_not_training": (finish, "the run has finished"),
+    "_not_training": (in_state(RunState.FINISHED), "the run has finished"),
 }
 
 
@@ -328,7 +313,7 @@ def test_a_report_of_a_solved_run_names_the_side_that_waits() -> None:
         ledger=ledger_of({}),
         earlier=None,
         failures=(),
-        steps=solved_steps(**{"optim/grad_norm": 0.0}),
+        steps=[made_step(number, **SOLVED, **{"optim/grad_norm": 0.0}) for number in range(1, 6)],
         newest_version=-1,
         max_lag=4,
         now_s=time.time(),
@@ -367,7 +352,7 @@ def test_a_run_that_begins_or_has_ended_has_no_fault(scene: Scene, redis_client:
     fresh.fleet.leave(MEMBER.name)
     redis_client.delete(fresh.fleet._member_keys[0])
     assert (fresh.diagnosis().cause, fresh.diagnosis().is_fault) == ("no actor has joined yet", False)
-    finish(scene)
+    scene.fleet.set_run_state(RunState.FINISHED)
     found = scene.diagnosis()
     assert found.cause == "the run has finished" and not found.is_fault
     assert f"slipstream eval run.name={scene.run_id}" in found.next_step

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 
@@ -23,7 +24,7 @@ from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.supply.supplies import Supplies, shards_of, whole_batch
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
-from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
+from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records.keys import epoch_key, key, shard_name
 from slipstream.replay.run.server_shards import Shards, audit_shards, read_shards
 from slipstream.replay.server.redis_server import Server, start_server
@@ -32,6 +33,7 @@ from tests.actors.group.test_group import Actor, until
 from tests.common.process.test_patience import wait_until
 from tests.learner.supply.test_supply import differ, shutdown, work
 from tests.processes import GUESS, Run, nothing_runs
+from tests.replay.buffer.every_verb import FACTS
 from tests.replay.records.attempts import Views, make_buffer, ticket
 from tests.several_ranks import SeveralRanks
 
@@ -180,16 +182,7 @@ def test_who_asks_about_a_run_looks_at_all_its_shards_and_hears_each_contradicti
     mine = [f"run.name={run_id}", f"redis.url={servers[0].url}"]
     config_yaml = dump_config(load_config(None, [*mine, f"redis.shards=[{servers[1].url}]"]))
     with connect(servers[0].url) as first, connect(servers[1].url) as second:
-        Fleet(first, run_id).describe_run(
-            RunFacts(
-                config_yaml=config_yaml,
-                model_path="",
-                model_files=[],
-                own_modules={},
-                vocab_size=100,
-                tokenizer_root="root",
-            )
-        )
+        Fleet(first, run_id).describe_run(msgspec.structs.replace(FACTS, config_yaml=config_yaml))
         second.hincrby(key(f"{run_id}#1", "train", "counters"), "queued", 5)
     assert audit(load_config(None, mine)) == 1
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WRONG")]

@@ -12,7 +12,7 @@ from slipstream.replay.server.redis_server import start_server
 from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
 from tests.stand_ins import await_lease, books_of, log_of, make_cast, playing, views_of, wait_for_answers
 
-NUM_CUTS = int(os.environ.get("SLIPSTREAM_AOF_CUTS", "12"))
+NUM_CUTS = int(os.environ.get("SLIPSTREAM_AOF_CUTS", "6"))
 
 
 def test_a_file_that_ends_anywhere_loads_and_holds_no_half_of_anything(tmp_path: Path, run_id: str) -> None:

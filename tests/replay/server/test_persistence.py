@@ -74,8 +74,8 @@ def num_kept(directory: Path, run_id: str) -> int:
     [
         ("appendfsync always\n", 0.0),
         ("appendfsync everysec\n", 1.0),
-        ("appendfsync no\n", float("inf")),
-        ("appendonly no\nsave 1 1\n", None),
+        pytest.param("appendfsync no\n", float("inf"), marks=pytest.mark.long),
+        pytest.param("appendonly no\nsave 1 1\n", None, marks=pytest.mark.long),
     ],
     ids=["AOF always", "AOF everysec", "AOF no", "RDB every second"],
 )
