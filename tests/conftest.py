@@ -70,7 +70,6 @@ LONGEST = (
     "test_leaving",
     "test_fit_verb",
     "test_accumulation",
-    "test_preempted_host",
     "test_damaged_run",
     "test_weights",
 )

@@ -1,7 +1,7 @@
 """Bytes that mean harm, and a process that swallows them and says what that cost.
 
     python -m tests.whole.hostile fuzz SEED COUNT    mutated frames of every record that travels
-    python -m tests.whole.hostile bomb FILE          one frame, as a trajectory
+    python -m tests.whole.hostile bomb FILE...       one frame in each, as a trajectory
     python -m tests.whole.hostile claim URL RUN COUNT    that many groups, out of a buffer
 
 It prints one JSON object, with `grown_kib`: the most that it ever held, above what it held before the first byte.
@@ -27,10 +27,10 @@ from slipstream.common.records.trajectory import InvalidTrajectory, Trajectory, 
 from slipstream.common.transfer.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus
 from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import Adapted, Anchor, Delta, Invitation, Manifest, Offer, TensorEntry
-from slipstream.replay.fleet.bulletin import RelayNotice
-from slipstream.replay.fleet.fleet import Member, MemberState, Refusal, RunFacts
+from slipstream.replay.fleet.fleet import Refusal
 from slipstream.replay.records.failures import Failure, Quarantined
 from tests.common.records.test_trajectory import VOCAB_SIZE, WHOLE
+from tests.replay.buffer.every_verb import FACTS, MEMBER, RELAY
 from tests.replay.records.attempts import make_buffer, ticket
 
 MAX_BYTES = 8 << 20  # `replay.max_trajectory_bytes`
@@ -60,50 +60,9 @@ RECORDS: list[msgspec.Struct] = [
     ),
     ChunkRequest(root="root", offset=0, num_bytes=1 << 20),
     ChunkReply(root="root", offset=0, answer=ChunkStatus.HERE, xxh3=1 << 63),
-    RelayNotice(
-        name="r",
-        host="h",
-        endpoint="tcp://127.0.0.1:3",
-        roots=["root"],
-        policy_version=1,
-        num_children=0,
-        fan_out=8,
-        fetched_bytes=0,
-        served_bytes=0,
-        num_corrupt=0,
-    ),
-    RunFacts(
-        config_yaml="run:\n  name: a\n",
-        model_path="model",
-        model_files=[],
-        own_modules={},
-        vocab_size=100,
-        tokenizer_root="root",
-    ),
-    Member(
-        name="a",
-        host="h",
-        role="actor",
-        zone="eu-1a",
-        instance_kind="spot",
-        price_per_hour=0.5,
-        engine="scripted",
-        transport="pull",
-        policy_version=3,
-        num_episodes=2,
-        max_episodes=4,
-        used_slots=2.0,
-        generated_tokens=100,
-        kept_tokens=50,
-        tokens_per_s=10.0,
-        kv_use=0.5,
-        state=MemberState.SERVING,
-        started_at_s=1.7e9,
-        served_s=60.0,
-        last_pause_s=0.1,
-        num_refreshes=2,
-        refusal=Refusal(policy_version=4, reason="why", unfit=True),
-    ),
+    RELAY,
+    FACTS,
+    msgspec.structs.replace(MEMBER, refusal=Refusal(policy_version=4, reason="why", unfit=True)),
 ]
 
 # What a decoder may stumble over: containers and strings that claim 4e9 elements, timestamps, NaN, no type at all.
@@ -238,11 +197,14 @@ def fuzz(seed: int, count: int) -> dict[str, object]:
     return {"num_refused": num_refused, "slowest_s": slowest_s, "longest_chars": longest_chars}
 
 
-def bomb(file: str) -> dict[str, object]:
-    data = Path(file).read_bytes()
-    started = time.perf_counter()
-    refusal = refusal_of(Trajectory, data)
-    return {"refusal": refusal, "slowest_s": time.perf_counter() - started}
+def bombs(files: list[str]) -> dict[str, object]:
+    refusals, slowest_s = [], 0.0
+    for file in files:
+        data = Path(file).read_bytes()
+        started = time.perf_counter()
+        refusals.append(refusal_of(Trajectory, data))
+        slowest_s = max(slowest_s, time.perf_counter() - started)
+    return {"refusals": refusals, "slowest_s": slowest_s}
 
 
 def claim(url: str, run_id: str, count: int) -> dict[str, object]:
@@ -267,7 +229,7 @@ if __name__ == "__main__":
     if verb == "fuzz":
         result = fuzz(int(arguments[0]), int(arguments[1]))
     elif verb == "bomb":
-        result = bomb(arguments[0])
+        result = bombs(arguments)
     else:
         result = claim(arguments[0], arguments[1], int(arguments[2]))
     print(json.dumps(result | {"grown_kib": held_kib("VmHWM") - before_kib}))

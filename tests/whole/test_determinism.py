@@ -16,6 +16,7 @@ SYNCHRONOUS = [
 ]
 
 
+@pytest.mark.long  # the loop to read is a second run of the same seed
 @pytest.mark.timeout(1200)
 def test_the_same_seed_and_one_actor_without_lag_train_alike_twice(
     redis_server: Server, run_id: str, tmp_path: Path

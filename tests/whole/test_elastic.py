@@ -57,6 +57,9 @@ def test_a_run_goes_through_joins_kills_notices_and_a_partition_and_nothing_is_l
                 "all have joined and generate",
                 deadline_s=DEADLINE_S,
             )
+            assert all(
+                member.engine.startswith("vllm ") and member.engine.endswith(" cpu") for member in run.fleet.members()
+            )
             cut_off_for_longer_than_its_leases(run, link)
             for victim in victims:
                 killed_with_groups_in_its_hands(run, victim)
@@ -101,14 +104,17 @@ def killed_with_groups_in_its_hands(run: Run, victim: Process) -> None:
 
 
 def told_that_its_host_goes(run: Run, host: Process, cloud: MetadataService) -> None:
-    expired = run.ledger().expired_leases
+    expired, names = run.ledger().expired_leases, {member.name for member in run.fleet.members()}
     host.expect_end()
     cloud.answers["/latest/meta-data/spot/instance-action"] = (
         200,
         '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}',
     )
     assert host.wait() == EXIT_PREEMPTED
+    assert "AWS will terminate this host at 2026-11-21T08:22:00Z" in host.said()
     assert run.ledger().expired_leases == expired, "it gave its groups back itself"
+    (gone,) = names - {member.name for member in run.fleet.members()}
+    assert gone not in run.bulletin.broadcast_members()
     steps_on(run, 2)
 
 

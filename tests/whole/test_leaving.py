@@ -16,7 +16,7 @@ SOON_S = 60.0  # a client that waited with all its patience would take twice as 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("fault", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGSTOP])
 def test_a_learner_and_an_actor_leave_soon_and_in_order(fault: signal.Signals, run_id: str, tmp_path: Path) -> None:
     settings = [*GUESS, "env.options={step_s: 0.1}", "learner.steps=100000", "learner.checkpoint_every=100000"]
     with (

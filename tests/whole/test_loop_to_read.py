@@ -10,7 +10,7 @@ import pytest
 from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, REPOSITORY, Run
 
-NUM_STEPS = 20
+NUM_STEPS = 10
 SETTINGS = [
     *GUESS,
     "replay.target_lag=0",

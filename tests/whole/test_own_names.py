@@ -56,7 +56,7 @@ ONE_STEP = [
 ]
 
 
-@pytest.mark.parametrize("python_path", ["", "."])
+@pytest.mark.parametrize("python_path", [pytest.param("", marks=pytest.mark.long), "."])
 def test_a_run_in_a_folder_with_names_of_ours_plays_with_the_users_files(tmp_path: Path, python_path: str) -> None:
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

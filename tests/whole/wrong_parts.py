@@ -69,42 +69,40 @@ def only_losses(current_logprobs, *, anchor_logprobs, advantages, sequences):
     return -current_logprobs * advantages
 
 
-def detached(current_logprobs, *, anchor_logprobs, advantages, sequences):
-    return weighted(
-        current_logprobs.detach(), anchor_logprobs=anchor_logprobs, advantages=advantages, sequences=sequences
+def detached(current_logprobs, **rest):
+    return weighted(current_logprobs.detach(), **rest)
+
+
+def overflowing(current_logprobs, **rest):
+    policy_ratio = torch.exp(current_logprobs - rest["anchor_logprobs"])
+    part = weighted(current_logprobs, **rest)
+    return replace(part, losses=-policy_ratio * rest["advantages"], weights=policy_ratio.detach())
+
+
+def other_weights(current_logprobs, **rest):
+    return replace(weighted(current_logprobs, **rest), weights=torch.ones_like(rest["advantages"]))
+
+
+def weights_with_gradient(current_logprobs, **rest):
+    return replace(
+        weighted(current_logprobs, **rest), weights=ratio(current_logprobs, other_logprobs=rest["anchor_logprobs"])
     )
 
 
-def overflowing(current_logprobs, *, anchor_logprobs, advantages, sequences):
-    policy_ratio = torch.exp(current_logprobs - anchor_logprobs)
-    part = weighted(current_logprobs, anchor_logprobs=anchor_logprobs, advantages=advantages, sequences=sequences)
-    return replace(part, losses=-policy_ratio * advantages, weights=policy_ratio.detach())
-
-
-def other_weights(current_logprobs, *, anchor_logprobs, advantages, sequences):
-    part = weighted(current_logprobs, anchor_logprobs=anchor_logprobs, advantages=advantages, sequences=sequences)
-    return replace(part, weights=torch.ones_like(advantages))
-
-
-def weights_with_gradient(current_logprobs, *, anchor_logprobs, advantages, sequences):
-    part = weighted(current_logprobs, anchor_logprobs=anchor_logprobs, advantages=advantages, sequences=sequences)
-    return replace(part, weights=ratio(current_logprobs, other_logprobs=anchor_logprobs))
-
-
-def wrong_sign(current_logprobs, *, anchor_logprobs, advantages, sequences):
-    part = weighted(current_logprobs, anchor_logprobs=anchor_logprobs, advantages=advantages, sequences=sequences)
+def wrong_sign(current_logprobs, **rest):
+    part = weighted(current_logprobs, **rest)
     return replace(part, losses=-part.losses, weights=-part.weights)
 
 
-def averaged(current_logprobs, *, anchor_logprobs, advantages, sequences):
-    part = weighted(current_logprobs, anchor_logprobs=anchor_logprobs, advantages=advantages, sequences=sequences)
-    num = max(len(advantages), 1)
+def averaged(current_logprobs, **rest):
+    part = weighted(current_logprobs, **rest)
+    num = max(len(rest["advantages"]), 1)
     return replace(part, losses=part.losses / num, weights=part.weights / num)
 
 
-def fails_without_tokens(current_logprobs, *, anchor_logprobs, advantages, sequences):
-    advantages.max()
-    return weighted(current_logprobs, anchor_logprobs=anchor_logprobs, advantages=advantages, sequences=sequences)
+def fails_without_tokens(current_logprobs, **rest):
+    rest["advantages"].max()
+    return weighted(current_logprobs, **rest)
 
 
 def plain(current_logprobs, *, anchor_logprobs, advantages, sequences):
@@ -122,8 +120,8 @@ def capped(current_logprobs, *, anchor_logprobs, advantages, sequences):
     return Surrogate(losses=-weights * current_logprobs * advantages, weights=weights, held_back=weights == 5)
 
 
-def one_number(current_logprobs, *, anchor_logprobs, advantages, sequences):
-    part = plain(current_logprobs, anchor_logprobs=anchor_logprobs, advantages=advantages, sequences=sequences)
+def one_number(current_logprobs, **rest):
+    part = plain(current_logprobs, **rest)
     return replace(part, losses=part.losses.sum())
 
 
@@ -133,30 +131,29 @@ def neutral(current_logprobs, *, behaviour_logprobs, advantages, sequences):
     return Correction(anchor_logprobs=behaviour_logprobs, weights=torch.ones_like(advantages), masked=no, truncated=no)
 
 
-def inverted(current_logprobs, *, behaviour_logprobs, advantages, sequences):
-    part = neutral(current_logprobs, behaviour_logprobs=behaviour_logprobs, advantages=advantages, sequences=sequences)
-    return replace(part, weights=torch.exp(behaviour_logprobs - current_logprobs))
+def inverted(current_logprobs, **rest):
+    return replace(neutral(current_logprobs, **rest), weights=torch.exp(rest["behaviour_logprobs"] - current_logprobs))
 
 
 def a_surrogate(current_logprobs, *, behaviour_logprobs, advantages, sequences):
     return plain(current_logprobs, anchor_logprobs=behaviour_logprobs, advantages=advantages, sequences=sequences)
 
 
-def untraining(current_logprobs, *, behaviour_logprobs, advantages, sequences):
-    part = neutral(current_logprobs, behaviour_logprobs=behaviour_logprobs, advantages=advantages, sequences=sequences)
+def untraining(current_logprobs, **rest):
+    part = neutral(current_logprobs, **rest)
     return replace(part, weights=-part.weights)
 
 
-def relative(current_logprobs, *, behaviour_logprobs, advantages, sequences):
-    weights = ratio(current_logprobs, other_logprobs=behaviour_logprobs)
-    part = neutral(current_logprobs, behaviour_logprobs=behaviour_logprobs, advantages=advantages, sequences=sequences)
+def relative(current_logprobs, **rest):
+    weights = ratio(current_logprobs, other_logprobs=rest["behaviour_logprobs"])
+    part = neutral(current_logprobs, **rest)
     return replace(part, weights=weights / weights.sum())
 
 
-def long_mask(current_logprobs, *, behaviour_logprobs, advantages, sequences):
+def long_mask(current_logprobs, **rest):
     """Bounds a token's weight in a sequence of two, not in one of a thousand."""
-    masked = sequences.means((current_logprobs - behaviour_logprobs).abs()) > 0.5
-    part = neutral(current_logprobs, behaviour_logprobs=behaviour_logprobs, advantages=advantages, sequences=sequences)
+    masked = rest["sequences"].means((current_logprobs - rest["behaviour_logprobs"]).abs()) > 0.5
+    part = neutral(current_logprobs, **rest)
     return replace(part, masked=masked)
 
 
