@@ -17,7 +17,8 @@ from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step_metrics import StepMetrics
-from slipstream.replay.records.ticket import Group, Ticket
+from slipstream.replay.records.ticket import Group
+from tests.replay.records.attempts import ticket, turn
 from tests.tools.run.tiny_model import a_trajectory, without_absent
 
 SAMPLED = (False, False, True, True, False, True, True)  # two prompt tokens, two sampled, one observed, two sampled
@@ -64,20 +65,33 @@ def play(learner: Learner, player: PreTrainedModel, *, num_groups: int = 4, grou
     return Batch(groups=groups, num_dropped={}, next_group_id=(step + 1) * num_groups)
 
 
-def group_of(trajectories: Sequence[Trajectory], *, group_id: int = 0) -> Group:
-    ticket = Ticket(
-        group_id=group_id,
-        task=trajectories[0].task,
-        num_members=len(trajectories),
-        min_policy_version=0,
-        sampling=trajectories[0].sampling,
-        seed=0,
+def recorded(
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    sampled: Sequence[bool],
+    *,
+    turns: Sequence[Turn] = (),
+    branch_starts: Sequence[int] = (0,),
+) -> Trajectory:
+    """A trajectory of these tokens."""
+    bare = a_trajectory(
+        tokens=pack_tokens(list(tokens)),
+        behaviour_logprobs=pack_logprobs(list(logprobs)),
+        loss_mask=pack_mask(list(sampled)),
+        branch_starts=list(branch_starts),
     )
+    return msgspec.structs.replace(bare, turns=list(turns))
+
+
+def group_of(trajectories: Sequence[Trajectory], *, group_id: int = 0) -> Group:
+    first = trajectories[0]
+    asked = ticket(group_id, num_members=len(trajectories))
+    asked = msgspec.structs.replace(asked, task=first.task, sampling=first.sampling, seed=0)
     members = [
         msgspec.structs.replace(trajectory, group_id=group_id, member=member)
         for member, trajectory in enumerate(trajectories)
     ]
-    return Group(ticket=ticket, num_uses=1, trajectories=members)
+    return Group(ticket=asked, num_uses=1, trajectories=members)
 
 
 def rewards_of(tokens: Sequence[int]) -> list[float]:
@@ -104,24 +118,7 @@ def _sampled(
 
 
 def _trajectory(tokens: list[int], logprobs: list[float], *, version: int) -> Trajectory:
-    bare = a_trajectory(
-        tokens=pack_tokens(tokens),
-        behaviour_logprobs=pack_logprobs(np.minimum(logprobs, 0.0).tolist()),
-        loss_mask=pack_mask(list(SAMPLED)),
-        branch_starts=[0],
-    )
-    turns = [
-        Turn(
-            start=start,
-            stop=stop,
-            rewards={"even": reward},
-            finish_reason="stop",
-            valid_action=True,
-            state_key="",
-            generate_s=0.0,
-            env_s=0.0,
-        )
-        for (start, stop), reward in zip(TURNS, rewards_of(tokens), strict=True)
-    ]
+    turns = [turn(*place, rewards={"even": reward}) for place, reward in zip(TURNS, rewards_of(tokens), strict=True)]
     spans = [VersionSpan(start=start, stop=stop, policy_version=version) for start, stop in TURNS]
-    return msgspec.structs.replace(bare, turns=turns, version_spans=spans)
+    bare = recorded(tokens, np.minimum(logprobs, 0.0).tolist(), SAMPLED, turns=turns)
+    return msgspec.structs.replace(bare, version_spans=spans)

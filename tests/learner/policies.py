@@ -73,10 +73,7 @@ def of_lengths(*lengths: int) -> Sequences:
     """Sequences of so many loss tokens each, of which each is a whole trajectory."""
     numbers, num_tokens = torch.arange(len(lengths)), torch.tensor(lengths)
     return Sequences(
-        ids=numbers.repeat_interleave(num_tokens),
-        num=len(lengths),
-        trajectories=numbers,
-        trajectory_tokens=num_tokens,
+        ids=numbers.repeat_interleave(num_tokens), num=len(lengths), trajectories=numbers, trajectory_tokens=num_tokens
     )
 
 

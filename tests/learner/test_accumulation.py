@@ -45,7 +45,13 @@ WAYS = {"one sequence at a time": 0, "medium packs": 45, "one pack": 1000, "shar
 TOGETHER = ("medium packs", "shared prefixes")  # ways in which two ranks also compute each pack together
 NORMALISATIONS = [("float32", "tokens"), ("float64", "tokens"), ("float64", "sequences"), ("float64", "constant")]
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
-CASES = [(way, normalisation, dtype) for way in WAYS for dtype, normalisation in NORMALISATIONS]
+# Float64 shows more; float32 has the model that is trained with.
+CASES = [
+    (way, normalisation, dtype)
+    for way in WAYS
+    for dtype, normalisation in NORMALISATIONS
+    if dtype == "float64" or way in ("one pack", *TOGETHER)
+]
 CASES_TOGETHER = [(f"{way}, together", normalisation, dtype) for way, normalisation, dtype in CASES if way in TOGETHER]
 # Three ranks on two cores wait for one another most of the time.
 CASES_ON = {1: CASES, 2: CASES + CASES_TOGETHER, 3: [case for case in CASES if case[0] == "medium packs"]}

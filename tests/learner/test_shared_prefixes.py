@@ -16,12 +16,12 @@ from slipstream.common.config.config import load_config
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.batch.pack import Packed, TokenSequence, pack
 from slipstream.learner.learner import Learner, train_on
-from slipstream.learner.model.packed_model import PackedModel, load_kind, load_model
+from slipstream.learner.model.packed_model import load_kind, load_model
 from slipstream.learner.model.reward_model import RewardModel
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step_metrics import StepMetrics
-from tests.learner.devices import on_cpu, relative_error
+from tests.learner.devices import gradients, on_cpu, relative_error
 from tests.learner.even_game import load_player, play
 from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
@@ -242,10 +242,3 @@ def test_a_model_whose_states_differ_with_shared_prefixes_computes_them_for_each
         model = load_model(folder, ranks=ranks, settings=FLOAT32)
     assert not model.shares_prefixes
     assert "the model's log-probabilities would differ by" in caplog.text
-
-
-def gradients(model: PackedModel) -> list[Tensor]:
-    """Every gradient, whole; they are cleared in the model."""
-    found = [parameter.grad.full_tensor() for parameter in model.parameters()]
-    model.zero_grad()
-    return found

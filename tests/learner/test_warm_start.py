@@ -5,22 +5,18 @@ import pytest
 import torch
 
 from slipstream.common.config.learner_config import WarmStartConfig
-from slipstream.common.records.trajectory import Trajectory, pack_logprobs, pack_mask, pack_tokens
+from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.pack import pack, sequences_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.warm_start import WarmStartStep, imitate
-from tests.tools.run.tiny_model import FLOAT32, a_trajectory, save_tiny_model
+from tests.learner.even_game import recorded
+from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
 
 def expert_episode(task: int) -> Trajectory:
     """A prompt that names the task, and an answer that is the task's number four times."""
-    return a_trajectory(
-        tokens=pack_tokens([1, 100 + task, 10 + task, 10 + task, 10 + task, 10 + task]),
-        behaviour_logprobs=pack_logprobs([0.0] * 6),
-        loss_mask=pack_mask([False, False, True, True, True, True]),
-        branch_starts=[0],
-    )
+    return recorded([1, 100 + task, *[10 + task] * 4], [0.0] * 6, [False] * 2 + [True] * 4)
 
 
 def imitate_and_watch(model: PackedModel, ranks: Ranks, config: WarmStartConfig) -> list[WarmStartStep]:
@@ -78,12 +74,4 @@ def test_the_first_loss_is_the_mean_over_loss_tokens_at_temperature_1_whatever_t
 def test_nothing_to_imitate_is_refused(tmp_path: Path, ranks: Ranks) -> None:
     model = load_model(save_tiny_model(tmp_path), ranks=ranks, settings=FLOAT32)
     with pytest.raises(ValueError, match="no episodes to imitate"):
-        imitate(
-            model,
-            [],
-            config=WarmStartConfig(),
-            ranks=ranks,
-            seed=0,
-            micro_batch_tokens=32,
-            on_step=lambda step: None,
-        )
+        imitate(model, [], config=WarmStartConfig(), ranks=ranks, seed=0, micro_batch_tokens=32, on_step=print)

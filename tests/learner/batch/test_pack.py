@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.common.records.kept_sets import kept_sets
-from slipstream.common.records.trajectory import Trajectory, VersionSpan, pack_logprobs, pack_mask, pack_tokens
+from slipstream.common.records.trajectory import Trajectory, VersionSpan
 from slipstream.learner.batch.pack import (
     TokenSequence,
     balanced_bins,
@@ -21,17 +21,14 @@ from slipstream.learner.batch.pack import (
     with_lags,
 )
 from slipstream.learner.checkpoint.checkpoint import Progress
-from tests.tools.run.tiny_model import a_trajectory, random_sequence
+from tests.learner.even_game import recorded
+from tests.tools.run.tiny_model import random_sequence
 
 
 def two_branches() -> Trajectory:
     """Tokens 10 11 [12] and, history rewritten, 20 [21 22]; those in brackets were sampled."""
-    return a_trajectory(
-        tokens=pack_tokens([10, 11, 12, 20, 21, 22]),
-        behaviour_logprobs=pack_logprobs([0, 0, -0.5, 0, -1.5, -2.5]),
-        loss_mask=pack_mask([False, False, True, False, True, True]),
-        branch_starts=[0, 3],
-    )
+    logprobs, sampled = [0, 0, -0.5, 0, -1.5, -2.5], [False, False, True, False, True, True]
+    return recorded([10, 11, 12, 20, 21, 22], logprobs, sampled, branch_starts=[0, 3])
 
 
 def test_each_branch_is_a_sequence_with_the_trajectorys_advantage() -> None:
@@ -80,15 +77,7 @@ def test_without_lags_a_pack_has_none_and_its_loss_tokens_are_as_new_as_can_be()
 
 def test_a_sampled_token_without_a_prompt_before_it_is_refused() -> None:
     with pytest.raises(ValueError, match="token 2 is the first of a sequence"):
-        sequences_of(
-            a_trajectory(
-                tokens=pack_tokens([10, 11, 12]),
-                behaviour_logprobs=pack_logprobs([0, -1, -1]),
-                loss_mask=pack_mask([False, True, True]),
-                branch_starts=[0, 2],
-            ),
-            advantage=1.0,
-        )
+        sequences_of(recorded([10, 11, 12], [0, -1, -1], [False, True, True], branch_starts=[0, 2]), advantage=1.0)
 
 
 def test_positions_start_again_with_each_sequence_and_the_longest_comes_first() -> None:
@@ -119,11 +108,7 @@ def test_a_sequence_that_does_not_fit_is_refused_with_the_cure() -> None:
         micro_batches([random_sequence(17, seed=0)], max_tokens=16, num_ranks=1, rank=0)
 
 
-@given(
-    st.lists(st.integers(1, 40), max_size=40),
-    st.integers(40, 100),
-    st.integers(1, 4),
-)
+@given(st.lists(st.integers(1, 40), max_size=40), st.integers(40, 100), st.integers(1, 4))
 def test_bins_hold_every_sequence_once_and_are_never_too_full(
     lengths: list[int], max_tokens: int, num_ranks: int
 ) -> None:

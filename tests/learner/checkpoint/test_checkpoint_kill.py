@@ -129,14 +129,7 @@ def two_hosts(root: Path, name: str) -> Iterator[list[Process]]:
     with contextlib.ExitStack() as hosts:
         yield [
             hosts.enter_context(
-                learner(
-                    root,
-                    name,
-                    *shared,
-                    f"learner.host_rank={number}",
-                    slow=False,
-                    mark=f"{name}-{number}",
-                )
+                learner(root, name, *shared, f"learner.host_rank={number}", slow=False, mark=f"{name}-{number}")
             )
             for number in range(2)
         ]
@@ -242,7 +235,11 @@ def whole_name(run_dir: RunDir) -> str:
     return f"step_{max(whole_checkpoints(run_dir)):06d}"
 
 
-POINTS = [shards_are_missing, shards_are_written_and_no_manifest, manifest_is_written_and_nobody_told]
+POINTS = [  # of which the test of one and two ranks has the first two
+    pytest.param(shards_are_missing, marks=pytest.mark.long),
+    pytest.param(shards_are_written_and_no_manifest, marks=pytest.mark.long),
+    manifest_is_written_and_nobody_told,
+]
 
 
 @pytest.mark.timeout(1800)

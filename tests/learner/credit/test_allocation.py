@@ -1,4 +1,3 @@
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -6,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
+from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.credit.grpo import COMPARED
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
 from slipstream.learner.credit.token_rewards import last_token, per_turn
-from tests.learner.even_game import group_of
-from tests.tools.run.tiny_model import a_trajectory
+from tests.learner.even_game import group_of, recorded
+from tests.replay.records.attempts import turn
 
 TURNS = st.lists(st.tuples(st.floats(-10, 10), st.integers(1, 5)), min_size=1, max_size=6)
 TWO_TURNS = np.array([1.0, -0.5]), np.array([2, 3])
@@ -48,26 +47,8 @@ def attempt(turns: list[tuple[float, int]]) -> Trajectory:
     """One token of the environment before each turn, which has a reward and a number of tokens."""
     sampled = [token > 0 for _, num_tokens in turns for token in range(num_tokens + 1)]
     stops = np.cumsum([num_tokens + 1 for _, num_tokens in turns]).tolist()
-    bare = a_trajectory(
-        tokens=pack_tokens(list(range(len(sampled)))),
-        behaviour_logprobs=pack_logprobs([-1.0 if each else 0.0 for each in sampled]),
-        loss_mask=pack_mask(sampled),
-        branch_starts=[0],
-    )
-    records = [
-        Turn(
-            start=stop - num_tokens,
-            stop=stop,
-            state_key="",
-            rewards={"task": reward},
-            finish_reason="stop",
-            valid_action=True,
-            generate_s=0.0,
-            env_s=0.0,
-        )
-        for stop, (reward, num_tokens) in zip(stops, turns, strict=True)
-    ]
-    return msgspec.structs.replace(bare, turns=records)
+    records = [turn(stop - length, stop, reward) for stop, (reward, length) in zip(stops, turns, strict=True)]
+    return recorded(range(len(sampled)), [-1.0 * each for each in sampled], sampled, turns=records)
 
 
 def advantages(group: list[list[tuple[float, int]]], **settings: object) -> list[npt.NDArray[np.float64]]:
@@ -107,10 +88,7 @@ def test_at_each_turn_the_group_centred_advantages_of_all_members_add_up_to_0(
 
 @pytest.mark.parametrize(
     ("allocation", "won", "lost"),
-    [
-        ("last_token", [0.5] * 4, [-0.5] * 4),
-        ("per_turn", [0.5, 0.5, 1.0, 1.0], [-0.5, -0.5, -1.0, -1.0]),
-    ],
+    [("last_token", [0.5] * 4, [-0.5] * 4), ("per_turn", [0.5, 0.5, 1.0, 1.0], [-0.5, -0.5, -1.0, -1.0])],
 )
 def test_a_token_gets_what_is_still_to_come_of_the_advantage(
     allocation: str, won: list[float], lost: list[float]

@@ -114,12 +114,7 @@ def test_with_one_token_a_turn_bi_level_gae_is_gae_over_turns(
 
 def test_vtrace_by_hand() -> None:
     # Ratios 0.5 and 3, cut to 0.5 and 1. Last token: 0.6 + (1 - 0.6) = 1; first: 0.5 + 0.5 * 0.1 + 0.5 * (1 - 0.6).
-    found = vtrace(
-        np.array([0.0, 1.0]),
-        values=np.array([0.5, 0.6]),
-        lagged_ratio=np.array([0.5, 3.0]),
-        gamma=1.0,
-    )
+    found = vtrace(np.array([0.0, 1.0]), values=np.array([0.5, 0.6]), lagged_ratio=np.array([0.5, 3.0]), gamma=1.0)
     assert found.targets == pytest.approx([0.75, 1.0])
     assert found.advantages == pytest.approx([0.25, 0.4])
 

@@ -17,7 +17,7 @@ from slipstream.common.config.model_config import LoraConfig, TinyModelConfig
 from slipstream.common.config.objective_config import ADVANTAGES, ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.reward_protocol import PROCESS, ScoredEpisode
-from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
+from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.credit.measure import Measured
@@ -29,8 +29,9 @@ from slipstream.learner.objective.coherence import check_coherence
 from slipstream.learner.objective.turn_labels import progress
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.run.tiny_model import make_tiny_model
-from tests.learner.even_game import group_of
-from tests.tools.run.tiny_model import FLOAT32, a_trajectory
+from tests.learner.even_game import group_of, recorded
+from tests.replay.records.attempts import turn
+from tests.tools.run.tiny_model import FLOAT32
 
 OWN = "tests.learner.credit.test_score:halves"
 WORDS = " ".join(f"w{number}" for number in range(60))
@@ -72,27 +73,8 @@ def episode(seed: int, *, branches: tuple[int, ...] = (0,), length: int = 12) ->
     """Two turns that earn 0, in all but their tokens like any other episode."""
     tokens = np.random.default_rng(seed).integers(8, 60, length).tolist()
     mask = [place in (4, 5, 10, 11) for place in range(length)]
-    bare = a_trajectory(
-        tokens=pack_tokens(tokens),
-        behaviour_logprobs=pack_logprobs([-1.0 * each for each in mask]),
-        loss_mask=pack_mask(mask),
-        branch_starts=list(branches),
-    )
-    turns = [a_turn(4, 6), a_turn(10, 12)]
-    return msgspec.structs.replace(bare, turns=turns)
-
-
-def a_turn(start: int, stop: int) -> Turn:
-    return Turn(
-        start=start,
-        stop=stop,
-        state_key="",
-        rewards={"task": 0.0},
-        finish_reason="stop",
-        valid_action=True,
-        generate_s=0.0,
-        env_s=0.0,
-    )
+    logprobs = [-1.0 * each for each in mask]
+    return recorded(tokens, logprobs, mask, turns=[turn(4, 6), turn(10, 12)], branch_starts=branches)
 
 
 def config_for(policy: PackedModel, scorer_folder: Path, *overrides: str) -> Config:
@@ -148,9 +130,9 @@ def test_every_turn_earns_its_progress_by_what_transformers_says_at_its_last_tok
     theirs = AutoModelForSequenceClassification.from_pretrained(process_folder, dtype=torch.float32).eval()
     for before, after in zip(episodes, scored.groups[0].trajectories, strict=True):
         values = []
-        for turn in before.turns:
-            start = max(start for start in before.branch_starts if start < turn.stop)
-            ids = torch.tensor(before.token_array()[start : turn.stop].copy()).long()[None]
+        for each in before.turns:
+            start = max(start for start in before.branch_starts if start < each.stop)
+            ids = torch.tensor(before.token_array()[start : each.stop].copy()).long()[None]
             values.append(torch.sigmoid(theirs(input_ids=ids).logits).item())
         first, last = after.turns
         assert first.rewards == {"task": 0.0, COMPONENT: pytest.approx(0.5 * values[0], rel=1e-4)}
@@ -216,7 +198,7 @@ def learned(config: Config, first: float) -> np.ndarray:
 
 
 def in_known_states(trajectory: Trajectory) -> Trajectory:
-    turns = [msgspec.structs.replace(turn, state_key=f"s{place}") for place, turn in enumerate(trajectory.turns)]
+    turns = [msgspec.structs.replace(each, state_key=f"s{place}") for place, each in enumerate(trajectory.turns)]
     return msgspec.structs.replace(trajectory, turns=turns)
 
 

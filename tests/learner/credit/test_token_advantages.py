@@ -7,48 +7,24 @@ import numpy as np
 import pytest
 
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
+from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.credit.measure import Measured
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
 from slipstream.learner.credit.token_rewards import token_rewards
-from slipstream.replay.records.ticket import Group, Ticket
-from tests.tools.run.tiny_model import a_trajectory
+from slipstream.replay.records.ticket import Group
+from tests.learner import even_game
+from tests.learner.even_game import recorded
+from tests.replay.records.attempts import turn
 
 
 def two_turns(first: float, second: float, *, states: tuple[str, str] = ("start", "end")) -> Trajectory:
     """Tokens 1 [2 3] 4 [5]; those in brackets were sampled, in turns that earned `first` and `second`."""
-    bare = a_trajectory(
-        tokens=pack_tokens([1, 2, 3, 4, 5]),
-        behaviour_logprobs=pack_logprobs([0, -1, -1, 0, -1]),
-        loss_mask=pack_mask([False, True, True, False, True]),
-        branch_starts=[0],
-    )
-    turns = [
-        Turn(
-            start=start,
-            stop=stop,
-            state_key=state,
-            rewards={"task": reward},
-            finish_reason="stop",
-            valid_action=True,
-            generate_s=0.0,
-            env_s=0.0,
-        )
-        for start, stop, state, reward in ((1, 3, states[0], first), (4, 5, states[1], second))
-    ]
-    return msgspec.structs.replace(bare, turns=turns)
+    turns = [turn(1, 3, first, state=states[0]), turn(4, 5, second, state=states[1])]
+    return recorded([1, 2, 3, 4, 5], [0, -1, -1, 0, -1], [False, True, True, False, True], turns=turns)
 
 
 def group_of(*trajectories: Trajectory) -> Group:
-    ticket = Ticket(
-        group_id=0,
-        task=trajectories[0].task,
-        num_members=len(trajectories),
-        min_policy_version=0,
-        sampling=trajectories[0].sampling,
-        seed=0,
-    )
-    return Group(ticket=ticket, num_uses=1, trajectories=list(trajectories))
+    return even_game.group_of(trajectories)
 
 
 def advantages(groups: list[Group], **changes: object) -> list[list[float]]:
@@ -90,13 +66,7 @@ def test_gamma_discounts_by_sampled_tokens_and_not_by_those_of_the_environment()
     assert [value / found[0][0] for value in found[0]] == pytest.approx([value / above[0] for value in above], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("allocation", "expected"),
-    [
-        ("last_token", [0, 0, 3]),
-        ("per_turn", [0, 1, 2]),
-    ],
-)
+@pytest.mark.parametrize(("allocation", "expected"), [("last_token", [0, 0, 3]), ("per_turn", [0, 1, 2])])
 def test_rewards_go_to_the_tokens_that_the_allocation_names(allocation: str, expected: list[float]) -> None:
     objective = ObjectiveConfig(allocation=allocation)
     assert token_rewards(two_turns(1.0, 2.0), objective=objective).tolist() == pytest.approx(expected)
@@ -263,8 +233,7 @@ def with_divergence(group: Group, advantage: str, beta: float, divergences: list
 
 
 @pytest.mark.parametrize(
-    "advantage",
-    ["group_standardised", "group_centred", "leave_one_out", "gigpo", "gigpo_centred"],
+    "advantage", ["group_standardised", "group_centred", "leave_one_out", "gigpo", "gigpo_centred"]
 )
 def test_advantages_are_linear_in_the_coefficient_of_the_divergence(advantage: str) -> None:
     """Also where siblings earned all but the same: by their deviation it would be multiplied to any size."""

@@ -60,14 +60,7 @@ def test_a_tree_of_three_levels_of_nodes_is_as_computed_by_hand() -> None:
         [0, 0, 3 - 1, 3 - 1],
     ]
     third, sixth = 1 / 3, 1 / 6
-    expected = [
-        [1, third, sixth, sixth],
-        [1, 1],
-        [0, third, sixth],
-        [0, third],
-        [0, 0, sixth],
-        [0, 0, sixth, sixth],
-    ]
+    expected = [[1, third, sixth, sixth], [1, 1], [0, third, sixth], [0, third], [0, 0, sixth], [0, 0, sixth, sixth]]
     for credit, weights in zip(found, expected, strict=True):
         assert np.allclose(credit.weights, weights)
 
@@ -198,11 +191,7 @@ def grown_after_the_fact() -> Grown:
                 yield (
                     probability(first) * probability(second) * chance / len(places),
                     [first, second, third],
-                    [
-                        None,
-                        None,
-                        fork,
-                    ],
+                    [None, None, fork],
                 )
 
 

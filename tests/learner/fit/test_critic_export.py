@@ -173,16 +173,8 @@ def run(model_folder: Path, tmp_path_factory: pytest.TempPathFactory, ranks: Ran
 
 
 def exported(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "slipstream.tools.cli.cli",
-        "export",
-        f"run.root={root}",
-        "run.name=ppo",
-        "--critic",
-        *options,
-    ]
+    verb = ["export", f"run.root={root}", "run.name=ppo", "--critic", *options]
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", *verb]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

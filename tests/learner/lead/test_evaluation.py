@@ -22,7 +22,7 @@ from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.lead.evaluation import Evaluation, RegularEvaluation
 from slipstream.replay.records.ticket import InsertResult
 from slipstream.tools.run.check_input import check_held_out
-from tests.replay.records.attempts import Views, attempt_at, make_buffer
+from tests.replay.records.attempts import Views, attempt_at, leased, make_buffer
 
 NUM_TASKS = 3
 
@@ -60,8 +60,7 @@ def play(
 ) -> None:
     """Do what actors at `version` do with the next `number` tickets."""
     for _ in range(number):
-        lease = buffer.actor.lease("a")
-        assert lease is not None
+        lease = leased(buffer)
         attempt = attempt_at(lease, 0, run_id=run_id, policy_version=version)
         attempt = msgspec.structs.replace(attempt, success=succeeds(lease.ticket.group_id))
         assert buffer.actor.insert(lease, attempt) is InsertResult.STORED
@@ -80,8 +79,7 @@ def test_one_begins_when_it_is_due_and_its_result_is_of_the_step_that_it_began_a
     assert result is not None
     assert (result.sampled, result.greedy, result.num_tasks) == (pytest.approx(1 / 3), pytest.approx(1 / 3), 3)
     # The next was due at step 8, while this one was under way; now it begins.
-    lease = buffer.actor.lease("a")
-    assert lease is not None and lease.ticket.min_policy_version == 11
+    assert leased(buffer).ticket.min_policy_version == 11
     assert (buffer.learner.ledger().trained, buffer.learner.ledger().opened) == (6, 12)
     assert buffer.audit() == []
 
@@ -123,8 +121,7 @@ def test_an_abandoned_evaluation_is_dropped_and_another_begins(
     now += 2.0
     assert regular.advance(at(8)) is None
     assert (buffer.learner.ledger().dropped, buffer.learner.ledger().queued) == ({"superseded": 5}, 6)
-    lease = buffer.actor.lease("a")
-    assert lease is not None and lease.ticket.min_policy_version == 10
+    assert leased(buffer).ticket.min_policy_version == 10
     assert buffer.audit() == []
 
 
@@ -150,18 +147,6 @@ def test_what_a_learner_that_died_left_open_is_dropped_and_never_counted(buffer:
     result = evaluation.result()
     assert result is not None and (result.sampled, result.greedy) == (0.0, 0.0)
     assert buffer.audit() == []
-
-
-def test_the_last_step_has_an_evaluation_of_its_own(buffer: Views) -> None:
-    RegularEvaluation(buffer.learner, config(), last_step=0).advance(at(20))
-    assert buffer.learner.ledger().opened == 0
-
-
-def test_a_resumed_learner_makes_up_for_the_one_that_was_not_finished(buffer: Views) -> None:
-    RegularEvaluation(buffer.learner, config(), last_step=4).advance(at(7))
-    assert buffer.learner.ledger().opened == 0
-    RegularEvaluation(buffer.learner, config(), last_step=4).advance(at(9))
-    assert buffer.learner.ledger().opened == 6
 
 
 def test_a_run_is_evaluated_during_training_by_default_unless_it_has_no_held_out_tasks() -> None:
@@ -192,11 +177,18 @@ def test_held_out_tasks_that_no_option_names_are_refused_before_the_start() -> N
         check_held_out(asked)
 
 
-def test_without_eval_every_there_is_no_regular_evaluation(buffer: Views) -> None:
-    RegularEvaluation(buffer.learner, config("eval.every=0"), last_step=0).advance(at(8))
-    assert buffer.learner.ledger().opened == 0
-
-
-def test_without_eval_tasks_there_is_no_regular_evaluation(buffer: Views) -> None:
-    RegularEvaluation(buffer.learner, config("eval.num_tasks=0"), last_step=0).advance(at(8))
-    assert buffer.learner.ledger().opened == 0
+@pytest.mark.parametrize(
+    ("settings", "last_step", "step", "num_opened"),
+    [
+        ((), 0, 20, 0),  # the last step has an evaluation of its own
+        (("eval.every=0",), 0, 8, 0),
+        (("eval.num_tasks=0",), 0, 8, 0),
+        ((), 4, 7, 0),
+        ((), 4, 9, 6),  # a resumed learner makes up for the one that was not finished
+    ],
+)
+def test_whether_one_begins(
+    buffer: Views, settings: tuple[str, ...], last_step: int, step: int, num_opened: int
+) -> None:
+    RegularEvaluation(buffer.learner, config(*settings), last_step=last_step).advance(at(step))
+    assert buffer.learner.ledger().opened == num_opened

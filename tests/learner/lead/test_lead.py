@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,6 @@ from slipstream.learner.lead.tally import load_tally, tally_at
 from slipstream.learner.model.flops import Flops
 from slipstream.learner.publisher.publish import publisher_settings
 from slipstream.learner.supply.supply import Supply
-from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.records.keys import FencedOut
@@ -44,108 +44,112 @@ WEIGHTS = layout([("weight", "float32", (2,))])
 START = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
 
 
+class Place:
+    """A run's folder and its names in Redis, where one learner after the other begins."""
+
+    def __init__(self, client: redis.Redis, redis_url: str, run_id: str, root: Path) -> None:
+        self.client, self.redis_url, self.run_id = client, redis_url, run_id
+        self.dir = RunDir(root, run_id)
+        self.dir.create()
+        self.config = Config()
+        self.config.run.name = run_id
+        self.actor = make_buffer(client, run_id).actor
+
+    def join(self) -> Connections:
+        return join_run(
+            self.client,
+            self.config,
+            model_folder=Path(),
+            model_files=[],
+            vocab_size=100,
+            tokenizer_root="",
+            own_modules={},
+        )
+
+    def taken(self) -> Fence:
+        fence = Fence(self.dir.checkpoints)
+        fence.take()
+        return fence
+
+    def begin(
+        self,
+        connections: Connections | None = None,
+        fence: Fence | None = None,
+        *,
+        step: int = 0,
+        progress: Progress = START,
+        adapted: Adapted | None = None,
+    ) -> Lead:
+        """A learner that has made `step` steps; its connections and its fence are new ones unless they are given."""
+        connections = connections or self.join()
+        publishing = publisher_settings(
+            self.config.weights,
+            redis_url=self.redis_url,
+            run_id=self.run_id,
+            entries=WEIGHTS,
+            adapted=adapted,
+            model_folder=self.dir.path,
+            model_files=[],
+            learner_epoch=connections.epoch,
+            device="cpu",
+        )
+        return Lead.begin(
+            connections,
+            self.config,
+            self.dir,
+            progress=after(step) if step else progress,
+            conditions={},
+            publishing=publishing,
+            fence=fence or self.taken(),
+            flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
+            decode=str,
+        )
+
+    def claim_one(self, lead: Lead, *, step: int) -> list[Group]:
+        """Open a group, play it, and claim it for `step`."""
+        buffer = lead.shards[0]
+        buffer.open([ticket(step)])
+        lease = self.actor.lease("a")
+        assert lease is not None
+        for member in lease.missing:
+            self.actor.insert(lease, attempt_at(lease, member, run_id=self.run_id))
+        groups = buffer.claim(step, 1, policy_version=0, max_lag=10)
+        assert len(groups) == 1
+        return groups
+
+    def play_and_record(self, lead: Lead, *, step: int, as_step: int = 0) -> None:
+        """Play a group, claim it for `step`, and record that step, or `as_step`."""
+        batch = Batch(groups=self.claim_one(lead, step=step), num_dropped={}, next_group_id=step + 1)
+        lead.record_step(batch, STEP, after((as_step or step) - 1), TIMES_S)
+
+    def produced(self) -> list[tuple[float, float]]:
+        """The episodes of each recorded step."""
+        return [(record["step"], record["produced/episodes"]) for record in read_metrics(self.dir.metrics)]
+
+
+def after(step: int) -> Progress:
+    return msgspec.structs.replace(START, step=step)
+
+
 @pytest.fixture
-def lead(redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path) -> Iterator[Lead]:
-    lead = begin(redis_client, redis_url, run_id, tmp_path)
-    yield lead
-    lead.close()
-
-
-def begin(
-    client: redis.Redis,
-    redis_url: str,
-    run_id: str,
-    root: Path,
-    *,
-    progress: Progress = START,
-    adapted: Adapted | None = None,
-) -> Lead:
-    run_dir = RunDir(root, run_id)
-    run_dir.create()
-    connections = join(client, run_id)
-    return begin_with(connections, taken(run_dir), redis_url, run_dir, progress=progress, adapted=adapted)
-
-
-def join(client: redis.Redis, run_id: str) -> Connections:
-    return join_run(
-        client,
-        config_of(run_id),
-        model_folder=Path(),
-        model_files=[],
-        vocab_size=100,
-        tokenizer_root="",
-        own_modules={},
-    )
-
-
-def begin_with(
-    connections: Connections,
-    fence: Fence,
-    redis_url: str,
-    run_dir: RunDir,
-    *,
-    progress: Progress,
-    adapted: Adapted | None = None,
-) -> Lead:
-    config = config_of(run_dir.path.name)
-    publishing = publisher_settings(
-        config.weights,
-        redis_url=redis_url,
-        run_id=config.run.name,
-        entries=WEIGHTS,
-        adapted=adapted,
-        model_folder=run_dir.path,
-        model_files=[],
-        learner_epoch=connections.epoch,
-        device="cpu",
-    )
-    return Lead.begin(
-        connections,
-        config,
-        run_dir,
-        progress=progress,
-        conditions={},
-        publishing=publishing,
-        fence=fence,
-        flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
-        decode=str,
-    )
-
-
-def taken(run_dir: RunDir) -> Fence:
-    fence = Fence(run_dir.checkpoints)
-    fence.take()
-    return fence
+def place(redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path) -> Place:
+    return Place(redis_client, redis_url, run_id, tmp_path)
 
 
 @pytest.fixture
-def actor(redis_client: redis.Redis, run_id: str) -> ActorBuffer:
-    return make_buffer(redis_client, run_id).actor
+def lead(place: Place) -> Iterator[Lead]:
+    with closing(place.begin()) as lead:
+        yield lead
 
 
-def claim_one(lead: Lead, actor: ActorBuffer, run_id: str, *, step: int) -> list[Group]:
-    """Open a group, play it, and claim it for `step`."""
-    buffer = lead.shards[0]
-    buffer.open([ticket(step)])
-    lease = actor.lease("a")
-    assert lease is not None
-    for member in lease.missing:
-        actor.insert(lease, attempt_at(lease, member, run_id=run_id))
-    groups = buffer.claim(step, 1, policy_version=0, max_lag=10)
-    assert len(groups) == 1
-    return groups
-
-
-def test_the_summary_tells_what_the_actors_cost_and_what_was_wasted(
-    lead: Lead, actor: ActorBuffer, redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
-    fleet = Fleet(redis_client, run_id)
+def test_the_summary_tells_what_the_actors_cost_and_what_was_wasted(place: Place, lead: Lead) -> None:
+    fleet = Fleet(place.client, place.run_id)
     fleet.beat(msgspec.structs.replace(MEMBER, price_per_hour=2.0, served_s=1800, generated_tokens=50, kept_tokens=20))
     fleet.leave(MEMBER.name)
-    claim_one(lead, actor, run_id, step=1)
+    place.claim_one(lead, step=1)
     lead.shards[0].drop([1], "zero_variance")
     lead.write_summary()
-    cost = json.loads(RunDir(tmp_path, run_id).summary.read_text())["cost"]
+    cost = json.loads(place.dir.summary.read_text())["cost"]
     assert (cost["dollars"], cost["dollars_per_million_tokens"], cost["tokens_trained"]) == (1.0, None, 0)
     assert cost["wasted_tokens"].keys() == {"preempted", "zero_variance"}
     assert cost["wasted_tokens"]["preempted"] == 30
@@ -153,129 +157,107 @@ def test_the_summary_tells_what_the_actors_cost_and_what_was_wasted(
 
 
 def test_success_is_of_all_finished_episodes_and_that_of_trained_ones_is_named_so(
-    lead: Lead, actor: ActorBuffer, run_id: str, shutdown: Shutdown, tmp_path: Path
+    place: Place, lead: Lead, shutdown: Shutdown
 ) -> None:
     """Both members of groups 0 and 1 succeed, which teaches nothing; of groups 2 and 3 one each, which are trained."""
     settings = load_config(None, ["replay.group_size=2", "replay.groups_per_step=2", "replay.target_lag=1"])
     supply = Supply(lead.shards[0], settings, first_group_id=0)
     supply.admit(1, [], published_version=0)
-    work(actor, run_id, returns=lambda group_id: (1.0, 1.0) if group_id < 2 else (0.0, 1.0))
+    work(place.actor, place.run_id, returns=lambda group_id: (1.0, 1.0) if group_id < 2 else (0.0, 1.0))
     batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
     assert batch is not None and batch.num_dropped == {"zero_variance": 2}
     lead.record_step(batch, STEP, START, TIMES_S)
-    (record,) = read_metrics(RunDir(tmp_path, run_id).metrics)
+    (record,) = read_metrics(place.dir.metrics)
     assert (record["produced/episodes"], record["produced/success"], record["produced/reward"]) == (8, 0.75, 0.75)
     assert (record["trained/success"], record["trained/reward"]) == (0.5, 0.5)
     assert "success 0.750 (0.41 to 0.93)  reward 0.750  trained success 0.500" in progress_line([record])
     lead.write_summary()
-    summary = json.loads(RunDir(tmp_path, run_id).summary.read_text())
+    summary = json.loads(place.dir.summary.read_text())
     assert (summary["produced"]["num_episodes"], summary["produced"]["success"]) == (8, 0.75)
-    written = read_summary(RunDir(tmp_path, run_id))
+    written = read_summary(place.dir)
     assert written is not None
     assert summary_rows(written)["success of the last 8 episodes"] == "75.0%, between 40.9% and 92.9% (95 %)"
 
 
-def test_every_episode_is_in_one_record_also_where_a_learner_makes_steps_again(
-    redis_client: redis.Redis, actor: ActorBuffer, redis_url: str, run_id: str, tmp_path: Path
-) -> None:
+def test_every_episode_is_in_one_record_also_where_a_learner_makes_steps_again(place: Place) -> None:
     """The first learner dies with step 2 recorded and a checkpoint of step 1."""
-    first = begin(redis_client, redis_url, run_id, tmp_path)
-    play_and_record(first, actor, run_id, step=1)
-    first.prepare_checkpoint(msgspec.structs.replace(START, step=1))()
-    play_and_record(first, actor, run_id, step=2)
+    first = place.begin()
+    place.play_and_record(first, step=1)
+    first.prepare_checkpoint(after(1))()
+    place.play_and_record(first, step=2)
     first.close()
-    resumed = begin(redis_client, redis_url, run_id, tmp_path, progress=msgspec.structs.replace(START, step=1))
-    play_and_record(resumed, actor, run_id, step=3, as_step=2)
+    resumed = place.begin(step=1)
+    place.play_and_record(resumed, step=3, as_step=2)
     resumed.close()
-    records = list(read_metrics(RunDir(tmp_path, run_id).metrics))
-    assert [(record["step"], record["produced/episodes"]) for record in records] == [(1, 2), (2, 4)]
+    assert place.produced() == [(1, 2), (2, 4)]
     assert resumed.shards[0].ledger().inserted == 6
 
 
-def test_after_a_server_was_emptied_episodes_are_counted_from_nothing(
-    redis_client: redis.Redis, actor: ActorBuffer, redis_url: str, run_id: str, tmp_path: Path
-) -> None:
-    first = begin(redis_client, redis_url, run_id, tmp_path)
-    play_and_record(first, actor, run_id, step=1)
-    first.prepare_checkpoint(msgspec.structs.replace(START, step=1))()
+def test_after_a_server_was_emptied_episodes_are_counted_from_nothing(place: Place) -> None:
+    first = place.begin()
+    place.play_and_record(first, step=1)
+    first.prepare_checkpoint(after(1))()
     first.close()
-    redis_client.flushdb()
-    resumed = begin(redis_client, redis_url, run_id, tmp_path, progress=msgspec.structs.replace(START, step=1))
-    play_and_record(resumed, actor, run_id, step=2)
+    place.client.flushdb()
+    resumed = place.begin(step=1)
+    place.play_and_record(resumed, step=2)
     resumed.close()
-    records = list(read_metrics(RunDir(tmp_path, run_id).metrics))
-    assert [(record["step"], record["produced/episodes"]) for record in records] == [(1, 2), (2, 2)]
+    assert place.produced() == [(1, 2), (2, 2)]
 
 
-def play_and_record(lead: Lead, actor: ActorBuffer, run_id: str, *, step: int, as_step: int = 0) -> None:
-    """Play a group, claim it for `step`, and record that step, or `as_step`."""
-    groups = claim_one(lead, actor, run_id, step=step)
-    batch = Batch(groups=groups, num_dropped={}, next_group_id=step + 1)
-    lead.record_step(batch, STEP, msgspec.structs.replace(START, step=(as_step or step) - 1), TIMES_S)
-
-
-def test_a_step_is_settled_when_its_checkpoint_is_durable_and_later_ones_are_not(
-    lead: Lead, actor: ActorBuffer, run_id: str, tmp_path: Path
-) -> None:
-    run_dir, buffer = RunDir(tmp_path, run_id), lead.shards[0]
-    claim_one(lead, actor, run_id, step=1)
-    settle = lead.prepare_checkpoint(msgspec.structs.replace(START, step=1))
-    claim_one(lead, actor, run_id, step=2)  # while the checkpoint is written
+def test_a_step_is_settled_when_its_checkpoint_is_durable_and_later_ones_are_not(place: Place, lead: Lead) -> None:
+    buffer = lead.shards[0]
+    place.claim_one(lead, step=1)
+    settle = lead.prepare_checkpoint(after(1))
+    place.claim_one(lead, step=2)  # while the checkpoint is written
     assert (buffer.ledger().claimed, buffer.ledger().trained) == (2, 0)
-    assert not run_dir.tally.exists()
+    assert not place.dir.tally.exists()
     settle()
     assert (buffer.ledger().claimed, buffer.ledger().trained) == (1, 1)
-    assert run_dir.tally.exists()
+    assert place.dir.tally.exists()
 
 
-def test_a_learner_killed_before_its_checkpoint_was_settled_leaves_a_whole_tally(
-    redis_client: redis.Redis, actor: ActorBuffer, redis_url: str, run_id: str, tmp_path: Path
-) -> None:
+def test_a_learner_killed_before_its_checkpoint_was_settled_leaves_a_whole_tally(place: Place) -> None:
     """The tally says that the step is trained before Redis does; else its loss would not be noticed."""
-    first = begin(redis_client, redis_url, run_id, tmp_path)
+    first = place.begin()
     first.prepare_checkpoint(START)()
-    play_and_record(first, actor, run_id, step=1)
-    first.prepare_checkpoint(msgspec.structs.replace(START, step=1))  # is durable, and the learner is killed
+    place.play_and_record(first, step=1)
+    first.prepare_checkpoint(after(1))  # is durable, and the learner is killed
     first.close()
-    at_first = load_tally(RunDir(tmp_path, run_id).tally)
+    at_first = load_tally(place.dir.tally)
     assert (at_first.durable_step, at_first.lag) == (0, {})
-    resumed = begin(redis_client, redis_url, run_id, tmp_path, progress=msgspec.structs.replace(START, step=1))
+    resumed = place.begin(step=1)
     resumed.close()
     assert resumed.shards[0].ledger().trained == 1
-    tally = load_tally(RunDir(tmp_path, run_id).tally)
+    tally = load_tally(place.dir.tally)
     assert (tally.durable_step, tally.lag) == (1, {"0": 2})
 
 
-def test_the_tally_of_a_checkpoint_that_never_was_durable_is_not_used(
-    redis_client: redis.Redis, actor: ActorBuffer, redis_url: str, run_id: str, tmp_path: Path
-) -> None:
-    run_dir = RunDir(tmp_path, run_id)
-    first = begin(redis_client, redis_url, run_id, tmp_path)
-    play_and_record(first, actor, run_id, step=1)
-    first.prepare_checkpoint(msgspec.structs.replace(START, step=1))()
-    play_and_record(first, actor, run_id, step=2)
-    first.prepare_checkpoint(msgspec.structs.replace(START, step=2))
+def test_the_tally_of_a_checkpoint_that_never_was_durable_is_not_used(place: Place) -> None:
+    first = place.begin()
+    place.play_and_record(first, step=1)
+    first.prepare_checkpoint(after(1))()
+    place.play_and_record(first, step=2)
+    first.prepare_checkpoint(after(2))
     first.close()
-    assert tally_at(1, run_dir).lag == {"0": 2} and tally_at(2, run_dir).lag == {"0": 4}
-    following = run_dir.next_tally.read_bytes()
-    run_dir.next_tally.write_bytes(following[:-1])
-    assert tally_at(1, run_dir).lag == {"0": 2}, "the next tally is not needed, so its damage does not matter"
-    run_dir.next_tally.write_bytes(following)
-    run_dir.next_tally.unlink()
-    lacking = tally_at(2, run_dir)
+    assert tally_at(1, place.dir).lag == {"0": 2} and tally_at(2, place.dir).lag == {"0": 4}
+    following = place.dir.next_tally.read_bytes()
+    place.dir.next_tally.write_bytes(following[:-1])
+    assert tally_at(1, place.dir).lag == {"0": 2}, "the next tally is not needed, so its damage does not matter"
+    place.dir.next_tally.write_bytes(following)
+    place.dir.next_tally.unlink()
+    lacking = tally_at(2, place.dir)
     assert (lacking.durable_step, lacking.lag) == (2, {"0": 2})
-    run_dir.tally.unlink()
+    place.dir.tally.unlink()
     with pytest.raises(ConfigError, match=r"tally\.json is missing, but 2 steps have been made; restore it"):
-        tally_at(2, run_dir)
+        tally_at(2, place.dir)
 
 
-def test_a_learner_that_was_fenced_out_begins_no_checkpoint_and_settles_none(
-    lead: Lead, actor: ActorBuffer, redis_client: redis.Redis, run_id: str
-) -> None:
-    claim_one(lead, actor, run_id, step=1)
-    progress = msgspec.structs.replace(START, step=1)
+def test_a_learner_that_was_fenced_out_begins_no_checkpoint_and_settles_none(place: Place, lead: Lead) -> None:
+    place.claim_one(lead, step=1)
+    progress = after(1)
     settle = lead.prepare_checkpoint(progress)
-    join(redis_client, run_id)
+    place.join()
     with pytest.raises(FencedOut):
         settle()
     with pytest.raises(FencedOut):
@@ -283,65 +265,52 @@ def test_a_learner_that_was_fenced_out_begins_no_checkpoint_and_settles_none(
     assert lead.shards[0].ledger().trained == 0
 
 
-def test_a_learner_whose_folder_was_taken_over_leaves_the_tally_of_its_successor(
-    lead: Lead, run_id: str, tmp_path: Path
-) -> None:
-    run_dir = RunDir(tmp_path, run_id)
-    settle = lead.prepare_checkpoint(msgspec.structs.replace(START, step=1))
-    taken(run_dir)
+def test_a_learner_whose_folder_was_taken_over_leaves_the_tally_of_its_successor(place: Place, lead: Lead) -> None:
+    settle = lead.prepare_checkpoint(after(1))
+    place.taken()
     with pytest.raises(FencedOut, match="another learner has taken over"):
         settle()
-    assert not run_dir.tally.exists()
-
-
-def config_of(run_id: str) -> Config:
-    config = Config()
-    config.run.name = run_id
-    return config
+    assert not place.dir.tally.exists()
 
 
 def test_a_resumed_learner_uses_versions_above_every_published_one_and_records_what_it_skipped(
-    lead: Lead, redis_client: redis.Redis, run_id: str
+    place: Place, lead: Lead
 ) -> None:
     begun = msgspec.structs.replace(START, step=5, policy_version=5, highest_published=4)
     assert lead.with_fresh_version(START) == START  # nothing was ever published
-    Bulletin(redis_client, run_id).announce(empty_offer(9))
+    Bulletin(place.client, place.run_id).announce(empty_offer(9))
     fresh = lead.with_fresh_version(begun)
     assert (fresh.step, fresh.policy_version) == (5, 10)
     assert fresh.lags(np.array([3, 5, 9, 10], np.int32)).tolist() == [2, 0, 0, 0]
 
 
-def test_no_version_number_is_used_twice_after_a_server_was_emptied(
-    redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path
-) -> None:
+def test_no_version_number_is_used_twice_after_a_server_was_emptied(place: Place) -> None:
     """Actors still serve version 14, which is younger than the checkpoint."""
-    first = begin(redis_client, redis_url, run_id, tmp_path)
+    first = place.begin()
     first.prepare_checkpoint(START)()
     first.reserve_version(14)
     first.close()
-    redis_client.flushdb()
+    place.client.flushdb()
     at_ten = msgspec.structs.replace(START, step=10, policy_version=10, highest_published=10)
-    resumed = begin(redis_client, redis_url, run_id, tmp_path, progress=at_ten)
+    resumed = place.begin(progress=at_ten)
     resumed.close()
     fresh = resumed.with_fresh_version(at_ten)
     assert fresh.policy_version == 15
     assert fresh.lags(np.array([10, 14, 15], np.int32)).tolist() == [0, 0, 0]
-    taken(RunDir(tmp_path, run_id))
+    place.taken()
     with pytest.raises(FencedOut):
         resumed.reserve_version(15)
-    assert load_highest_version(RunDir(tmp_path, run_id).highest_version) == 14
+    assert load_highest_version(place.dir.highest_version) == 14
 
 
-def test_adapters_are_not_trained_further_on_other_weights(
-    redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path
-) -> None:
+def test_adapters_are_not_trained_further_on_other_weights(place: Place) -> None:
     """A resumed learner reads the folder of `model.path` again; nothing else would notice."""
     for root in ("one", "one", "other"):
         adapted = Adapted(root=root, scaling=1.0)
         if root == "other":
             with pytest.raises(ConfigError, match="their hash is other, it was one; restore the folder"):
-                begin(redis_client, redis_url, run_id, tmp_path, adapted=adapted)
+                place.begin(adapted=adapted)
         else:
-            lead = begin(redis_client, redis_url, run_id, tmp_path, adapted=adapted)
+            lead = place.begin(adapted=adapted)
             lead.prepare_checkpoint(START)()
             lead.close()

@@ -86,11 +86,7 @@ def test_every_metric_has_a_meaning() -> None:
 def test_the_first_chart_has_the_success_of_all_finished_episodes_beside_that_of_held_out_tasks() -> None:
     first = next(iter(PINNED))
     lines = {place.run: name for name, place in LINES.items() if place.tag == first}
-    assert lines == {
-        "produced": "produced/success",
-        "trained": "trained/success",
-        "held_out": "eval/success_sampled",
-    }
+    assert lines == {"produced": "produced/success", "trained": "trained/success", "held_out": "eval/success_sampled"}
 
 
 def test_every_metric_has_a_place_of_its_own_in_tensorboard() -> None:

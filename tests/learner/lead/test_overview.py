@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from slipstream.common.config.config import load_config
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.records.trajectory import Outcome, Trajectory, VersionSpan, pack_logprobs, pack_mask, pack_tokens
+from slipstream.common.records.trajectory import Outcome
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence
@@ -83,8 +83,10 @@ class Run:
         self.buffer.learner.open([ticket(number)])
         lease = leased(self.buffer)
         for member, reward in enumerate(rewards):
-            attempt = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version)
-            attempt = msgspec.structs.replace(longer(attempt, num_sampled, policy_version), duration_s=duration_s)
+            attempt = attempt_at(
+                lease, member, run_id=self.run_id, policy_version=policy_version, num_sampled=num_sampled
+            )
+            attempt = msgspec.structs.replace(attempt, duration_s=duration_s)
             assert self.buffer.actor.insert(lease, earning(attempt, reward)) is InsertResult.STORED
         groups = self.buffer.learner.claim(number + 1, 1, policy_version=policy_version, max_lag=1000)
         self.record.write_step(
@@ -121,19 +123,6 @@ def drawn_points(run: Path, tag: str) -> list[tuple[int, float]]:
         return points(run, tag)
     except KeyError:
         return []
-
-
-def longer(attempt: Trajectory, num_sampled: int, policy_version: int) -> Trajectory:
-    """The attempt with `num_sampled` sampled tokens, whose turn is as long."""
-    stop = 2 + num_sampled
-    return msgspec.structs.replace(
-        attempt,
-        turns=[msgspec.structs.replace(attempt.turns[0], stop=stop)],
-        tokens=pack_tokens([5] * stop),
-        behaviour_logprobs=pack_logprobs([0.0, 0.0] + [-0.5] * num_sampled),
-        loss_mask=pack_mask([False, False] + [True] * num_sampled),
-        version_spans=[VersionSpan(start=2, stop=stop, policy_version=policy_version)],
-    )
 
 
 @pytest.fixture

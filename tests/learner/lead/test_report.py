@@ -22,9 +22,10 @@ from slipstream.learner.objective.lag import LagMetrics
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step_metrics import StepMetrics
-from slipstream.replay.fleet.fleet import Member, MemberState
+from slipstream.replay.fleet.fleet import Member
 from slipstream.replay.records.ledger import ledger_of
 from slipstream.replay.records.ticket import Group, Lease
+from tests.replay.buffer.every_verb import MEMBER
 from tests.replay.records.attempts import attempt_at, ticket
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
@@ -289,10 +290,7 @@ def test_a_server_that_came_back_with_less_tells_no_rate_beyond_0_and_1(books_no
     before = ledger_of(books(trajectories__inserted=8, episodes__shop=8, successes__shop=4, returns__shop=4))
     now = ledger_of(
         books(
-            trajectories__inserted=episodes,
-            episodes__shop=episodes,
-            successes__shop=successes,
-            returns__shop=returns,
+            trajectories__inserted=episodes, episodes__shop=episodes, successes__shop=successes, returns__shop=returns
         )
     )
     metrics = Metrics()
@@ -300,39 +298,8 @@ def test_a_server_that_came_back_with_less_tells_no_rate_beyond_0_and_1(books_no
     assert metrics.means() == {"produced/episodes": max(0, episodes - 8)}
 
 
-def member(
-    name: str,
-    *,
-    role: str = "actor",
-    price_per_hour: float = 0.0,
-    served_s: float = 0.0,
-    generated_tokens: int = 0,
-    kept_tokens: int = 0,
-) -> Member:
-    return Member(
-        name=name,
-        host="host",
-        role=role,
-        zone="eu-1a",
-        instance_kind="spot",
-        price_per_hour=price_per_hour,
-        engine="scripted",
-        transport="pull",
-        policy_version=3,
-        num_episodes=8,
-        max_episodes=16,
-        used_slots=8.0,
-        generated_tokens=generated_tokens,
-        kept_tokens=kept_tokens,
-        tokens_per_s=12.5,
-        kv_use=0.25,
-        state=MemberState.SERVING,
-        started_at_s=1.7e9,
-        served_s=served_s,
-        last_pause_s=0.01,
-        num_refreshes=2,
-        refusal=None,
-    )
+def member(name: str, **changes: Any) -> Member:
+    return msgspec.structs.replace(MEMBER, **({"price_per_hour": 0.0, "served_s": 0.0} | changes), name=name)
 
 
 def test_what_spot_and_reserved_actors_cost_an_hour_is_shown_apart() -> None:

@@ -21,9 +21,8 @@ from slipstream.learner.model.reward_model import RewardModel
 from slipstream.learner.model.value_model import SharedTrunk, ValueModel
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
-from tests.tools.run.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_scaling_model, save_tiny_model
-
-LENGTHS = (30, 29, 24, 11, 11, 11, 2)
+from tests.learner.devices import gradients, kept_bytes
+from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +51,6 @@ def plain_logprobs(folder: Path, sequence: TokenSequence) -> Tensor:
     return predicted[torch.from_numpy(sequence.loss_mask)[1:]]
 
 
-def assert_packed_equals_plain(model: PackedModel, folder: Path) -> None:
-    sequences = [random_sequence(length, seed=length, prompt=1) for length in LENGTHS]
-    expected = torch.cat([plain_logprobs(folder, sequence) for sequence in sequences])
-    torch.testing.assert_close(logprobs_of(model, sequences).detach(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_packed_sequences_get_the_logprobs_that_transformers_gives_each_alone(model: PackedModel, folder: Path) -> None:
-    assert_packed_equals_plain(model, folder)
-
-
 def test_kept_sets_reach_the_softmax_of_the_token_that_they_belong_to(
     model: PackedModel, folder: Path, device: torch.device
 ) -> None:
@@ -79,29 +68,6 @@ def test_kept_sets_reach_the_softmax_of_the_token_that_they_belong_to(
     found = model(pack(sequences).to(device)).logprobs
     longest_first = [logprob for _, logprob in sorted(expected, key=lambda pair: -pair[0])]
     assert found.tolist() == pytest.approx(longest_first, abs=1e-5 if device.type == "cpu" else 1e-4)
-
-
-def test_grouped_query_attention_and_an_untied_head_are_exact(tmp_path: Path, ranks: Ranks) -> None:
-    folder = save_tiny_model(tmp_path, tie=False, num_key_value_heads=1)
-    model = load_model(folder, ranks=ranks, settings=FLOAT32)
-    assert_packed_equals_plain(model, folder)
-
-
-def test_a_sliding_window_is_exact(tmp_path: Path, ranks: Ranks) -> None:
-    folder = save_tiny_model(
-        tmp_path, use_sliding_window=True, sliding_window=5, layer_types=["sliding_attention", "full_attention"]
-    )
-    model = load_model(folder, ranks=ranks, settings=FLOAT32)
-    assert_packed_equals_plain(model, folder)
-
-
-def test_changing_one_sequence_leaves_the_others_alone(model: PackedModel) -> None:
-    first, second, other = (random_sequence(20, seed=seed) for seed in (1, 2, 3))
-    with torch.no_grad():
-        before = logprobs_of(model, [first, second])
-        after = logprobs_of(model, [first, other])
-    torch.testing.assert_close(before[:17], after[:17], rtol=0, atol=1e-6)
-    assert (before[17:] - after[17:]).abs().max() > 0.1
 
 
 def test_gradients_of_a_pack_are_the_sum_of_its_sequences(model: PackedModel) -> None:
@@ -125,8 +91,8 @@ def test_activation_checkpointing_keeps_only_what_enters_a_layer(
     model: PackedModel, folder: Path, ranks: Ranks
 ) -> None:
     frugal = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, activation_checkpointing=True))
-    sequences = [random_sequence(200, seed=seed) for seed in range(4)]
-    assert kept_bytes(frugal, sequences) < 0.3 * kept_bytes(model, sequences)
+    packed = pack([random_sequence(200, seed=seed) for seed in range(4)])
+    assert kept_bytes(frugal, packed) < 0.3 * kept_bytes(model, packed)
 
 
 def test_offloaded_weights_get_the_same_gradients(model: PackedModel, folder: Path, ranks: Ranks) -> None:
@@ -238,34 +204,6 @@ def test_a_saved_folder_loads_in_transformers_with_its_tokenizer(tmp_path: Path,
     assert PreTrainedTokenizerFast.from_pretrained(exported).convert_tokens_to_ids("look") == 1
 
 
-def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path, ranks: Ranks) -> None:
-    save_scaling_model(tmp_path)
-    with pytest.raises(ValueError, match="Gemma2ForCausalLM gives other log-probabilities"):
-        load_model(tmp_path, ranks=ranks, settings=FLOAT32)
-
-
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, ranks: Ranks) -> None:
     with pytest.raises(ValueError, match=r"`model.path` .* has no config.json"):
         load_model(tmp_path, ranks=ranks, settings=FLOAT32)
-
-
-def kept_bytes(model: PackedModel, sequences: list[TokenSequence]) -> int:
-    """What a forward pass keeps for the backward pass, weights left out."""
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, torch.nn.Parameter) and tensor.shape[:1] != (VOCAB_SIZE,):
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logprobs = logprobs_of(model, sequences)
-    del logprobs
-    return sum(kept.values())
-
-
-def gradients(model: PackedModel) -> list[Tensor]:
-    """Every gradient, whole; they are forgotten in the model."""
-    found = [parameter.grad.full_tensor() for parameter in model.parameters()]
-    model.zero_grad()
-    return found

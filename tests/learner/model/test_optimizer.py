@@ -70,10 +70,7 @@ def test_weight_decay_spares_norms_and_biases_also_after_a_resume(tmp_path: Path
         assert found == pytest.approx({name: 1.0 if name in spared else 0.95 for name in found})
 
 
-@pytest.mark.parametrize(
-    "module",
-    [attention, gae, gigpo, grpo, pack, reinforce_pp, token_rewards, tree, vtrace],
-)
+@pytest.mark.parametrize("module", [attention, gae, gigpo, grpo, pack, reinforce_pp, token_rewards, tree, vtrace])
 def test_the_examples_in_the_docstrings_hold(module: object) -> None:
     found = doctest.testmod(module)
     assert found.attempted > 0

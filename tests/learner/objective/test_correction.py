@@ -95,25 +95,22 @@ def test_the_parts_agree_with_the_numbers_in_their_docstrings() -> None:
     assert not stale_negatives(ratios.log(), behaviour_logprobs=behaviour, advantages=-advantages, **pairs).any()
 
 
-def test_the_token_mask_drops_tokens() -> None:
-    found = corrected(four_tokens([0.4, 1, 5, 6], (2, 2)), correction="token_mask")
-    assert found.weights.tolist() == [0, 1, 1, 0]
-
-
-def test_truncated_importance_sampling_caps_weights_and_counts_capped_tokens() -> None:
-    tokens = four_tokens([0.5, 1, 2, 3], (4,))
-    found = corrected(tokens, correction="truncated_is")
-    assert found.weights.tolist() == pytest.approx([0.5, 1, 2, 2])
-    assert found.truncated.tolist() == [False, False, False, True]
-    assert found.anchor_logprobs is tokens.proximal
-
-
-def test_the_decoupled_correction_applies_weights_and_masks_those_above_the_cap() -> None:
-    tokens = four_tokens([0.5, 1, 4, 6], (4,))
-    found = corrected(tokens, correction="decoupled", max_behaviour_weight=5.0)
-    assert found.weights.tolist() == pytest.approx([0.5, 1, 4, 0])
-    assert found.masked.tolist() == [False, False, False, True]
-    assert found.anchor_logprobs is tokens.proximal
+@pytest.mark.parametrize(
+    ("name", "ratios", "weights", "masked", "truncated"),
+    [
+        ("token_mask", [0.4, 1, 5, 6], [0, 1, 1, 0], [0, 3], []),
+        ("truncated_is", [0.5, 1, 2, 3], [0.5, 1, 2, 2], [], [3]),
+        ("decoupled", [0.5, 1, 4, 6], [0.5, 1, 4, 0], [3], []),  # which masks those above its cap of 5
+    ],
+)
+def test_weights_are_masked_or_capped(
+    name: str, ratios: list[float], weights: list[float], masked: list[int], truncated: list[int]
+) -> None:
+    tokens = four_tokens(ratios, (2, 2))
+    found = corrected(tokens, correction=name, **({"max_behaviour_weight": 5.0} if name == "decoupled" else {}))
+    assert found.weights.tolist() == pytest.approx(weights)
+    assert (found.masked.nonzero()[:, 0].tolist(), found.truncated.nonzero()[:, 0].tolist()) == (masked, truncated)
+    assert (found.anchor_logprobs is tokens.proximal) == (name != "token_mask")
 
 
 def test_stale_negatives_are_masked_with_every_correction() -> None:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -21,7 +20,7 @@ from torch import Tensor
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.config.objective_config import ADVANTAGES, ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
+from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.pack import Packed, count_loss_tokens, count_trajectories, pack
 from slipstream.learner.credit.measure import Measured
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
@@ -32,13 +31,12 @@ from slipstream.learner.probation.bounds import check_objective
 from slipstream.learner.probation.loss_probe import MAX_WEIGHT
 from slipstream.learner.step.loss import policy_loss
 from slipstream.replay.records.ticket import Group
-from tests.learner.even_game import group_of
+from tests.learner.even_game import group_of, recorded
 from tests.learner.policies import loss_tokens
-from tests.tools.run.tiny_model import a_trajectory
+from tests.replay.records.attempts import turn
 from tests.typecheck import unchecked
 
 PRESETS = sorted((Path(__file__).parents[3] / "conf" / "objective").glob("*.yaml"))
-NUM_RANDOM = 12
 # What advantages and their divisor are made with; all else is the loss's and the guard's.
 OF_WEIGHING = (
     "advantage",
@@ -84,23 +82,21 @@ SURENESS = ((0.02, 2.0), (3.0, 9.0))  # nats below a probability of 1: some boun
 NUM_GROUPS, NUM_MEMBERS, TURN_TOKENS = 120, 4, 4
 
 
-@pytest.mark.parametrize("preset", [None, *PRESETS], ids=lambda path: path.stem if path else "default")
-def test_every_key_of_a_preset_acts_or_is_refused(preset: Path | None) -> None:
+AS_OTHERS = ("grpo", "dr_grpo", "reinforce_pp", "rloo", "starpo_s")  # whose parts are those of other presets
+IN_CI = [pytest.param(each, marks=pytest.mark.long) if each.stem in AS_OTHERS else each for each in PRESETS]
+
+
+@pytest.mark.parametrize("preset", [None, *IN_CI], ids=lambda path: path.stem if path else "default")
+def test_every_key_of_a_preset_acts_or_is_refused_and_no_weight_is_above_the_limit(preset: Path | None) -> None:
     config = load_config(str(preset) if preset else None, [])
     check_objective(config)
     assert inert_changes(config) == []
+    assert largest_weight(config.objective) <= MAX_WEIGHT * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("preset", [None, *PRESETS], ids=lambda path: path.stem if path else "default")
-def test_no_token_of_a_preset_has_a_weight_above_the_limit(preset: Path | None) -> None:
-    objective = load_config(str(preset) if preset else None, []).objective
-    assert largest_weight(objective) <= MAX_WEIGHT * (1 + 1e-9)
-
-
-def test_every_key_of_a_random_objective_has_an_effect_or_is_refused_and_no_token_has_a_weight_above_the_limit() -> (
-    None
-):
-    for config in random_configs(NUM_RANDOM):
+@pytest.mark.parametrize("num_random", [3, pytest.param(12, marks=pytest.mark.long)])
+def test_every_key_of_a_random_objective_acts_or_is_refused_and_no_weight_is_above_the_limit(num_random: int) -> None:
+    for config in random_configs(num_random):
         assert inert_changes(config) == [], dataclasses.asdict(config.objective)
         assert largest_weight(config.objective) <= MAX_WEIGHT * (1 + 1e-9), config.objective
 
@@ -246,29 +242,15 @@ def attempt(rng: np.random.Generator, *, alike: bool) -> Trajectory:
     stride, num_turns = TURN_TOKENS + 1, int(rng.integers(1, 5))
     sampled = [index % stride != 0 for index in range(num_turns * stride)]
     logprobs = np.where(sampled, -rng.uniform(*SURENESS[int(rng.integers(2))], len(sampled)), 0.0)
-    bare = a_trajectory(
-        tokens=pack_tokens(list(range(len(sampled)))),
-        behaviour_logprobs=pack_logprobs(logprobs.tolist()),
-        loss_mask=pack_mask(sampled),
-        branch_starts=[0],
-    )
     rewards = rng.choice([0.0, 0.3, 1.0], num_turns)
     if alike:
         rewards = np.array([1.0, *[0.0] * (num_turns - 1)])
+    states = ["start", *(str(rng.integers(2)) for _ in range(num_turns - 1))]
     turns = [
-        Turn(
-            start=stride * turn + 1,
-            stop=stride * (turn + 1),
-            rewards={"task": float(rewards[turn])},
-            state_key="start" if turn == 0 else str(rng.integers(2)),
-            finish_reason="stop",
-            valid_action=True,
-            generate_s=0.0,
-            env_s=0.0,
-        )
-        for turn in range(num_turns)
+        turn(stride * place + 1, stride * (place + 1), float(reward), state=state)
+        for place, (reward, state) in enumerate(zip(rewards, states, strict=True))
     ]
-    return msgspec.structs.replace(bare, turns=turns)
+    return recorded(range(len(sampled)), logprobs.tolist(), sampled, turns=turns)
 
 
 def in_order(kind: str) -> npt.NDArray[np.float64]:

@@ -37,10 +37,7 @@ def test_sequence_ratios_equal_a_derivation_by_probabilities(tokens: Tokens) -> 
 
 def test_a_ratio_beyond_all_bounds_is_finite_with_its_square() -> None:
     far, zero = torch.tensor([200.0]), torch.tensor([0.0])
-    for found in (
-        ratio(far, other_logprobs=zero),
-        geometric_ratio(far, other_logprobs=zero, sequences=of_lengths(1)),
-    ):
+    for found in (ratio(far, other_logprobs=zero), geometric_ratio(far, other_logprobs=zero, sequences=of_lengths(1))):
         assert bool(torch.isfinite(found.square()).all())
 
 

@@ -45,17 +45,13 @@ from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
 COUNTS = (2, 3)
 # Of tensors with fewer rows than ranks: a gate of 1 row beside converted experts, adapters of rank 3.
-FAMILIES = {
-    "experts": EXACT["qwen2_moe"],
-    "buffers": EXACT["glm4_moe"],
-    "renamed": SEEING["qwen2_5_vl"],
-}
+FAMILIES = {"experts": EXACT["qwen2_moe"], "buffers": EXACT["glm4_moe"], "renamed": SEEING["qwen2_5_vl"]}
 FAMILIES["transposed adapters"] = EXACT["gpt2"]
 KINDS = ["tied", "untied", "adapters", *FAMILIES]
 DTYPE_NAMES = ["float32", "bfloat16"]
 
 
-@pytest.fixture(scope="module", params=COUNTS)
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.long)])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_server: Server) -> Path:
     """What each rank found, in a folder for each number of ranks."""
     path, num_ranks = tmp_path_factory.mktemp("results"), request.param

@@ -30,43 +30,36 @@ def loss_and_gradient(
     return dataclasses.replace(loss, loss_sum=loss.loss_sum.detach()), slope
 
 
-def four_tokens(correction: str) -> tuple[PolicyLoss, Tensor]:
-    return loss_and_gradient(
-        torch.tensor(CURRENT).log(), torch.tensor(BEHAVIOUR).log(), torch.tensor(ADVANTAGES), correction=correction
+@pytest.mark.parametrize(
+    ("correction", "total", "slopes", "counts"),
+    [
+        # -0.4, then 1.28 stops 1.5, then a negative advantage keeps 1.5 whole, then 1.28 stops 6.
+        ("none", -0.4 - 1.28 + 1.5 - 1.28, [-0.4, 0.0, 1.5, 0.0], (0, 0)),
+        # Far tokens are no longer in the sum, but in the count.
+        ("token_mask", -1.28 + 1.5, [0.0, 0.0, 1.5, 0.0], (2, 0)),
+        # Each token is weighed up to the cap.
+        ("truncated_is", -0.4 - 1.5 + 1.5 - 2.0, [-0.4, -1.5, 1.5, -2.0], (0, 1)),
+    ],
+)
+def test_four_tokens_have_these_losses_and_are_measured_before_any_cut(
+    correction: str, total: float, slopes: list[float], counts: tuple[int, int]
+) -> None:
+    current, behaviour, advantages = (
+        torch.tensor(CURRENT).log(),
+        torch.tensor(BEHAVIOUR).log(),
+        torch.tensor(ADVANTAGES),
     )
-
-
-def test_without_correction_the_loss_is_the_clipped_surrogate() -> None:
-    loss, gradient = four_tokens("none")
-    # -0.4, then 1.28 stops 1.5, then a negative advantage keeps 1.5 whole, then 1.28 stops 6.
-    assert float(loss.loss_sum) == pytest.approx(-0.4 - 1.28 + 1.5 - 1.28, rel=1e-6)
-    assert gradient.tolist() == pytest.approx([-0.4, 0.0, 1.5, 0.0], rel=1e-6)
-    assert float(loss.num_masked) == 0
-
-
-def test_the_token_mask_drops_far_tokens_from_the_sum_and_keeps_them_in_the_count() -> None:
-    loss, gradient = four_tokens("token_mask")
-    assert float(loss.loss_sum) == pytest.approx(-1.28 + 1.5, rel=1e-6)
-    assert gradient.tolist() == pytest.approx([0.0, 0.0, 1.5, 0.0], rel=1e-6)
-    assert float(loss.num_masked) == 2
-    assert float(loss.num_loss_tokens) == 4
-
-
-def test_truncated_importance_sampling_weights_each_token_up_to_the_cap() -> None:
-    loss, gradient = four_tokens("truncated_is")
-    assert float(loss.loss_sum) == pytest.approx(-0.4 - 1.5 + 1.5 - 2.0, rel=1e-6)
-    assert gradient.tolist() == pytest.approx([-0.4, -1.5, 1.5, -2.0], rel=1e-6)
-
-
-def test_measurements_are_taken_before_any_cut() -> None:
-    loss, _ = four_tokens("token_mask")
+    loss, gradient = loss_and_gradient(current, behaviour, advantages, correction=correction)
+    assert float(loss.loss_sum) == pytest.approx(total, rel=1e-6)
+    assert gradient.tolist() == pytest.approx(slopes, rel=1e-6)
+    assert (float(loss.num_masked), float(loss.num_truncated), float(loss.num_loss_tokens)) == (*counts, 4)
     assert float(loss.ratio_sum) == pytest.approx(0.4 + 1.5 + 1.5 + 6, rel=1e-6)
     assert float(loss.ratio_square_sum) == pytest.approx(0.16 + 2.25 + 2.25 + 36, rel=1e-6)
     assert float(loss.ratio_max) == pytest.approx(6, rel=1e-6)
-    assert float(loss.num_clipped_high) == 2
-    assert float(loss.num_clipped_low) == 0
     # ratio - 1 - ln(ratio): 0.316291, twice 0.094535, 3.208241
     assert float(loss.mismatch_kl_sum) == pytest.approx(3.713601, rel=1e-5)
+    if correction != "truncated_is":  # which clips nothing
+        assert (float(loss.num_clipped_high), float(loss.num_clipped_low)) == (2, 0)
 
 
 def test_a_fallen_ratio_with_negative_advantage_counts_as_clipped_low() -> None:
@@ -97,11 +90,6 @@ def test_a_sequence_that_keeps_a_token_is_not_counted_as_masked() -> None:
     current = behaviour + torch.tensor([0.4, 1.0, 0.4, 6.0]).log()
     loss, _ = loss_and_gradient(current, behaviour, torch.ones(4), (2, 2))
     assert (float(loss.num_masked), float(loss.num_masked_sequences)) == (3, 1)
-
-
-def test_capped_weights_are_counted() -> None:
-    loss, _ = four_tokens("truncated_is")
-    assert float(loss.num_truncated) == 1
 
 
 def test_entropy_is_subtracted_by_its_bonus_from_every_loss_token_masked_or_not() -> None:
