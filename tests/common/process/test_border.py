@@ -193,7 +193,11 @@ def test_a_body_that_is_too_large_or_has_no_length_is_refused_by_its_headers(ser
     asyncio.run(ask())
 
 
-@over_all_servers
+@pytest.mark.parametrize(
+    "serving",
+    [pytest.param(each, marks=[] if each in (agents, rewards) else pytest.mark.long) for each in SERVERS.values()],
+    ids=SERVERS,
+)
 def test_of_many_large_bodies_at_once_few_are_held_and_each_has_its_turn(serving: Serving) -> None:
     async def ask() -> None:
         async with serving() as served, asyncio.timeout(300), contextlib.AsyncExitStack() as stack:

@@ -32,6 +32,7 @@ from tests.envhub.adapters.test_generate_server import ASKED, asking
 from tests.envhub.env_hosts import TASK, env_host, far, play_and_close
 from tests.garbage import NOT_UTF8, garbage, shout, shouts
 from tests.learner.publisher.test_weights import flat_bytes, latest_version, publishing, receiver_info, weights
+from tests.replay.buffer.every_verb import RELAY
 
 ROOT = Path(__file__).parents[3]
 REQUEST = ChunkRequest(root=BLOB.root, offset=0, num_bytes=CHUNK_BYTES)
@@ -113,18 +114,7 @@ def test_a_puller_refuses_whatever_is_no_reply_and_names_and_blames_the_sender()
 
 
 def relay_notice(endpoint: str) -> RelayNotice:
-    return RelayNotice(
-        name="liar",
-        host="here",
-        endpoint=endpoint,
-        roots=[BLOB.root],
-        policy_version=1,
-        num_children=0,
-        fan_out=8,
-        fetched_bytes=0,
-        served_bytes=0,
-        num_corrupt=0,
-    )
+    return msgspec.structs.replace(RELAY, name="liar", host="here", endpoint=endpoint, roots=[BLOB.root])
 
 
 def test_an_actor_that_a_source_sends_text_that_is_none_keeps_its_weights(redis_url: str, run_id: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -35,10 +36,8 @@ def of(**values: float) -> Metrics:
     return metrics
 
 
-def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
-    """What TensorBoard shows."""
-    events = EventAccumulator(str(folder)).Reload()
-    return [(event.step, event.value) for event in events.Scalars(name)]
+def writing(folder: Path, **named: Any) -> MetricsWriter:
+    return MetricsWriter(jsonl=folder / "metrics.jsonl", tensorboard=folder / "tb", **named)
 
 
 def test_a_mean_is_the_sum_over_the_count() -> None:
@@ -46,17 +45,12 @@ def test_a_mean_is_the_sum_over_the_count() -> None:
     metrics.add("loss", 6.0, count=3)
     metrics.add("loss", 1.0, count=1)
     metrics.add("loss", 0.0, count=0)
-    assert metrics.means() == {"loss": 1.75}
-
-
-def test_what_nobody_observed_is_left_out_and_not_0() -> None:
-    metrics = Metrics()
     metrics.add("reward", 0.0, count=0)
-    assert metrics.means() == {}
+    assert metrics.means() == {"loss": 1.75}, "what nobody observed is left out, and not 0"
 
 
 def test_a_step_is_one_line_and_one_point(tmp_path: Path) -> None:
-    writer = MetricsWriter(jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb")
+    writer = writing(tmp_path)
     metrics = of(reward=0.25)
     metrics.add_histogram("lag", [0.0, 0.0, 1.0])
     metrics.add_histogram("lag", [2.0])
@@ -65,7 +59,7 @@ def test_a_step_is_one_line_and_one_point(tmp_path: Path) -> None:
     (line,) = read_metrics(tmp_path / "metrics.jsonl")  # there before the writer is closed
     assert (line["step"], line["reward"]) == (1, 0.25)
     writer.close()
-    assert scalars(tmp_path / "tb", "reward") == [(1, 0.25)]
+    assert points(tmp_path / "tb", "reward") == [(1, 0.25)]
     (event,) = EventAccumulator(str(tmp_path / "tb")).Reload().Histograms("lag")
     histogram = event.histogram_value
     assert (histogram.num, histogram.min, histogram.max, histogram.sum, histogram.sum_squares) == (4, 0, 2, 3, 5)
@@ -74,7 +68,7 @@ def test_a_step_is_one_line_and_one_point(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_null_and_the_line_stays_json(tmp_path: Path, value: float) -> None:
-    writer = MetricsWriter(jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb")
+    writer = writing(tmp_path)
     writer.write(1, of(loss=value, reward=0.5))
     writer.close()
 
@@ -97,29 +91,29 @@ def test_a_resumed_run_rewrites_the_steps_that_it_makes_again(tmp_path: Path) ->
     writer.close()
     expected = [(1, 0.125), (2, 0.25), (3, 0.375), (4, -1.0)]
     assert [(line["step"], line["reward"]) for line in read_metrics(jsonl)] == expected
-    assert scalars(tensorboard, "reward") == expected
+    assert points(tensorboard, "reward") == expected
 
 
 def test_a_resume_needs_no_room_on_the_disk(tmp_path: Path) -> None:
     jsonl = tmp_path / "metrics.jsonl"
-    writer = MetricsWriter(jsonl=jsonl, tensorboard=tmp_path / "tb")
+    writer = writing(tmp_path)
     for step in range(1, 201):
         writer.write(step, of(reward=step / 8))
     writer.close()
     with largest_file(bytes_allowed=2000):
-        MetricsWriter(jsonl=jsonl, tensorboard=tmp_path / "tb", resume_step=150).close()
+        writing(tmp_path, resume_step=150).close()
     assert [record["step"] for record in read_metrics(jsonl)] == list(range(1, 151))
 
 
 def test_a_resume_keeps_an_evaluation_of_an_earlier_step_that_was_finished_later(tmp_path: Path) -> None:
     jsonl = tmp_path / "metrics.jsonl"
-    writer = MetricsWriter(jsonl=jsonl, tensorboard=tmp_path / "tb")
+    writer = writing(tmp_path)
     for step in range(1, 6):
         writer.write(step, of(reward=0.5))
         if step >= 3:
             writer.write(step - 1, of(**{"eval/success_sampled": step / 8}))
     writer.close()
-    MetricsWriter(jsonl=jsonl, tensorboard=tmp_path / "tb", resume_step=3).close()
+    writing(tmp_path, resume_step=3).close()
     assert [(record["step"], record.get("eval/success_sampled")) for record in read_metrics(jsonl)] == [
         *((1, None), (2, None), (3, None), (2, 0.375), (3, 0.5))
     ]
@@ -129,7 +123,7 @@ def test_a_writer_that_another_one_has_followed_writes_nothing(tmp_path: Path) -
     def check() -> None:
         raise FencedOut("another learner has taken over")
 
-    writer = MetricsWriter(jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb", check=check)
+    writer = writing(tmp_path, check=check)
     with pytest.raises(FencedOut):
         writer.write(1, of(reward=0.5))
     writer.close()
@@ -163,28 +157,24 @@ def test_the_records_of_some_steps_are_found_wherever_they_are(tmp_path: Path, m
 
 def test_lines_of_one_chart_are_runs_of_their_own(tmp_path: Path) -> None:
     places = {"a": Place("produced", "overview/success"), "b": Place("trained", "overview/success"), "c": None}
-    writer = MetricsWriter(
-        jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb", resume_step=0, place=lambda name: places[name]
-    )
+    writer = writing(tmp_path, resume_step=0, place=lambda name: places[name])
     for step in range(1, 4):
         writer.write(step, of(a=step / 8, b=0.5, c=1.0))
     writer.close()
     written_in = int(time.time())
     while int(time.time()) == written_in:  # TensorBoard reads files in the order of their seconds
         time.sleep(0.01)
-    writer = MetricsWriter(
-        jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb", resume_step=1, place=lambda name: places[name]
-    )
+    writer = writing(tmp_path, resume_step=1, place=lambda name: places[name])
     writer.write(2, of(a=0.75, b=0.25, c=1.0))
     writer.close()
     assert sorted(path.name for path in (tmp_path / "tb").iterdir()) == ["produced", "trained"]
-    assert scalars(tmp_path / "tb" / "produced", "overview/success") == [(1, 0.125), (2, 0.75)]
-    assert scalars(tmp_path / "tb" / "trained", "overview/success") == [(1, 0.5), (2, 0.25)]
+    assert points(tmp_path / "tb" / "produced", "overview/success") == [(1, 0.125), (2, 0.75)]
+    assert points(tmp_path / "tb" / "trained", "overview/success") == [(1, 0.5), (2, 0.25)]
     assert [record["c"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 1.0], "not in TensorBoard"
 
 
 def test_text_is_shown_as_it_is_cut_off_and_without_invisible_characters(tmp_path: Path) -> None:
-    writer = MetricsWriter(jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb")
+    writer = writing(tmp_path)
     metrics = Metrics()
     metrics.texts["episode"] = "<script>\x1b[2J\u202e\n# no heading" + "x" * MAX_TEXT_CHARS
     writer.write(1, metrics)
@@ -211,11 +201,7 @@ def test_settings_are_in_the_tab_that_compares_runs(tmp_path: Path) -> None:
 
 
 def test_a_description_is_shown_beside_its_chart_alone(tmp_path: Path) -> None:
-    writer = MetricsWriter(
-        jsonl=tmp_path / "metrics.jsonl",
-        tensorboard=tmp_path / "tb",
-        describe=lambda tag: "Is it learning?" if tag == "reward" else "",
-    )
+    writer = writing(tmp_path, describe=lambda tag: "Is it learning?" if tag == "reward" else "")
     writer.write(1, of(reward=0.5, loss=0.25))
     writer.write(2, of(reward=0.75))
     writer.close()
@@ -229,30 +215,21 @@ def test_a_description_is_shown_beside_its_chart_alone(tmp_path: Path) -> None:
     assert [float(value.tensor.float_val[0]) for value in values] == [0.5, 0.25, 0.75]
 
 
-def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "rew')
-    assert list(read_metrics(path)) == [{"step": 1, "reward": 0.5}]
-
-
 def test_a_half_line_of_a_crash_does_not_spoil_what_a_resumed_run_writes(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "rew')
-    writer = MetricsWriter(jsonl=path, tensorboard=tmp_path / "tb", resume_step=1)
+    assert list(read_metrics(path)) == [{"step": 1, "reward": 0.5}] and list(read_metrics(tmp_path / "none")) == []
+    writer = writing(tmp_path, resume_step=1)
     writer.write(2, of(reward=0.75))
     writer.close()
     assert [(line["step"], line["reward"]) for line in read_metrics(path)] == [(1, 0.5), (2, 0.75)]
-
-
-def test_a_run_that_did_not_begin_yet_has_no_metrics(tmp_path: Path) -> None:
-    assert list(read_metrics(tmp_path / "metrics.jsonl")) == []
 
 
 def test_a_file_that_is_read_again_gives_what_is_new_and_starts_afresh_when_it_was_replaced(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(path)
     assert file.records() == []
-    writer = MetricsWriter(jsonl=path, tensorboard=tmp_path / "tb")
+    writer = writing(tmp_path)
     writer.write(1, of(reward=0.5))
     assert [record["step"] for record in file.records()] == [1]
     with path.open("a") as jsonl:
@@ -262,5 +239,5 @@ def test_a_file_that_is_read_again_gives_what_is_new_and_starts_afresh_when_it_w
         jsonl.write('ard": 0.25}\n')
     assert [(record["step"], record["reward"]) for record in file.records()] == [(1, 0.5), (2, 0.25)]
     writer.close()
-    MetricsWriter(jsonl=path, tensorboard=tmp_path / "tb", resume_step=1).close()
+    writing(tmp_path, resume_step=1).close()
     assert [record["step"] for record in file.records()] == [1]

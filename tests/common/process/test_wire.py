@@ -89,10 +89,7 @@ def test_nesting_without_end_is_refused_also_where_anything_may_stand() -> None:
 
 @settings(max_examples=300)
 @given(
-    position=st.integers(0, 2000),
-    removed=st.integers(0, 16),
-    inserted=st.binary(max_size=16),
-    compress=st.booleans(),
+    position=st.integers(0, 2000), removed=st.integers(0, 16), inserted=st.binary(max_size=16), compress=st.booleans()
 )
 def test_a_damaged_trajectory_is_refused_or_still_holds_together(
     position: int, removed: int, inserted: bytes, compress: bool

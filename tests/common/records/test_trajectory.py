@@ -1,5 +1,6 @@
 """A trajectory holds together, or is refused with the contradiction named; what is encoded comes back equal."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,6 @@ from slipstream.common.records.trajectory import (
     Outcome,
     StopReason,
     Trajectory,
-    Turn,
     VersionSpan,
     check,
     decode_trajectory,
@@ -23,23 +23,13 @@ from slipstream.common.records.trajectory import (
     pack_tokens,
 )
 from slipstream.replay.records.ticket import Lease
-from tests.replay.records.attempts import attempt_at, ticket
+from tests.replay.records.attempts import attempt_at, ticket, turn
 
 VOCAB_SIZE = 100
 NAN, INF = float("nan"), float("inf")
 
 
-def a_turn(start: int, stop: int, *, rewards: dict[str, float] | None = None) -> Turn:
-    return Turn(
-        start=start,
-        stop=stop,
-        state_key="a state",
-        rewards={"task": 0.0, "format": 0.25} if rewards is None else rewards,
-        finish_reason="stop",
-        valid_action=True,
-        generate_s=0.1,
-        env_s=0.0,
-    )
+a_turn = partial(turn, state="a state", rewards={"task": 0.0, "format": 0.25})
 
 
 def a_span(start: int, stop: int, policy_version: int) -> VersionSpan:

@@ -351,10 +351,7 @@ class Family:
 
 FAMILIES = {
     "qwen2.5": Family(template=QWEN2_5, special=("<|endoftext|>", "<|im_end|>", "<|im_start|>")),
-    "qwen3": Family(
-        template=QWEN3,
-        special=("<|endoftext|>", "<|im_end|>", "<|im_start|>"),
-    ),
+    "qwen3": Family(template=QWEN3, special=("<|endoftext|>", "<|im_end|>", "<|im_start|>")),
     "llama3": Family(
         template=LLAMA3,
         special=("<|end_of_text|>", "<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
@@ -375,15 +372,7 @@ FAMILIES = {
     ),
     "glm": Family(
         template=GLM,
-        special=(
-            "<|endoftext|>",
-            "<|user|>",
-            "<|observation|>",
-            "<|assistant|>",
-            "<|system|>",
-            "[gMASK]",
-            "<sop>",
-        ),
+        special=("<|endoftext|>", "<|user|>", "<|observation|>", "<|assistant|>", "<|system|>", "[gMASK]", "<sop>"),
     ),
     "deepseek": Family(
         template=DEEPSEEK,
@@ -429,8 +418,7 @@ KIMI = """{% for message in messages %}
 # Those whose templates the tests of calls and of other texts need, beside the eight above.
 CALLERS = FAMILIES | {
     "phi4-mini": Family(
-        template=PHI4_MINI,
-        special=("<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"),
+        template=PHI4_MINI, special=("<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
     ),
     "deepseek-v3": Family(
         template=DEEPSEEK_V3,
@@ -468,8 +456,7 @@ CALLERS = FAMILIES | {
         special=("[EOS]", "<|im_end|>", "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"),
     ),
     "granite4": Family(
-        template=GRANITE4,
-        special=("<|end_of_text|>", "<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
+        template=GRANITE4, special=("<|end_of_text|>", "<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>")
     ),
 }
 

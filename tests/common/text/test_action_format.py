@@ -15,6 +15,7 @@ every_format = pytest.mark.parametrize("action_format", FORMATS.values(), ids=FO
 @every_format
 @pytest.mark.parametrize("action", ["search[red dress]", "click[< prev]", "take mug 1 from shelf 2"])
 def test_what_is_written_is_parsed_back(action_format: ActionFormat, action: str) -> None:
+    assert action_format.opening in action_format.instructions and action_format.closing in action_format.instructions
     parsed = action_format.parse(action_format.write(action))
     assert (parsed.text, parsed.valid) == (action, True)
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from slipstream.common.records.message import Message
 from slipstream.common.text.chat import Chat, ChatRules, Extension, end_of_turn_text
 from slipstream.common.text.codec import end_tokens
-from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
+from tests.common.text.small_tokenizer import CHATML, END, merging_tokenizer, shop_tokenizer
 
 SYSTEM = Message("system", "be brief")
 ASK = Message("user", "find plain dress")
@@ -67,46 +67,22 @@ def test_a_tokenizer_file_that_asks_for_truncation_and_padding_gets_neither(tmp_
     assert len(chat.extend((Message("user", "x" * 300),)).tokens) > 300
 
 
-def test_the_tiny_template_costs_three_tokens_a_message() -> None:
-    tokenizer = shop_tokenizer()
-    opening = Chat(tokenizer).open((ASK,))
-    assert tokenizer.convert_ids_to_tokens(opening) == [
-        "<|user|>",
-        "find",
-        "plain",
-        "dress",
-        "<|end|>",
-        "<|assistant|>",
-    ]
-
-
-def test_the_end_of_turn_that_was_sampled_is_not_rendered_again() -> None:
+@pytest.mark.parametrize(
+    ("sampled", "action", "rendered_end"),
+    [
+        (f"click[red]{END}", "click[red]", ""),  # what was sampled is not rendered again
+        ("click[re", "click[re", END),  # cut by length
+        ("click[red]<|endoftext|>", "click[red]", END),  # ended with another special token
+    ],
+)
+def test_the_end_of_turn_is_rendered_unless_it_was_sampled(sampled: str, action: str, rendered_end: str) -> None:
     tokenizer = merging_tokenizer(CHATML)
     chat = Chat(tokenizer)
     chat.open((ASK,))
-    assert chat.reply(ids(tokenizer, "click[red]" + END)) == "click[red]"
-    assert (
-        tokenizer.decode(chat.extend((ANSWER,)).tokens)
-        == f"\n<|im_start|>user\nred small{END}\n<|im_start|>assistant\n"
-    )
-
-
-def test_a_reply_cut_by_length_gets_its_end_of_turn_from_the_template() -> None:
-    tokenizer = merging_tokenizer(CHATML)
-    chat = Chat(tokenizer)
-    chat.open((ASK,))
-    assert chat.reply(ids(tokenizer, "click[re")) == "click[re"
+    assert chat.reply(ids(tokenizer, sampled)) == action
     extension = chat.extend((ANSWER,))
-    assert not extension.new_branch
-    assert tokenizer.decode(extension.tokens).startswith(f"{END}\n<|im_start|>user\n")
-
-
-def test_a_reply_that_ends_with_another_special_token_still_gets_the_templates() -> None:
-    tokenizer = merging_tokenizer(CHATML)
-    chat = Chat(tokenizer)
-    chat.open((ASK,))
-    assert chat.reply(ids(tokenizer, "click[red]<|endoftext|>")) == "click[red]"
-    assert tokenizer.decode(chat.extend((ANSWER,)).tokens).startswith(f"{END}\n<|im_start|>user\n")
+    added = f"{rendered_end}\n<|im_start|>user\nred small{END}\n<|im_start|>assistant\n"
+    assert tokenizer.decode(extension.tokens) == added and not extension.new_branch
 
 
 def test_an_end_of_turn_that_the_generation_config_alone_names_is_one(tmp_path: Path) -> None:
@@ -123,30 +99,6 @@ def test_an_end_of_turn_that_the_generation_config_alone_names_is_one(tmp_path: 
     chat.open((ASK,))
     assert chat.reply(ids(tokenizer, f"click[red]{END}")) == "click[red]"
     assert tokenizer.decode(chat.extend((ANSWER,)).tokens).startswith("\n<|im_start|>user\n")
-
-
-def test_sampled_tokens_that_would_be_encoded_otherwise_are_left_as_they_were_sampled() -> None:
-    tokenizer = merging_tokenizer(CHATML)
-    chat = Chat(tokenizer)
-    chat.open((ASK,))
-    apart = [*ids(tokenizer, "a"), *ids(tokenizer, "b"), tokenizer.eos_token_id]
-    assert ids(tokenizer, tokenizer.decode(apart)) != apart  # else this test would show nothing
-    assert chat.reply(apart) == "ab"
-    extension = chat.extend((ANSWER,))
-    assert not extension.new_branch
-    assert extension.tokens == ids(tokenizer, "\n<|im_start|>user\nred small<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_a_template_that_drops_earlier_thoughts_begins_a_new_branch() -> None:
-    tokenizer = merging_tokenizer(FORGETS_THOUGHTS)
-    chat = Chat(tokenizer)
-    chat.open((SYSTEM, ASK))
-    chat.reply(ids(tokenizer, f"<think>red?</think>click[red]{END}"))
-    extension = chat.extend((ANSWER,))
-    assert extension.new_branch
-    assert extension.tokens == rendered(tokenizer, SYSTEM, ASK, Message("assistant", "click[red]"), ANSWER)
-    chat.reply(ids(tokenizer, f"click[small]{END}"))  # no thought, so nothing to drop
-    assert not chat.extend((ANSWER,)).new_branch
 
 
 def test_the_end_of_turn_is_what_the_template_writes_behind_an_assistants_words() -> None:

@@ -23,7 +23,6 @@ from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.pieces import check_pieces
 from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root, with_arguments
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
-from slipstream.tools.run.prepare import demonstrate
 from tests.common.text.chat_templates import FAMILIES, family_tokenizer
 
 MIDNIGHT_S = 1_784_937_600.0  # 2026-07-25, 00:00 UTC
@@ -319,19 +318,6 @@ def test_a_recorded_thought_is_refused_where_thinking_is_off(tmp_path: Path) -> 
 # --- A run.
 
 
-@pytest.mark.parametrize("family", ["qwen3", "deepseek", "glm"])
-def test_a_warm_start_writes_replies_that_the_template_and_the_parser_accept(tmp_path: Path, family: str) -> None:
-    config = load_config(None, ["warm_start.episodes=2", "model.max_tokens=2000", "env.max_turns=8"])
-    tokenizer = family_tokenizer(family, tmp_path)
-    form = reply_form(tokenizer)
-    for episode in demonstrate(config, tokenizer):
-        assert episode.success and all(turn.valid_action for turn in episode.turns)
-        tokens = episode.token_array().tolist()
-        for turn in episode.turns:
-            written = tokenizer.decode(tokens[turn.start : turn.stop])
-            assert written.startswith(form.opening) and written.endswith(form.ends["user"])
-
-
 def test_a_template_that_refuses_the_conversation_is_named_with_its_cure_before_an_engine_starts(
     tmp_path: Path,
 ) -> None:
@@ -347,20 +333,6 @@ def test_a_template_that_refuses_the_conversation_is_named_with_its_cure_before_
     with pytest.raises(ConfigError, match=r"refuses the prompt of the judge `env\.rewards\.clear`.*set model\.roles="):
         check_template(load_config(None, [judge]), refusing)
     check_template(load_config(None, [judge, "model.roles=alternate"]), refusing)
-
-
-@pytest.mark.parametrize(
-    ("override", "complaint"),
-    [
-        ("model.template_arguments.2x=1", "`model.template_arguments.2x` must be a name"),
-        ("model.template_arguments.x=.inf", "`model.template_arguments.x` must be .* finite numbers"),
-        ("model.history=kept", "`model.history`: Invalid value 'kept', expected one of"),
-        ("model.roles=merged", "`model.roles`: Invalid value 'merged', expected one of"),
-    ],
-)
-def test_a_setting_of_the_template_that_cannot_be_is_refused(override: str, complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        load_config(None, [override])
 
 
 # --- Thoughts, by the marks of a family.

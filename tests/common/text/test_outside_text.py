@@ -137,11 +137,6 @@ def test_sentence_piece_splits_the_marks_of_a_text(family: str) -> None:
 # --- What is checked at the start.
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *CALLERS])
-def test_a_family_is_exact_in_pieces(family: str, tmp_path: Path) -> None:
-    check_pieces(sentence_piece(family) if family in FAMILIES else family_tokenizer(family, tmp_path))
-
-
 def test_a_template_whose_pieces_merge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = sentence_piece("never")
     monkeypatch.setattr(

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 import torch
@@ -21,9 +22,10 @@ from slipstream.common.text.codec import encoder
 from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root
 from slipstream.common.transfer.model_folder import model_files
 from slipstream.learner.model.skeleton import skeleton_of
-from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
+from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.tools.run.prepare import load_tokenizer as load_chat_tokenizer
 from slipstream.tools.run.tiny_model import make_tiny_model
+from tests.replay.buffer.every_verb import FACTS
 from tests.tools.run.tiny_model import save_tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -107,9 +109,7 @@ def test_an_actor_with_another_tokenizer_or_template_is_refused_with_both_hashes
     folder: Path, change: Callable[[Path], None]
 ) -> None:
     learners = tokenizer_root(load_tokenizer(folder))
-    facts = RunFacts(
-        config_yaml="", model_path=str(folder), model_files=[], own_modules={}, vocab_size=1, tokenizer_root=learners
-    )
+    facts = msgspec.structs.replace(FACTS, model_path=str(folder), tokenizer_root=learners)
     assert tokenizer_root(checked_tokenizer(facts, Config(), folder)) == learners
     change(folder)
     mine = tokenizer_root(load_tokenizer(folder))
@@ -134,14 +134,9 @@ def test_an_actor_process_that_loads_another_tokenizer_from_the_same_files_does_
 ) -> None:
     """As with another version of the tokenizers library: here the learner has described another hash."""
     fleet = Fleet(redis_client, run_id)
-    facts = RunFacts(
-        config_yaml=f"run: {{name: {run_id}}}\n",
-        model_path=str(folder),
-        model_files=model_files(folder, with_weights=False),
-        own_modules={},
-        vocab_size=1,
-        tokenizer_root="of another version",
-    )
+    files = model_files(folder, with_weights=False)
+    config_yaml = f"run: {{name: {run_id}}}\n"
+    facts = msgspec.structs.replace(FACTS, config_yaml=config_yaml, model_path=str(folder), model_files=files)
     fleet.describe_run(facts)
     fleet.set_run_state(RunState.TRAINING)
     done = subprocess.run(

@@ -69,14 +69,7 @@ def test_system_and_tool_messages_keep_their_roles_and_line_breaks(template: str
     trajectory = spoken(tokenizer, (SYSTEM, ASK), (f"look{END}", (listing, ANSWER)), (f"buy{END}", ()))
     found = Transcriber(tokenizer).read(trajectory)
     assert found.fidelity is Fidelity.TOKENS
-    assert found.messages == [
-        SYSTEM,
-        ASK,
-        Message("assistant", "look"),
-        listing,
-        ANSWER,
-        Message("assistant", "buy"),
-    ]
+    assert found.messages == [SYSTEM, ASK, Message("assistant", "look"), listing, ANSWER, Message("assistant", "buy")]
 
 
 def test_a_reply_without_its_end_of_turn_and_one_with_another_special_token_are_read() -> None:

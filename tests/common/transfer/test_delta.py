@@ -83,29 +83,12 @@ def test_the_same_weights_are_an_empty_delta() -> None:
     assert encoded(old, old, entries) == b"\x01" + bytes(7) + b"\x90"
 
 
-def test_a_delta_can_be_applied_twice_and_over_another() -> None:
-    entries = entries_of(("bfloat16", 100))
-    first = bytes(buffer_bytes(entries))
-    second = changed(first, entries, {(0, 1): 1, (0, 2): 2})
-    third = changed(second, entries, {(0, 2): 3, (0, 99): 4})
-    to_second, to_third = encoded(first, second, entries), encoded(second, third, entries)
-    assert applied(to_third, applied(to_third, second)) == third
-    assert applied(to_third, applied(to_second, applied(to_second, first))) == third
-
-
 @pytest.mark.parametrize(("num_changed", "is_delta"), [(250, True), (251, False)])
 def test_above_a_quarter_of_the_elements_there_is_no_delta(num_changed: int, is_delta: bool) -> None:
     entries = entries_of(("bfloat16", 500), ("float32", 500))
     old = bytes(buffer_bytes(entries))
     new = changed(old, entries, {(1, index): 1 for index in range(num_changed)})
     assert (encode_delta(memoryview(old), memoryview(new), entries) is not None) == is_delta
-
-
-def test_signs_of_zero_and_bits_of_nans_survive() -> None:
-    entries = entries_of(("bfloat16", 8), ("float32", 8))
-    old = changed(bytes(buffer_bytes(entries)), entries, {(0, 0): 0x0000, (0, 1): 0x7FC0, (1, 0): 0x80000000})
-    new = changed(old, entries, {(0, 0): 0x8000, (0, 1): 0x7FC1, (1, 0): 0x00000000})
-    assert applied(encoded(old, new, entries), old) == new
 
 
 BUFFERS = st.lists(st.tuples(st.sampled_from(["bfloat16", "float16", "float32"]), st.integers(0, 700)), max_size=4)
@@ -130,7 +113,7 @@ def test_any_delta_leads_from_the_old_bits_to_the_new(
         delta = encoded(old, new, entries)
     assert applied(delta, old) == new
     half_done = changed(old, entries, dict(list(elements.items())[::2]))
-    assert applied(delta, half_done) == new
+    assert applied(delta, half_done) == applied(delta, new) == new
 
 
 PATCH = Patch(section=section(0, 10, 2), plane=0, num_changed=2, gap_bytes=1, num_gaps=2)
