@@ -324,7 +324,13 @@ def test_a_wrong_value_names_the_file_that_it_is_in_unless_the_command_line_is_a
     assert "good.yaml" not in str(at_fault.value)
 
 
-@pytest.mark.parametrize("name", ["010", "1.10", "1e3", "0x1f", "1_000", "true", "on", "12.30", "2026-11-28", "a.b-1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("010", "1e3", "true", "2026-11-28"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("1.10", "0x1f", "1_000", "on", "12.30", "a.b-1")),
+    ],
+)
 def test_a_text_stays_as_it_is_written_where_yaml_reads_a_number(tmp_path: Path, name: str) -> None:
     (tmp_path / "run.yaml").write_text(f"run:\n  name: {name}\nactors: {{zone: {name}, count: 2}}\n")
     for config in (
