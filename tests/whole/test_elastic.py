@@ -113,8 +113,9 @@ def told_that_its_host_goes(run: Run, host: Process, cloud: MetadataService) -> 
     assert host.wait() == EXIT_PREEMPTED
     assert "AWS will terminate this host at 2026-11-21T08:22:00Z" in host.said()
     assert run.ledger().expired_leases == expired, "it gave its groups back itself"
-    (gone,) = names - {member.name for member in run.fleet.members()}
-    assert gone not in run.bulletin.broadcast_members()
+    gone = names - {member.name for member in run.fleet.members()}
+    assert gone
+    run.wait_until(lambda: not gone & set(run.bulletin.broadcast_members()), "it is in no broadcast any more")
     steps_on(run, 2)
 
 
