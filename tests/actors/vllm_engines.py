@@ -65,12 +65,7 @@ class Offers:
         for entry in entries:
             buffer[entry.offset : entry.offset + entry.num_bytes] = weights[entry.name].numpy().tobytes()
         manifest = sealed(
-            entries,
-            memoryview(buffer),
-            policy_version=policy_version,
-            learner_epoch=1,
-            adapted=adapted,
-            probe=probe,
+            entries, memoryview(buffer), policy_version=policy_version, learner_epoch=1, adapted=adapted, probe=probe
         )
         self._buffers[manifest.root] = buffer
         return Offer(manifest=manifest, pull_endpoint=self._server.endpoint)

@@ -25,9 +25,8 @@ class Case:
     max_turns: int  # enough for an expert of whose actions 30 % are replaced by random ones
     noisy_success: float  # minimum success rate of that expert; 1.0 if every mistake can be undone
     options: dict[str, Any] = field(default_factory=dict)
-    other_options: dict[str, Any] = field(
-        default_factory=lambda: {"profile": "full"}
-    )  # their snapshots must be refused
+    # Their snapshots must be refused.
+    other_options: dict[str, Any] = field(default_factory=lambda: {"profile": "full"})
     recovers: float = 0.95  # minimum success rate of the expert after a few random actions
     distinct: float = 0.83  # minimum share of 300 held-out tasks with distinct texts
     share: float = 0.2  # of the full counts; CI plays only this

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.catalogue import ADAPTERS, ENVS, env_maker, make_env
+from slipstream.envhub.catalogue import ADAPTERS, env_maker, make_env
 from slipstream.envhub.env import Env, Observation
-from slipstream.envhub.shop.shop import ShopEnv
 from tests.envhub.env_cases import Case, rollout
 
 NO_CLASS: list[str] = []
@@ -70,11 +69,6 @@ def test_the_environment_in_the_docs_runs_as_printed(tmp_path: Path, monkeypatch
     case = Case(name="counting:CountingEnv", max_turns=20, noisy_success=1.0)
     end = asyncio.run(rollout(env, case, task, random.Random(0), noise=0))[-1]
     assert (end.success, end.rewards) == (True, {"counted": 1.0})
-
-
-def test_the_catalogue_names_its_environments() -> None:
-    assert list(ENVS)[:2] == ["shop", "household"]
-    assert env_maker("shop") is ShopEnv
 
 
 def test_a_users_own_class_is_imported() -> None:

@@ -66,16 +66,12 @@ def test_no_output_is_correct_for_more_than_half_of_the_tests(num_tests: int) ->
 
 
 def test_no_program_is_in_both_splits() -> None:
-    programs = {
-        split: {
-            make_code(
-                Task(env="code", split=split, index=index), profile="small", num_steps=1, num_tests=6, limits=Limits()
-            ).problem.program
-            for index in range(200)
-        }
-        for split in ("train", "held_out")
-    }
-    assert not programs["train"] & programs["held_out"]
+    def programs(split: str) -> set[str]:
+        tasks = [Task(env="code", split=split, index=index) for index in range(200)]
+        settings = {"profile": "small", "num_steps": 1, "num_tests": 6, "limits": Limits()}
+        return {make_code(task, **settings).problem.program for task in tasks}
+
+    assert not programs("train") & programs("held_out")
 
 
 @pytest.mark.parametrize(
@@ -109,16 +105,8 @@ def test_a_program_cannot_find_the_correct_outputs() -> None:
     """It sees its own inputs, and of the outputs only what it printed itself."""
     peek = "import glob\nfor name in sorted(glob.glob('*')): print(name, len(open(name).read()))"
     said = act(world(), f"run\n{peek}").text
-    assert sorted({line.split()[0] for line in said.replace("Output: ", "").splitlines()}) == [
-        "0.code",
-        "0.err",
-        "0.in",
-        "0.out",
-        "1.err",
-        "1.in",
-        "1.out",
-        "program.py",
-    ]
+    seen = {line.split()[0] for line in said.replace("Output: ", "").splitlines()}
+    assert seen == {"0.code", "program.py", *(f"{run}.{what}" for run in (0, 1) for what in ("err", "in", "out"))}
 
 
 def test_every_operation_as_python_gives_what_its_function_gives() -> None:

@@ -29,11 +29,8 @@ def act(world: BoardWorld, state: BoardState, move: str) -> Change[BoardState]:
 def test_a_box_is_pushed_onto_its_target_and_that_wins() -> None:
     world = board("#######___T#######", 6, BoardState(you=7, boxes=(8,)))
     first = act(world, world.first, "right")
-    assert (first.state, first.over, first.text) == (
-        BoardState(you=8, boxes=(9,)),
-        False,
-        "# # # # # #\n# _ P X T #\n# # # # # #",
-    )
+    assert (first.state, first.over) == (BoardState(you=8, boxes=(9,)), False)
+    assert first.text == "# # # # # #\n# _ P X T #\n# # # # # #"
     second = act(world, first.state, "right")
     assert (second.state, second.over, second.score) == (BoardState(you=9, boxes=(10,)), True, 1.0)
     assert second.text == "# # # # # #\n# _ _ P V #\n# # # # # #"
@@ -77,16 +74,9 @@ def test_ice_slips_the_same_way_every_time() -> None:
 def test_more_boxes_and_larger_boards_take_longer() -> None:
     lengths = []
     for size, boxes in ((5, 1), (8, 2)):
-        worlds = [
-            make_board(
-                Task(env="grid", split="train", index=index),
-                game="sokoban",
-                profile="small",
-                size=size,
-                num_boxes=boxes,
-            )
-            for index in range(5)
-        ]
+        tasks = [Task(env="grid", split="train", index=index) for index in range(5)]
+        settings = {"game": "sokoban", "profile": "small", "size": size, "num_boxes": boxes}
+        worlds = [make_board(task, **settings) for task in tasks]
         lengths.append(sum(world.distances[world.first] for world in worlds))
     assert lengths[1] > 1.5 * lengths[0]
 

@@ -11,6 +11,10 @@ from slipstream.envhub.household.house import HAND, State, act, admissible, firs
 from slipstream.envhub.household.household import HouseholdEnv
 from slipstream.envhub.household.household_task import TASK_TYPES, Goal, Room, kind_of, make_room
 
+HELD = ("go to desk 1", "take mug 1 from desk 1")
+CLEANED = ("go to sinkbasin 1", "clean mug 1 with sinkbasin 1")
+HEATED = ("go to microwave 1", "heat mug 1 with microwave 1")
+COOLED = ("go to fridge 1", "cool mug 1 with fridge 1")
 OBJECTS = {"apple 1": "fridge 1", "book 1": "desk 1", "mug 1": "desk 1", "mug 2": "drawer 1"}
 
 
@@ -44,10 +48,7 @@ def after(*actions: str, at: Room | None = None) -> tuple[State, str]:
         (["go to drawer 1", "open drawer 1"], "You open the drawer 1. The drawer 1 is open. In it, you see a mug 2."),
         (["go to drawer 1", "open drawer 1", "close drawer 1"], "You close the drawer 1."),
         (["go to desk 1", "take mug 1 from desk 1"], "You pick up the mug 1 from the desk 1."),
-        (
-            ["go to desk 1", "take mug 1 from desk 1", "look"],
-            "You are facing the desk 1. On the desk 1, you see a book 1, and a desklamp 1.",
-        ),
+        ([*HELD, "look"], "You are facing the desk 1. On the desk 1, you see a book 1, and a desklamp 1."),
         (["go to desk 1", "take mug 1 from desk 1", "move mug 1 to desk 1"], "You move the mug 1 to the desk 1."),
         (["go to desk 1", "take mug 1 from desk 1", "inventory"], "You are carrying: a mug 1."),
         (["inventory"], "You are not carrying anything."),
@@ -55,22 +56,8 @@ def after(*actions: str, at: Room | None = None) -> tuple[State, str]:
         (["go to desk 1", "examine desk 1"], "On the desk 1, you see a book 1, a mug 1, and a desklamp 1."),
         (["go to fridge 1", "examine fridge 1"], "The fridge 1 is closed."),
         (["go to desk 1", "take mug 1 from desk 1", "examine mug 1"], "There's nothing special about mug 1."),
-        (
-            ["go to desk 1", "take mug 1 from desk 1", "go to fridge 1", "cool mug 1 with fridge 1"],
-            "You cool the mug 1 using the fridge 1.",
-        ),
-        (
-            [
-                "go to desk 1",
-                "take mug 1 from desk 1",
-                "go to sinkbasin 1",
-                "clean mug 1 with sinkbasin 1",
-                "go to microwave 1",
-                "heat mug 1 with microwave 1",
-                "examine mug 1",
-            ],
-            "This is a clean and hot mug 1.",
-        ),
+        ([*HELD, *COOLED], "You cool the mug 1 using the fridge 1."),
+        ([*HELD, *CLEANED, *HEATED, "examine mug 1"], "This is a clean and hot mug 1."),
         (
             ["look"],
             "You are in the middle of a room. Looking quickly around you, you see a desk 1, a drawer 1, "
@@ -113,10 +100,7 @@ def test_an_invalid_action_does_nothing(actions: list[str], nonsense: str) -> No
 
 
 def test_heating_undoes_cooling_and_cooling_undoes_heating() -> None:
-    carried = ["go to desk 1", "take mug 1 from desk 1"]
-    cooled, _ = after(
-        *carried, "go to microwave 1", "heat mug 1 with microwave 1", "go to fridge 1", "cool mug 1 with fridge 1"
-    )
+    cooled, _ = after(*HELD, *HEATED, *COOLED)
     assert (cooled.hot, cooled.cool) == (frozenset(), frozenset({"mug 1"}))
     reheated = act(room(), replace(cooled, location="microwave 1"), "heat mug 1 with microwave 1")
     assert reheated is not None
@@ -126,10 +110,7 @@ def test_heating_undoes_cooling_and_cooling_undoes_heating() -> None:
 def test_the_admissible_actions_are_all_valid_ones() -> None:
     state, _ = after("go to fridge 1", "open fridge 1", "take apple 1 from fridge 1")
     assert admissible(room(), state) == [
-        "go to desk 1",
-        "go to drawer 1",
-        "go to microwave 1",
-        "go to sinkbasin 1",
+        *(f"go to {place} 1" for place in ("desk", "drawer", "microwave", "sinkbasin")),
         "examine fridge 1",
         "close fridge 1",
         "move apple 1 to fridge 1",
@@ -221,17 +202,6 @@ def test_no_task_is_won_at_its_start_and_its_text_names_no_receptacle(profile: s
         assert (numbered, told) == ([], [])
         lying = {here.objects[name] for name in here.objects if kind_of(name) == here.goal.object_kind}
         assert not any(kind_of(place) == here.goal.place_kind for place in lying)
-
-
-def test_an_episode_earns_one_at_its_end_and_zero_before() -> None:
-    env = HouseholdEnv(task_types=["pick_clean_then_place"])
-    observation = asyncio.run(env.reset(Task(env="household", split="train", index=0)))
-    rewards = []
-    while not observation.done:
-        observation = asyncio.run(env.step(env.expert()))
-        rewards.append(observation.rewards["won"])
-    assert rewards == [0.0] * (len(rewards) - 1) + [1.0]
-    assert (observation.score, observation.success) == (1.0, True)
 
 
 def test_equal_states_have_equal_keys_on_every_path() -> None:

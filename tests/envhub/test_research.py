@@ -104,14 +104,7 @@ def test_following_the_links_that_a_question_names_leads_to_its_last_page() -> N
 
 
 def test_a_missing_page_file_or_argument_is_refused() -> None:
-    for action in (
-        "open(nowhere)",
-        "read(nowhere.csv)",
-        "read()",
-        "search( )",
-        "calculate(x)",
-        "python",
-    ):
+    for action in ("open(nowhere)", "read(nowhere.csv)", "read()", "search( )", "calculate(x)", "python"):
         assert not act(world(), action).valid, action
 
 

@@ -38,10 +38,8 @@ def test_a_look_up_changes_nothing() -> None:
 
 
 def test_each_change_changes_what_it_says() -> None:
-    assert call("bank.transfer", source="rent", target="savings", amount=500)[1].accounts == {
-        "rent": 0,
-        "savings": 1500,
-    }
+    paid = call("bank.transfer", source="rent", target="savings", amount=500)[1]
+    assert paid.accounts == {"rent": 0, "savings": 1500}
     assert call("calendar.add", title="tour", day="monday", hour=8)[1].events["tour"] == ("monday", 8)
     assert call("calendar.move", title="lunch", day="monday", hour=13)[1].events["lunch"] == ("monday", 13)
     assert call("calendar.cancel", title="lunch")[1].events == {"demo": ("friday", 9)}

@@ -121,12 +121,7 @@ def test_corrupt_weights_are_refused_and_the_old_ones_serve(engine: VllmEngine, 
 
 
 def test_the_first_worker_receives_a_broadcast_for_both_and_both_commit_between_two_tokens(
-    engine: VllmEngine,
-    policies: Policies,
-    redis_url: str,
-    redis_client: redis.Redis,
-    run_of_file: str,
-    tmp_path: Path,
+    engine: VllmEngine, policies: Policies, redis_url: str, redis_client: redis.Redis, run_of_file: str, tmp_path: Path
 ) -> None:
     new, bulletin = policies.models[1], Bulletin(redis_client, run_of_file)
     settings = PublisherSettings(

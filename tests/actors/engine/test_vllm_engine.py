@@ -320,13 +320,7 @@ def test_a_process_that_hangs_is_killed() -> None:
 def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies: Policies) -> None:
     process = EngineProcess()
     receiver = ReceiverInfo(
-        redis_url="",
-        run_id="test",
-        actor="a0",
-        transport="pull",
-        chunk_bytes=1 << 16,
-        timeout_s=1.0,
-        disk="",
+        redis_url="", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16, timeout_s=1.0, disk=""
     )
     settings = EngineSettings(
         model_path=str(policies.folder),

@@ -158,11 +158,7 @@ async def episode(
         record=EpisodeRecord(attempt=attempt_on(index, max_turn_tokens=24, seed=index)),
         tokenizer=load_tokenizer(versions.policies.folder),
         allowance=replace(
-            ALLOWANCE,
-            max_tokens=MAX_TOKENS,
-            max_turns=12,
-            step_timeout_s=60.0,
-            max_thought_tokens=max_thought_tokens,
+            ALLOWANCE, max_tokens=MAX_TOKENS, max_turns=12, step_timeout_s=60.0, max_thought_tokens=max_thought_tokens
         ),
         parse=engine.parse,
     )

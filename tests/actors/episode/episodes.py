@@ -47,6 +47,14 @@ def policy_versions(trajectory: Trajectory) -> TokenArray:
     return versions
 
 
+def turns_of(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
+    """The prompt and the answer of each turn, as recorded."""
+    tokens = trajectory.token_array().tolist()
+    starts = [max(start for start in trajectory.branch_starts if start < turn.start) for turn in trajectory.turns]
+    turns = zip(starts, trajectory.turns, strict=True)
+    return [(tokens[start : turn.start], tokens[turn.start : turn.stop]) for start, turn in turns]
+
+
 def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 

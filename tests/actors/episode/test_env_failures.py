@@ -18,22 +18,10 @@ from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.host.event_loop import run as run_loop
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.message import Message
-from slipstream.common.records.trajectory import (
-    Outcome,
-    StopReason,
-    Task,
-)
+from slipstream.common.records.trajectory import Outcome, StopReason, Task
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.shop.shop import ShopEnv
-from tests.actors.episode.episodes import (
-    ALLOWANCE,
-    Broken,
-    attempt_on,
-    engine_of,
-    play,
-    rollout_of,
-    saying,
-)
+from tests.actors.episode.episodes import ALLOWANCE, Broken, attempt_on, engine_of, play, rollout_of, saying
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer, shop_tokenizer
 from tests.learner.skipping_loop import run_skipping
 

@@ -37,7 +37,7 @@ from slipstream.common.text.chat import SUMMARISE, SUMMARY, ChatRules, reply_for
 from slipstream.common.text.transcript import Fidelity, Transcriber
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.episode import Episode, EpisodeTurn
+from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.measures import prediction
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.batch.pack import sequences_of
@@ -47,6 +47,7 @@ from slipstream.tools.run.prepare import demonstrate
 from tests.actors.episode.episodes import attempt_on, ids, play
 from tests.common.text.chat_templates import family_tokenizer
 from tests.common.text.small_tokenizer import shop_tokenizer
+from tests.envhub.rewards.test_rewards import episode_of, turn_of
 
 OWN = {
     "marks": {"write": "<act>{action}</act>"},
@@ -217,12 +218,9 @@ async def walked(
 
 
 def timeless(trajectory: Trajectory) -> Any:
-    turns = [replace_times(turn) for turn in trajectory.turns]
+    names = ("start", "stop", "state_key", "rewards", "valid_action")
+    turns = [[getattr(turn, name) for name in names] for turn in trajectory.turns]
     return (trajectory.tokens, trajectory.loss_mask, trajectory.branch_starts, trajectory.version_spans, turns)
-
-
-def replace_times(turn: Any) -> Any:
-    return (turn.start, turn.stop, turn.state_key, turn.rewards, turn.valid_action)
 
 
 @pytest.mark.parametrize(("name", "context", "family"), CASES)
@@ -277,17 +275,6 @@ def test_a_summary_is_sampled_and_trained_and_begins_a_branch_with_the_task_and_
     assert read.fidelity is Fidelity.NONE and len(read.turns) == TURNS
 
 
-def test_nothing_of_an_episode_is_in_the_prompts_of_the_next(tmp_path: Path) -> None:
-    tokenizer = family_tokenizer("qwen2.5", tmp_path)
-    rules = ChatRules(context="summary", max_tokens=CONTEXT_TOKENS)
-    prompts = []
-    for seed in (1, 2):
-        walker = Walker(tokenizer, FORMATS["plain"].write)
-        asyncio.run(walked("plain", walker, rules, EpisodeRecord(attempt=attempt_on(max_turn_tokens=120, seed=seed))))
-        prompts.append(walker.prompts)
-    assert any(SUMMARY in prompt for prompt in prompts[0]) and prompts[0] == prompts[1]
-
-
 # --- Admissible actions.
 
 
@@ -309,17 +296,8 @@ def test_admissible_actions_end_every_observation_and_nothing_else_changes(name:
         max_turns=30, max_tokens=20_000, step_timeout_s=60, episode_timeout_s=600, shows_admissible=True
     )
     engine = ScriptedEngine(acts, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=20_000)
-    whole = asyncio.run(
-        rollout(
-            record,
-            env=env,
-            sampler=engine,
-            tokenizer=tokenizer,
-            action_format=made,
-            allowance=allowance,
-            parse=parse_hermes,
-        )
-    )
+    settings: dict[str, Any] = {"action_format": made, "allowance": allowance, "parse": parse_hermes}
+    whole = asyncio.run(rollout(record, env=env, sampler=engine, tokenizer=tokenizer, **settings))
     assert whole.success and all(turn.valid_action for turn in whole.turns)
     for prompt, possible in zip(prompts, choices, strict=True):
         assert prompt.rpartition("Possible actions: ")[2].startswith("; ".join(possible))
@@ -379,26 +357,25 @@ def test_the_tools_of_an_environment_are_shown_and_its_calls_arrive_as_json(tmp_
     assert '"name": "done"' in prompts[0] and ACT["function"]["description"] not in prompts[0]
 
 
+def calling(arguments: str) -> ParsedAnswer:
+    calls = [ToolCall(name="act", arguments=arguments)]
+    return ParsedAnswer(reasoning="", content="", tool_calls=calls, malformed=False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "action"), [('{"action": " a "}', "a"), ('{"action": ""}', ""), ('{"act": "a"}', ""), ("{}", "")]
 )
 def test_the_action_of_a_call_is_its_text(arguments: str, action: str) -> None:
-    answer = ParsedAnswer(
-        reasoning="", content="", tool_calls=[ToolCall(name="act", arguments=arguments)], malformed=False
-    )
-    assert called(answer, as_text=True) == ParsedAction(text=action, valid=bool(action))
-    assert (
-        called(replace_calls(answer, '{"a": "\\ud800"}'), as_text=False).text
-        == '{"name": "act", "arguments": {"a": "\ufffd"}}'
-    )
+    assert called(calling(arguments), as_text=True) == ParsedAction(text=action, valid=bool(action))
+    invalid = called(calling('{"a": "\\ud800"}'), as_text=False)
+    assert invalid.text == '{"name": "act", "arguments": {"a": "\ufffd"}}'
 
 
 def test_a_call_that_is_nested_too_deeply_for_the_stack_of_the_actor_is_no_action() -> None:
     def within(num_frames: int) -> ParsedAction:
         if num_frames:
             return within(num_frames - 1)
-        call = ToolCall(name="act", arguments=f'{{"action": {"[" * 700}{"]" * 700}}}')
-        return called(ParsedAnswer(reasoning="", content="", tool_calls=[call], malformed=False), as_text=False)
+        return called(calling(f'{{"action": {"[" * 700}{"]" * 700}}}'), as_text=False)
 
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(1000)  # Python's own; Hypothesis leaves a higher one in a process that ran its tests
@@ -406,11 +383,6 @@ def test_a_call_that_is_nested_too_deeply_for_the_stack_of_the_actor_is_no_actio
         assert within(0).valid and not within(500).valid
     finally:
         sys.setrecursionlimit(limit)
-
-
-def replace_calls(answer: ParsedAnswer, arguments: str) -> ParsedAnswer:
-    calls = [ToolCall(name="act", arguments=arguments)]
-    return ParsedAnswer(reasoning="", content="", tool_calls=calls, malformed=answer.malformed)
 
 
 def configured(*settings: str) -> Config:
@@ -445,16 +417,8 @@ def load_demonstrations(config: Config) -> Config:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "tools"])
 def test_a_warm_start_writes_every_format_as_it_is_read(name: str, family: str, tmp_path: Path) -> None:
-    config = load_config(
-        None,
-        [
-            "warm_start.episodes=2",
-            "model.max_tokens=6000",
-            "learner.micro_batch_tokens=6000",
-            "env.max_turns=8",
-            "model.context=summary",
-        ],
-    )
+    sizes = ["warm_start.episodes=2", "model.max_tokens=6000", "learner.micro_batch_tokens=6000", "env.max_turns=8"]
+    config = load_config(None, [*sizes, "model.context=summary"])
     config.env.formats, config.env.action_format = OWN, name
     config.model.roles = "alternate" if family == "gemma" else "as_sent"
     tokenizer = family_tokenizer(family, tmp_path)
@@ -472,39 +436,14 @@ def test_a_demonstrated_prediction_is_the_answer_that_comes() -> None:
         assert read.fidelity is Fidelity.TOKENS
         replies = [message.content for message in read.messages if message.role == "assistant"]
         answers = [message.content for message in read.messages if message.role == "user"][1:]
-        scores = asyncio.run(prediction()(episode_of(replies, answers)))
+        scores = asyncio.run(prediction()(exchanged(replies, answers)))
         assert isinstance(scores, list) and min(scores) > 0.5
 
 
-def episode_of(replies: Sequence[str], answers: Sequence[str]) -> Episode:
-    turns = [
-        EpisodeTurn(
-            reply=reply,
-            action="",
-            valid_action=True,
-            answer=answer,
-            rewards={},
-            state_key="",
-            num_tokens=1,
-            finish_reason="stop",
-        )
-        for reply, answer in zip(replies, answers, strict=False)
-    ]
-    return Episode(
-        task=Task(env="shop", split="train", index=0),
-        columns={},
-        prompt=[],
-        messages=[],
-        ending=[],
-        turns=turns,
-        max_turns=9,
-        score=0.0,
-        success=False,
-        stop_reason="done",
-        completion_ids=[],
-    )
+def exchanged(replies: Sequence[str], answers: Sequence[str]) -> Episode:
+    return episode_of(*(turn_of(reply, answer=answer) for reply, answer in zip(replies, answers, strict=False)))
 
 
 def test_a_prediction_is_scored_by_the_words_that_it_shares_with_the_answer() -> None:
     replies = ["<expect>red mug</expect>", "<expect>A, red! bowl</expect> <expect>", "<expect></expect>", "a red bowl"]
-    assert asyncio.run(prediction()(episode_of(replies, ["a red bowl"] * 4))) == [0.4, 1.0, 0.0, 0.0]
+    assert asyncio.run(prediction()(exchanged(replies, ["a red bowl"] * 4))) == [0.4, 1.0, 0.0, 0.0]

@@ -19,26 +19,22 @@ from slipstream.common.records.trajectory import (
     check,
 )
 from slipstream.common.text.action_format import FORMATS
-from slipstream.common.text.chat import ChatRules
-from slipstream.common.text.transcript import Fidelity, Transcriber
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.batch.pack import sequences_of
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
-from slipstream.tools.run.tiny_model import END_OF_TURN
 from tests.actors.episode.episodes import (
     ALLOWANCE,
     Broken,
     attempt_on,
     engine_of,
     expert,
-    ids,
     play,
     policy_versions,
     rollout_of,
     saying,
 )
-from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
+from tests.common.text.small_tokenizer import END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 from tests.learner.publisher.offers import empty_offer
 from tests.learner.skipping_loop import run_skipping
 
@@ -66,11 +62,6 @@ def buy(**changes: Any) -> tuple[Trajectory, Recorder]:
     return play(env, recorder, **changes), recorder
 
 
-def sampled_texts(trajectory: Trajectory) -> list[str]:
-    tokens = trajectory.token_array()
-    return [shop_tokenizer().decode(tokens[turn.start : turn.stop]) for turn in trajectory.turns]
-
-
 def test_an_episode_is_recorded_as_it_was_played() -> None:
     trajectory, _ = buy()
     check(trajectory, vocab_size=len(shop_tokenizer()))
@@ -86,13 +77,16 @@ def test_an_episode_is_recorded_as_it_was_played() -> None:
         "<|user|> color red [SEP] size small <|end|> "
         "<|assistant|> click [ buy now ] <|end|>"
     )
-    assert sampled_texts(trajectory) == [
-        "search [ plain dress ] <|end|>",
-        "click [ plain dress 10 ] <|end|>",
-        "click [ red ] <|end|>",
-        "click [ small ] <|end|>",
-        "click [ buy now ] <|end|>",
-    ]
+    tokens = trajectory.token_array()
+    sampled = [shop_tokenizer().decode(tokens[turn.start : turn.stop]) for turn in trajectory.turns]
+    words = (
+        "search [ plain dress ]",
+        "click [ plain dress 10 ]",
+        "click [ red ]",
+        "click [ small ]",
+        "click [ buy now ]",
+    )
+    assert sampled == [f"{word} <|end|>" for word in words]
     assert [turn.rewards for turn in trajectory.turns] == [{"purchase": 0.0}] * 4 + [{"purchase": 1.0}]
     assert all(turn.valid_action and turn.finish_reason == "stop" for turn in trajectory.turns)
     assert (trajectory.stop_reason, trajectory.outcome) == (StopReason.DONE, Outcome.POLICY)
@@ -325,56 +319,3 @@ def test_a_template_that_rewrites_history_makes_branches_that_are_recorded_and_t
     ]
     assert [tokenizer.decode(branch.tokens[branch.loss_mask]) for branch in branches] == turns
     assert "cheap" not in tokenizer.decode(recorder.prompts[1])
-
-
-def test_instructions_reach_the_policy_in_a_system_message() -> None:
-    tokenizer, action_format, env = shop_tokenizer("action_tag"), FORMATS["action_tag"], ShopEnv()
-    recorder = Recorder(engine_of(expert(env, tokenizer, action_format)))
-    trajectory = play(env, recorder, tokenizer=tokenizer, action_format=action_format)
-    assert tokenizer.decode(recorder.prompts[0]).startswith(
-        "<|system|> Think first , in a few words . Write exactly one action as < action > your action < / action > . "
-        "<|end|> <|user|> find plain dress"
-    )
-    assert trajectory.success
-    assert all(turn.valid_action for turn in trajectory.turns)
-
-
-def test_a_real_chat_template_plays_the_same_shop() -> None:
-    tokenizer, env = merging_tokenizer(CHATML), ShopEnv()
-    trajectory = play(
-        env,
-        engine_of(expert(env, tokenizer), max_tokens=2048),
-        tokenizer=tokenizer,
-        allowance=replace(ALLOWANCE, max_tokens=2048),
-    )
-    check(trajectory, vocab_size=len(tokenizer))
-    assert trajectory.success
-    last = trajectory.turns[-1]
-    assert tokenizer.decode(trajectory.token_array()[last.start :]) == f"click[buy now]{END}"
-    assert ids(tokenizer, END) == [trajectory.token_array()[-1]]
-
-
-@pytest.mark.parametrize("context", ["stop", "window"])
-def test_a_context_that_is_full_ends_the_episode_or_begins_a_shorter_branch(context: str) -> None:
-    tokenizer = shop_tokenizer()
-    words = ["search[plain dress]", "click[plain dress 10]", "click[back]"]
-    turns = [word + END_OF_TURN for word in words * 10]
-    recorder = Recorder(engine_of(saying(tokenizer, *turns), max_tokens=200))
-    trajectory = play(
-        ShopEnv(),
-        recorder,
-        tokenizer=tokenizer,
-        allowance=replace(ALLOWANCE, max_turns=30, max_tokens=200, rules=ChatRules(context=context, max_tokens=200)),
-    )
-    check(trajectory, vocab_size=len(tokenizer))
-    assert max(len(prompt) for prompt in recorder.prompts) < 200
-    if context == "stop":
-        assert (trajectory.stop_reason, trajectory.branch_starts) == (StopReason.MAX_TOKENS, [0])
-        return
-    assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.MAX_TURNS, 30)
-    assert len(trajectory.branch_starts) >= 4
-    branches = sequences_of(trajectory, advantage=1.0)
-    num_sampled = sum(len(completion.tokens) for completion in recorder.completions)
-    assert sum(int(branch.loss_mask.sum()) for branch in branches) == num_sampled  # each token is trained once
-    read = Transcriber(tokenizer, rules=ChatRules(context=context, max_tokens=200)).read(trajectory)
-    assert read.fidelity is Fidelity.PROMPTS and len(read.messages) == 60

@@ -78,14 +78,7 @@ def test_an_endless_thought_is_closed_and_its_answer_follows(template: str, open
     assert not logprobs[np.array(forced(episode)) == 1].any()
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        ACTION,
-        f"no thought, but many words {ACTION}",
-        f"<think>short</think>{ACTION}",
-    ],
-)
+@pytest.mark.parametrize("reply", [ACTION, f"no thought, but many words {ACTION}", f"<think>short</think>{ACTION}"])
 def test_nothing_is_put_into_a_reply_that_is_not_in_a_thought(reply: str) -> None:
     episode = episode_of(lambda written: reply[len(written) :])
     assert turns_of(episode) == [reply, reply] and not any(forced(episode))

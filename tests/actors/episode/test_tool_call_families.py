@@ -56,10 +56,7 @@ CASES = {
         added=("<|python_tag|>",),
     ),
     "mistral": Case(
-        family="mistral",
-        parser="mistral",
-        text='[TOOL_CALLS][{"name":"look","arguments":{"at":"ab a"}}]',
-        end="</s>",
+        family="mistral", parser="mistral", text='[TOOL_CALLS][{"name":"look","arguments":{"at":"ab a"}}]', end="</s>"
     ),
     "glm": Case(family="glm", parser="glm45", text=GLM.format("<think></think>"), end="<|observation|>"),
     # Its template adds the empty thought that the policy did not write.

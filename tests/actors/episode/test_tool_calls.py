@@ -20,7 +20,7 @@ from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import tiny_tokenizer
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids, rollout_of
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids, rollout_of, turns_of
 from tests.actors.tiny_caller import CLOSING, OPENING, add_calls
 from tests.actors.tool_parsing import HERMES, LOOK, QWEN_XML, Parsing, parsing
 from tests.adapters.agents import shop_openai
@@ -86,16 +86,12 @@ async def streams_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dic
     return {"calls": float(len(calls))}
 
 
-async def responds(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    """The same on the Responses API, whose output items go back as they came."""
-    return await _responds(client, streamed=False)
-
-
 async def streams_responses(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    return await _responds(client, streamed=True)
+    return await responds(task, client, streamed=True)
 
 
-async def _responds(client: openai.AsyncOpenAI, *, streamed: bool) -> dict[str, float]:
+async def responds(task: dict[str, Any], client: openai.AsyncOpenAI, streamed: bool = False) -> dict[str, float]:
+    """The same on the Responses API, whose output items go back as they came."""
     items: list[Any] = [{"role": "user", "content": "go"}]
     tool = {"type": "function", **LOOK["function"]}
     num_calls = 0
@@ -222,15 +218,6 @@ def play(
     agent: str, writer: Writer, parse: Parsing | None, *, record: EpisodeRecord | None = None, template: str = HERMES
 ) -> Trajectory:
     return asyncio.run(played(agent, writer, parse, record=record, template=template))
-
-
-def turns_of(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
-    tokens = trajectory.token_array().tolist()
-    starts = [max(start for start in trajectory.branch_starts if start < turn.start) for turn in trajectory.turns]
-    return [
-        (tokens[start : turn.start], tokens[turn.start : turn.stop])
-        for start, turn in zip(starts, trajectory.turns, strict=True)
-    ]
 
 
 @pytest.mark.parametrize(

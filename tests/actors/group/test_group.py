@@ -67,10 +67,14 @@ class SpeaksNumpy(GuessEnv):
 
 
 class SaysHalfACharacter(GuessEnv):
-    """An environment that fails with words that are no Unicode."""
+    """An environment that fails with words that are no Unicode: by an error, or by its complaint."""
+
+    def __init__(self, complains: bool) -> None:
+        super().__init__()
+        self._error = EnvError if complains else ValueError
 
     async def step(self, action: str) -> Observation:
-        raise ValueError("no such item: \ud83d")
+        raise self._error("no such item: \ud83d")
 
 
 class Actor:
@@ -131,8 +135,8 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def buffer_with_a_group(client: redis.Redis, run_id: str) -> Views:
-    buffer = make_buffer(client, run_id)
+def buffer_with_a_group(client: redis.Redis, run_id: str, **limits: Any) -> Views:
+    buffer = make_buffer(client, run_id, **limits)
     buffer.learner.acquire_epoch()
     buffer.learner.open([ticket(0, num_members=MEMBERS)])
     return buffer
@@ -252,9 +256,7 @@ def test_an_engine_that_dies_costs_no_attempt_and_what_was_played_goes_to_others
 
 
 def test_no_attempt_is_played_for_ever_that_kills_its_engine(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = make_buffer(redis_client, run_id, max_attempts=2)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    buffer = buffer_with_a_group(redis_client, run_id, max_attempts=2)
     seeds = list[set[int | None]]()
     while (lease := buffer.actor.lease("actor")) is not None:
         actor, seen = Actor("actor", run_id, turns=TURNS), set[int | None]()
@@ -286,9 +288,7 @@ class Deadly:
 def test_a_record_that_the_buffer_refuses_fails_its_attempt_and_not_the_actor(
     redis_client: redis.Redis, run_id: str
 ) -> None:
-    buffer = make_buffer(redis_client, run_id, max_attempts=2, max_bytes=100)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    buffer = buffer_with_a_group(redis_client, run_id, max_attempts=2, max_bytes=100)
     Actor("actor", run_id, turns=TURNS).plays(buffer)
     ledger = buffer.learner.ledger()
     assert (ledger.dropped, ledger.inserted) == ({"infra_failure": 1}, 0)
@@ -314,13 +314,17 @@ def test_an_environments_numbers_may_be_numpys(redis_client: redis.Redis, run_id
     assert [len(member.turns) for member in trained(buffer)] == [TURNS] * MEMBERS
 
 
-def test_a_failure_whose_words_are_no_unicode_is_recorded_all_the_same(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = make_buffer(redis_client, run_id, max_attempts=1)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0, num_members=MEMBERS)])
-    Actor("actor", run_id, env_name=f"{__name__}:SaysHalfACharacter").plays(buffer)
+@pytest.mark.parametrize(
+    ("complains", "reason"),
+    [(False, "ValueError: no such item: \\ud83d (test_group.py:"), (True, "no such item: \\ud83d")],
+)
+def test_a_failure_whose_words_are_no_unicode_is_recorded_all_the_same(
+    redis_client: redis.Redis, run_id: str, complains: bool, reason: str
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id, max_attempts=1)
+    Actor("actor", run_id, env_name=f"{__name__}:SaysHalfACharacter", complains=complains).plays(buffer)
     assert buffer.learner.ledger().dropped == {"env_failure": 1}
-    assert buffer.learner.failures()[0].reason.startswith("ValueError: no such item: \\ud83d (test_group.py:")
+    assert buffer.learner.failures()[0].reason.startswith(reason)
 
 
 def test_a_group_that_ends_its_actors_ends_no_more_of_them_than_it_has_attempts(
@@ -332,9 +336,7 @@ def test_a_group_that_ends_its_actors_ends_no_more_of_them_than_it_has_attempts(
         raise ZeroDivisionError("nobody foresaw this")
 
     monkeypatch.setattr("slipstream.actors.episode.actions.parsed", refuse)
-    buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.2, max_attempts=2)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    buffer = buffer_with_a_group(redis_client, run_id, lease_ttl_s=0.2, max_attempts=2)
     for name in ("first", "second"):
         with pytest.raises(ZeroDivisionError, match="nobody foresaw this"):
             Actor(name, run_id, turns=TURNS).plays(buffer)
@@ -362,24 +364,6 @@ def test_no_token_is_lost_from_the_count_where_groups_end_near_each_other(
     groups = buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
     sampled = [turn.stop - turn.start for group in groups for member in group.trajectories for turn in member.turns]
     assert actor.setup.episodes.kept_tokens == sum(sampled)
-
-
-class Complains(GuessEnv):
-    """An environment whose complaint is no text that can be written down."""
-
-    async def step(self, action: str) -> Observation:
-        raise EnvError(f"half a pair \ud800 behind {action}")
-
-
-def test_a_complaint_that_cannot_be_encoded_fails_its_attempt_and_not_the_actor(
-    redis_client: redis.Redis, run_id: str
-) -> None:
-    buffer = make_buffer(redis_client, run_id, max_attempts=1)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0, num_members=MEMBERS)])
-    Actor("actor", run_id, env_name=f"{__name__}:Complains").plays(buffer)
-    assert buffer.learner.ledger().dropped == {"env_failure": 1}
-    assert "half a pair \\ud800 behind" in buffer.learner.failures()[0].reason
 
 
 @pytest.fixture
@@ -474,9 +458,7 @@ def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(
 ) -> None:
     """As one that was stopped for longer than a lease lasts, and asks for work before it renews what it had."""
     monkeypatch.setattr("slipstream.actors.host.beat.BEAT_S", DEADLINE_S)
-    buffer = make_buffer(redis_client, run_id, lease_ttl_s=2.0)
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(0, num_members=MEMBERS)])
+    buffer = buffer_with_a_group(redis_client, run_id, lease_ttl_s=2.0)
     actor = Actor("actor", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
 
     async def play() -> int:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ CHUNK_BYTES = 64 << 10
 NUM_CHUNKS = 48
 NUM_BYTES = NUM_CHUNKS * CHUNK_BYTES
 SLOWLY = 16 * CHUNK_BYTES  # bytes a second: a blob takes 3 s
+LIMITS = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=CHUNK_BYTES)
 
 
 def wait_until(holds: Callable[[], bool], what: str, *, timeout_s: float = 90.0) -> None:
@@ -55,7 +57,7 @@ class Origin:
     def __init__(self, bulletin: Bulletin, *, bytes_per_s: int = 0, key: CurveKey | None = None) -> None:
         self._bulletin = bulletin
         self._data: dict[str, bytes] = {}
-        limits = ServerLimits(fan_out=8, bytes_per_s=bytes_per_s, chunk_bytes=CHUNK_BYTES)
+        limits = replace(LIMITS, bytes_per_s=bytes_per_s)
         self.server = ChunkServer("127.0.0.1", self._read, limits=limits, key=key)
         self.endpoint = self.server.endpoint
 
@@ -113,14 +115,8 @@ class Plane:
                 process.kill()
 
     def start_relay(self, *settings: str, environment: dict[str, str] | None = None) -> Process:
-        arguments = [
-            "slipstream.tools.cli.cli",
-            "serve",
-            "relay",
-            f"redis.url={self._redis_url}",
-            f"run.name={self._run_id}",
-            *settings,
-        ]
+        run = [f"redis.url={self._redis_url}", f"run.name={self._run_id}"]
+        arguments = ["slipstream.tools.cli.cli", "serve", "relay", *run, *settings]
         return self._start(f"relay{len(self._processes)}", arguments, environment)
 
     def start_receiver(self, name: str, *, environment: dict[str, str] | None = None) -> "Receiving":
@@ -183,6 +179,12 @@ def origin_of(plane: Plane, *, bytes_per_s: int = 0, key: CurveKey | None = None
         origin.server.close()
 
 
+def relay_here(redis_url: str, run_id: str, *, timeout_s: float = 30.0) -> Relay:
+    """A relay in this process."""
+    named = {"redis_url": redis_url, "run_id": run_id, "name": "r", "host": "h", "address": "127.0.0.1"}
+    return Relay(RelayInfo(**named, limits=LIMITS, timeout_s=timeout_s), key=None)
+
+
 def served_by(relay: RelayNotice | None) -> int:
     return relay.served_bytes if relay else 0
 
@@ -243,26 +245,12 @@ def test_a_relay_with_bad_bytes_is_refused_counted_and_the_others_are_fine(plane
     with origin_of(plane) as origin, ExitStack() as stack:
         manifest = origin.publish(1)
         bad = bytes(NUM_BYTES)
-        limits = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=CHUNK_BYTES)
-        liar = ChunkServer(
-            "127.0.0.1",
-            lambda request: bad[request.offset : request.offset + request.num_bytes],
-            limits=limits,
-            key=None,
-        )
+        read = lambda request: bad[request.offset : request.offset + request.num_bytes]  # noqa: E731
+        liar = ChunkServer("127.0.0.1", read, limits=LIMITS, key=None)
         stack.callback(liar.close)
-        notice = RelayNotice(
-            name="liar",
-            host="elsewhere",
-            endpoint=liar.endpoint,
-            roots=[manifest.root],
-            policy_version=1,
-            num_children=0,
-            fan_out=8,
-            fetched_bytes=0,
-            served_bytes=0,
-            num_corrupt=0,
-        )
+        told = {"name": "liar", "host": "elsewhere", "endpoint": liar.endpoint, "roots": [manifest.root]}
+        counts = dict.fromkeys(("num_children", "fetched_bytes", "served_bytes", "num_corrupt"), 0)
+        notice = RelayNotice(**told, policy_version=1, fan_out=8, **counts)
         plane.bulletin.announce_relay(notice, ttl_s=600)
         plane.start_relay()
         plane.wait_for_relays(2)
@@ -324,11 +312,7 @@ def test_with_a_key_the_publisher_and_a_relay_serve_who_has_it_and_nobody_else(
 def test_a_relay_whose_memory_has_changed_finds_out_when_it_is_blamed_and_mends_itself(
     plane: Plane, redis_url: str, run_id: str
 ) -> None:
-    limits = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=CHUNK_BYTES)
-    info = RelayInfo(
-        redis_url=redis_url, run_id=run_id, name="r", host="h", address="127.0.0.1", limits=limits, timeout_s=30.0
-    )
-    relay = Relay(info, key=None)
+    relay = relay_here(redis_url, run_id)
     try:
         with origin_of(plane) as origin:
             manifest = origin.publish(1)
@@ -394,16 +378,7 @@ def test_a_relay_leaves_when_it_is_told_to_and_when_its_run_is_over(plane: Plane
 
 def test_a_relay_outlives_a_server_whose_memory_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with start_server(tmp_path) as server, connect(server.admin_url) as client:
-        info = RelayInfo(
-            redis_url=server.secret_url,
-            run_id="full",
-            name="relay",
-            host="here",
-            address="127.0.0.1",
-            limits=ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=CHUNK_BYTES),
-            timeout_s=5.0,
-        )
-        bulletin, relay = Bulletin(client, "full"), Relay(info, key=None)
+        bulletin, relay = Bulletin(client, "full"), relay_here(server.secret_url, "full", timeout_s=5.0)
         try:
             wait_until(lambda: len(bulletin.relays()) == 1, "the relay")
             client.config_set("maxmemory", 1)

@@ -74,9 +74,7 @@ def test_memory_that_no_process_needs_is_freed_and_a_view_outlives_its_owner() -
     assert MappedWeights().at(shared(0).path).tolist() == []
 
 
-def test_memory_is_pinned_at_its_second_use_and_unpinned_before_it_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_pinned_at_its_second_use_and_unpinned_before_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Runtime()
     devices = stand_in(monkeypatch, runtime)
     memory = WeightsMemory(device=GPU)

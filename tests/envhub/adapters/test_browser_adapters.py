@@ -85,7 +85,7 @@ PAGE = Element(
                 ),
                 Element(ref=11, tag="button", classes="secondary-action big", text="Login"),
             ],
-        ),
+        )
     ],
 )
 

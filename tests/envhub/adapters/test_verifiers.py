@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import redis
 
@@ -25,7 +24,7 @@ from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, VersionSpan, check
+from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, check
 from slipstream.common.text.action_format import FORMATS
 from slipstream.common.text.codec import end_tokens
 from slipstream.envhub.adapters.verifiers_env import VerifiersEnv
@@ -34,10 +33,9 @@ from slipstream.envhub.driving import Reply, Request, Terms
 from slipstream.envhub.env import EnvError
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from slipstream.tools.run.check_input import check_input
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, policy_versions, rollout_of
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, rollout_of
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
-from tests.learner.publisher.offers import empty_offer
-from tests.replay.records.attempts import make_buffer, ticket
+from tests.replay.records.attempts import leased, make_buffer, ticket
 
 STUB = Path(__file__).parent / "verifiers_stub"
 TOKENIZER = merging_tokenizer(CHATML)
@@ -110,25 +108,6 @@ def test_an_episode_is_recorded_as_it_was_asked_and_answered() -> None:
     assert (trajectory.score, trajectory.success, trajectory.branch_starts) == (0.75, False, [0])
     assert (trajectory.stop_reason, trajectory.outcome) == (StopReason.DONE, Outcome.POLICY)
     assert [turn.finish_reason for turn in trajectory.turns] == ["stop"] * 3
-
-
-def test_versions_land_on_the_tokens_that_they_sampled() -> None:
-    sampler = engine(token_time_s=1.0)
-
-    async def commit_in_mid_generation() -> Trajectory:
-        playing = asyncio.create_task(played(part(turns=1), sampler=sampler))
-        await until(lambda: sampler.load().num_running == 1, "the engine is asked")
-        await asyncio.sleep(1.5)  # the first token is of the old version, the second of the new one
-        await sampler.stage(empty_offer(5))
-        await sampler.commit(5)
-        return await playing
-
-    trajectory = asyncio.run(commit_in_mid_generation())
-    check(trajectory, vocab_size=100)
-    assert [span.policy_version for span in trajectory.version_spans] == [4, 5]
-    assert np.array_equal(policy_versions(trajectory) >= 0, trajectory.loss_mask_array())
-    assert trajectory.version_spans[0].start == trajectory.turns[0].start
-    assert isinstance(trajectory.version_spans[0], VersionSpan)
 
 
 def test_a_prompt_that_does_not_continue_the_last_answer_begins_a_branch() -> None:
@@ -325,11 +304,8 @@ def test_a_preempted_episode_continues_elsewhere_with_the_sampled_tokens() -> No
     check(partial, vocab_size=100)
     resumed = play(part(does="branch"), record=resumed_record(attempt_on(), partial))
     whole = play(part(does="branch"))
-    assert (resumed.tokens, resumed.loss_mask, resumed.branch_starts) == (
-        whole.tokens,
-        whole.loss_mask,
-        whole.branch_starts,
-    )
+    for name in ("tokens", "loss_mask", "branch_starts"):
+        assert getattr(resumed, name) == getattr(whole, name)
     assert [turn.rewards for turn in resumed.turns] == [turn.rewards for turn in whole.turns]
 
 
@@ -345,43 +321,25 @@ def test_a_preempted_episode_does_not_continue_in_another_environment() -> None:
         play(part(first=20), record=resumed_record(attempt_on(), cut_in_turn(1, part()).partial()), allowance=brief)
 
 
-def setup_of(run_id: str, options: MixtureEntry) -> EpisodeSetup:
-    return EpisodeSetup(
-        run_id=run_id,
-        actor="actor-0",
-        envs={"shop": options},  # as the tickets of tests/replay/records/attempts.py say
-        engine=engine(),
-        tokenizer=TOKENIZER,
-        action_format=FORMATS["plain"],
-        allowance=replace(ALLOWANCE, step_timeout_s=DEADLINE_S),
-        provenance=attempt_on().provenance,
-        episodes=Episodes(),
-    )
-
-
-def test_a_group_is_stored_and_accounted_for_like_any_other(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = make_buffer(redis_client, run_id)
-    buffer.learner.open([ticket(0)])
-    lease = buffer.actor.lease("actor-0")
-    assert lease is not None
-    setup = setup_of(run_id, part())
-    asyncio.run(rollout_group(lease, setup=setup, buffer=buffer.actor))
-    assert setup.episodes.kept_tokens == 2 * 3 * 2
-    ledger = buffer.learner.ledger()
-    assert (ledger.inserted, ledger.ready, ledger.failed) == (2, 1, {})
-    assert buffer.audit() == []
-
-
-def test_attempts_that_fail_are_redone_and_then_given_up_with_the_reason(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_groups_are_stored_and_failed_attempts_redone_like_any_other(redis_client: redis.Redis, run_id: str) -> None:
     buffer = make_buffer(redis_client, run_id, max_attempts=2)
-    buffer.learner.open([ticket(0)])
-    lease = buffer.actor.lease("actor-0")
-    assert lease is not None
-    asyncio.run(rollout_group(lease, setup=setup_of(run_id, part(does="unscored")), buffer=buffer.actor))
+    for number, options in enumerate((part(), part(does="unscored"))):
+        buffer.learner.open([ticket(number)])
+        setup = EpisodeSetup(
+            run_id=run_id,
+            actor="actor-0",
+            envs={"shop": options},  # as the tickets of tests/replay/records/attempts.py say
+            engine=engine(),
+            tokenizer=TOKENIZER,
+            action_format=FORMATS["plain"],
+            allowance=replace(ALLOWANCE, step_timeout_s=DEADLINE_S),
+            provenance=attempt_on().provenance,
+            episodes=Episodes(),
+        )
+        asyncio.run(rollout_group(leased(buffer, "actor-0"), setup=setup, buffer=buffer.actor))
+        assert setup.episodes.kept_tokens == (0 if number else 2 * 3 * 2)
     ledger = buffer.learner.ledger()
-    assert (ledger.inserted, ledger.dropped) == (0, {"env_failure": 1})
+    assert (ledger.inserted, ledger.ready, ledger.dropped) == (2, 1, {"env_failure": 1})
     assert ledger.failed["env_failure"] >= 2
     assert buffer.audit() == []
 

@@ -12,25 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed
-from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, check
-from slipstream.common.text.action_format import FORMATS
 from slipstream.envhub.catalogue import make_any_env
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids, rollout_of
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids, rollout_of, turns_of
 from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 from tests.envhub import agents
 from tests.learner.publisher.offers import empty_offer
-from tests.replay.records.attempts import make_buffer, ticket
 
 TOKENIZER = merging_tokenizer(CHATML)
 VOCABULARY = len(TOKENIZER)
@@ -81,16 +77,6 @@ def play(
     return asyncio.run(played(entry(agent, **(options or {})), model or Model(), **settings))
 
 
-def turns_of(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
-    """The prompt and the answer of each turn, as recorded."""
-    tokens = trajectory.token_array().tolist()
-    starts = [max(start for start in trajectory.branch_starts if start < turn.start) for turn in trajectory.turns]
-    return [
-        (tokens[start : turn.start], tokens[turn.start : turn.stop])
-        for start, turn in zip(starts, trajectory.turns, strict=True)
-    ]
-
-
 def sequences(trajectory: Trajectory) -> list[str]:
     tokens = trajectory.token_array().tolist()
     stops = [*trajectory.branch_starts[1:], len(tokens)]
@@ -117,11 +103,7 @@ def test_an_agent_on_openais_sdk_plays_unchanged_and_keeps_every_sampled_token(a
 
 def test_rewards_come_with_the_last_turn_and_the_first_component_is_the_goal() -> None:
     trajectory = play("streams")
-    assert [turn.rewards for turn in trajectory.turns] == [
-        {"right": 0.0},
-        {"right": 0.0},
-        {"right": 0.5, "short": 0.25},
-    ]
+    assert [turn.rewards for turn in trajectory.turns] == [{"right": 0.0}] * 2 + [{"right": 0.5, "short": 0.25}]
     assert (trajectory.score, trajectory.success) == (0.5, False)
     assert play("chats").success
     assert play("returns_true").turns[-1].rewards == {"reward": 1.0}
@@ -361,13 +343,10 @@ def test_an_agent_that_does_not_repeat_its_calls_cannot_be_continued() -> None:
     with pytest.raises(EpisodeFailed, match="2 of its 2 recorded prompts were not sent again") as failed:
         play("never_repeats", record=resumed_record(attempt_on(), partial), allowance=allowance)
     assert failed.value.outcome is Outcome.REPLAY_MISMATCH
+    partial = cut(entry("chats"), Model(token_time_s=0.02), when=lambda record: len(record.turns) == 2)
     with pytest.raises(EpisodeFailed, match="1 of its 2 recorded prompts were not sent again") as failed:
-        play("asks_once", record=resumed_record(attempt_on(), cut_chat()))
+        play("asks_once", record=resumed_record(attempt_on(), partial))
     assert failed.value.outcome is Outcome.REPLAY_MISMATCH
-
-
-def cut_chat() -> Trajectory:
-    return cut(entry("chats"), Model(token_time_s=0.02), when=lambda record: len(record.turns) == 2)
 
 
 def test_64_episodes_at_once_keep_apart_while_the_weights_change_in_mid_call() -> None:
@@ -394,30 +373,6 @@ def test_64_episodes_at_once_keep_apart_while_the_weights_change_in_mid_call() -
     assert any(
         (first.policy_version, second.policy_version, first.stop) == (4, 5, second.start) for first, second in spans
     )
-
-
-def test_groups_are_stored_and_failed_attempts_redone_like_any_other(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = make_buffer(redis_client, run_id, max_attempts=2)
-    for number, agent in enumerate(("chats", "returns_nan")):
-        buffer.learner.open([ticket(number)])
-        lease = buffer.actor.lease("actor-0")
-        assert lease is not None
-        setup = EpisodeSetup(
-            run_id=run_id,
-            actor="actor-0",
-            envs={"shop": entry(agent)},  # as the tickets of tests/replay/records/attempts.py say
-            engine=Model().engine,
-            tokenizer=TOKENIZER,
-            action_format=FORMATS["plain"],
-            allowance=LONG,
-            provenance=attempt_on().provenance,
-            episodes=Episodes(),
-        )
-        asyncio.run(rollout_group(lease, setup=setup, buffer=buffer.actor))
-    ledger = buffer.learner.ledger()
-    assert (ledger.inserted, ledger.ready, ledger.dropped) == (2, 1, {"env_failure": 1})
-    assert ledger.failed["env_failure"] >= 2
-    assert buffer.audit() == []
 
 
 def test_the_agent_of_the_page_shops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,13 +308,7 @@ def test_sampling_of_the_request_is_ignored_with_one_warning_each(caplog: pytest
     request._warned.clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            settings = {
-                "temperature": 0.0,
-                "top_p": 1.0,
-                "seed": 3,
-                "user": "me",
-                "logit_bias": None,
-            }
+            settings = {"temperature": 0.0, "top_p": 1.0, "seed": 3, "user": "me", "logit_bias": None}
             assert post("chat/completions", CHAT | settings)[0] == 200
     warned = [record.args[0] for record in caplog.records if isinstance(record.args, tuple)]
     assert sorted(str(name) for name in warned) == ["seed", "temperature"]

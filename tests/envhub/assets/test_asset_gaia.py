@@ -100,9 +100,7 @@ def test_an_attached_file_is_named_read_and_there_for_python(folder: Path) -> No
     name = QUESTIONS[1]["file_name"]
     program = f"python\n```python\nprint(sum(int(line.split(',')[1]) for line in list(open('{name}'))[1:]))\n```"
     opening, read, printed, reckoned, end = played(
-        {"train": str(folder / "metadata.jsonl")},
-        1,
-        [f"read({name})", program, "calculate(40 + 2)", "answer(42)"],
+        {"train": str(folder / "metadata.jsonl")}, 1, [f"read({name})", program, "calculate(40 + 2)", "answer(42)"]
     )
     assert said(opening) == f"What is the sum of the column?\nAttached: {name}"
     assert (said(read), said(printed), said(reckoned), end.score) == ("thing,count\na,40\nb,2", "42", "42", 1.0)

@@ -18,7 +18,7 @@ from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
 from tests.adapters.held import ALWAYS
 from tests.envhub import test_env_contract as contract
-from tests.envhub.assets.swebench_files import FAIL_TO_PASS, PASS_TO_PASS, REPAIR, git, write_clone, write_environment
+from tests.envhub.assets.swebench_files import FAIL_TO_PASS, PASS_TO_PASS, git, write_clone, write_environment
 from tests.envhub.env_cases import Case
 
 CHECKS = [
@@ -199,15 +199,6 @@ def test_files_are_shown_and_edited_by_their_lines(options: dict[str, Any]) -> N
     assert said(long).splitlines()[-2:] == ["400 400", "[long has the lines 1 to 500]"]
     assert said(listed).startswith("-rwxr-xr-x") and said(listed).endswith("\n1\nmany\n500")
     assert "-echo hello\n+echo bye" in said(changes)
-
-
-def test_an_edit_that_is_undone_leaves_no_trace(options: dict[str, Any]) -> None:
-    env = started(options)
-    first = env.state_key()
-    asyncio.run(env.step("edit run.sh 1\necho bye"))
-    assert env.state_key() != first
-    asyncio.run(env.step("edit run.sh 1\necho hello"))
-    assert env.state_key() == first
 
 
 def test_files_that_are_not_in_the_repository_are_neither_shown_nor_edited(
@@ -469,8 +460,3 @@ def test_what_is_missing_is_said_with_what_to_fetch(options: dict[str, Any], ins
     ):
         with pytest.raises(ValueError, match=f"wrong{number}.jsonl, line 1: "):
             make_env("swebench", with_instances(options, f"wrong{number}.jsonl", instance | change))
-
-
-def test_the_true_form_of_the_files_here_is_that_of_a_real_repair(instance: dict[str, Any]) -> None:
-    assert set(REPAIR) == {"src/fruit/scales.py", "src/fruit/peel.py", "run.sh"}
-    assert "deleted file mode" in instance["patch"] and "deleted file mode" in instance["test_patch"]

@@ -72,10 +72,7 @@ def episode_on(options: dict[str, Any], reply: str, *, rewards: dict[str, Any]) 
     tokenizer = merging_tokenizer(CHATML)
     record = EpisodeRecord(attempt=dataclasses.replace(attempt_on(), task=Task(env="dataset", split="train", index=0)))
     scoring = Scoring(
-        parts={"dataset": parts_of("env.rewards", rewards)},
-        tokenizer=tokenizer,
-        max_turns=1,
-        step_timeout_s=60.0,
+        parts={"dataset": parts_of("env.rewards", rewards)}, tokenizer=tokenizer, max_turns=1, step_timeout_s=60.0
     )
 
     async def play() -> Trajectory:
@@ -181,19 +178,11 @@ def test_parquet_with_chat_prompts_and_nested_columns_is_read(tmp_path: Path) ->
     rows = [{"prompt": prompt, "reward_model": {"ground_truth": "5", "style": "rule"}}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     path = str(tmp_path / "rows.parquet")
-    options = {
-        "train": path,
-        "held_out": path,
-        "answer": "reward_model.ground_truth",
-        "system": "Add.",
-        "answer_pattern": r"<answer>(.*?)</answer>",
-    }
+    options = {"train": path, "held_out": path, "answer": "reward_model.ground_truth", "system": "Add."}
+    options["answer_pattern"] = r"<answer>(.*?)</answer>"
     opening, end = answered(options, "<answer>4</answer> no: <answer> 5 </answer>")
-    assert [(message.role, message.content) for message in opening.messages] == [
-        ("system", "Add."),
-        ("system", "Be brief."),
-        ("user", "2 + 3?"),
-    ]
+    said = [("system", "Add."), ("system", "Be brief."), ("user", "2 + 3?")]
+    assert [(message.role, message.content) for message in opening.messages] == said
     assert end.success
     assert not answered(options, "5")[1].success, "only what the pattern finds is compared"
 
@@ -243,62 +232,6 @@ def test_a_reward_function_of_trl_is_taken_as_it_is(own: Own, tmp_path: Path, is
             "kind": ["sum"],
         }
     ]
-
-
-def _longer(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    return [float(len(each)) for each in completion_ids]
-
-
-def _format(completions: list[Any], **kwargs: Any) -> list[float]:
-    contents = [each[0]["content"] if isinstance(each, list) else each for each in completions]
-    return [1.0 if re.match(r"^<think>.*</think>", content) else 0.0 for content in contents]
-
-
-def _truth(completions: list[str], answer: list[int], **kwargs: Any) -> list[float]:
-    found = [re.search(r"\d+$", completion) for completion in completions]
-    return [1.0 if each and int(each[0]) == right else 0.0 for each, right in zip(found, answer, strict=True)]
-
-
-def _of_one_kind(prompts: list[str], completions: list[str], kind: list[str], **kwargs: Any) -> list[float | None]:
-    return [2.0 if each == "sum" else None for each in kind]
-
-
-def _of_another_kind(completions: list[str], kind: list[str], **kwargs: Any) -> list[float | None]:
-    return [2.0 if each == "product" else None for each in kind]
-
-
-async def _slow(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
-    await asyncio.sleep(0)
-    return [0.25 for _ in completions]
-
-
-class _Called:
-    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
-        return [0.5]
-
-
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (_longer, len(ids(merging_tokenizer(CHATML), "<think>2 and 3</think>5")) + 1),
-        (_format, 1.0),
-        (_truth, 1.0),
-        (_of_one_kind, 2.0),
-        (_of_another_kind, None),
-        (_slow, 0.25),
-        (_Called(), 0.5),
-    ],
-    ids=["ids", "format", "column", "of-this-kind", "none", "async", "object"],
-)
-def test_the_shapes_of_reward_functions_that_trl_documents_work(
-    own: Own, tmp_path: Path, function: Any, expected: float | None
-) -> None:
-    """https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function"""
-    own.function = function
-    path = as_jsonl(tmp_path / "rows.jsonl", [{"prompt": "2 + 3?", "answer": 5, "kind": "sum"}])
-    options = {"train": path, "held_out": path, "check": "number"}
-    end = episode_on(options, "<think>2 and 3</think>5", rewards={"part": {"part": f"{OWN}:function"}})
-    assert end.part_values == ({} if expected is None else {"part": expected})
 
 
 def test_a_data_set_without_answers_has_the_score_of_a_part(own: Own, tmp_path: Path) -> None:

@@ -32,11 +32,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
-    settings = [
-        f"--names=kg,shop,household,craft,{UNRULY}",
-        "--max-episodes=2",
-        "--lease-s=6",
-    ]
+    settings = [f"--names=kg,shop,household,craft,{UNRULY}", "--max-episodes=2", "--lease-s=6"]
     with env_host(tmp_path_factory.mktemp("envs"), *settings) as running:
         yield running
 

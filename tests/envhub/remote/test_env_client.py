@@ -102,12 +102,7 @@ def test_the_columns_of_a_task_reach_the_actor(host: EnvHost, tmp_path: Path) ->
         finally:
             await there.close()
 
-    assert asyncio.run(columns()) == {
-        "prompt": "2 + 3?",
-        "answer": 5,
-        "notes": {"kind": ["sum"]},
-        "prompts": "2 + 3?",
-    }
+    assert asyncio.run(columns()) == {"prompt": "2 + 3?", "answer": 5, "notes": {"kind": ["sum"]}, "prompts": "2 + 3?"}
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__.removeprefix("test_"))

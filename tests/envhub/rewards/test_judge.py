@@ -63,23 +63,7 @@ def test_columns_are_shown_and_one_that_the_task_lacks_fails_the_attempt(serve: 
         marked(judge_at(server.url, columns=["gold"]), episode)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        '{"clear": 5}',
-        '{"clear": 5, "right": 11}',
-        '{"clear": 5, "right": -1}',
-        '{"clear": 5, "right": "10"}',
-        '{"clear": 5, "right": true}',
-        '{"clear": 5, "right": NaN}',
-        '{"clear": 5, "right": 10, "style": 1}',
-        '{"clear": 5, "right": 1e999}',
-        "10",
-        "I would say 8 of 10.",
-        "",
-        "[" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("answer", ['{"clear": 5}', "10"])
 def test_a_malformed_answer_is_asked_again_and_then_fails_the_attempt(serve: Serve, answer: str) -> None:
     server = serve(lambda request, number: completion(answer))
     with pytest.raises(EnvError, match="3 answers were malformed"):

@@ -52,6 +52,13 @@ MALFORMED: dict[str, Garbage] = {
     "three ranks of two": lambda good: '{"1": {"clear": 7}, "2": {"clear": 7}, "3": {"clear": 7}}',
     "ranks as texts": lambda good: '{"1": "good", "2": "bad"}',
     "a mark outside the scale": lambda good: good.replace("7", "11").replace("tie", "3"),
+    "a mark below the scale": lambda good: good.replace("7", "-1").replace("tie", "0"),
+    "a mark as text": lambda good: good.replace("7", '"7"').replace('"tie"', '["tie"]'),
+    "a mark that is true": lambda good: good.replace("7", "true").replace('"tie"', "true"),
+    "an infinite mark": lambda good: good.replace("7", "1e999").replace('"tie"', "1e999"),
+    "another criterion": lambda good: good.replace("clear", "right").replace("better", "worse"),
+    "a criterion more": lambda good: good.replace("}", ', "style": 1}', 1),
+    "an empty object": lambda good: "{}",
     "no number": lambda good: good.replace("7", "NaN").replace('"tie"', "null"),
     "deeply nested": lambda good: "[" * 3000,
 }

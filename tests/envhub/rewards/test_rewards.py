@@ -4,6 +4,7 @@ import asyncio
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -129,25 +130,13 @@ def test_parts_are_added_to_the_environments_own_rewards_and_change_neither_scor
         {"format": {"weight": 0.5}, "seen": {"part": "length", "budget_tokens": 4, "weight": 0}},
         episode_of(*TWO, success=True),
     )
-    assert result.rewards == [
-        {"solved": 0.0, "format": 0.0, "seen": 0.0},
-        {"solved": 1.0, "format": 0.25, "seen": 0.0},
-    ]
+    assert result.rewards == [{"solved": 0.0, "format": 0.0, "seen": 0.0}, {"solved": 1.0, "format": 0.25, "seen": 0.0}]
     assert result.values == {"format": 0.5, "seen": 1.0}, "a part with weight 0 is recorded only"
     assert (result.score, result.success) == (1.0, True)
 
 
 def test_goal_replaces_the_rewards_that_it_names() -> None:
-    both = EpisodeTurn(
-        reply="x",
-        action="x",
-        valid_action=True,
-        answer="",
-        rewards={"solved": 1.0, "price": -0.5},
-        state_key="",
-        num_tokens=1,
-        finish_reason="stop",
-    )
+    both = replace(turn_of("x"), rewards={"solved": 1.0, "price": -0.5})
     assert reward_of({"goal": {"weight": 2}}, episode_of(both)).rewards == [{"goal": 1.0}]
     renamed = {"won": {"part": "goal", "component": "solved", "weight": 2}}
     assert reward_of(renamed, episode_of(both)).rewards == [{"price": -0.5, "won": 2.0}]

@@ -167,15 +167,7 @@ def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [
-            sys.executable,
-            "-m",
-            "slipstream.tools.cli.cli",
-            "serve",
-            "envs",
-            "--names=grid",
-            f"--port={port}",
-        ]
+        command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve", "envs", "--names=grid", f"--port={port}"]
         server = Process("envs", command, log=tmp_path / "log", environment={})
         assert server.wait(90) == 2
         assert f"`--port` {port} cannot be bound" in server.said()

@@ -27,10 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tiny_model(root / "model", texts=[" ".join(WORDS)], config=tiny, max_tokens=32, seed=0)
     rows = [
         {
-            "messages": [
-                {"role": "user", "content": word},
-                {"role": "assistant", "content": f"{answer} {answer}"},
-            ],
+            "messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"{answer} {answer}"}],
             "return": float(answer == word),
             "group_id": number,
         }

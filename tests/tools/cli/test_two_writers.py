@@ -145,18 +145,12 @@ TOKENS = StepTokens(policy_version=0, sequences=[])
 WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "text": ("summary.json", lambda path: write_whole(path, "new")),
     "JSON": ("fit.json", lambda path: write_json(path, {})),
-    "a sealed file": (
-        "tally.json",
-        lambda path: write_sealed(path, TOKENS, schema=1),
-    ),
+    "a sealed file": ("tally.json", lambda path: write_sealed(path, TOKENS, schema=1)),
     "rows": ("rows.jsonl", lambda path: write_rows(path, [{"task": "a"}])),
     "rows of parquet": ("rows.parquet", lambda path: write_rows(path, [{"task": "a"}])),
     "episodes": ("demonstrations.bin", lambda path: frame_file.write(path, [])),
     "an archived step": ("step_000001.epoch_1.bin", archived),
-    "tokens of a step": (
-        "step_000001.rank_0.bin",
-        lambda path: write_tokens(path.parent, TOKENS, step=1, rank=0),
-    ),
+    "tokens of a step": ("step_000001.rank_0.bin", lambda path: write_tokens(path.parent, TOKENS, step=1, rank=0)),
     "a model's file": ("config.json", lambda path: model_cache._write(path, np.frombuffer(b"new", dtype=np.uint8))),
 }
 

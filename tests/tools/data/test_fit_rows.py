@@ -114,10 +114,7 @@ def test_of_each_group_the_best_is_paired_with_the_worst_and_learnt_from_behind_
     (pair,), left_out = read(tmp_path, rows, goal="reward")
     assert replies(pair) == [["buy"], ["click"]]
     assert [side.learn_from for side in pair.sides] == [3, 3]
-    assert left_out == {
-        "neither best nor worst of their group": 1,
-        "in a group of equal returns": 3,
-    }
+    assert left_out == {"neither best nor worst of their group": 1, "in a group of equal returns": 3}
 
 
 @pytest.mark.parametrize("has_prompt", [True, False])

@@ -40,10 +40,7 @@ def call(name: str, **arguments: Any) -> Row:
 
 
 def tool(name: str, **properties: Any) -> Row:
-    return {
-        "type": "function",
-        "function": {"name": name, "parameters": {"type": "object", "properties": properties}},
-    }
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
 
 
 def text_of(name: str, **arguments: Any) -> str:

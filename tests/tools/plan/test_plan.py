@@ -12,13 +12,7 @@ from slipstream.actors.engine.shadow_memory import ENGINE_RESERVE_BYTES, GIB
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.plan.measured_step import MeasuredStep
-from slipstream.tools.plan.memory import (
-    LEARNER_RESERVE_BYTES,
-    engine_memory,
-    host_memory,
-    kv_beside_learner,
-    problems,
-)
+from slipstream.tools.plan.memory import LEARNER_RESERVE_BYTES, engine_memory, host_memory, kv_beside_learner, problems
 from slipstream.tools.plan.plan import plan
 from slipstream.tools.plan.plan_options import PlanOptions
 from slipstream.tools.run.devices import Split

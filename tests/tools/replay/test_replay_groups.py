@@ -142,8 +142,7 @@ def test_bad_arguments_are_answered_with_what_is_right(
 
 
 @pytest.mark.parametrize(
-    "question",
-    ["audit", "groups", "show", "diff", "quarantine", "requeue", "failures", "quarantined", "export"],
+    "question", ["audit", "groups", "show", "diff", "quarantine", "requeue", "failures", "quarantined", "export"]
 )
 def test_every_question_has_help(question: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

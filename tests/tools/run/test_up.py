@@ -134,13 +134,7 @@ def slipstream(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_run_that_is_stopped_and_then_killed_is_gone_on_with_to_its_end(tmp_path: Path, start: Sittings) -> None:
     """One run in three sittings: Ctrl-C ends the first, kill -9 the second."""
-    settings = [
-        f"run.name={NAME}",
-        *SMALL,
-        f"learner.steps={ENDLESS}",
-        "eval.num_tasks=2",
-        "env.options={step_s: 0.1}",
-    ]
+    settings = [f"run.name={NAME}", *SMALL, f"learner.steps={ENDLESS}", "eval.num_tasks=2", "env.options={step_s: 0.1}"]
     first = start(*settings, columns=40)
     first.wait_until(lambda: first.last_step() >= 3, "the third step")
     its_first_screen_says_what_runs_where(first.said())

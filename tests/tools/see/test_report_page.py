@@ -168,10 +168,7 @@ DAMAGE: dict[str, tuple[Callable[[RunDir], object], str]] = {
     "a log that is a folder": (lambda run: run.log("actors").mkdir(), "actors.log"),
     "no metrics": (lambda run: run.metrics.unlink(), "metrics.jsonl has no optimizer step"),
     "empty metrics": (lambda run: run.metrics.write_text(""), "metrics.jsonl has no optimizer step"),
-    "a folder in the place of metrics": (
-        lambda run: (run.metrics.unlink(), run.metrics.mkdir()),
-        "metrics.jsonl",
-    ),
+    "a folder in the place of metrics": (lambda run: (run.metrics.unlink(), run.metrics.mkdir()), "metrics.jsonl"),
     "bytes in the place of metrics": (lambda run: run.metrics.write_bytes(bytes(range(256)) * 9), "no optimizer step"),
     "a cut archive": (lambda run: [cut(path) for path in run.trajectories.glob("*.bin")], "cannot be trained on"),
 }

@@ -198,11 +198,7 @@ class Player:
             raise CallFailed(400, f"Prompt length ({len(prompt)}) exceeds maximum context length")
         sampling = (
             self.context.sampling.model_dump()
-            | {
-                "stop_token_ids": [99],
-                "logprobs": 1,
-                "skip_special_tokens": False,
-            }
+            | {"stop_token_ids": [99], "logprobs": 1, "skip_special_tokens": False}
             | changes.get("sampling", {})
         )
         body = {"model": self.context.model, "token_ids": prompt, "sampling_params": sampling} | changes.get("body", {})
