@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from slipstream.actors.host.host_parts import check_environments
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.imported import code_of
 from slipstream.envhub.own_modules import SHARED_ROOMS, SLIPSTREAM, own_modules
-from slipstream.replay.fleet.fleet import RunFacts
+from tests.replay.buffer.every_verb import FACTS
 
 ENV = """
 from tests.guess import GuessEnv
@@ -39,10 +40,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def facts_of(modules: dict[str, str]) -> RunFacts:
-    return RunFacts(config_yaml="", model_path="", model_files=[], own_modules=modules, vocab_size=1, tokenizer_root="")
-
-
 def config_of(*settings: str) -> Config:
     return load_config(None, list(settings))
 
@@ -60,7 +57,7 @@ def test_a_function_that_is_a_part_of_the_reward_counts_too(package: Path) -> No
 
 def test_an_actor_with_other_code_is_refused_by_the_name_of_the_module_and_its_file(package: Path) -> None:
     config = config_of("env.name=ours.env:OurEnv")
-    facts = facts_of(own_modules(config.env))
+    facts = replace(FACTS, own_modules=own_modules(config.env))
     check_environments(config, facts)
     (package / "script.py").write_text("changed")
     check_environments(config, facts)
@@ -73,7 +70,7 @@ def test_an_actor_of_another_version_is_refused() -> None:
     """Its scripts for Redis, its records and its environments may be others, under the same names."""
     config = config_of("env.name=shop")
     with pytest.raises(ConfigError, match=r"Slipstream on this host differs .* the learner's 0123; install"):
-        check_environments(config, facts_of({SLIPSTREAM: "0123"}))
+        check_environments(config, replace(FACTS, own_modules={SLIPSTREAM: "0123"}))
 
 
 def test_the_digest_is_of_every_python_file_and_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,4 +90,6 @@ def test_the_digest_is_of_every_python_file_and_script(tmp_path: Path, monkeypat
 
 def test_an_actor_without_the_code_learns_where_it_must_be() -> None:
     with pytest.raises(ConfigError, match=r"cannot import theirs.* must be on every host of actors: in its image"):
-        check_environments(config_of("env.name=theirs.env:TheirEnv"), facts_of({"theirs.env": "digest"}))
+        check_environments(
+            config_of("env.name=theirs.env:TheirEnv"), replace(FACTS, own_modules={"theirs.env": "digest"})
+        )

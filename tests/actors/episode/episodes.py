@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.engine.engine import Sampler
+from slipstream.actors.engine.engine import Completion, Sampler
 from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import rollout
-from slipstream.common.records.trajectory import Provenance, Sampling, Task, TokenArray, Trajectory
+from slipstream.common.records.kept_sets import KeptSets
+from slipstream.common.records.trajectory import Provenance, Sampling, Task, TokenArray, Trajectory, VersionSpan
 from slipstream.common.text.action_format import FORMATS, ActionFormat
 from slipstream.envhub.driving import Parse
 from slipstream.envhub.env import Env, Observation
@@ -53,6 +54,19 @@ def turns_of(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
     starts = [max(start for start in trajectory.branch_starts if start < turn.start) for turn in trajectory.turns]
     turns = zip(starts, trajectory.turns, strict=True)
     return [(tokens[start : turn.start], tokens[turn.start : turn.stop]) for start, turn in turns]
+
+
+def completion_of(
+    tokens: list[int],
+    logprobs: list[float],
+    *,
+    kept: KeptSets | None = None,
+    policy_version: int = 0,
+    finish_reason: str = "stop",
+) -> Completion:
+    """What an engine answers, all of it by one version."""
+    spans = [VersionSpan(start=0, stop=len(tokens), policy_version=policy_version)]
+    return Completion(tokens=tokens, logprobs=logprobs, kept=kept, version_spans=spans, finish_reason=finish_reason)
 
 
 def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

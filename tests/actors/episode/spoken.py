@@ -1,29 +1,16 @@
 """Trajectories with words in them: what an environment says and a policy answers, as a tokenizer writes it."""
 
+import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.common.process.wire import SCHEMA
 from slipstream.common.records.message import Message
-from slipstream.common.records.trajectory import (
-    Outcome,
-    Provenance,
-    StopReason,
-    Task,
-    Trajectory,
-    Turn,
-    VersionSpan,
-    pack_logprobs,
-    pack_mask,
-    pack_tokens,
-)
+from slipstream.common.records.trajectory import Trajectory, Turn, VersionSpan, pack_logprobs, pack_mask, pack_tokens
 from slipstream.common.text.chat import Chat
-from tests.replay.records.attempts import SAMPLING
+from slipstream.replay.records.ticket import Lease
+from tests.actors.episode.episodes import ids
+from tests.replay.records.attempts import attempt_at, ticket
 
 Exchange = tuple[str, tuple[Message, ...]]  # what the policy writes, and what it hears after it
-
-
-def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def spoken(
@@ -66,31 +53,17 @@ def spoken(
             tokens = tokens + extension.tokens
     sampled_spans = [range(turn.start, turn.stop) for turn in turns]
     mask = [any(place in span for span in sampled_spans) for place in range(len(tokens))]
-    return Trajectory(
-        schema=SCHEMA,
-        run_id=run_id,
-        task=Task(env="shop", split="train", index=group_id),
-        group_id=group_id,
-        member=member,
-        attempt=attempt,
-        fork=None,
-        actor=actor,
+    asked = ticket(group_id, num_members=member + 1)
+    lease = Lease(ticket=asked, fence=1, missing={member: attempt}, partials={}, ttl_s=1.0)
+    return msgspec.structs.replace(
+        attempt_at(lease, member, run_id=run_id, actor=actor),
         turns=turns,
         tokens=pack_tokens(tokens),
         behaviour_logprobs=pack_logprobs([-0.5 if sampled else 0.0 for sampled in mask]),
         loss_mask=pack_mask(mask),
-        kept=None,
         branch_starts=branch_starts,
         version_spans=[VersionSpan(start=turn.start, stop=turn.stop, policy_version=policy_version) for turn in turns],
-        stop_reason=StopReason.DONE,
-        outcome=Outcome.POLICY,
         score=min(1.0, max(0.0, reward)),
         success=reward > 0.5,
-        part_values={},
-        shown="",
-        sampling=SAMPLING,
-        started_at_s=1.7e9,
         duration_s=0.5,
-        scoring_s=0.0,
-        provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
     )

@@ -29,7 +29,7 @@ from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.kept_sets import kept_sets
-from slipstream.common.records.trajectory import Sampling, StopReason, Trajectory, VersionSpan, check
+from slipstream.common.records.trajectory import Sampling, StopReason, Trajectory, check
 from slipstream.common.text.action_format import ActionFormat, action_format
 from slipstream.common.text.chat import ChatRules, reply_form
 from slipstream.common.text.codec import end_tokens
@@ -41,7 +41,7 @@ from slipstream.tools.lab.soak.scripted_engine import allowed_tokens
 from slipstream.tools.run.check_input import check_env
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import make_tiny_model
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids, play
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, completion_of, ids, play
 from tests.common.text.chat_templates import FAMILIES, family_tokenizer
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer, shop_tokenizer
 from tests.tools.run.tiny_model import FLOAT32, without_absent
@@ -103,13 +103,8 @@ class Writer:
                 if any(stop in self._tokenizer.decode(written) for stop in restriction.stops):
                     break
         is_whole = written[-1] == self._end or len(written) < sampling.max_turn_tokens
-        return Completion(
-            tokens=written,
-            logprobs=[-0.5] * len(written),
-            kept=kept,
-            version_spans=[VersionSpan(start=0, stop=len(written), policy_version=3)],
-            finish_reason="stop" if is_whole else "length",
-        )
+        reason = "stop" if is_whole else "length"
+        return completion_of(written, [-0.5] * len(written), kept=kept, policy_version=3, finish_reason=reason)
 
 
 def enforced_episode(
@@ -254,13 +249,7 @@ class Ranking(Writer):
 
     async def score(self, tokens: list[int], start: int) -> Completion:
         each = -1.0 if "search[" in self._tokenizer.decode(tokens[start:]) else -1.2
-        return Completion(
-            tokens=tokens[start:],
-            logprobs=[each] * len(tokens[start:]),
-            kept=None,
-            version_spans=[VersionSpan(start=0, stop=len(tokens) - start, policy_version=3)],
-            finish_reason="stop",
-        )
+        return completion_of(tokens[start:], [each] * len(tokens[start:]), policy_version=3)
 
 
 @pytest.mark.parametrize(("rank", "likeliest"), [("total", "click[red]"), ("mean", "search[plain dress]")])
@@ -431,13 +420,9 @@ class Policy:
             sets.append(sorted(allowed))
             if any(stop in self._tokenizer.decode(written) for stop in restriction.stops):
                 break
-        return Completion(
-            tokens=written,
-            logprobs=logprobs,
-            kept=kept_sets(sets) if restriction.choices else None,
-            version_spans=[VersionSpan(start=0, stop=len(written), policy_version=0)],
-            finish_reason="stop" if written[-1] in self._ends or restriction.stops else "length",
-        )
+        kept = kept_sets(sets) if restriction.choices else None
+        reason = "stop" if written[-1] in self._ends or restriction.stops else "length"
+        return completion_of(written, logprobs, kept=kept, finish_reason=reason)
 
     def _allowed(self, restriction: Restriction, written: list[int]) -> set[int]:
         following = set[int]()

@@ -9,12 +9,12 @@ from slipstream.actors.episode.resume import resumed_record
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.trajectory import Sampling, StopReason, VersionSpan, check
 from slipstream.envhub.driving import Ending
-from tests.actors.episode.episodes import attempt_on
+from tests.actors.episode.episodes import attempt_on, completion_of, turns_of
 
 CUT = Sampling(temperature=1.0, top_p=0.9, top_k=0, max_turn_tokens=8)
 
 
-def completion_of(rng: random.Random, number: int) -> Completion:
+def made_up(rng: random.Random, number: int) -> Completion:
     """Up to three tokens whose log-probability is their number's."""
     tokens = [rng.randrange(50) for _ in range(rng.randint(1, 3))]
     cut = rng.randrange(len(tokens))
@@ -40,7 +40,7 @@ def test_every_generation_keeps_its_prompt_logprobs_versions_and_kept_sets_in_an
         calls: list[tuple[list[int], Completion]] = []
         for number in range(rng.randint(1, 8)):
             prompt = rng.choice(known) + [rng.randrange(50) for _ in range(rng.randint(0, 2))]
-            completion = completion_of(rng, number)
+            completion = made_up(rng, number)
             if rng.random() < 0.2 and record.turns:
                 record = resumed_record(record.attempt, record.partial())
             record.add_call(prompt, completion, generate_s=0.0, env_s=0.0)
@@ -49,28 +49,17 @@ def test_every_generation_keeps_its_prompt_logprobs_versions_and_kept_sets_in_an
         record.end(Ending(messages=(), rewards={"right": 1.0}, stop_reason=StopReason.DONE), env_s=0.0)
         trajectory = record.trajectory(StopReason.DONE)
         check(trajectory, vocab_size=50)
-        tokens, logprobs = trajectory.token_array().tolist(), trajectory.behaviour_logprob_array().tolist()
+        logprobs = trajectory.behaviour_logprob_array().tolist()
         versions = trajectory.policy_version_array().tolist()
-        found = []
-        for turn in trajectory.turns:
-            start = max(start for start in trajectory.branch_starts if start < turn.start)
-            found.append(
-                (
-                    tokens[start : turn.start],
-                    tokens[turn.start : turn.stop],
-                    logprobs[turn.start : turn.stop],
-                    versions[turn.start : turn.stop],
-                )
-            )
-        wanted = [
-            (
-                prompt,
-                completion.tokens,
-                completion.logprobs,
-                [span.policy_version for span in completion.version_spans for _ in range(span.start, span.stop)],
-            )
-            for prompt, completion in calls
+        found = [
+            (*exchange, logprobs[turn.start : turn.stop], versions[turn.start : turn.stop])
+            for turn, exchange in zip(trajectory.turns, turns_of(trajectory), strict=True)
         ]
+        wanted = []
+        for prompt, completion in calls:
+            spans = [(span.policy_version, span.stop - span.start) for span in completion.version_spans]
+            by_token = [version for version, count in spans for _ in range(count)]
+            wanted.append((prompt, completion.tokens, completion.logprobs, by_token))
         assert sorted(found) == sorted(wanted)
         assert trajectory.total_reward == 1.0
 
@@ -78,14 +67,7 @@ def test_every_generation_keeps_its_prompt_logprobs_versions_and_kept_sets_in_an
 def test_a_generation_extends_a_sequence_that_is_not_the_last() -> None:
     record = EpisodeRecord(attempt=attempt_on())
     for prompt, answer in (([1], 10), ([2], 20), ([1, 10, 3], 11), ([2, 20, 4], 21)):
-        completion = Completion(
-            tokens=[answer],
-            logprobs=[-0.5],
-            kept=None,
-            version_spans=[VersionSpan(start=0, stop=1, policy_version=0)],
-            finish_reason="stop",
-        )
-        record.add_call(prompt, completion, generate_s=0.0, env_s=0.0)
+        record.add_call(prompt, completion_of([answer], [-0.5]), generate_s=0.0, env_s=0.0)
     assert record.tokens == [1, 10, 3, 11, 2, 20, 4, 21]
     assert record.branch_starts == [0, 4]
     assert [(turn.start, turn.stop) for turn in record.turns] == [(1, 2), (3, 4), (5, 6), (7, 8)]

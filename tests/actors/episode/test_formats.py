@@ -41,10 +41,10 @@ from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.measures import prediction
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.batch.pack import sequences_of
-from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
 from slipstream.tools.run.check_input import check_env, check_input
 from slipstream.tools.run.prepare import demonstrate
-from tests.actors.episode.episodes import attempt_on, ids, play
+from tests.actors.episode.episodes import attempt_on, engine_of, ids, play
 from tests.common.text.chat_templates import family_tokenizer
 from tests.common.text.small_tokenizer import shop_tokenizer
 from tests.envhub.rewards.test_rewards import episode_of, turn_of
@@ -171,9 +171,7 @@ class Walker:
     num_sampled: int = 0
 
     def engine(self) -> ScriptedEngine:
-        return ScriptedEngine(
-            self._answer, policy_version=4, schedule=Schedule(token_time_s=0.0), max_tokens=self.max_tokens
-        )
+        return engine_of(self._answer, max_tokens=self.max_tokens)
 
     def _answer(self, prompt: list[int], seed: int | None) -> list[int]:
         self.prompts.append(self.tokenizer.decode(prompt))
@@ -295,7 +293,7 @@ def test_admissible_actions_end_every_observation_and_nothing_else_changes(name:
     allowance = Allowance(
         max_turns=30, max_tokens=20_000, step_timeout_s=60, episode_timeout_s=600, shows_admissible=True
     )
-    engine = ScriptedEngine(acts, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=20_000)
+    engine = engine_of(acts, max_tokens=20_000)
     settings: dict[str, Any] = {"action_format": made, "allowance": allowance, "parse": parse_hermes}
     whole = asyncio.run(rollout(record, env=env, sampler=engine, tokenizer=tokenizer, **settings))
     assert whole.success and all(turn.valid_action for turn in whole.turns)
@@ -343,7 +341,7 @@ def test_the_tools_of_an_environment_are_shown_and_its_calls_arrive_as_json(tmp_
         call = action if action.startswith("{") else '{"name": "done", "arguments": {}}'
         return [*ids(tokenizer, f"<tool_call>{call}</tool_call>"), tokenizer.eos_token_id]
 
-    engine = ScriptedEngine(solves, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=20_000)
+    engine = engine_of(solves, max_tokens=20_000)
     whole = play(
         env,
         engine,

@@ -13,14 +13,14 @@ from slipstream.actors.engine.engine import Completion, Restriction
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.kept_sets import kept_sets
-from slipstream.common.records.trajectory import Sampling, Trajectory, VersionSpan, check
+from slipstream.common.records.trajectory import Sampling, Trajectory, check
 from slipstream.common.text.action_format import FORMATS
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.batch.pack import pack, sequences_of
 from slipstream.learner.model.packed_model import load_model
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.learner.ranks.ranks import Ranks
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, play
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, completion_of, engine_of, play
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
@@ -116,13 +116,7 @@ class Policy:
                 chances = self._model(torch.tensor([tokens + written])).logits[0, -1].double().softmax(-1)
             written.append(int(torch.multinomial(chances, 1, generator=chance)))
             logprobs.append(float(chances[written[-1]].log()))
-        return Completion(
-            tokens=written,
-            logprobs=logprobs,
-            kept=None,
-            version_spans=[VersionSpan(start=0, stop=len(written), policy_version=0)],
-            finish_reason="stop" if self._end in written else "length",
-        )
+        return completion_of(written, logprobs, finish_reason="stop" if self._end in written else "length")
 
 
 def test_the_learner_computes_the_recorded_log_probabilities_and_learns_nothing_from_a_mark(
@@ -152,13 +146,8 @@ def test_the_learner_computes_the_recorded_log_probabilities_and_learns_nothing_
 
 
 def test_kept_sets_of_a_run_with_top_k_stay_beside_those_of_the_mark() -> None:
-    first = Completion(
-        tokens=[5, 6],
-        logprobs=[-1.0, -1.0],
-        kept=kept_sets([[5, 7], [6, 8]]),
-        version_spans=[VersionSpan(start=0, stop=2, policy_version=3)],
-        finish_reason="length",
-    )
+    kept = kept_sets([[5, 7], [6, 8]])
+    first = completion_of([5, 6], [-1.0, -1.0], kept=kept, policy_version=3, finish_reason="length")
     both = first.then(replace(first, tokens=[9], logprobs=[0.0], kept=kept_sets([[9]]), version_spans=[]))
     assert both.kept == kept_sets([[5, 7], [6, 8], [9]])
     assert both.first(1, finish_reason="stop").kept == kept_sets([[5, 7]])

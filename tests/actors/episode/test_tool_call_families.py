@@ -17,8 +17,7 @@ from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import Trajectory, check
-from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, rollout_of
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, rollout_of, turns_of
 from tests.actors.tool_parsing import LOOK, parsing
 from tests.common.text.chat_templates import family_tokenizer
 
@@ -109,28 +108,17 @@ def test_20_tool_calls_keep_their_tokens_and_each_branch_is_explained(case: Case
     tokenizer = family_tokenizer(case.family, tmp_path)
     tokenizer.add_tokens(list(case.added), special_tokens=True)
     policy = Policy(tokenizer, case.text + case.end)
-    engine = ScriptedEngine(
-        policy.write, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=LONG.max_tokens
-    )
+    engine = engine_of(policy.write, max_tokens=LONG.max_tokens)
     entry = MixtureEntry(name="agent", options={"agent": "tests.actors.episode.test_tool_call_families:looks"})
 
     async def played() -> Trajectory:
         record = EpisodeRecord(attempt=attempt_on(max_turn_tokens=400))
         async with fresh_env({"shop": entry}, record.attempt.task, timeout_s=60.0) as env:
-            return await rollout_of(
-                env,
-                engine,
-                record=record,
-                tokenizer=tokenizer,
-                allowance=LONG,
-                parse=parsing(case.parser, tokenizer=tokenizer),
-            )
+            parse = parsing(case.parser, tokenizer=tokenizer)
+            return await rollout_of(env, engine, record=record, tokenizer=tokenizer, allowance=LONG, parse=parse)
 
     trajectory = asyncio.run(played())
     check(trajectory, vocab_size=len(tokenizer))
     assert len(trajectory.branch_starts) == 1 + case.num_branches
     assert all(turn.valid_action for turn in trajectory.turns)
-    tokens = trajectory.token_array().tolist()
-    for turn, (prompt, answer) in zip(trajectory.turns, policy.written, strict=True):
-        start = max(start for start in trajectory.branch_starts if start < turn.start)
-        assert (tokens[start : turn.start], tokens[turn.start : turn.stop]) == (prompt, answer)
+    assert turns_of(trajectory) == policy.written

@@ -17,10 +17,10 @@ from slipstream.common.records.valid_text import valid_text
 from slipstream.common.text.action_format import ToolCalls
 from slipstream.envhub.catalogue import make_any_env
 from slipstream.envhub.shop.shop import ShopEnv
-from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import tiny_tokenizer
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids, rollout_of, turns_of
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, ids, rollout_of, turns_of
 from tests.actors.tiny_caller import CLOSING, OPENING, add_calls
 from tests.actors.tool_parsing import HERMES, LOOK, QWEN_XML, Parsing, parsing
 from tests.adapters.agents import shop_openai
@@ -42,9 +42,7 @@ class Writer:
     written: list[tuple[list[int], list[int]]] = field(default_factory=list)  # prompts and answers
 
     def engine(self) -> ScriptedEngine:
-        return ScriptedEngine(
-            self._write, policy_version=4, schedule=Schedule(token_time_s=0.0), max_tokens=LONG.max_tokens
-        )
+        return engine_of(self._write, max_tokens=LONG.max_tokens)
 
     def _write(self, prompt: list[int], seed: int | None) -> list[int]:
         text = self.texts[len(self.written)]
@@ -277,18 +275,10 @@ def test_the_built_in_loop_plays_by_calls_that_vllms_own_parser_reads() -> None:
         written.append(text)
         return [*(token for character in text for token in ids(TOKENIZER, character)), TOKENIZER.eos_token_id]
 
-    engine = ScriptedEngine(calls, policy_version=4, schedule=Schedule(token_time_s=0.0), max_tokens=4000)
-    trajectory = asyncio.run(
-        rollout_of(
-            env,
-            engine,
-            record=EpisodeRecord(attempt=attempt_on(max_turn_tokens=200)),
-            tokenizer=TOKENIZER,
-            action_format=ToolCalls(),
-            allowance=replace(LONG, max_tokens=4000),
-            parse=parsing(),
-        )
-    )
+    record, allowance = EpisodeRecord(attempt=attempt_on(max_turn_tokens=200)), replace(LONG, max_tokens=4000)
+    settings: dict[str, Any] = {"action_format": ToolCalls(), "allowance": allowance, "parse": parsing()}
+    engine = engine_of(calls, max_tokens=4000)
+    trajectory = asyncio.run(rollout_of(env, engine, record=record, tokenizer=TOKENIZER, **settings))
     check(trajectory, vocab_size=len(TOKENIZER))
     assert trajectory.success and trajectory.branch_starts == [0]
     assert [turn.valid_action for turn in trajectory.turns] == [False, *[True] * (len(written) - 1)]
@@ -386,13 +376,8 @@ def test_a_preempted_episode_repeats_its_calls_with_the_same_ids() -> None:
     whole = play("runs_tools", writer, parsing(), record=record, template=with_ids)
     record.reopen_last_turn()
     rest = Writer(["done"])
-    resumed = play(
-        "runs_tools",
-        rest,
-        parsing(),
-        record=resumed_record(attempt_on(max_turn_tokens=400), record.partial()),
-        template=with_ids,
-    )
+    begun = resumed_record(attempt_on(max_turn_tokens=400), record.partial())
+    resumed = play("runs_tools", rest, parsing(), record=begun, template=with_ids)
     assert len(rest.written) == 1 and resumed.tokens == whole.tokens
     assert resumed.branch_starts == whole.branch_starts
 
@@ -433,11 +418,8 @@ def test_an_agent_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.MonkeyPat
     add_calls(tokenizer)
     shop = ShopEnv()
     monkeypatch.setattr(shop_openai, "ShopEnv", lambda profile: shop)
-    engine = ScriptedEngine(
-        lambda prompt, seed: ids(tokenizer, f"{OPENING}{shop.expert()}{CLOSING}{tokenizer.eos_token}"),
-        policy_version=4,
-        schedule=Schedule(token_time_s=0.0),
-        max_tokens=512,
+    engine = engine_of(
+        lambda *_: ids(tokenizer, f"{OPENING}{shop.expert()}{CLOSING}{tokenizer.eos_token}"), max_tokens=512
     )
     env = make_any_env("agent", {"agent": "tests.adapters.agents.shop_openai:play"})
     trajectory = asyncio.run(

@@ -376,25 +376,14 @@ def shutdown() -> Iterator[Shutdown]:
 
 
 async def acting(
-    actor: Actor,
-    buffer: Views,
-    client: redis.Redis,
-    shutdown: Shutdown,
-    *,
-    drain_s: float = 0.1,
-    max_episodes: int = MEMBERS,
+    actor: Actor, buffer: Views, client: redis.Redis, shutdown: Shutdown, *, drain_s: float = 0.1, **settings: Any
 ) -> int:
     """The whole loop of an actor, in a run that trains; it has room for one group unless given more."""
     fleet = Fleet(client, actor.setup.run_id)
     fleet.set_run_state(RunState.TRAINING)
-    return await act(
-        actor.setup,
-        buffers={"train": buffer.actor},
-        bulletin=Bulletin(client, actor.setup.run_id),
-        fleet=fleet,
-        actors=ActorsConfig(drain_s=drain_s, max_episodes=max_episodes),
-        shutdown=shutdown,
-    )
+    given = {"buffers": {"train": buffer.actor}, "actors": ActorsConfig(drain_s=drain_s, max_episodes=MEMBERS)}
+    bulletin = Bulletin(client, actor.setup.run_id)
+    return await act(actor.setup, bulletin=bulletin, fleet=fleet, shutdown=shutdown, **(given | settings))
 
 
 def test_an_actor_ends_with_its_engine(redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown) -> None:
@@ -462,7 +451,8 @@ def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(
     actor = Actor("actor", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
 
     async def play() -> int:
-        task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown, max_episodes=2 * MEMBERS))
+        room = ActorsConfig(drain_s=0.1, max_episodes=2 * MEMBERS)
+        task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown, actors=room))
         await actor.stands_in_turn(1)
         await until(lambda: buffer.learner.ledger().expired_leases == 1)
         await asyncio.sleep(0.3)

@@ -11,7 +11,7 @@ from slipstream.actors.group.inserts import Inserts
 from slipstream.common.records.trajectory import InvalidTrajectory, Trajectory
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.records.ticket import InsertResult, Lease
-from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
+from tests.replay.records.attempts import Views, attempt_at, leased, make_buffer, ticket
 
 MEMBERS = 6
 
@@ -21,12 +21,6 @@ def buffer(redis_client: redis.Redis, run_id: str) -> Views:
     buffer = make_buffer(redis_client, run_id)
     buffer.learner.open([ticket(0, num_members=MEMBERS), ticket(1, num_members=MEMBERS)])
     return buffer
-
-
-def leased(buffer: Views) -> Lease:
-    lease = buffer.actor.lease("a")
-    assert lease is not None
-    return lease
 
 
 async def insert_all(buffer: ActorBuffer, attempts: Iterable[tuple[Lease, Trajectory]]) -> list[object]:
@@ -68,11 +62,8 @@ def test_one_lost_lease_leaves_the_other_groups_stored(buffer: Views, run_id: st
     kept, lost = leased(buffer), leased(buffer)
     buffer.actor.release(lost)
     leased(buffer)
-    results = asyncio.run(
-        insert_all(
-            buffer.actor, [(kept, attempt_at(kept, 0, run_id=run_id)), (lost, attempt_at(lost, 0, run_id=run_id))]
-        )
-    )
+    attempts = [(lease, attempt_at(lease, 0, run_id=run_id)) for lease in (kept, lost)]
+    results = asyncio.run(insert_all(buffer.actor, attempts))
     assert results == [InsertResult.STORED, InsertResult.FENCED]
 
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,50 +10,37 @@ import pytest
 import redis
 
 from slipstream.actors.episode.episode_record import EpisodeRecord
-from slipstream.actors.episode.rollout import EpisodeFailed, rollout
+from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.group.episode_reward import Scoring, rewarded
 from slipstream.actors.group.group import rollout_group
-from slipstream.actors.host.act import act
-from slipstream.common.config.actors_config import ActorsConfig
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.trajectory import StopReason, Task, Trajectory
 from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.part import parts_of
-from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, RunState
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on
-from tests.actors.group.test_group import (  # noqa: F401
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, rollout_of
+from tests.actors.group.test_group import (
     MEMBERS,
     TURNS,
     Actor,
+    acting,
     buffer_with_a_group,
     nobodys,
     shutdown,
     trained,
     until,
 )
-from tests.envhub.rewards.own import Own
+from tests.envhub.rewards.own import OWN, Own, own
 from tests.guess import GuessEnv
 from tests.replay.records.attempts import make_buffer, ticket
 
-OWN = "own_rewards_of_actors"
-
-
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
-    own = Own(OWN)
-    monkeypatch.setitem(sys.modules, OWN, own.module)
-    yield own
+__all__ = ["own", "shutdown"]  # fixtures
 
 
 def scoring(actor: Actor, rewards: dict[str, Any]) -> Scoring:
-    setup = actor.setup
-    return Scoring(
-        parts={"shop": parts_of("env.rewards", rewards)},
-        tokenizer=setup.tokenizer,
-        max_turns=ALLOWANCE.max_turns,
-        step_timeout_s=60.0,
-    )
+    parts = {"shop": parts_of("env.rewards", rewards)}
+    limits: dict[str, Any] = {"max_turns": ALLOWANCE.max_turns, "step_timeout_s": 60.0}
+    return Scoring(parts=parts, tokenizer=actor.setup.tokenizer, **limits)
 
 
 def scorer(name: str, run_id: str, rewards: dict[str, Any], **options: Any) -> Actor:
@@ -112,10 +98,7 @@ def test_an_episode_is_stored_with_its_parts_and_has_no_place_in_the_engine_whil
 
 
 def test_other_groups_are_played_while_a_slow_part_is_awaited(
-    redis_client: redis.Redis,
-    run_id: str,
-    own: Own,
-    shutdown: Shutdown,  # noqa: F811
+    redis_client: redis.Redis, run_id: str, own: Own, shutdown: Shutdown
 ) -> None:
     """The actor has places for one group only, and its leases are renewed."""
     buffer = make_buffer(redis_client, run_id, lease_ttl_s=3.0)
@@ -125,25 +108,14 @@ def test_other_groups_are_played_while_a_slow_part_is_awaited(
     actor = scorer("actor", run_id, STAGED)
 
     async def play() -> None:
-        fleet = Fleet(redis_client, run_id)
-        fleet.set_run_state(RunState.TRAINING)
-        acting = asyncio.create_task(
-            act(
-                actor.setup,
-                buffers={"train": buffer.actor},
-                bulletin=Bulletin(redis_client, run_id),
-                fleet=fleet,
-                actors=ActorsConfig(drain_s=0.1, max_episodes=MEMBERS),
-                shutdown=shutdown,
-            )
-        )
+        task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown))
         await until(lambda: len(stage.seen) == 3 * MEMBERS)
         await asyncio.sleep(4.0)  # longer than a lease lasts without a heartbeat
         assert buffer.learner.ledger().inserted == 0
         stage.may_answer.set()
         await until(lambda: buffer.learner.ledger().inserted == 3 * MEMBERS)
-        fleet.set_run_state(RunState.FINISHED)
-        assert await acting == 0
+        Fleet(redis_client, run_id).set_run_state(RunState.FINISHED)
+        assert await task == 0
 
     asyncio.run(play())
     ledger = buffer.learner.ledger()
@@ -230,14 +202,8 @@ def played(
     record = EpisodeRecord(attempt=attempt)
 
     async def play() -> Trajectory:
-        trajectory = await rollout(
-            record,
-            env=GuessEnv(turns=TURNS),
-            sampler=actor.engine,
-            tokenizer=actor.setup.tokenizer,
-            action_format=actor.setup.action_format,
-            allowance=ALLOWANCE,
-        )
+        env = GuessEnv(turns=TURNS)
+        trajectory = await rollout_of(env, actor.engine, record=record, tokenizer=actor.setup.tokenizer)
         change(record)
         return await rewarded(trajectory, record, scoring=scoring(actor, rewards))
 
@@ -256,13 +222,11 @@ def test_other_parts_see_the_score_and_the_success_that_a_part_gives(own: Own) -
     own.see = lambda episode: seen.append(episode) or 1.0
     own.half = lambda episode: 0.5
     own.nothing = lambda episode: None
-    see = {"part": f"{OWN}:see"}
+    won, lost = ({"part": f"{OWN}:see", "only_if": when} for when in ("success", "failure"))
 
     def values(least: float) -> dict[str, float]:
         half = {"part": f"{OWN}:half", "success_from": least}
-        return played(
-            {"won": see | {"only_if": "success"}, "half": half, "lost": see | {"only_if": "failure"}}
-        ).part_values
+        return played({"won": won, "half": half, "lost": lost}).part_values
 
     assert values(0.5) == {"half": 0.5, "won": 1.0} and values(0.6) == {"half": 0.5, "lost": 1.0}
     assert [(episode.score, episode.success) for episode in seen] == [(0.5, True), (0.5, False)]
@@ -307,8 +271,3 @@ def test_whatever_a_function_raises_fails_the_attempt_alone_and_names_the_part(
     with pytest.raises(EpisodeFailed, match=r"`env\.rewards\.left`: ") as failure:
         played({"left": {"part": f"{OWN}:leave"}, "format": {}})
     assert failure.value.stop_reason is StopReason.ENV_ERROR
-
-
-def test_a_part_that_uses_the_name_of_an_own_reward_fails_the_attempt() -> None:
-    with pytest.raises(EpisodeFailed, match=r"`env\.rewards\.said`: the environment has a reward of this name"):
-        played({"said": {"part": "format"}})

@@ -1,7 +1,6 @@
 """The stage between complete and ready: a judge process marks whole groups, and may be slow, wrong, away or killed."""
 
 import asyncio
-import dataclasses
 import json
 import sys
 import threading
@@ -17,19 +16,20 @@ import redis
 from slipstream.actors.group.group import rollout_group
 from slipstream.actors.host.judging import JudgeSetup, keep_judging
 from slipstream.common.config.config import dump_config, load_config
-from slipstream.envhub.rewards import chat_client
 from slipstream.envhub.rewards.part import group_parts, parts_of
-from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
+from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import Group
 from slipstream.replay.records.verdict import Marks, Verdict, with_verdict
 from tests.actors.group.test_group import Actor, until
 from tests.actors.group.test_reward_stage import scorer
-from tests.actors.scripted_judge import Reply, ScriptedJudge, completion
+from tests.actors.scripted_judge import Reply, ScriptedJudge, completion, impatient
 from tests.envhub.rewards.test_group_judge import RUBRIC, higher_wins, marks_of_digits, replies_of
 from tests.processes import Process
-from tests.replay.records.attempts import Views, attempt_at, ids, leased, make_buffer, ticket, verdict_on
+from tests.replay.buffer.every_verb import FACTS
+from tests.replay.records.attempts import Views, attempt_at, ids, leased, ticket, verdict_on
 
+__all__ = ["impatient"]  # a fixture
 MEMBERS = 3
 DEADLINE_S = 90.0
 
@@ -48,17 +48,9 @@ def server() -> Iterator[ScriptedJudge]:
     judge.close()
 
 
-@pytest.fixture
-def buffer(redis_client: redis.Redis, run_id: str) -> Views:
-    buffer = make_buffer(redis_client, run_id)
-    buffer.learner.acquire_epoch()
-    return buffer
-
-
 def setup_of(buffer: Views, rewards: dict[str, Any], name: str = "j") -> JudgeSetup:
-    return JudgeSetup(
-        name=name, buffers=[buffer.judge], parts={"shop": group_parts(parts_of("env.rewards", rewards))}, retry_s=0.0
-    )
+    parts = {"shop": group_parts(parts_of("env.rewards", rewards))}
+    return JudgeSetup(name=name, buffers=[buffer.judge], parts=parts, retry_s=0.0)
 
 
 def judged_by(setup: JudgeSetup, is_done: Callable[[], bool]) -> None:
@@ -78,10 +70,8 @@ def complete(buffer: Views, run_id: str, *group_ids: int) -> None:
     for group_id in group_ids:
         lease = leased(buffer)
         for member in lease.missing:
-            conversation = [
-                {"role": "user", "content": f"group {group_id}"},
-                {"role": "assistant", "content": str(member)},
-            ]
+            said = {"user": f"group {group_id}", "assistant": str(member)}
+            conversation = [{"role": role, "content": text} for role, text in said.items()]
             shown = json.dumps({"conversation": conversation, "columns": {}})
             attempt = msgspec.structs.replace(attempt_at(lease, member, run_id=run_id), shown=shown)
             buffer.actor.insert(lease, attempt)
@@ -101,9 +91,8 @@ def test_a_group_is_ready_when_it_is_judged_and_the_learner_gets_the_marks(
     for group in claimed(buffer, 2):
         members = group.trajectories
         assert [member.part_values for member in members] == [{"better": 0.1 * place} for place in range(MEMBERS)]
-        assert [member.turns[-1].rewards for member in members] == [
-            {"task": 1.0, "better": 0.05 * place} for place in range(MEMBERS)
-        ]
+        expected = [{"task": 1.0, "better": 0.05 * place} for place in range(MEMBERS)]
+        assert [member.turns[-1].rewards for member in members] == expected
         assert {member.shown for member in members} == {""}, "an archive does not need it"
     assert len(server.requests) == 2
 
@@ -158,9 +147,8 @@ def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server: Scrip
 
 
 def test_a_judge_that_answers_garbage_drops_the_group_and_never_gives_zeros(
-    buffer: Views, run_id: str, server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch
+    buffer: Views, run_id: str, server: ScriptedJudge
 ) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
     server.answer_by(lambda request, number: completion("They are all great."))
     complete(buffer, run_id, 0)
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().dropped == {"judge_failed": 1})
@@ -172,9 +160,8 @@ def test_a_judge_that_answers_garbage_drops_the_group_and_never_gives_zeros(
 
 
 def test_a_judge_that_is_away_at_first_judges_the_group_later(
-    buffer: Views, run_id: str, server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch
+    buffer: Views, run_id: str, server: ScriptedJudge
 ) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
     server.answer_by(lambda request, number: (401, {}, b"no") if number < 2 else marks_of_digits(request, number))
     complete(buffer, run_id, 0)
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 1)
@@ -246,29 +233,16 @@ class Run:
 
     def __init__(self, client: redis.Redis, redis_url: str, run_id: str, folder: Path, url: str) -> None:
         rewards = better(url)
-        config = load_config(None, [f"run.name={run_id}", "env.name=shop"])
+        self.fleet, self._folder, self._name = Fleet(client, run_id), folder, f"run.name={run_id}"
+        self.describe(rewards)
+        self.fleet.set_run_state(RunState.TRAINING)
+        command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve", "judge"]
+        self._command = [*command, self._name, f"redis.url={redis_url}"]
+
+    def describe(self, rewards: dict[str, Any]) -> None:
+        config = load_config(None, [self._name, "env.name=shop"])
         config.env.rewards = rewards
-        facts = RunFacts(
-            config_yaml=dump_config(config),
-            model_path="/models/tiny",
-            model_files=[],
-            own_modules={},
-            vocab_size=100,
-            tokenizer_root="root",
-        )
-        fleet = Fleet(client, run_id)
-        fleet.describe_run(facts)
-        fleet.set_run_state(RunState.TRAINING)
-        self.fleet, self._folder = fleet, folder
-        self._command = [
-            sys.executable,
-            "-m",
-            "slipstream.tools.cli.cli",
-            "serve",
-            "judge",
-            f"run.name={run_id}",
-            f"redis.url={redis_url}",
-        ]
+        self.fleet.describe_run(msgspec.structs.replace(FACTS, config_yaml=dump_config(config)))
 
     def judge(self, name: str) -> Process:
         return Process(name, self._command, log=self._folder / f"{name}.log", environment={})
@@ -319,19 +293,14 @@ def test_a_judge_process_names_what_is_missing(
     redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path
 ) -> None:
     run = Run(redis_client, redis_url, run_id, tmp_path, "http://127.0.0.1:1/v1")
-    config = load_config(None, [f"run.name={run_id}", "env.name=shop"])
-    facts = run.fleet.run_facts()
-    run.fleet.describe_run(msgspec.structs.replace(facts, config_yaml=dump_config(config)))
-    idle = run.judge("idle")
-    assert idle.wait() == 2 and "has no judge of whole groups" in idle.said()
-    config.env.rewards = better("http://127.0.0.1:1/v1", key_env="NO_SUCH_KEY")
-    run.fleet.describe_run(msgspec.structs.replace(facts, config_yaml=dump_config(config)))
-    keyless = run.judge("keyless")
-    assert keyless.wait() == 2 and "`env.rewards.better`: key_env names" in keyless.said()
-    config.env.rewards = better("actors", model="")
-    run.fleet.describe_run(msgspec.structs.replace(facts, config_yaml=dump_config(config)))
-    useless = run.judge("useless")
-    assert useless.wait() == 2 and "judge its groups, as the run's own policy is one of the judges" in useless.said()
+    for name, rewards, complaint in (
+        ("idle", {}, "has no judge of whole groups"),
+        ("keyless", better("http://127.0.0.1:1/v1", key_env="NO_SUCH_KEY"), "`env.rewards.better`: key_env names"),
+        ("useless", better("actors", model=""), "judge its groups, as the run's own policy is one of the judges"),
+    ):
+        run.describe(rewards)
+        judge = run.judge(name)
+        assert judge.wait() == 2 and complaint in judge.said()
 
 
 def test_groups_from_before_a_resume_without_the_judge_become_ready_without_marks(
@@ -339,8 +308,7 @@ def test_groups_from_before_a_resume_without_the_judge_become_ready_without_mark
 ) -> None:
     complete(buffer, run_id, 0)
     run = Run(redis_client, redis_url, run_id, tmp_path, server.url)
-    config = load_config(None, [f"run.name={run_id}", "env.name=shop"])
-    run.fleet.describe_run(msgspec.structs.replace(run.fleet.run_facts(), config_yaml=dump_config(config)))
+    run.describe({})
     judge = run.judge("judge")
     wait_until(lambda: buffer.learner.ledger().ready == 1, "the group is ready", judge)
     run.fleet.set_run_state(RunState.FINISHED)
@@ -354,12 +322,3 @@ def test_pairs_are_judged_by_the_same_stage(buffer: Views, run_id: str, server: 
     complete(buffer, run_id, 0)
     judged_by(setup_of(buffer, better(server.url, compare="pairwise")), lambda: buffer.learner.ledger().ready == 1)
     assert [member.part_values["better"] for member in claimed(buffer, 1)[0].trajectories] == [0.0, 0.5, 1.0]
-
-
-def test_a_judge_of_another_environment_is_not_asked(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
-    """A run may be resumed with other rewards: groups from before are ready without marks."""
-    complete(buffer, run_id, 0)
-    setup = dataclasses.replace(setup_of(buffer, better(server.url)), parts={})
-    judged_by(setup, lambda: buffer.learner.ledger().ready == 1)
-    assert [member.part_values for member in claimed(buffer, 1)[0].trajectories] == [{}] * MEMBERS
-    assert server.requests == []

@@ -27,6 +27,7 @@ from slipstream.common.transfer.model_folder import (
 )
 from slipstream.common.transfer.weights import Offer, sealed
 from slipstream.replay.fleet.fleet import RunFacts
+from tests.replay.buffer.every_verb import FACTS
 from tests.tools.run.tiny_model import save_tiny_model
 
 CHUNK_BYTES = 4096
@@ -51,6 +52,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "slipstream" / "models"
 
 
+def offer_at(endpoint: str) -> Offer:
+    manifest = sealed([], memoryview(b""), policy_version=1, learner_epoch=1)
+    return Offer(manifest=manifest, pull_endpoint=endpoint)
+
+
+def puller_of_none() -> Puller:
+    """A puller that knows of no relays."""
+    sources = Sources(lambda: [], name="a", host="here", patience_s=0)
+    return Puller(sources, blame=lambda _: None, chunk_bytes=CHUNK_BYTES, key=None)
+
+
 class Served:
     """The files of a folder on offer, and how often they were pulled."""
 
@@ -66,12 +78,10 @@ class Served:
         return None if self.is_away else self._read(request)
 
     def newest(self) -> Offer:
-        manifest = sealed([], memoryview(b""), policy_version=1, learner_epoch=1)
-        return Offer(manifest=manifest, pull_endpoint=self.server.endpoint)
+        return offer_at(self.server.endpoint)
 
     def puller(self) -> Puller:
-        sources = Sources(lambda: [], name="a", host="here", patience_s=0)
-        puller = Puller(sources, blame=lambda _: None, chunk_bytes=CHUNK_BYTES, key=None)
+        puller = puller_of_none()
         self.counts.append(puller.counts)
         return puller
 
@@ -137,14 +147,8 @@ def test_other_files_are_another_folder(folder: Path, serve: type[Served]) -> No
 
 
 def test_the_learners_folder_is_used_where_a_host_has_it_with_the_same_files(folder: Path) -> None:
-    facts = RunFacts(
-        config_yaml="",
-        model_path=str(folder),
-        model_files=model_files(folder, with_weights=False),
-        own_modules={},
-        vocab_size=1,
-        tokenizer_root="",
-    )
+    files = model_files(folder, with_weights=False)
+    facts = msgspec.structs.replace(FACTS, model_path=str(folder), model_files=files)
     assert learners_folder(facts) == folder
     (folder / "tokenizer.json").write_text("[]")
     assert learners_folder(facts) is None
@@ -156,9 +160,7 @@ def test_the_learners_folder_is_used_where_a_host_has_it_with_the_same_files(fol
 
 def test_another_base_at_the_same_path_is_seen(folder: Path) -> None:
     files = model_files(folder, with_weights=True)
-    facts = RunFacts(
-        config_yaml="", model_path=str(folder), model_files=files, own_modules={}, vocab_size=1, tokenizer_root=""
-    )
+    facts = msgspec.structs.replace(FACTS, model_path=str(folder), model_files=files)
     assert learners_folder(facts) == folder
     with (folder / "model.safetensors").open("r+b") as weights:
         weights.seek(-1, os.SEEK_END)
@@ -198,10 +200,8 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_names_the_variable(
 
 
 def _fetch_in_a_process(files: list[ModelFile], endpoint: str, results: "multiprocessing.Queue[int]") -> None:
-    sources = Sources(lambda: [], name="a", host="here", patience_s=0)
-    puller = Puller(sources, blame=lambda _: None, chunk_bytes=CHUNK_BYTES, key=None)
-    offer = Offer(manifest=sealed([], memoryview(b""), policy_version=1, learner_epoch=1), pull_endpoint=endpoint)
-    cached_folder(files, make_puller=lambda: puller, newest=lambda: offer, timeout_s=60.0)
+    puller = puller_of_none()
+    cached_folder(files, make_puller=lambda: puller, newest=lambda: offer_at(endpoint), timeout_s=60.0)
     results.put(puller.counts.fetched_bytes)
 
 
@@ -225,7 +225,7 @@ def test_of_the_actors_that_start_together_one_pulls(folder: Path, serve: type[S
 )
 def test_a_name_that_is_no_plain_file_of_data_is_refused_with_the_facts(folder: Path, name: str) -> None:
     good = model_files(folder, with_weights=False)[0]
-    facts = RunFacts(config_yaml="", model_path="", model_files=[good], own_modules={}, vocab_size=1, tokenizer_root="")
+    facts = msgspec.structs.replace(FACTS, model_files=[good])
     assert decode(RunFacts, encode(facts)) == facts
     bad = msgspec.structs.replace(facts, model_files=[msgspec.structs.replace(good, name=name)])
     with pytest.raises(WireError, match="not a RunFacts"):

@@ -16,7 +16,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.text.chat import ChatRules
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.part import judge_by, parts_of
+from slipstream.envhub.rewards.part import Part, judge_by, parts_of
 from slipstream.envhub.rewards.sibling_judge import GroupJudge
 from tests.actors.episode.episodes import ALLOWANCE, engine_of
 from tests.actors.group.test_group import TURNS, Actor, buffer_with_a_group, trained
@@ -59,10 +59,16 @@ class Marker:
         return dataclasses.replace(completion, version_spans=spans)
 
 
-def marked(policy: Marker, *, max_tokens: int = 4096, **settings: Any) -> Any:
-    parts = parts_of("env.rewards", {"clear": {**OWN, **settings}})
-    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=max_tokens)), {"shop": parts})
-    return asyncio.run(parts[0].values(episode_of(turn_of("hello")), timeout_s=30.0))
+def parts_by(policy: Marker, rewards: dict[str, Any]) -> list[Part]:
+    """The parts of a reward with this policy as their judge."""
+    parts = parts_of("env.rewards", rewards)
+    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192)), {"shop": parts})
+    return parts
+
+
+def marked(policy: Marker, rewards: dict[str, Any] | None = None) -> Any:
+    (part,) = parts_by(policy, rewards or {"clear": OWN})
+    return asyncio.run(part.values(episode_of(turn_of("hello")), timeout_s=30.0))
 
 
 def test_the_policy_marks_an_episode_and_its_version_is_recorded() -> None:
@@ -75,46 +81,24 @@ def test_the_policy_marks_an_episode_and_its_version_is_recorded() -> None:
     assert prompt.rstrip().endswith("assistant"), "the policy's own chat template, up to its reply"
 
 
-def test_the_thought_of_the_policy_is_no_part_of_its_mark() -> None:
-    assert marked(Marker('<think>a "clear": 1?</think>{"clear": 8}')).value == 0.8
-
-
 def test_malformed_marks_and_failures_of_one_request_are_tried_again() -> None:
     policy = Marker("good!", EngineError("out of blocks"), '{"clear": 5}')
     assert marked(policy).value == 0.5
     assert len(policy.prompts) == 3
 
 
-def test_a_policy_that_cannot_judge_fails_the_attempt_with_what_it_said() -> None:
-    with pytest.raises(EnvError, match=r"good!.*3 answers were malformed"):
-        marked(Marker("good!"))
-
-
-def test_a_prompt_that_does_not_fit_is_an_error_that_names_the_remedy() -> None:
-    with pytest.raises(EnvError, match=r"leaves no room in `model.max_tokens` = 16; lower max_chars"):
-        marked(Marker('{"clear": 5}'), max_tokens=16)
-
-
-def test_the_budget_counts_the_tokens_of_the_run_s_own_policy() -> None:
-    with pytest.raises(EnvError, match="max_total_tokens is 1"):
-        marked(Marker("good!"), max_total_tokens=1)
-
-
 def test_in_a_panel_each_mark_of_the_policy_has_its_version() -> None:
     one = {"url": "actors", "rubric": RUBRIC}
-    parts = parts_of("env.rewards", {"liked": {"part": "panel", "judges": {"a": one, "b": {**one, "max_chars": 5000}}}})
-    policy = Marker('{"clear": 8}', '{"clear": 4}')
-    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=4096)), {"shop": parts})
-    found: Any = asyncio.run(parts[0].values(episode_of(turn_of("hello")), timeout_s=30.0))
+    panel = {"part": "panel", "judges": {"a": one, "b": {**one, "max_chars": 5000}}}
+    found = marked(Marker('{"clear": 8}', '{"clear": 4}'), {"liked": panel})
     assert found.value == pytest.approx(0.6)
     assert found.beside["a_policy_version"] == found.beside["b_policy_version"] == 4
 
 
 def compared(policy: Marker, *replies: str, **settings: Any) -> list[tuple[float, dict[str, float]]]:
-    parts = parts_of("env.rewards", {"clear": {**OWN, **settings}})
-    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192)), {"shop": parts})
-    assert isinstance(parts[0].measure, GroupJudge)
-    return [(mark.value, dict(mark.beside)) for mark in asyncio.run(parts[0].measure(shown(*replies)))]
+    (part,) = parts_by(policy, {"clear": {**OWN, **settings}})
+    assert isinstance(part.measure, GroupJudge)
+    return [(mark.value, dict(mark.beside)) for mark in asyncio.run(part.measure(shown(*replies)))]
 
 
 def test_the_policy_marks_a_group_and_the_version_that_ended_the_verdict_is_recorded() -> None:
@@ -134,15 +118,10 @@ def test_of_verdicts_on_pairs_the_oldest_version_is_recorded() -> None:
 def test_a_policy_and_another_judge_compare_a_group_together() -> None:
     one = {"url": "actors", "rubric": RUBRIC}
     settings = {"part": "panel", "judges": {"a": one, "b": {**one, "max_chars": 5000}}, "compare": "listwise"}
-    parts = parts_of("env.rewards", {"liked": settings})
-    policy = Marker('{"1": 2, "2": 2}', '{"1": 4, "2": 4}')
-    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192)), {"shop": parts})
-    assert isinstance(parts[0].measure, GroupJudge)
-    for mark in asyncio.run(parts[0].measure(shown("a", "b"))):
-        assert mark.value == pytest.approx(0.3)
-        assert mark.beside == pytest.approx(
-            {"a": 0.2, "b": 0.4, "agreement": 0.8, "a_policy_version": 4, "b_policy_version": 4}
-        )
+    versions = {"a_policy_version": 4, "b_policy_version": 4}
+    for value, beside in compared(Marker('{"1": 2, "2": 2}', '{"1": 4, "2": 4}'), "a", "b", **settings):
+        assert value == pytest.approx(0.3)
+        assert beside == pytest.approx({"a": 0.2, "b": 0.4, "agreement": 0.8} | versions)
 
 
 @pytest.mark.parametrize(
@@ -196,20 +175,13 @@ def test_an_engine_that_dies_under_a_judge_fails_no_attempt(redis_client: redis.
 
 
 def scoring_by(actor: Actor, policy: Marker) -> None:
-    parts = {"shop": parts_of("env.rewards", {"clear": OWN})}
-    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=4096)), parts)
+    parts = {"shop": parts_by(policy, {"clear": OWN})}
     scoring = Scoring(parts=parts, tokenizer=actor.setup.tokenizer, max_turns=ALLOWANCE.max_turns, step_timeout_s=60.0)
     actor.setup = dataclasses.replace(actor.setup, scoring=scoring)
 
 
 def test_a_column_that_is_no_text_fails_the_attempt_and_not_the_actor() -> None:
-    policy = OwnJudge(sampler=Marker("7"), tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192))
-    (part,) = parts_of("env.rewards", {"good": OWN | {"columns": ["answer"]}})
-    judge_by(policy, {"shop": [part]})
-    for column, complaint in ((json.loads('"\\ud800"'), "what the judge is shown cannot be sent"), ("fine", "")):
-        episode = dataclasses.replace(episode_of(turn_of("4")), columns={"answer": column})
-        if not complaint:
-            asyncio.run(part.values(episode, timeout_s=60.0))
-            continue
-        with pytest.raises(EnvError, match=complaint):
-            asyncio.run(part.values(episode, timeout_s=60.0))
+    (part,) = parts_by(Marker("7"), {"good": OWN | {"columns": ["answer"]}})
+    asyncio.run(part.values(episode_of(turn_of("4"), columns={"answer": "fine"}), timeout_s=60.0))
+    with pytest.raises(EnvError, match="what the judge is shown cannot be sent"):
+        asyncio.run(part.values(episode_of(turn_of("4"), columns={"answer": "\ud800"}), timeout_s=60.0))

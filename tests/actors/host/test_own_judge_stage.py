@@ -13,33 +13,32 @@ import pytest
 import redis
 
 from slipstream.actors.engine.engine import Completion, EngineDied
-from slipstream.actors.host.act import act
 from slipstream.actors.host.own_judge import OwnJudge
-from slipstream.common.config.actors_config import ActorsConfig
 from slipstream.common.config.config import dump_config, load_config
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
 from slipstream.common.records.trajectory import Sampling, Task, Trajectory
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.tokenizer import load_tokenizer, tokenizer_root
-from slipstream.envhub.rewards import chat_client
 from slipstream.envhub.rewards.part import book_on, judge_by
 from slipstream.learner.supply.supply import Supply
-from slipstream.replay.fleet.bulletin import Bulletin
-from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
+from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.fleet.judge_account import JudgeAccount
 from slipstream.replay.records.keys import key
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from tests.actors.episode.episodes import ids
-from tests.actors.group.test_group import MEMBERS, TOKENIZER, TURNS, Actor, shutdown, until
+from tests.actors.group.test_group import MEMBERS, TOKENIZER, TURNS, Actor, acting, shutdown, until
 from tests.actors.group.test_reward_stage import scoring
 from tests.actors.host.test_judge_stage import wait_until
+from tests.actors.scripted_judge import impatient
 from tests.envhub.rewards.test_group_judge import RUBRIC
 from tests.guess import WORDS
 from tests.processes import Process
+from tests.replay.buffer.every_verb import FACTS
 from tests.replay.records.attempts import attempt_at, leased, make_buffer, ticket
 
-__all__ = ["shutdown"]  # a fixture
+__all__ = ["impatient", "shutdown"]  # fixtures
 MAX_TOKENS = 8192
+ENDLESS = RUBRIC | {"text": "You compare." * 1000}
 BETTER = {"part": "judge", "url": "actors", "compare": "listwise", "rubric": RUBRIC, "weight": 0.5}
 
 
@@ -96,8 +95,6 @@ class Scene:
         self.actor = Actor("actor", run_id, turns=TURNS)
         self.acting: asyncio.Task[int]
         self._client, self._run_id = client, run_id
-        self._fleet = Fleet(client, run_id)
-        self._fleet.set_run_state(RunState.TRAINING)
 
     def opens(self, *group_ids: int) -> None:
         self.buffer.learner.open([ticket(group_id, num_members=MEMBERS, is_judged=True) for group_id in group_ids])
@@ -112,20 +109,13 @@ class Scene:
         book_on(JudgeAccount(self._client, self._run_id).add, parts.parts.values())
 
         async def play() -> int:
-            self.acting = acting = asyncio.create_task(
-                act(
-                    setup,
-                    buffers={"eval": self.evaluations.actor, "train": self.buffer.actor},
-                    bulletin=Bulletin(self._client, self._run_id),
-                    fleet=self._fleet,
-                    actors=ActorsConfig(drain_s=0.1, max_episodes=MEMBERS),
-                    shutdown=shutdown,
-                    judge_buffers=[self.buffer.judge],
-                )
-            )
+            buffers = {"eval": self.evaluations.actor, "train": self.buffer.actor}
+            judged: dict[str, Any] = {"buffers": buffers, "judge_buffers": [self.buffer.judge]}
+            self.actor.setup = setup
+            self.acting = asyncio.create_task(acting(self.actor, self.buffer, self._client, shutdown, **judged))
             await script()
-            self._fleet.set_run_state(RunState.FINISHED)
-            return await acting
+            Fleet(self._client, self._run_id).set_run_state(RunState.FINISHED)
+            return await self.acting
 
         return asyncio.run(play())
 
@@ -261,9 +251,8 @@ def test_a_policy_that_is_too_old_to_play_a_group_does_not_judge_it(
 
     assert scene.plays(policy, script, shutdown) == 0
     (members,) = scene.claimed(1)
-    assert [member.part_values for member in members] == [
-        {"better": 0.1 * place, "better_policy_version": 1} for place in range(MEMBERS)
-    ]
+    expected = [{"better": 0.1 * place, "better_policy_version": 1} for place in range(MEMBERS)]
+    assert [member.part_values for member in members] == expected
     assert scene.buffer.learner.ledger().failed == {}
 
 
@@ -303,21 +292,12 @@ def test_a_synchronous_run_goes_to_its_end_beside_an_evaluation(scene: Scene, sh
         ({}, "3 answers were malformed"),
         ({"max_requests": 2}, "the budget of this run is spent: max_requests is 2, and it has used 2"),
         ({"max_total_tokens": 1}, "the budget of this run is spent: max_total_tokens is 1"),
-        (
-            {"max_chars": 1000, "rubric": RUBRIC | {"text": "You compare." * 1000}},
-            "leaves no room in `model.max_tokens`",
-        ),
+        ({"max_chars": 1000, "rubric": ENDLESS}, "leaves no room in `model.max_tokens` = 8192; lower max_chars"),
     ],
 )
 def test_a_policy_that_cannot_judge_drops_the_group_with_its_reason_and_never_gives_zeros(
-    redis_client: redis.Redis,
-    run_id: str,
-    shutdown: Shutdown,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, Any],
-    why: str,
+    redis_client: redis.Redis, run_id: str, shutdown: Shutdown, settings: dict[str, Any], why: str
 ) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
     scene = Scene(redis_client, run_id, max_attempts=1, **settings)
     scene.opens(0)
 
@@ -337,17 +317,10 @@ def test_an_actor_process_judges_and_books_on_the_account_of_the_run(
     config = load_config(None, [f"run.name={run_id}", f"env.name={env}", *sizes])
     config.env.rewards = {"better": {**BETTER, "max_requests": 100}}
     TOKENIZER.save_pretrained(folder)
-    (folder / "model.safetensors").write_bytes(
-        (2).to_bytes(8, "little") + b"{}"
-    )  # the scripted engine reads no weights
-    facts = RunFacts(
-        config_yaml=dump_config(config),
-        model_path=str(folder),
-        model_files=[],
-        own_modules={},
-        vocab_size=100,
-        tokenizer_root=tokenizer_root(load_tokenizer(folder)),
-    )
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # the engine reads no weights
+    root = tokenizer_root(load_tokenizer(folder))
+    model = {"model_path": str(folder), "tokenizer_root": root}
+    facts = msgspec.structs.replace(FACTS, config_yaml=dump_config(config), **model)
     buffer, fleet = make_buffer(redis_client, run_id), Fleet(redis_client, run_id)
     buffer.learner.acquire_epoch()
     buffer.learner.open([ticket(group_id, env=env, is_judged=True) for group_id in range(2)])

@@ -2,13 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from slipstream.actors.host.act import act
 from slipstream.actors.host.pin import Pin
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.common.config.actors_config import ActorsConfig
@@ -18,26 +16,26 @@ from slipstream.common.transfer.weights import Offer
 from slipstream.learner.lead.evaluation import drop_open_groups
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, RunState
-from tests.actors.group.test_group import Actor, shutdown, until
+from tests.actors.group.test_group import Actor, acting, gate, shutdown, until
 from tests.learner.publisher.offers import empty_offer
 from tests.processes import Gate
 from tests.replay.records.attempts import Views, make_buffer, ticket
 
-__all__ = ["shutdown"]  # a fixture
+__all__ = ["gate", "shutdown"]  # fixtures
 TURNS = 3
 
 
 class Scene:
     """A run with evaluations and training groups, and one actor of it in this process, served from version 0."""
 
-    def __init__(self, client: redis.Redis, run_id: str, gate: Gate) -> None:
+    def __init__(self, client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown) -> None:
         """Every turn waits for `gate`."""
+        self._client, self._shutdown = client, shutdown
         self.train, self.evaluations = make_buffer(client, run_id), make_buffer(client, run_id, stream="eval")
         self._epoch = self.train.learner.acquire_epoch()
         self.evaluations.learner.adopt_epoch(self._epoch)
         self.actor = Actor("actor", run_id, turns=TURNS, gate=str(gate))
-        self._bulletin, self._fleet = Bulletin(client, run_id), Fleet(client, run_id)
-        self._fleet.set_run_state(RunState.TRAINING)
+        self._bulletin = Bulletin(client, run_id)
 
     @property
     def version(self) -> int:
@@ -60,27 +58,23 @@ class Scene:
         self.announces(version)
         await until(lambda: version in (self.actor.engine._staged_version, self.version))
 
-    def plays(
-        self, script: Callable[[], Coroutine[Any, Any, None]], shutdown: Shutdown, *, transport: str = "broadcast"
-    ) -> None:
+    def plays(self, script: Callable[[], Coroutine[Any, Any, None]], *, transport: str = "broadcast") -> None:
         """Run the actor, with room for three episodes, while `script` runs beside it."""
+        buffers = {"eval": self.evaluations.actor, "train": self.train.actor}
+        given: dict[str, Any] = {"buffers": buffers, "actors": ActorsConfig(max_episodes=3, transport=transport)}
 
         async def play() -> int:
-            task = asyncio.create_task(
-                act(
-                    self.actor.setup,
-                    buffers={"eval": self.evaluations.actor, "train": self.train.actor},
-                    bulletin=self._bulletin,
-                    fleet=self._fleet,
-                    actors=ActorsConfig(max_episodes=3, transport=transport),
-                    shutdown=shutdown,
-                )
-            )
+            task = asyncio.create_task(acting(self.actor, self.train, self._client, self._shutdown, **given))
             await script()
-            self._fleet.set_run_state(RunState.FINISHED)
+            Fleet(self._client, self.actor.setup.run_id).set_run_state(RunState.FINISHED)
             return await task
 
         assert asyncio.run(play()) == 0
+
+
+@pytest.fixture
+def scene(redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown) -> Scene:
+    return Scene(redis_client, run_id, gate, shutdown)
 
 
 def episodes(buffer: Views, number: int) -> list[Trajectory]:
@@ -91,18 +85,9 @@ def versions(trajectory: Trajectory) -> tuple[int, int]:
     return trajectory.oldest_policy_version, trajectory.newest_policy_version
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    """Closed at first."""
-    gate = Gate(tmp_path / "gate")
-    gate.close()
-    return gate
-
-
 def test_an_evaluation_is_of_one_version_though_newer_weights_come_and_training_goes_on(
-    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+    scene: Scene, gate: Gate
 ) -> None:
-    scene = Scene(redis_client, run_id, gate)
     scene.opens(scene.evaluations, 0, 1, 2, 3)
     scene.opens(scene.train, 0, 1)
 
@@ -116,15 +101,12 @@ def test_an_evaluation_is_of_one_version_though_newer_weights_come_and_training_
         assert scene.evaluations.learner.ledger().ready == 4  # not before the last of them was over
         await until(lambda: scene.train.learner.ledger().ready == 2)
 
-    scene.plays(script, shutdown)
+    scene.plays(script)
     assert [versions(episode) for episode in episodes(scene.evaluations, 4)] == [(0, 0)] * 4
     assert scene.evaluations.audit() == [] == scene.train.audit()
 
 
-def test_a_few_evaluations_are_played_beside_training(
-    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
-) -> None:
-    scene = Scene(redis_client, run_id, gate)
+def test_a_few_evaluations_are_played_beside_training(scene: Scene, gate: Gate) -> None:
     scene.opens(scene.evaluations, 0, 1, 2, 3)
     scene.opens(scene.train, 0, 1)
 
@@ -134,26 +116,22 @@ def test_a_few_evaluations_are_played_beside_training(
         gate.open()
         await until(lambda: scene.evaluations.learner.ledger().ready == 4)
 
-    scene.plays(script, shutdown)
+    scene.plays(script)
 
 
-def test_evaluations_take_all_the_room_while_there_is_no_training(
-    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
-) -> None:
-    scene = Scene(redis_client, run_id, gate)
+def test_evaluations_take_all_the_room_while_there_is_no_training(scene: Scene, gate: Gate) -> None:
     scene.opens(scene.evaluations, 0, 1, 2, 3)
 
     async def script() -> None:
         await until(lambda: scene.evaluations.learner.ledger().leased == 3)
         gate.open()
 
-    scene.plays(script, shutdown)
+    scene.plays(script)
 
 
 def test_an_evaluation_of_another_version_is_left_to_others_until_the_actor_gets_there(
-    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+    scene: Scene, gate: Gate
 ) -> None:
-    scene = Scene(redis_client, run_id, gate)
     gate.open()
     scene.opens(scene.evaluations, 0, version=5)
     scene.opens(scene.train, 0)
@@ -167,16 +145,13 @@ def test_an_evaluation_of_another_version_is_left_to_others_until_the_actor_gets
         await scene.offers(6)
         await until(lambda: scene.version == 6)  # an evaluation that it cannot play holds nothing up
 
-    scene.plays(script, shutdown)
+    scene.plays(script)
     assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(5, 5)]
     assert scene.evaluations.learner.ledger().queued == 1
 
 
-def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_played(
-    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
-) -> None:
+def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_played(scene: Scene, gate: Gate) -> None:
     """The run's last one, of the version that the actors came to while one before it was still queued."""
-    scene = Scene(redis_client, run_id, gate)
     gate.open()
 
     async def script() -> None:
@@ -188,13 +163,12 @@ def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_playe
         scene.opens(scene.evaluations, 1, version=1)
         await until(lambda: scene.evaluations.learner.ledger().ready == 1)
 
-    scene.plays(script, shutdown)
+    scene.plays(script)
 
 
 def test_a_held_engine_takes_the_training_that_it_can_serve_and_leaves_the_rest_to_others(
-    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+    scene: Scene, gate: Gate
 ) -> None:
-    scene = Scene(redis_client, run_id, gate)
     scene.opens(scene.evaluations, 0)
 
     async def script() -> None:
@@ -208,15 +182,12 @@ def test_a_held_engine_takes_the_training_that_it_can_serve_and_leaves_the_rest_
         gate.open()
         await until(lambda: scene.train.learner.ledger().ready == 2)
 
-    scene.plays(script, shutdown)
+    scene.plays(script)
     assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(0, 0)]
     assert versions(episodes(scene.train, 2)[1]) == (1, 1)
 
 
-def test_a_group_waits_for_the_version_that_it_prefers_unless_the_engine_is_held(
-    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
-) -> None:
-    scene = Scene(redis_client, run_id, gate)
+def test_a_group_waits_for_the_version_that_it_prefers_unless_the_engine_is_held(scene: Scene, gate: Gate) -> None:
 
     async def script() -> None:
         await scene.offers(1)
@@ -233,14 +204,11 @@ def test_a_group_waits_for_the_version_that_it_prefers_unless_the_engine_is_held
         gate.open()
         await until(lambda: scene.train.learner.ledger().ready == 2)
 
-    scene.plays(script, shutdown)
+    scene.plays(script)
     assert [versions(episode)[0] for episode in episodes(scene.train, 2)] == [2, 2]
 
 
-def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(
-    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
-) -> None:
-    scene = Scene(redis_client, run_id, gate)
+def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(scene: Scene, gate: Gate) -> None:
     scene.opens(scene.evaluations, 0, 1)
 
     async def script() -> None:
@@ -250,14 +218,14 @@ def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(
         scene.opens(scene.evaluations, 2, version=9)
         await until(lambda: scene.version == 1)
 
-    scene.plays(script, shutdown)
+    scene.plays(script)
 
 
 def test_an_actor_that_gets_no_weights_holds_no_group_that_asks_for_them(
-    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.actors.host.refresh.RETRY_S", 0.1)
-    scene, refused = Scene(redis_client, run_id, gate), asyncio.Event()
+    refused = asyncio.Event()
     gate.open()
     stage = scene.actor.engine.stage
 
@@ -284,15 +252,14 @@ def test_an_actor_that_gets_no_weights_holds_no_group_that_asks_for_them(
         scene.actor.engine.stage = stage  # type: ignore[method-assign]
         await until(lambda: scene.train.learner.ledger().ready == 2)
 
-    scene.plays(script, shutdown)
+    scene.plays(script)
     assert scene.train.learner.ledger().failed == {}
 
 
 def test_an_actor_holds_no_group_that_asks_for_weights_which_are_on_offer_and_not_on_its_disk(
-    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+    scene: Scene, gate: Gate
 ) -> None:
     """The disk may be full. Actors that pull can play these groups."""
-    scene = Scene(redis_client, run_id, gate)
     ledger = scene.train.learner.ledger
     gate.open()
 
@@ -309,7 +276,7 @@ def test_an_actor_holds_no_group_that_asks_for_weights_which_are_on_offer_and_no
         scene.stores(2)
         await until(lambda: ledger().ready == 1)
 
-    scene.plays(script, shutdown, transport="disk")
+    scene.plays(script, transport="disk")
     assert ledger().failed == {}
 
 

@@ -15,21 +15,19 @@ import redis
 
 from slipstream.actors.host import act as act_module
 from slipstream.actors.host import poll_interval
-from slipstream.actors.host.act import act
 from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.common.config.actors_config import ActorsConfig
 from slipstream.common.process.connection import connect
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.replay.buffer.repertoire import FILES
-from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import Lease
 from slipstream.replay.server.redis_server import Server
-from tests.actors.group.test_group import Actor, gate, shutdown, until
+from tests.actors.group.test_group import Actor, acting, gate, shutdown, until
 from tests.processes import Gate
-from tests.replay.records.attempts import Views, make_buffer, ticket
+from tests.replay.records.attempts import make_buffer, ticket
 
 __all__ = ["gate", "shutdown"]  # fixtures
 NUM_ACTORS = 10
@@ -74,26 +72,27 @@ def watching(server: Server, run_id: str) -> Iterator[Asked]:
             reading.join()
 
 
+class Scene:
+    """A run that trains, with a queue of evaluations and one of training groups, both empty."""
+
+    def __init__(self, client: redis.Redis, run_id: str, shutdown: Shutdown) -> None:
+        self.run_id, self.fleet = run_id, Fleet(client, run_id)
+        self.streams = {stream: make_buffer(client, run_id, stream=stream) for stream in ("eval", "train")}
+        for stream in self.streams.values():
+            stream.learner.acquire_epoch()
+        self._client, self._shutdown = client, shutdown
+
+    def acts(self, number: int, **env_options: Any) -> asyncio.Task[int]:
+        """An actor begins."""
+        actor = Actor(f"actor-{number}", self.run_id, **env_options)
+        buffers = {name: stream.actor for name, stream in self.streams.items()}
+        given: dict[str, Any] = {"buffers": buffers, "actors": ActorsConfig(max_episodes=16)}
+        return asyncio.create_task(acting(actor, self.streams["train"], self._client, self._shutdown, **given))
+
+
 @pytest.fixture
-def streams(redis_client: redis.Redis, run_id: str) -> dict[str, Views]:
-    """A queue of evaluations and one of training groups, both empty."""
-    streams = {stream: make_buffer(redis_client, run_id, stream=stream) for stream in ("eval", "train")}
-    for stream in streams.values():
-        stream.learner.acquire_epoch()
-    return streams
-
-
-async def acting(
-    number: int, client: redis.Redis, run_id: str, streams: dict[str, Views], shutdown: Shutdown, **env_options: Any
-) -> None:
-    await act(
-        Actor(f"actor-{number}", run_id, **env_options).setup,
-        buffers={name: stream.actor for name, stream in streams.items()},
-        bulletin=Bulletin(client, run_id),
-        fleet=Fleet(client, run_id),
-        actors=ActorsConfig(max_episodes=16),
-        shutdown=shutdown,
-    )
+def scene(redis_client: redis.Redis, run_id: str, shutdown: Shutdown) -> Scene:
+    return Scene(redis_client, run_id, shutdown)
 
 
 def test_the_interval_grows_with_the_fleet_between_its_bounds() -> None:
@@ -102,29 +101,20 @@ def test_the_interval_grows_with_the_fleet_between_its_bounds() -> None:
 
 
 def test_all_actors_together_keep_to_one_rate(
-    redis_server: Server,
-    redis_client: redis.Redis,
-    run_id: str,
-    streams: dict[str, Views],
-    shutdown: Shutdown,
-    monkeypatch: pytest.MonkeyPatch,
+    redis_server: Server, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it, ten idle actors would ask for a group 400 times a second."""
     monkeypatch.setattr(poll_interval, "ASKS_PER_S", 20.0)
-    fleet = Fleet(redis_client, run_id)
-    fleet.set_run_state(RunState.TRAINING)
 
     async def play() -> tuple[Counter[str], float]:
-        tasks = [
-            asyncio.create_task(acting(number, redis_client, run_id, streams, shutdown)) for number in range(NUM_ACTORS)
-        ]
-        await until(lambda: len(fleet.members()) == NUM_ACTORS)
-        with watching(redis_server, run_id) as asked:
+        tasks = [scene.acts(number) for number in range(NUM_ACTORS)]
+        await until(lambda: len(scene.fleet.members()) == NUM_ACTORS)
+        with watching(redis_server, scene.run_id) as asked:
             await until(lambda: asked.counts["beat"] >= NUM_ACTORS)  # now each knows how many they are
             before, started = asked.counts.copy(), time.monotonic()
             await asyncio.sleep(MEASURED_S)
             counted, measured_s = asked.counts - before, time.monotonic() - started
-        fleet.set_run_state(RunState.FINISHED)
+        scene.fleet.set_run_state(RunState.FINISHED)
         await asyncio.gather(*tasks)
         return counted, measured_s
 
@@ -135,27 +125,18 @@ def test_all_actors_together_keep_to_one_rate(
         assert 0 < counted[kind] <= 1.4 * per_s * measured_s + NUM_ACTORS / 2, (kind, counted, measured_s)
 
 
-def test_a_small_fleet_asks_as_often_as_it_can_use(
-    redis_server: Server,
-    redis_client: redis.Redis,
-    run_id: str,
-    streams: dict[str, Views],
-    shutdown: Shutdown,
-    gate: Gate,
-) -> None:
-    fleet = Fleet(redis_client, run_id)
-    fleet.set_run_state(RunState.TRAINING)
-    streams["train"].learner.open([ticket(0, num_members=2)])
+def test_a_small_fleet_asks_as_often_as_it_can_use(redis_server: Server, scene: Scene, gate: Gate) -> None:
+    scene.streams["train"].learner.open([ticket(0, num_members=2)])
 
     async def play() -> Counter[str]:
-        task = asyncio.create_task(acting(0, redis_client, run_id, streams, shutdown, gate=str(gate)))
-        await until(lambda: streams["train"].learner.ledger().leased == 1)
-        with watching(redis_server, run_id) as asked:
+        task = scene.acts(0, gate=str(gate))
+        await until(lambda: scene.streams["train"].learner.ledger().leased == 1)
+        with watching(redis_server, scene.run_id) as asked:
             await until(lambda: asked.counts["beat"] >= 1)
             before = asked.counts.copy()
             await until(lambda: asked.counts["beat"] >= before["beat"] + 3)
             counted = asked.counts - before
-        fleet.set_run_state(RunState.FINISHED)
+        scene.fleet.set_run_state(RunState.FINISHED)
         await task
         return counted
 
@@ -165,17 +146,10 @@ def test_a_small_fleet_asks_as_often_as_it_can_use(
 
 
 def test_an_actor_that_has_its_share_of_a_short_queue_lets_the_others_ask(
-    redis_client: redis.Redis,
-    run_id: str,
-    streams: dict[str, Views],
-    shutdown: Shutdown,
-    gate: Gate,
-    monkeypatch: pytest.MonkeyPatch,
+    scene: Scene, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of four groups it takes two at once, as there are two actors; those that the other leaves it takes one by one."""
-    idle_s, events = 0.0123, list[str]()
-    fleet, train = Fleet(redis_client, run_id), streams["train"]
-    fleet.set_run_state(RunState.TRAINING)
+    idle_s, events, fleet, train = 0.0123, list[str](), scene.fleet, scene.streams["train"]
     seconds, lease = PollInterval.seconds, train.actor.lease
 
     def noted_pause(interval: PollInterval, least_s: float, **limits: float) -> float:
@@ -193,22 +167,16 @@ def test_an_actor_that_has_its_share_of_a_short_queue_lets_the_others_ask(
     monkeypatch.setattr(train.actor, "lease", noted_lease)
 
     async def play() -> None:
-        task = asyncio.create_task(acting(0, redis_client, run_id, streams, shutdown, gate=str(gate)))
+        task = scene.acts(0, gate=str(gate))
         await until(lambda: len(fleet.members()) == 1)
         fleet.beat(msgspec.structs.replace(fleet.members()[0], name="another"))
         await until(lambda: "pause" in events)
         train.learner.open([ticket(group_id, num_members=2) for group_id in range(4)])
         await until(lambda: train.learner.ledger().leased == 4)
-        fleet.set_run_state(RunState.FINISHED)
+        scene.fleet.set_run_state(RunState.FINISHED)
         await task
 
     asyncio.run(play())
     took = events[events.index("leased with 3 left") : events.index("leased with 0 left") + 1]
-    assert took == [
-        "leased with 3 left",
-        "leased with 2 left",
-        "pause",
-        "leased with 1 left",
-        "pause",
-        "leased with 0 left",
-    ]
+    three, two, one, none = (f"leased with {left} left" for left in (3, 2, 1, 0))
+    assert took == [three, two, "pause", one, "pause", none]

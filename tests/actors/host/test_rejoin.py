@@ -15,19 +15,14 @@ from slipstream.common.transfer.model_folder import ModelFile
 from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
 from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, Process, Run
+from tests.replay.buffer.every_verb import FACTS
 
 DEADLINE_S = 600.0
 
 
 def facts_of(*settings: str) -> RunFacts:
-    return RunFacts(
-        config_yaml=dump_config(load_config(None, list(settings))),
-        model_path="/models/tiny",
-        model_files=[],
-        own_modules={"ours": "digest"},
-        vocab_size=123,
-        tokenizer_root="root",
-    )
+    given = dump_config(load_config(None, list(settings)))
+    return msgspec.structs.replace(FACTS, config_yaml=given, own_modules={"ours": "digest"}, vocab_size=123)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +106,8 @@ def test_the_actors_of_a_host_join_again_only_if_they_must(redis_server: Server,
         trains_on(run)
         assert actor_names(run) == first
         learner = comes_back(run, learner, "env.step_timeout_s=77")
-        run.wait_until(
-            lambda: not actor_names(run) & first and bool(actor_names(run)),
-            "it has joined again",
-            deadline_s=DEADLINE_S,
-        )
+        joined = lambda: not actor_names(run) & first and bool(actor_names(run))  # noqa: E731
+        run.wait_until(joined, "it has joined again", deadline_s=DEADLINE_S)
         trains_on(run)
         assert "so this actor joins again" in run.dir.log("actor-0").read_text()
         for process in (host, learner):

@@ -4,8 +4,7 @@ import json
 import random
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,26 +28,21 @@ from slipstream.common.transfer.encryption import KEY_VARIABLE, CurveKey
 from slipstream.common.transfer.model_folder import ModelFile
 from slipstream.common.transfer.weights import Manifest, Offer, buffer_bytes, layout, sealed
 from slipstream.replay.fleet.bulletin import Bulletin, RelayNotice
-from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
+from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.actor_host import host_relay
 from slipstream.tools.run.link import Link
 from slipstream.tools.see.fleet_tables import relays_table
+from tests.actors.chunks import wait_until
 from tests.processes import Process
+from tests.replay.buffer.every_verb import FACTS
 
 CHUNK_BYTES = 64 << 10
 NUM_CHUNKS = 48
 NUM_BYTES = NUM_CHUNKS * CHUNK_BYTES
 SLOWLY = 16 * CHUNK_BYTES  # bytes a second: a blob takes 3 s
 LIMITS = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=CHUNK_BYTES)
-
-
-def wait_until(holds: Callable[[], bool], what: str, *, timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for: {what}"
-        time.sleep(0.02)
 
 
 class Origin:
@@ -96,16 +90,7 @@ class Plane:
         self._processes: list[Process] = []
         fleet = Fleet(client, run_id)
         config_yaml = f"run: {{name: {run_id}}}\nweights: {{chunk_bytes: {CHUNK_BYTES}}}\n"
-        fleet.describe_run(
-            RunFacts(
-                config_yaml=config_yaml,
-                model_path="",
-                model_files=[],
-                own_modules={},
-                vocab_size=1,
-                tokenizer_root="root",
-            )
-        )
+        fleet.describe_run(msgspec.structs.replace(FACTS, config_yaml=config_yaml, model_path=""))
         fleet.set_run_state(RunState.TRAINING)
         self.fleet = fleet
 

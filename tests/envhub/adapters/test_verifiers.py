@@ -31,9 +31,9 @@ from slipstream.envhub.adapters.verifiers_env import VerifiersEnv
 from slipstream.envhub.catalogue import make_any_env, make_env
 from slipstream.envhub.driving import Reply, Request, Terms
 from slipstream.envhub.env import EnvError
-from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
 from slipstream.tools.run.check_input import check_input
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, rollout_of
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, rollout_of
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.replay.records.attempts import leased, make_buffer, ticket
 
@@ -63,7 +63,7 @@ def part(**taskset: Any) -> MixtureEntry:
 
 
 def engine(token_time_s: float = 0.0) -> ScriptedEngine:
-    return ScriptedEngine(answered, policy_version=4, schedule=Schedule(token_time_s=token_time_s), max_tokens=256)
+    return engine_of(answered, token_time_s=token_time_s)
 
 
 async def played(

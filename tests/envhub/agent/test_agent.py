@@ -22,8 +22,7 @@ from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, check
 from slipstream.envhub.catalogue import make_any_env
 from slipstream.envhub.shop.shop import ShopEnv
-from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, ids, rollout_of, turns_of
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, ids, rollout_of, turns_of
 from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 from tests.envhub import agents
 from tests.learner.publisher.offers import empty_offer
@@ -44,8 +43,7 @@ class Model:
     written: list[tuple[list[int], list[int]]] = field(default_factory=list)  # prompts and answers
 
     def __post_init__(self) -> None:
-        schedule = Schedule(token_time_s=self.token_time_s)
-        self.engine = ScriptedEngine(self._write, policy_version=4, schedule=schedule, max_tokens=self.max_tokens)
+        self.engine = engine_of(self._write, max_tokens=self.max_tokens, token_time_s=self.token_time_s)
 
     def _write(self, prompt: list[int], seed: int | None) -> list[int]:
         letter = ids(TOKENIZER, "cdefghij"[random.Random(seed).randrange(8)])
@@ -394,7 +392,7 @@ def test_the_agent_of_the_page_shops(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return ids(tokenizer, shops[-1].expert() + tokenizer.eos_token)
 
     config = load_config(None, [], presets=[str(tmp_path / "shop_agent.yaml")])
-    engine = ScriptedEngine(buys, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=256)
+    engine = engine_of(buys)
     env = make_any_env(config.env.name, config.env.options)
     trajectory = asyncio.run(rollout_of(env, engine, tokenizer=tokenizer))
     assert trajectory.success and len(trajectory.turns) > 2 and trajectory.branch_starts == [0]
@@ -417,7 +415,7 @@ def test_the_modules_of_the_example_are_sequences_of_one_policy_and_leave_nothin
         written.append(shops[-1].expert() if "You act." in prompts[-1] else f"thought {len(written)}!")
         return [*ids(TOKENIZER, written[-1]), TOKENIZER.eos_token_id]
 
-    engine = ScriptedEngine(speaks, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=4000)
+    engine = engine_of(speaks, max_tokens=4000)
 
     def episode(index: int) -> Trajectory:
         attempt = replace(attempt_on(), task=Task(env="agent", split="train", index=index))

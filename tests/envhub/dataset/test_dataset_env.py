@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,12 @@ from tests.adapters.held import ALWAYS
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
-from tests.envhub.rewards.own import Own
+from tests.envhub.rewards.own import OWN, Own, own
 from tests.replay.server.redis_nodes import free_port
 
 REPOSITORY = Path(__file__).parents[3]
 SUMS = [{"prompt": f"What is {a} + {b}?", "answer": a + b} for a in range(2, 9) for b in range(2, 9)]
-OWN = "own_rewards"
+__all__ = ["own"]  # a fixture
 CHECKS_OF_CONTRACT = [*ALWAYS, contract.test_step_after_the_end_is_an_error]
 
 
@@ -46,14 +46,6 @@ def as_jsonl(path: Path, rows: list[Any]) -> str:
 @pytest.fixture
 def sums(tmp_path: Path) -> str:
     return as_jsonl(tmp_path / "sums.jsonl", SUMS)
-
-
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
-    """A module of the user's, to which a test adds its functions."""
-    own = Own(OWN)
-    monkeypatch.setitem(sys.modules, OWN, own.module)
-    yield own
 
 
 def answered(options: dict[str, Any], reply: str, index: int = 0) -> tuple[Observation, Observation]:

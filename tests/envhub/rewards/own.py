@@ -2,8 +2,14 @@
 
 import functools
 import inspect
+import sys
 import types
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
+
+OWN = "own_rewards"
 
 
 class Own:
@@ -22,3 +28,11 @@ class Own:
             return await result if inspect.isawaitable(result) else result
 
         setattr(self.module, name, called)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
+    """The module `OWN`, to which a test adds its functions."""
+    own = Own(OWN)
+    monkeypatch.setitem(sys.modules, OWN, own.module)
+    yield own

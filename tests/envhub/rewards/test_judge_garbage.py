@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,16 +93,9 @@ class Answers:
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         text, is_cut = self.next()
         written = list(TOKENIZER.encode(text)) + ([] if is_cut else [TOKENIZER.eos_token_id])
-        found = await engine_of(lambda *_: written or [TOKENIZER.eos_token_id], max_tokens=8192).generate(
-            tokens, sampling
-        )
-        return Completion(
-            tokens=found.tokens,
-            logprobs=found.logprobs,
-            kept=None,
-            version_spans=found.version_spans,
-            finish_reason="length" if is_cut else "stop",
-        )
+        engine = engine_of(lambda *_: written or [TOKENIZER.eos_token_id], max_tokens=8192)
+        found = await engine.generate(tokens, sampling)
+        return replace(found, finish_reason="length" if is_cut else "stop")
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import asyncio
 import math
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +15,9 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.episode import Episode, EpisodeTurn
 from slipstream.envhub.rewards.measures import MEASURES
 from slipstream.envhub.rewards.part import Composed, composed, parts_of, reward_parts
-from tests.envhub.rewards.own import Own
+from tests.envhub.rewards.own import OWN, Own, own
 
-OWN = "own_parts_of_rewards"
+__all__ = ["own"]  # a fixture
 
 
 def turn_of(
@@ -64,13 +62,6 @@ def reward_of(rewards: dict[str, Any], episode: Episode, *, timeout_s: float = 6
         return [await part.values(episode, timeout_s=timeout_s) for part in parts]
 
     return composed(episode, parts, asyncio.run(measure()))
-
-
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
-    own = Own(OWN)
-    monkeypatch.setitem(sys.modules, OWN, own.module)
-    yield own
 
 
 TWO = (turn_of("look", valid=False, state="a"), turn_of("look", reward=1.0, state="a"))
