@@ -95,9 +95,7 @@ def test_a_shadow_whose_load_failed_is_freed_and_the_next_load_has_a_new_one() -
     assert values(model) == [NEWER]
 
 
-def test_a_reload_that_replaces_an_attribute_ends_the_shadow_with_the_reason_in_the_log_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_reload_that_replaces_an_attribute_ends_the_shadow_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     model = model_of()
     model.packs = True
     shadow = kept(model)
@@ -131,9 +129,7 @@ def test_without_room_of_its_own_a_shadow_waits_for_the_first_commit_and_then_ta
     assert "a shadow model needs 10.0 GiB, and 9.0 GiB of 80.0 GiB are free" in caplog.text
 
 
-def test_a_shadow_that_exceeds_the_memory_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_shadow_without_room_is_given_up(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def exhausted(*_: object) -> list[str]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -54,9 +54,7 @@ def test_a_commit_collects_the_batch_in_flight_first(
         assert worst(crossing.completion, torch.cat([by_old[:boundary], by_new])) < TOLERANCE
 
 
-def test_tokens_of_refused_weights_that_are_in_flight_are_sampled_again(
-    engine: VllmEngine, policies: Policies, server: Offers
-) -> None:
+def test_tokens_of_refused_weights_are_sampled_again(engine: VllmEngine, policies: Policies, server: Offers) -> None:
     """The probe is of other weights than those that travel, so the engine must return to the old ones."""
     offer = server.offer(policies.models[1], policy_version=1)
     other = server.offer(policies.models[2], policy_version=1).manifest.probe

@@ -110,9 +110,7 @@ def test_a_seed_fixes_the_tokens_whatever_runs_beside(keeping: VllmEngine) -> No
     assert alone.tokens == in_company.tokens != other.tokens
 
 
-def test_the_turns_of_an_agent_have_the_log_probabilities_of_a_forward_pass(
-    keeping: VllmEngine, policies: Policies
-) -> None:
+def test_turns_of_an_agent_have_the_log_probabilities_of_a_forward(keeping: VllmEngine, policies: Policies) -> None:
     env = make_any_env("agent", {"agent": "tests.envhub.agents:splits"})
     allowance = replace(ALLOWANCE, max_tokens=MAX_TOKENS)
     tokenizer = load_tokenizer(policies.folder)
@@ -201,9 +199,7 @@ def test_generation_goes_on_during_a_slow_stage(keeping: VllmEngine, policies: P
     assert keeping.policy_version == 0
 
 
-def test_corrupt_weights_are_refused_and_the_old_ones_serve_on(
-    keeping: VllmEngine, policies: Policies, server: Offers
-) -> None:
+def test_corrupt_weights_are_refused_and_old_ones_go(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
     offer = server.offer(policies.models[2], policy_version=1)
     server.corrupt(offer)
     with pytest.raises(WeightsRefused, match="does not match its hash"):
@@ -215,9 +211,7 @@ def test_corrupt_weights_are_refused_and_the_old_ones_serve_on(
     assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) < TOLERANCE
 
 
-def test_weights_of_another_model_are_refused_before_they_travel(
-    keeping: VllmEngine, policies: Policies, server: Offers
-) -> None:
+def test_weights_of_another_model_never_travel(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
     layers = policies.models[1].model.layers.named_parameters()
     offer = server.offer_of({name: value.detach() for name, value in layers}, policy_version=1)
     server.gate.clear()
@@ -226,9 +220,7 @@ def test_weights_of_another_model_are_refused_before_they_travel(
     server.gate.set()
 
 
-def test_a_refresh_in_mid_generation_keeps_requests_and_their_kv(
-    keeping: VllmEngine, policies: Policies, server: Offers
-) -> None:
+def test_a_refresh_keeps_running_requests_and_their_kv(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
     old, new = policies.models[0], policies.models[1]
     offer = server.offer(new, policy_version=1)
     crossings, pause_s = run(refreshed_in_mid_generation(keeping, offer))
@@ -242,9 +234,7 @@ def test_a_refresh_in_mid_generation_keeps_requests_and_their_kv(
         assert worst(crossing.completion, by_old[boundary:], start=boundary) > 10 * TOLERANCE
 
 
-def test_after_a_refresh_new_requests_are_of_the_new_weights_alone(
-    keeping: VllmEngine, policies: Policies, server: Offers
-) -> None:
+def test_new_requests_are_of_the_new_weights_alone(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
     """The prompt was served before: neither its cached prefix nor a packed output layer may survive a commit."""
     run(keeping.generate(PROMPT * 16, ONES))
     offer = server.offer(policies.models[2], policy_version=2)
@@ -256,9 +246,7 @@ def test_after_a_refresh_new_requests_are_of_the_new_weights_alone(
     assert worst(completion, forward_logprobs(policies.models[2], PROMPT * 16, completion.tokens)) < TOLERANCE
 
 
-def test_a_request_that_a_commit_overtakes_begins_with_the_new_weights(
-    keeping: VllmEngine, policies: Policies, server: Offers
-) -> None:
+def test_a_request_behind_a_commit_has_new_weights(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
     """Ordered before the commit, and with a prompt whose KV the old weights left in the prefix cache."""
 
     async def overtaken() -> Completion:

@@ -74,9 +74,7 @@ def with_another_probe(server: Offers, policies: Policies, number: int, *, probe
     return server.offer_of(weights, policy_version=policy_version, probe=probe_by(policies.models[probe]))
 
 
-def test_the_contents_of_a_kept_shadow_are_exchanged_and_exchanged_back(
-    policies: Policies, server: Offers, tmp_path: Path
-) -> None:
+def test_a_kept_shadow_is_exchanged_and_exchanged_back(policies: Policies, server: Offers, tmp_path: Path) -> None:
     settings = Settings(log=str(tmp_path / "log"), room_bytes=ROOM)
     with exchanging(policies, settings) as engine:
         crossings, _ = run(refreshed_in_mid_generation(engine, server.offer(policies.models[1], policy_version=1)))
@@ -114,9 +112,7 @@ def test_every_worker_of_an_engine_exchanges_its_part_and_exchanges_it_back(
     assert log.count("a shadow model of") == 2 and log.count("addresses kept") == 4 and "changed" not in log
 
 
-def test_without_room_of_its_own_a_shadow_comes_with_the_second_version(
-    policies: Policies, server: Offers, tmp_path: Path
-) -> None:
+def test_without_room_a_shadow_comes_with_version_2(policies: Policies, server: Offers, tmp_path: Path) -> None:
     """The shadow model of a model that was itself reloaded before takes weights too."""
     settings = Settings(log=str(tmp_path / "log"), room_bytes=0)
     with exchanging(policies, settings) as engine:

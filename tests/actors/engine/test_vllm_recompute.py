@@ -47,9 +47,7 @@ def recomputing(policies: Policies) -> Iterator[VllmEngine]:
     asyncio.run(engine.close())
 
 
-def test_a_refresh_can_recompute_the_kv_of_running_requests(
-    recomputing: VllmEngine, policies: Policies, server: Offers
-) -> None:
+def test_a_refresh_can_recompute_the_running_kv(recomputing: VllmEngine, policies: Policies, server: Offers) -> None:
     old, new = policies.models[0], policies.models[1]
     crossings, _ = run(refreshed_in_mid_generation(recomputing, server.offer(new, policy_version=1)))
     for crossing in crossings:

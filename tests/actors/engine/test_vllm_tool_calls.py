@@ -187,9 +187,7 @@ def test_so_they_have_where_long_thoughts_are_closed(engine: VllmEngine, version
     assert found.worst < TOLERANCE
 
 
-def test_so_they_have_in_sub_agents_branches_and_calls_in_which_the_weights_change(
-    engine: VllmEngine, versions: Versions, server: Offers
-) -> None:
+def test_so_they_have_in_branches_and_under_new_weights(engine: VllmEngine, versions: Versions, server: Offers) -> None:
     """By chance no call runs when the weights change, most often on a busy machine: then they change again."""
     weights = [
         {name: value.detach() for name, value in each.named_parameters()} for each in versions.policies.models.values()

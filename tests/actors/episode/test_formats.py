@@ -252,9 +252,7 @@ def test_every_format_plays_with_every_context_and_continues_elsewhere_as_if_it_
         assert timeless(ended) == timeless(whole)
 
 
-def test_a_summary_is_sampled_and_trained_and_begins_a_branch_with_the_task_and_the_newest_answer(
-    tmp_path: Path,
-) -> None:
+def test_a_summary_is_sampled_and_trained_and_begins_a_branch_with_task_and_newest_answer(tmp_path: Path) -> None:
     tokenizer = family_tokenizer("llama3", tmp_path)
     rules = ChatRules(context="summary", max_tokens=CONTEXT_TOKENS)
     walker = Walker(tokenizer, FORMATS["action_tag"].write)

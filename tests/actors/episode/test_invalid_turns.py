@@ -39,9 +39,7 @@ def writes(*turns: str) -> Sampler:
         ([IMPOSSIBLE] * NUM_TURNS, 100, NUM_TURNS, StopReason.MAX_TURNS),
     ],
 )
-def test_turns_in_a_row_without_a_valid_action_end_the_episode(
-    turns: list[str], most: int, num_turns: int, stop_reason: StopReason
-) -> None:
+def test_invalid_turns_in_a_row_end_it(turns: list[str], most: int, num_turns: int, stop_reason: StopReason) -> None:
     trajectory = play(ShopEnv(), writes(*turns), allowance=replace(TWO, max_invalid_turns=most))
     check(trajectory, vocab_size=len(shop_tokenizer()))
     assert (trajectory.stop_reason, len(trajectory.turns)) == (stop_reason, num_turns)

@@ -119,9 +119,7 @@ class Policy:
         return completion_of(written, logprobs, finish_reason="stop" if self._end in written else "length")
 
 
-def test_the_learner_computes_the_recorded_log_probabilities_and_learns_nothing_from_a_mark(
-    tmp_path: Path, ranks: Ranks
-) -> None:
+def test_the_learner_computes_the_recorded_logprobs_and_learns_no_mark(tmp_path: Path, ranks: Ranks) -> None:
     tokenizer = byte_tokenizer(OPENS)
     save_tiny_model(tmp_path, vocab_size=len(tokenizer))
     model = load_model(tmp_path, ranks=ranks, settings=FLOAT32)

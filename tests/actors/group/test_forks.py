@@ -97,9 +97,7 @@ def test_each_member_begins_with_the_turns_of_its_parent_token_by_token(redis_cl
     assert buffer.audit() == []
 
 
-def test_an_episode_that_is_over_cannot_be_left_and_the_member_begins_at_the_start(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_from_an_episode_that_is_over_no_member_forks(redis_client: redis.Redis, run_id: str) -> None:
     of = ticket(0, num_members=MEMBERS, num_trees=TREES, max_fork_turn=3)
     members = grown(redis_client, run_id, of=of, env_name=f"{__name__}:EndsEarly").trajectories
     plan = planned_forks(of)
@@ -111,9 +109,7 @@ def test_an_episode_that_is_over_cannot_be_left_and_the_member_begins_at_the_sta
 
 
 @pytest.mark.parametrize("turn", range(TURNS + 1))
-def test_an_actor_that_leaves_between_parent_and_fork_changes_nothing(
-    redis_client: redis.Redis, run_id: str, turn: int
-) -> None:
+def test_leaving_between_parent_and_fork_changes_nothing(redis_client: redis.Redis, run_id: str, turn: int) -> None:
     """Whole turns are handed in; parents that are stored come back with the next lease. At last some forks play."""
     expected = grown(redis_client, f"{run_id}-undisturbed").trajectories
     buffer = buffer_of(redis_client, run_id)
@@ -142,9 +138,7 @@ def test_an_actor_that_leaves_between_parent_and_fork_changes_nothing(
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_the_lease_after_a_dead_actors_has_the_parents_that_are_stored_and_can_be_read(
-    redis_client: redis.Redis, run_id: str, is_damaged: bool
-) -> None:
+def test_a_dead_actors_heir_has_the_stored_parents(redis_client: redis.Redis, run_id: str, is_damaged: bool) -> None:
     """One that cannot be read costs only its forks."""
     expected = grown(redis_client, f"{run_id}-undisturbed").trajectories
     buffer = buffer_of(redis_client, run_id)
@@ -167,9 +161,7 @@ def test_the_lease_after_a_dead_actors_has_the_parents_that_are_stored_and_can_b
         assert buffer.audit() == []
 
 
-def test_an_environment_that_cannot_be_replayed_drops_its_groups_with_the_reason(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_an_environment_without_replays_drops_its_groups(redis_client: redis.Redis, run_id: str) -> None:
     buffer = buffer_of(redis_client, run_id)
     actor = Actor("actor", run_id, turns=TURNS, env_name=f"{__name__}:Forgets")
     actor.plays(buffer)
@@ -203,9 +195,7 @@ def test_every_sampled_token_is_trained_in_one_sequence(redis_client: redis.Redi
         assert sequence.trajectory_tokens == sequence.loss_mask.sum()
 
 
-def test_a_common_bonus_changes_no_advantage_and_weights_keep_the_loss_a_mean(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_a_common_bonus_changes_nothing_and_the_loss_stays_a_mean(redis_client: redis.Redis, run_id: str) -> None:
     group = grown(redis_client, run_id)
 
     def all_of(trajectories: list[Trajectory], normalisation: str = "tokens") -> list[float]:
@@ -237,9 +227,7 @@ def test_a_fork_of_another_parent_than_is_there_begins_at_the_start(redis_client
     assert [leaf.fork for leaf in leaves_of(members[:TREES], [0.0] * TREES)] == [None] * TREES
 
 
-def test_a_place_has_one_name_whichever_member_a_record_calls_its_parent(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_a_place_has_one_name_whichever_member_is_called_its_parent(redis_client: redis.Redis, run_id: str) -> None:
     members = grown(redis_client, run_id).trajectories
     deep = next(number for number, fork in PLAN.items() if fork.parent in PLAN)
     above = PLAN[deep].parent
@@ -258,9 +246,7 @@ def test_a_place_has_one_name_whichever_member_a_record_calls_its_parent(
         (Fork(parent=0, num_turns=4), "must have a turn of its own"),
     ],
 )
-def test_a_fork_that_contradicts_its_record_is_refused(
-    redis_client: redis.Redis, run_id: str, fork: Fork, complaint: str
-) -> None:
+def test_a_fork_against_its_record_is_bad(redis_client: redis.Redis, run_id: str, fork: Fork, complaint: str) -> None:
     member = next(member for member in grown(redis_client, run_id).trajectories if member.fork)
     with pytest.raises(InvalidTrajectory, match=complaint):
         check(msgspec.structs.replace(member, member=2, fork=fork), vocab_size=10**6)

@@ -198,9 +198,7 @@ def test_an_episode_without_a_whole_turn_is_not_handed_in(redis_client: redis.Re
     assert (lease.partials, lease.missing) == ({}, dict.fromkeys(range(MEMBERS), 0))
 
 
-def test_an_episode_that_is_over_when_its_group_is_let_go_is_stored(
-    redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
+def test_a_finished_episode_of_a_lost_group_is_stored(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
     buffer = buffer_with_a_group(redis_client, run_id)
     leaver = Actor("leaver", run_id, env_name=f"{__name__}:ClosesSlowly", closing=str(tmp_path))
 
@@ -216,9 +214,7 @@ def test_an_episode_that_is_over_when_its_group_is_let_go_is_stored(
     assert (buffer.learner.ledger().inserted, buffer.learner.ledger().ready) == (MEMBERS, 1)
 
 
-def test_a_partial_that_does_not_replay_is_counted_and_the_member_begins_anew(
-    redis_client: redis.Redis, run_id: str, gate: Gate
-) -> None:
+def test_a_partial_that_does_not_replay_begins_anew(redis_client: redis.Redis, run_id: str, gate: Gate) -> None:
     buffer = buffer_with_a_group(redis_client, run_id)
     Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1).plays_until_cancelled(buffer, in_turn=1)
     heir = Actor("heir", run_id, turns=1)  # in whose environment the recorded turn is the last
@@ -232,9 +228,7 @@ def test_a_partial_that_does_not_replay_is_counted_and_the_member_begins_anew(
     assert buffer.audit() == []
 
 
-def test_an_engine_that_dies_costs_no_attempt_and_what_was_played_goes_to_others(
-    redis_client: redis.Redis, run_id: str, gate: Gate
-) -> None:
+def test_a_death_costs_no_attempt_and_what_was_played_stays(redis_client: redis.Redis, run_id: str, gate: Gate) -> None:
     buffer = buffer_with_a_group(redis_client, run_id)
     victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
 
@@ -285,9 +279,7 @@ class Deadly:
         raise EngineDied("half a character")
 
 
-def test_a_record_that_the_buffer_refuses_fails_its_attempt_and_not_the_actor(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_a_record_that_the_buffer_refuses_fails_its_attempt(redis_client: redis.Redis, run_id: str) -> None:
     buffer = buffer_with_a_group(redis_client, run_id, max_attempts=2, max_bytes=100)
     Actor("actor", run_id, turns=TURNS).plays(buffer)
     ledger = buffer.learner.ledger()
@@ -295,9 +287,7 @@ def test_a_record_that_the_buffer_refuses_fails_its_attempt_and_not_the_actor(
     assert "`replay.max_trajectory_bytes` is 100" in buffer.learner.failures()[0].reason
 
 
-def test_a_task_of_an_environment_that_the_run_does_not_have_is_an_env_failure(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_a_task_of_no_environment_of_the_run_is_an_env_failure(redis_client: redis.Redis, run_id: str) -> None:
     """As of a run that was resumed with another `env.mixture`."""
     buffer = make_buffer(redis_client, run_id, max_attempts=1)
     buffer.learner.acquire_epoch()
@@ -345,9 +335,7 @@ def test_a_group_that_ends_its_actors_ends_no_more_of_them_than_it_has_attempts(
     assert buffer.learner.ledger().dropped == {"lease_expired": 1}
 
 
-def test_no_token_is_lost_from_the_count_where_groups_end_near_each_other(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_no_token_is_lost_from_the_count_where_groups_end_together(redis_client: redis.Redis, run_id: str) -> None:
     buffer = make_buffer(redis_client, run_id)
     buffer.learner.acquire_epoch()
     buffer.learner.open([ticket(group_id, num_members=MEMBERS) for group_id in range(20)])

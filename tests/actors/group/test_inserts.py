@@ -30,9 +30,7 @@ async def insert_all(buffer: ActorBuffer, attempts: Iterable[tuple[Lease, Trajec
     return await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def test_what_ends_while_another_is_stored_goes_together(
-    buffer: Views, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ends_meanwhile_goes_together(buffer: Views, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     exchanges: list[int] = []
     store = buffer.actor.insert_all
 
@@ -67,9 +65,7 @@ def test_one_lost_lease_leaves_the_other_groups_stored(buffer: Views, run_id: st
     assert results == [InsertResult.STORED, InsertResult.FENCED]
 
 
-def test_an_error_of_the_server_reaches_all_who_wait(
-    buffer: Views, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_redis_reaches_all_who_wait(buffer: Views, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(_: object) -> list[InsertResult]:
         raise redis.ConnectionError("away")
 

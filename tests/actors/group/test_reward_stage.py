@@ -97,9 +97,7 @@ def test_an_episode_is_stored_with_its_parts_and_has_no_place_in_the_engine_whil
         assert member.total_reward == pytest.approx(sum(said) + 0.5 * TURNS)
 
 
-def test_other_groups_are_played_while_a_slow_part_is_awaited(
-    redis_client: redis.Redis, run_id: str, own: Own, shutdown: Shutdown
-) -> None:
+def test_a_slow_part_lets_others_play(redis_client: redis.Redis, run_id: str, own: Own, shutdown: Shutdown) -> None:
     """The actor has places for one group only, and its leases are renewed."""
     buffer = make_buffer(redis_client, run_id, lease_ttl_s=3.0)
     buffer.learner.acquire_epoch()
@@ -122,9 +120,7 @@ def test_other_groups_are_played_while_a_slow_part_is_awaited(
     assert (ledger.expired_leases, ledger.ready, ledger.failed) == (0, 3, {})
 
 
-def test_a_group_that_is_let_go_while_it_is_scored_comes_out_the_same_by_another_actor(
-    redis_client: redis.Redis, run_id: str, own: Own
-) -> None:
+def test_a_group_let_go_while_scored_comes_out_the_same(redis_client: redis.Redis, run_id: str, own: Own) -> None:
     undisturbed, buffer = (buffer_with_a_group(redis_client, name) for name in (f"{run_id}-undisturbed", run_id))
 
     async def play() -> None:
@@ -152,9 +148,7 @@ def test_a_group_that_is_let_go_while_it_is_scored_comes_out_the_same_by_another
     assert [unscored(member) for member in trained(buffer)] == [unscored(member) for member in trained(undisturbed)]
 
 
-def test_an_episode_of_one_turn_that_is_let_go_while_it_is_scored_is_played_again(
-    redis_client: redis.Redis, run_id: str, own: Own
-) -> None:
+def test_one_turn_let_go_while_scored_is_played_again(redis_client: redis.Redis, run_id: str, own: Own) -> None:
     buffer = buffer_with_a_group(redis_client, run_id)
 
     async def play() -> None:
@@ -172,9 +166,7 @@ def test_an_episode_of_one_turn_that_is_let_go_while_it_is_scored_is_played_agai
     assert (ledger.inserted, ledger.partials_held, ledger.queued, ledger.failed) == (0, 0, 1, {})
 
 
-def test_a_part_that_fails_fails_the_attempt_which_is_redone_and_is_never_a_reward_of_0(
-    redis_client: redis.Redis, run_id: str, own: Own
-) -> None:
+def test_a_part_that_fails_is_redone_and_never_a_reward_of_0(redis_client: redis.Redis, run_id: str, own: Own) -> None:
     num_calls = 0
 
     def away_at_first(episode: Episode) -> float:
@@ -258,9 +250,7 @@ class Leaves(BaseException):
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Leaves("for good"), asyncio.CancelledError()])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_whatever_a_function_raises_fails_the_attempt_alone_and_names_the_part(
-    own: Own, error: BaseException, is_async: bool
-) -> None:
+def test_what_a_function_raises_fails_the_attempt_and_is_named(own: Own, error: BaseException, is_async: bool) -> None:
     def leave(episode: Episode) -> float:
         raise error
 

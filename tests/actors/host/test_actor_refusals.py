@@ -98,9 +98,7 @@ def test_a_failure_of_no_member_is_refused(buffer: Views) -> None:
     assert buffer.learner.ledger().failed == {}
 
 
-def test_a_member_of_a_group_without_its_size_waits_for_the_repair(
-    buffer: Views, redis_client: redis.Redis, run_id: str
-) -> None:
+def test_a_group_without_its_size_waits_for_repair(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
     buffer.learner.open([ticket(0)])
     lease = leased(buffer)
     redis_client.hdel(f"{buffer.base}:group:0", "num_members")

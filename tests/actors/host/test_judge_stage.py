@@ -81,9 +81,7 @@ def claimed(buffer: Views, num_groups: int) -> list[Group]:
     return buffer.learner.claim(1, num_groups, policy_version=0, max_lag=0)
 
 
-def test_a_group_is_ready_when_it_is_judged_and_the_learner_gets_the_marks(
-    buffer: Views, run_id: str, server: ScriptedJudge
-) -> None:
+def test_a_group_is_ready_when_judged_and_has_its_marks(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
     complete(buffer, run_id, 0, 1)
     assert (buffer.learner.ledger().judging, buffer.learner.ledger().ready, claimed(buffer, 1)) == (2, 0, [])
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 2)
@@ -97,9 +95,7 @@ def test_a_group_is_ready_when_it_is_judged_and_the_learner_gets_the_marks(
     assert len(server.requests) == 2
 
 
-def test_marks_survive_a_learner_that_comes_back_from_an_older_checkpoint(
-    buffer: Views, run_id: str, server: ScriptedJudge
-) -> None:
+def test_marks_survive_a_learner_of_an_older_checkpoint(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
     complete(buffer, run_id, 0)
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 1)
     (before,) = claimed(buffer, 1)
@@ -146,9 +142,7 @@ def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server: Scrip
         assert all(0 < member.part_values["better"] <= 1 for member in group.trajectories)
 
 
-def test_a_judge_that_answers_garbage_drops_the_group_and_never_gives_zeros(
-    buffer: Views, run_id: str, server: ScriptedJudge
-) -> None:
+def test_garbage_of_a_judge_drops_the_group_without_zeros(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
     server.answer_by(lambda request, number: completion("They are all great."))
     complete(buffer, run_id, 0)
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().dropped == {"judge_failed": 1})
@@ -159,9 +153,7 @@ def test_a_judge_that_answers_garbage_drops_the_group_and_never_gives_zeros(
     assert "`env.rewards.better`" in failure.reason and "3 answers were malformed" in failure.reason
 
 
-def test_a_judge_that_is_away_at_first_judges_the_group_later(
-    buffer: Views, run_id: str, server: ScriptedJudge
-) -> None:
+def test_a_judge_that_is_away_judges_the_group_later(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
     server.answer_by(lambda request, number: (401, {}, b"no") if number < 2 else marks_of_digits(request, number))
     complete(buffer, run_id, 0)
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 1)
@@ -212,9 +204,7 @@ def test_a_payload_that_cannot_be_read_is_quarantined_with_its_sender_by_the_lea
         ([Marks(values={}, rewards={f"x{number}": 0.0 for number in range(64)})] * 2, "the limit is 64"),
     ],
 )
-def test_a_verdict_that_does_not_fit_quarantines_the_group(
-    buffer: Views, run_id: str, marks: list[Marks], complaint: str
-) -> None:
+def test_a_wrong_verdict_quarantines_the_group(buffer: Views, run_id: str, marks: list[Marks], complaint: str) -> None:
     buffer.learner.open([ticket(0, is_judged=True)])
     lease = leased(buffer)
     for member in lease.missing:
@@ -289,9 +279,7 @@ def test_a_judge_process_that_is_killed_in_the_middle_loses_nothing_and_each_gro
         assert [member.part_values["better"] for member in group.trajectories] == [0.0, 0.1, 0.2]
 
 
-def test_a_judge_process_names_what_is_missing(
-    redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path
-) -> None:
+def test_a_judge_names_what_is_missing(redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path) -> None:
     run = Run(redis_client, redis_url, run_id, tmp_path, "http://127.0.0.1:1/v1")
     for name, rewards, complaint in (
         ("idle", {}, "has no judge of whole groups"),

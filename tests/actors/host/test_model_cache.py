@@ -122,9 +122,7 @@ def test_a_host_without_the_folder_gets_data_alone_and_the_weights_only_for_adap
     assert has_weights(got) is with_weights and tensor_shapes(got) == tensor_shapes(folder)
 
 
-def test_what_is_cached_is_not_pulled_again_and_what_is_damaged_or_missing_is(
-    folder: Path, serve: type[Served]
-) -> None:
+def test_what_is_cached_is_not_pulled_again_but_damaged_or_missing(folder: Path, serve: type[Served]) -> None:
     served = serve(folder, model_files(folder, with_weights=True))
     got = served.fetch()
     total = sum(file.blob.num_bytes for file in served.files)

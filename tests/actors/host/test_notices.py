@@ -152,9 +152,7 @@ def test_what_azure_plans_for_another_host_or_what_leaves_this_one_is_no_notice(
         ((200, " " * 100_000), "more than 65536 bytes"),
     ],
 )
-def test_an_answer_that_is_not_as_documented_is_an_error(
-    service: MetadataService, answer: tuple[int, str], words: str
-) -> None:
+def test_an_undocumented_answer_is_an_error(service: MetadataService, answer: tuple[int, str], words: str) -> None:
     service.wants_tokens()
     service.answers[ACTION] = answer
     with pytest.raises(MetadataError, match=words):

@@ -142,9 +142,7 @@ def check_marks(members: list[Trajectory], *, version: int = 0) -> None:
         assert last.rewards["better"] == pytest.approx(mark / 2)
 
 
-def test_an_actor_judges_the_groups_of_its_run_and_a_slow_verdict_stops_no_episode(
-    scene: Scene, shutdown: Shutdown
-) -> None:
+def test_an_actor_judges_its_runs_groups_and_a_slow_verdict_stops_none(scene: Scene, shutdown: Shutdown) -> None:
     """It plays all groups, in its only two places, before it begins a verdict."""
     policy, num_groups = Policy(), 5
     policy.may_judge.clear()
@@ -226,9 +224,7 @@ def test_weights_that_change_before_the_verdict_are_the_judge_s(scene: Scene, sh
     check_marks(scene.claimed(1)[0], version=1)
 
 
-def test_a_policy_that_is_too_old_to_play_a_group_does_not_judge_it(
-    scene: Scene, run_id: str, redis_client: redis.Redis, shutdown: Shutdown
-) -> None:
+def test_an_old_policy_does_not_judge(scene: Scene, run_id: str, redis_client: redis.Redis, shutdown: Shutdown) -> None:
     """In a synchronous run each group is judged by the very weights that played it."""
     scene.buffer.learner.open([ticket(0, num_members=MEMBERS, is_judged=True, min_policy_version=1)])
     lease = leased(scene.buffer)

@@ -85,9 +85,7 @@ def versions(trajectory: Trajectory) -> tuple[int, int]:
     return trajectory.oldest_policy_version, trajectory.newest_policy_version
 
 
-def test_an_evaluation_is_of_one_version_though_newer_weights_come_and_training_goes_on(
-    scene: Scene, gate: Gate
-) -> None:
+def test_an_evaluation_is_of_one_version_though_weights_come_and_training_goes_on(scene: Scene, gate: Gate) -> None:
     scene.opens(scene.evaluations, 0, 1, 2, 3)
     scene.opens(scene.train, 0, 1)
 
@@ -129,9 +127,7 @@ def test_evaluations_take_all_the_room_while_there_is_no_training(scene: Scene, 
     scene.plays(script)
 
 
-def test_an_evaluation_of_another_version_is_left_to_others_until_the_actor_gets_there(
-    scene: Scene, gate: Gate
-) -> None:
+def test_an_evaluation_of_another_version_waits_until_the_actor_gets_there(scene: Scene, gate: Gate) -> None:
     gate.open()
     scene.opens(scene.evaluations, 0, version=5)
     scene.opens(scene.train, 0)
@@ -166,9 +162,7 @@ def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_playe
     scene.plays(script)
 
 
-def test_a_held_engine_takes_the_training_that_it_can_serve_and_leaves_the_rest_to_others(
-    scene: Scene, gate: Gate
-) -> None:
+def test_a_held_engine_takes_the_training_that_it_can_serve_and_no_other(scene: Scene, gate: Gate) -> None:
     scene.opens(scene.evaluations, 0)
 
     async def script() -> None:
@@ -221,9 +215,7 @@ def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(scene:
     scene.plays(script)
 
 
-def test_an_actor_that_gets_no_weights_holds_no_group_that_asks_for_them(
-    scene: Scene, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_weights_no_group_that_asks_is_held(scene: Scene, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.actors.host.refresh.RETRY_S", 0.1)
     refused = asyncio.Event()
     gate.open()
@@ -256,9 +248,7 @@ def test_an_actor_that_gets_no_weights_holds_no_group_that_asks_for_them(
     assert scene.train.learner.ledger().failed == {}
 
 
-def test_an_actor_holds_no_group_that_asks_for_weights_which_are_on_offer_and_not_on_its_disk(
-    scene: Scene, gate: Gate
-) -> None:
+def test_an_actor_holds_no_group_whose_weights_are_on_offer_and_not_on_its_disk(scene: Scene, gate: Gate) -> None:
     """The disk may be full. Actors that pull can play these groups."""
     ledger = scene.train.learner.ledger
     gate.open()

@@ -100,9 +100,7 @@ def test_the_interval_grows_with_the_fleet_between_its_bounds() -> None:
     assert PollInterval(num_members=10**9).seconds(1.0, most_s=0.5) == 1.0
 
 
-def test_all_actors_together_keep_to_one_rate(
-    redis_server: Server, scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_actors_keep_to_one_rate(redis_server: Server, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, ten idle actors would ask for a group 400 times a second."""
     monkeypatch.setattr(poll_interval, "ASKS_PER_S", 20.0)
 
@@ -145,7 +143,7 @@ def test_a_small_fleet_asks_as_often_as_it_can_use(redis_server: Server, scene: 
     assert counted["wait for an offer"] >= 3 and counted["lease train"] > 30, counted
 
 
-def test_an_actor_that_has_its_share_of_a_short_queue_lets_the_others_ask(
+def test_with_its_share_of_a_queue_it_lets_others_ask(
     scene: Scene, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of four groups it takes two at once, as there are two actors; those that the other leaves it takes one by one."""

@@ -38,9 +38,7 @@ PROBE = Probe(tokens=[5, 6, 7, 8], logprobs=[-1.0, -2.0, -3.0], tolerance=0.01)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0.002), ("bfloat16", 0.3)])
-def test_a_probe_holds_the_models_own_log_probabilities_whatever_the_temperature(
-    dtype: str, tolerance: float, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_a_probe_holds_the_models_own_log_chances(dtype: str, tolerance: float, tmp_path: Path, ranks: Ranks) -> None:
     settings = dataclasses.replace(FLOAT32, dtype=dtype, temperature=0.5, max_tokens=200)
     probe = probe_of(load_model(save_tiny_model(tmp_path), ranks=ranks, settings=settings), torch.device("cpu"))
     assert (len(probe.tokens), probe.tolerance) == (MAX_PROBE_TOKENS, tolerance)
@@ -71,9 +69,7 @@ def test_a_probe_leaves_room_for_a_token_in_a_short_context(tmp_path: Path, rank
         ([-1.0, -2.0], [], "not finite numbers"),
     ],
 )
-def test_scores_are_judged_by_their_mean_and_by_the_worst_one(
-    found: list[float], former: list[float], expected: str | None
-) -> None:
+def test_scores_are_judged_by_mean_and_worst(found: list[float], former: list[float], expected: str | None) -> None:
     why = mismatch(PROBE, found, former=former)
     if expected is None:
         assert why is None
@@ -218,9 +214,7 @@ def watched(redis_client: redis.Redis, run_id: str) -> Watched:
     return Watched(redis_client, run_id)
 
 
-def test_a_run_ends_when_every_actor_has_refused_the_newest_version_for_a_while(
-    watched: Watched, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_ends_when_all_refuse_the_newest_version(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     watched.beat("a", version=7)
     watched.wait(REFUSED_S - 1)
     watched.beat("b", version=None)

@@ -174,9 +174,7 @@ def served_by(relay: RelayNotice | None) -> int:
     return relay.served_bytes if relay else 0
 
 
-def test_eight_receivers_through_one_relay_cost_the_publisher_one_copy_and_a_late_one_needs_no_learner(
-    plane: Plane,
-) -> None:
+def test_eight_receivers_of_one_relay_cost_the_publisher_one_copy_and_a_late_one_nothing(plane: Plane) -> None:
     plane.start_relay()
     receivers = [plane.start_receiver(f"r{number}") for number in range(8)]
     plane.wait_for_relays()
@@ -294,9 +292,7 @@ def test_with_a_key_the_publisher_and_a_relay_serve_who_has_it_and_nobody_else(
         assert origin.server.load.served_bytes == NUM_BYTES
 
 
-def test_a_relay_whose_memory_has_changed_finds_out_when_it_is_blamed_and_mends_itself(
-    plane: Plane, redis_url: str, run_id: str
-) -> None:
+def test_a_relay_whose_memory_has_changed_mends_itself_when_blamed(plane: Plane, redis_url: str, run_id: str) -> None:
     relay = relay_here(redis_url, run_id)
     try:
         with origin_of(plane) as origin:

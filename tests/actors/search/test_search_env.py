@@ -58,9 +58,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("case", ONE_OF_EACH.values(), ids=str)
-def test_snapshots_and_replays_lead_to_the_same_episodes(
-    case: Case, tmp_path: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snapshots_equal_replays(case: Case, tmp_path: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(
         f"env.name={case.name}",
         *(f"env.options.{name}={value}" for name, value in case.options.items()),
@@ -81,9 +79,7 @@ def test_snapshots_and_replays_lead_to_the_same_episodes(
 
 
 @pytest.mark.parametrize("begins_anew", [False, True])
-def test_actions_are_enforced_in_a_search_too(
-    begins_anew: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actions_are_enforced_in_a_search(begins_anew: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorldEnv, "replay_only", begins_anew)
     config = settings(*SHOP, "env.enforce_admissible=true")
     found = search(config, wavering(config, right=1.0), tmp_path, width=1)

@@ -109,9 +109,7 @@ def test_a_sender_that_ends_half_way_raises_and_the_rest_of_the_buffer_stays(lan
 
 
 @pytest.mark.parametrize(("for_s", "stall_s"), [(0.3, PATIENCE_S), (PATIENCE_S, 0.3)])
-def test_a_sender_that_stands_still_is_waited_for_until_the_deadline_or_for_one_chunk(
-    for_s: float, stall_s: float
-) -> None:
+def test_a_sender_that_stands_still_is_awaited_until_a_deadline_or_a_chunk(for_s: float, stall_s: float) -> None:
     received, is_over, started = torch.zeros(CHUNK_BYTES, dtype=torch.uint8), threading.Event(), time.monotonic()
     with sending(lambda group: is_over.wait(PATIENCE_S) or None, 1) as (group,):
         with pytest.raises(RuntimeError):

@@ -73,9 +73,7 @@ def test_a_source_at_no_address_is_left_for_another(endpoint: str) -> None:
         pulling.puller.close()
 
 
-def test_a_source_that_falls_silent_in_mid_blob_is_left_and_the_rest_comes_from_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_source_that_falls_silent_is_left_and_the_rest_comes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.actors.weights.fetch.SILENCE_S", 0.5)
 
     def reply(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes] | None:
@@ -271,9 +269,7 @@ def test_without_redis_the_relays_that_were_known_last_are_asked() -> None:
     assert len(num_asked) == 2, "a server that is away is not asked for every chunk"
 
 
-def test_a_link_on_which_a_whole_chunk_takes_too_long_gets_smaller_ones_until_it_is_faster(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_slow_link_gets_smaller_chunks_until_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.actors.weights.fetch.SILENCE_S", 0.5)
     data, sizes, slow = bytes(range(256)) * 8192, list[int](), True
 

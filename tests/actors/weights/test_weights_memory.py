@@ -96,9 +96,7 @@ def test_memory_is_pinned_at_its_second_use_and_unpinned_before_it_is_replaced(m
     assert runtime.pinned == {}
 
 
-def test_each_worker_pins_its_own_mapping_which_stays_until_its_owner_replaces_the_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_worker_pins_its_mapping_until_the_memory_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Runtime()
     stand_in(monkeypatch, runtime)
     owner, mapped = shared(2 * PAGE, GPU), MappedWeights(GPU)

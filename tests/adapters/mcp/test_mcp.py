@@ -203,9 +203,7 @@ def test_a_long_text_is_cut(tasks: str) -> None:
     assert len(said(played(0, [call("long")], train=tasks, command=COMMAND)[-1])) == 4000
 
 
-def test_a_server_over_http_is_shared_and_set_up_by_its_tasks(
-    tasks: str, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_over_http_is_shared_and_set_up(tasks: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "Bearer k-2")
 
     async def play() -> None:

@@ -48,9 +48,7 @@ def records_of(log: bytes) -> Iterator[bytes]:
             place += BLOCK - place % BLOCK
 
 
-def test_wandb_gets_every_record_with_its_step_also_one_that_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_gets_every_record_with_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     tracker = WandbTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run="")
     for record in RECORDS[:2]:
@@ -79,9 +77,7 @@ def test_mlflow_gets_every_record_and_continues_its_run(tmp_path: Path, monkeypa
     assert client.get_run(tracker.run).data.params["learner"] == "{'steps': 3}"
 
 
-def test_a_run_that_mlflow_does_not_know_is_an_error_that_says_what_to_look_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_mlflow_does_not_know_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     with pytest.raises(ConfigError, match=r"MLflow refused the run: .*MLFLOW_TRACKING_URI"):
         MlflowTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run="0" * 32)

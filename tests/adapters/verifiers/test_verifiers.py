@@ -97,9 +97,7 @@ def test_an_episode_with_its_own_harness_is_recorded_and_scored(tokenizer: PreTr
     assert first.tokens == second.tokens
 
 
-def test_an_environment_of_two_turns_trains_what_was_sampled_and_not_what_it_would_encode(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_two_turns_train_what_was_sampled_and_not_its_encoding(tokenizer: PreTrainedTokenizerBase) -> None:
     """The policy says "ab" letter by letter, and the tokenizer would encode it as one token."""
     config = {"taskset": {"id": "corrected"}, "solver": DIRECT}
     (trajectory,) = play(part(config), tokenizer, "ab", "ba")
@@ -139,9 +137,7 @@ def test_a_full_context_ends_an_episode_in_order(tokenizer: PreTrainedTokenizerB
         ({"taskset": {"id": "sums"}, "agent": DIRECT, "mistake": 1}, "mistake"),
     ],
 )
-def test_what_does_not_fit_is_an_env_failure_that_says_why(
-    tokenizer: PreTrainedTokenizerBase, config: dict[str, Any], complaint: str
-) -> None:
+def test_what_does_not_fit_says_why(tokenizer: PreTrainedTokenizerBase, config: dict[str, Any], complaint: str) -> None:
     with pytest.raises(EpisodeFailed, match=complaint) as failed:
         play(part(config), tokenizer, "1")
     assert failed.value.outcome is Outcome.ENV_FAILURE

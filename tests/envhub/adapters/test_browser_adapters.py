@@ -193,9 +193,7 @@ def test_named_sites_give_the_browser_the_network_and_a_missing_proxy_for_other_
     )  # only the proxy holds it back, as Chromium does what its flags say and a probe does not
 
 
-def test_root_reports_pages_that_the_unprivileged_user_cannot_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_reports_pages_that_another_user_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages").chmod(0o700)

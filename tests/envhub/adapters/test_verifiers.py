@@ -165,9 +165,7 @@ def test_a_harness_that_fails_over_a_full_context_ends_the_episode_without_rewar
         ("hang", r"neither requested a generation nor ended within 2\.0 s"),
     ],
 )
-def test_a_failure_that_the_policy_did_not_cause_is_an_env_failure_and_never_a_reward_of_0(
-    does: str, complaint: str
-) -> None:
+def test_a_failure_of_others_is_an_env_failure_and_never_a_reward_of_0(does: str, complaint: str) -> None:
     step_timeout_s = 2.0 if does == "hang" else DEADLINE_S
     with pytest.raises(EpisodeFailed, match=complaint) as failed:
         play(part(does=does), allowance=replace(ALLOWANCE, step_timeout_s=step_timeout_s))

@@ -398,9 +398,7 @@ def test_the_agent_of_the_page_shops(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert trajectory.success and len(trajectory.turns) > 2 and trajectory.branch_starts == [0]
 
 
-def test_the_modules_of_the_example_are_sequences_of_one_policy_and_leave_nothing_for_the_next_episode(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_example_s_modules_are_sequences_of_one_policy_for_one_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[3])
     shops, prompts, written = list[ShopEnv](), list[str](), list[str]()
 

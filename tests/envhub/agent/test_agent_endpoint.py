@@ -189,9 +189,7 @@ def test_a_web_page_is_refused_even_with_the_key() -> None:
         ("reward", {"reward": {"right": None}}, "malformed reward"),
     ],
 )
-def test_what_is_malformed_or_cannot_be_done_is_refused_with_the_reason(
-    path: str, body: object, complaint: str
-) -> None:
+def test_what_is_malformed_or_impossible_is_refused_with_the_reason(path: str, body: object, complaint: str) -> None:
     status, response = post(path, body)
     assert status == 400 and complaint in response["error"]["message"]
     assert response["error"]["type"] == "invalid_request_error"

@@ -165,9 +165,7 @@ def test_it_keeps_the_contract(check: Callable[..., None], options: dict[str, st
         ),  # a Python of its own making is not the one that checks
     ],
 )
-def test_it_is_judged_as_agentbench_judges(
-    options: dict[str, str], index: int, actions: list[str], score: float
-) -> None:
+def test_it_is_judged_as_in_agentbench(options: dict[str, str], index: int, actions: list[str], score: float) -> None:
     end = played(options, index, actions)[-1]
     assert (end.terminated, end.score) == (True, score)
 
@@ -213,9 +211,7 @@ def test_what_a_sandbox_does_not_have_is_left_out_and_counted(tmp_path: Path, ca
         (asked("Now?", "true", "date +%N"), "its example printed"),
     ],
 )
-def test_a_task_that_does_not_work_here_is_an_error_and_no_reward(
-    tmp_path: Path, item: dict[str, Any], why: str
-) -> None:
+def test_a_task_that_does_not_work_is_an_error_and_no_reward(tmp_path: Path, item: dict[str, Any], why: str) -> None:
     written(tmp_path)
     with pytest.raises(EnvError, match=why):
         played(of_one(tmp_path, item), 0, ["Act: finish"])

@@ -160,9 +160,7 @@ def test_what_a_task_says_and_shows(dbbench: dict[str, str]) -> None:
     assert shown.messages[0].content.splitlines()[1:] == ["50 | text", "40 | text"]
 
 
-def test_changes_that_are_no_sqlite_are_left_out_and_counted(
-    dbbench: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_changes_that_are_no_sqlite_are_left_out(dbbench: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         asked = {played("dbbench", dbbench, index, [])[0].messages[1].content.splitlines()[0] for index in range(12)}
     assert asked == {line["description"] for line in LINES[:5]}
@@ -211,9 +209,7 @@ FEW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 40) 
         f"SELECT 'x' LIKE '{'%x' * 40}'",
     ],
 )
-def test_the_users_database_is_only_read_and_not_for_long(
-    bird: dict[str, str], statement: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_users_database_is_only_read(bird: dict[str, str], statement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "slipstream.envhub.sqldb.sqlite_engine.MAX_FILE_OPERATIONS", 1_000_000
     )  # a fraction of a second

@@ -128,9 +128,7 @@ def test_every_form_of_the_files_is_read(options: dict[str, Any], instance: dict
     assert played(chosen, [DECLARED, REPAIRED, "submit"])[-1].success
 
 
-def test_nothing_of_the_commits_after_it_or_before_it_can_be_read(
-    options: dict[str, Any], instance: dict[str, Any], folder: Path
-) -> None:
+def test_no_commit_after_or_before_can_be_read(options: dict[str, Any], instance: dict[str, Any], folder: Path) -> None:
     clone = folder / "clones/acme__fruit"
     commits = git(clone, "log", "--format=%H").split()
     assert commits.index(instance["base_commit"]) == 3
@@ -201,9 +199,7 @@ def test_files_are_shown_and_edited_by_their_lines(options: dict[str, Any]) -> N
     assert "-echo hello\n+echo bye" in said(changes)
 
 
-def test_files_that_are_not_in_the_repository_are_neither_shown_nor_edited(
-    options: dict[str, Any], folder: Path
-) -> None:
+def test_files_outside_the_repository_are_neither_shown_nor_edited(options: dict[str, Any], folder: Path) -> None:
     prepare = f"bash ln -s {folder}/train.jsonl out; ln -s {folder} away; rm -r src; mkdir run.sh 2>/dev/null"
     outside = [
         "../../train.jsonl",
@@ -383,9 +379,7 @@ def test_a_conftest_that_people_change_may_be_changed(options: dict[str, Any], i
     assert played(chosen, [DECLARED, REPAIRED, broken, "submit"])[-1].score == 0.0
 
 
-def test_what_installing_left_in_the_repository_is_there(
-    options: dict[str, Any], instance: dict[str, Any], folder: Path
-) -> None:
+def test_what_installing_left_is_there(options: dict[str, Any], instance: dict[str, Any], folder: Path) -> None:
     shutil.copytree(folder / "environments" / ID, folder / "environments/acme__fruit-9", symlinks=True)
     built = folder / "environments/acme__fruit-9.built"
     (built / "src/fruit").mkdir(parents=True)

@@ -108,9 +108,7 @@ def test_numbers_compare_as_numbers_and_only_punctuation_of_sentences_is_dropped
         ("code", DOUBLE * 51, "the answer must have 1 to 100 tests, has 102; remove some"),
     ],
 )
-def test_a_row_whose_answer_no_reply_could_match_is_refused_at_the_start(
-    check: str, answer: Any, message: str, tmp_path: Path
-) -> None:
+def test_a_row_whose_answer_none_could_match_is_refused(check: str, answer: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "x", "answer": answer or [[]] if check != "code" else answer}) + "\n")
     if answer == []:

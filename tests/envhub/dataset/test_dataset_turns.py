@@ -104,9 +104,7 @@ def test_a_call_gets_its_recorded_result_however_it_is_written(trip: str) -> Non
         (text_of("weather") * 101, "101 calls in one reply, the limit is 100", False),
     ],
 )
-def test_a_call_without_a_result_is_answered_and_changes_nothing(
-    trip: str, reply: str, text: str, is_valid: bool
-) -> None:
+def test_a_call_without_a_result_changes_nothing(trip: str, reply: str, text: str, is_valid: bool) -> None:
     _, refused, first = played(options_of(trip), reply, "Yes.")
     assert text in refused.messages[0].content
     assert (refused.valid_action, refused.terminated) == (is_valid, False)

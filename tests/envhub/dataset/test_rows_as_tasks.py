@@ -44,9 +44,7 @@ def config_of(name: str, path: Path, *settings: str) -> Config:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 @pytest.mark.parametrize("name", ["dataset", "agent"])
-def test_all_rows_are_visited_once_before_any_twice_and_no_more_are_evaluated_than_there_are(
-    name: str, suffix: str, tmp_path: Path
-) -> None:
+def test_all_rows_are_visited_once_before_any_twice_and_evaluated_once(name: str, suffix: str, tmp_path: Path) -> None:
     config = config_of(name, written(tmp_path / f"rows{suffix}", ROWS), "eval.num_tasks=100")
     num_trained = num_train_tasks(config.env)[name]
     curriculum = Curriculum(config.env, seed=3)
@@ -68,9 +66,7 @@ def test_all_rows_are_visited_once_before_any_twice_and_no_more_are_evaluated_th
 
 
 @pytest.mark.parametrize("name", ["dataset", "agent"])
-def test_train_and_held_out_files_that_share_tasks_are_named_with_their_number(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_that_share_tasks_are_named_with_it(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train = written(tmp_path / "train.jsonl", ROWS)
     other = written(tmp_path / "other.jsonl", [*ROWS[190:], {"prompt": "x", "answer": 1}])
     env = config_of(name, train, f"env.options.held_out={other}").env

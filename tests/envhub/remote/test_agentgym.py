@@ -129,7 +129,7 @@ def test_an_environment_that_cannot_be_closed_is_used_again_and_others_are_close
         ("flood", "replied with more than 8388608 bytes"),
     ],
 )
-def test_what_goes_wrong_there_is_an_environment_failure(stub: str, action: str, complaint: str) -> None:
+def test_what_goes_wrong_is_an_env_failure(stub: str, action: str, complaint: str) -> None:
     async def play() -> None:
         env = counting(stub, "textcraft")
         await env.reset(TASK)

@@ -169,9 +169,7 @@ def test_options_that_cannot_be_meant_are_explained(options: dict[str, Any], com
         ("os:system", {}, "the server has no environment 'os:system'"),
     ],
 )
-def test_what_the_server_refuses_to_make_is_a_value_error_at_the_client(
-    host: EnvHost, env: str, options: dict[str, Any], complaint: str
-) -> None:
+def test_what_the_server_cannot_make_is_said(host: EnvHost, env: str, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         asyncio.run(far(host.url, env, **options).reset(TASK))
 
@@ -196,9 +194,7 @@ def test_tools_and_admissible_actions_of_a_far_environment_are_those_of_a_near_o
     assert asyncio.run(tools(far(host.url, "tools"))) == asyncio.run(tools(make_env("tools", {}))) != ()
 
 
-def test_a_search_restores_the_snapshots_of_a_remote_environment(
-    host: EnvHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_restores_remote_snapshots(host: EnvHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn costs one step at the server, and the episodes are those of a search in a local environment."""
     steps, step = list[str](), EnvClient.step
 

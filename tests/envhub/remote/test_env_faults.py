@@ -42,9 +42,7 @@ async def pid_of(env: Env) -> int:
         ("dawdle", EnvError, "no answer within 4 s"),
     ],
 )
-def test_an_error_of_the_environment_is_the_same_error_at_the_client(
-    host: EnvHost, action: str, kind: type[Exception], complaint: str
-) -> None:
+def test_an_error_is_the_same_at_the_client(host: EnvHost, action: str, kind: type[Exception], complaint: str) -> None:
     env = far(host.url, UNRULY)
 
     async def play() -> None:
@@ -75,9 +73,7 @@ def test_malformed_lists_and_advice_are_failures(host: EnvHost) -> None:
         ("hang", "its process did not answer for 9 s, and could not be interrupted"),
     ],
 )
-def test_a_worker_that_crashes_or_hangs_is_replaced_and_only_its_episodes_are_lost(
-    host: EnvHost, action: str, complaint: str
-) -> None:
+def test_a_worker_that_crashes_or_hangs_costs_only_its_episodes(host: EnvHost, action: str, complaint: str) -> None:
     one, neighbour, other = (far(host.url, UNRULY) for _ in range(3))
     lost_before = host.health()["workers_lost"]
     pids: dict[EnvClient, int] = {}
@@ -158,9 +154,7 @@ def test_a_server_that_is_killed_is_an_environment_failure_and_a_new_one_is_foun
         asyncio.run(reset_while_it_is_away())
 
 
-def test_a_stopped_server_counts_as_lost_when_it_does_not_answer_a_ping(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_server_that_answers_no_ping_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.envhub.remote.client_connection.PING_S", 2.0)
     with env_host(tmp_path, "--names=grid") as host:
         env = far(host.url, "grid")
@@ -178,7 +172,7 @@ def test_a_stopped_server_counts_as_lost_when_it_does_not_answer_a_ping(
         (signal.SIGSTOP, 4, 5.0),  # longer than the lease, which the player's pongs renew until it is stopped
     ],
 )
-def test_the_slot_of_a_client_that_does_not_answer_pings_is_freed(
+def test_a_silent_client_frees_its_slot(
     tmp_path: Path, number: signal.Signals, lease_s: float, before_s: float
 ) -> None:
     settings = ["--names=grid", "--max-episodes=1", "--processes=1"]

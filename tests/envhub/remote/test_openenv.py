@@ -112,9 +112,7 @@ def test_all_of_an_observation_is_shown_as_json_where_no_field_is_named(stub: st
         ),
     ],
 )
-def test_what_goes_wrong_there_is_an_environment_failure(
-    stub: str, options: dict[str, str], action: str, complaint: str
-) -> None:
+def test_what_goes_wrong_is_an_env_failure(stub: str, options: dict[str, str], action: str, complaint: str) -> None:
     async def play() -> None:
         env = counting(stub, **options)
         await env.reset(TASK)

@@ -66,9 +66,7 @@ def test_processes_share_a_budget_and_a_new_one_has_no_budget_of_its_own(
     marks(process(redis_client, f"{run_id}-other", server, **settings), "e")  # another run has its own
 
 
-def test_requests_at_the_same_time_never_exceed_the_number_that_is_allowed(
-    redis_client: redis.Redis, run_id: str, server: ScriptedJudge
-) -> None:
+def test_requests_never_exceed_their_number(redis_client: redis.Redis, run_id: str, server: ScriptedJudge) -> None:
     processes = [process(redis_client, run_id, server, max_requests=5) for _ in range(3)]
 
     async def all_at_once() -> list[Any]:
@@ -82,9 +80,7 @@ def test_requests_at_the_same_time_never_exceed_the_number_that_is_allowed(
     assert sum(isinstance(each, EnvError) for each in found) == 7
 
 
-def test_each_judge_of_a_panel_has_its_own_account(
-    redis_client: redis.Redis, run_id: str, server: ScriptedJudge
-) -> None:
+def test_each_judge_of_a_panel_has_an_account(redis_client: redis.Redis, run_id: str, server: ScriptedJudge) -> None:
     one = {"url": server.url, "model": "m", "rubric": RUBRIC, "max_total_tokens": 100}
     parts = parts_of("env.rewards", {"liked": {"part": "panel", "judges": {"a": one, "b": {**one, "model": "n"}}}})
     book_on(JudgeAccount(redis_client, run_id).add, [parts])

@@ -175,9 +175,7 @@ def test_every_answer_of_every_kind_of_judge_ends_in_a_mark_or_in_a_retry_that_i
 
 
 @pytest.mark.parametrize("kind", ["url", "own"])
-def test_the_beginning_of_a_number_is_not_taken_for_the_number(
-    kind: str, server: ScriptedJudge, answers: Answers
-) -> None:
+def test_the_beginning_of_a_number_is_not_the_number(kind: str, server: ScriptedJudge, answers: Answers) -> None:
     """A judge that wrote "10", cut off after "1", did not say 1."""
     part = part_of(kind, "episode", server, answers)
     answers.set("1", is_cut=True)
@@ -188,9 +186,7 @@ def test_the_beginning_of_a_number_is_not_taken_for_the_number(
 
 
 @pytest.mark.parametrize("num_tokens", ["1000000001", "99999999999999999999999", "-1", "NaN"])
-def test_a_usage_that_no_request_can_have_is_malformed_and_changes_no_account(
-    redis_client: redis.Redis, run_id: str, num_tokens: str
-) -> None:
+def test_an_impossible_usage_changes_no_account(redis_client: redis.Redis, run_id: str, num_tokens: str) -> None:
     def serve(request: dict[str, Any], number: int) -> Reply:
         used = num_tokens if number < 2 else "5"
         reply = {"choices": [{"message": {"content": GOOD["episode"]}}], "usage": {"total_tokens": "USED"}}

@@ -70,9 +70,7 @@ def test_the_configuration_in_the_runs_folder_is_used(capsys: pytest.CaptureFixt
     assert "install on the host, the same as on the learner's: mine.env\n" in needs
 
 
-def test_no_secret_is_printed_and_what_the_host_must_have_is_said(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_no_secret_is_printed_and_the_host_s_needs_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "weights.key").write_text("k" * 40)
     words, needs = printed(
         capsys,

@@ -115,9 +115,7 @@ def test_the_help_of_a_verb_lists_exactly_the_settings_that_it_reads(
         (["top", "--onec"], "no option --onec; did you mean `--once`?"),
     ],
 )
-def test_a_word_of_help_is_found_and_an_unknown_one_has_a_suggestion(
-    words: list[str], found: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_finds_a_word_or_suggests_one(words: list[str], found: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found in shown(capsys, *words)
 
 
@@ -138,9 +136,7 @@ LOOK_AT_A_RUN = [verb for verb in VERBS if VERBS[verb].joins or VERBS[verb].of_r
 
 
 @pytest.mark.parametrize("verb", [verb for verb in LOOK_AT_A_RUN if not VERBS[verb].of_runs])
-def test_every_verb_about_a_run_takes_its_name_or_its_folder(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_verb_takes_a_runs_name_or_its_folder(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.yaml").write_text(f"run: {{name: mine, root: {tmp_path}}}\nlearner: {{steps: 77}}\n")
@@ -242,9 +238,7 @@ def test_the_printed_configuration_has_no_password(
     assert os.environ[PASSWORD_VARIABLE] == "s/cret"
 
 
-def test_a_dry_run_says_what_would_be_started_and_starts_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_what_would_start_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", "run.name=dry", "--dry-run", f"run.root={tmp_path}"]) == 0
     said = capsys.readouterr().out
     assert [line.split(":")[0] for line in said.splitlines()] == ["redis", "GPUs", "learner", "actors", "tensorboard"]
@@ -273,9 +267,7 @@ def test_a_run_is_tracked_by_the_packages_that_are_there_and_no_others(
     assert all(f" track {tmp_path / 'runs' / 'dry' / 'config.yaml'} --to " in line for line in last)
 
 
-def test_a_verb_about_a_run_begins_with_the_configuration_and_the_password_in_its_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_verb_begins_with_its_runs_config_and_password(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with start_server(tmp_path / "mine" / "redis") as server:
         (tmp_path / "mine" / "config.yaml").write_text(
             f"run: {{name: mine, root: {tmp_path}}}\nredis: {{url: '{server.url}'}}\nlearner: {{steps: 77}}\n"

@@ -73,9 +73,7 @@ def test_a_module_has_what_a_definition_needs_and_nothing_that_starts_a_run() ->
         ({"name": "one"}, "run 'one' exists in "),
     ],
 )
-def test_a_mistake_is_refused_before_anything_is_written(
-    given: dict[str, object], complaint: str, tmp_path: Path
-) -> None:
+def test_a_mistake_is_refused_before_any_writing(given: dict[str, object], complaint: str, tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "config.yaml").touch()
     with pytest.raises(ConfigError, match=complaint):

@@ -176,9 +176,7 @@ def test_a_message_without_loss_is_read_and_not_learnt_from(tmp_path: Path) -> N
     assert tokenizer.decode(marked).startswith("open door") and "Ok." not in tokenizer.decode(marked)
 
 
-def test_lines_that_cannot_be_read_are_numbered_and_the_others_follow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_lines_are_numbered_and_the_others_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_source, "MAX_LINE_BYTES", 1000)
     path = tmp_path / "rows.jsonl"
     long = b'{"a": "' + b"x" * 5000 + b'"}'

@@ -73,9 +73,7 @@ def read(path: Path) -> list[Row]:
         ("--held-out=0", [talk("a", "b"), {"messages": None, "fidelity": "none"}], "without messages"),
     ],
 )
-def test_the_first_row_is_kept_and_the_second_dropped_with_its_reason(
-    option: str, rows: list[Row], reason: str, tmp_path: Path
-) -> None:
+def test_the_second_row_is_dropped_with_its_reason(option: str, rows: list[Row], reason: str, tmp_path: Path) -> None:
     written(tmp_path / "rows.jsonl", rows)
     kept = sifted(tmp_path, option)
     assert [row["source"] for row in kept] == ["rows.jsonl:1"]
@@ -141,9 +139,7 @@ def test_the_same_rows_give_the_same_files_and_their_digests_are_on_the_card(tmp
     assert repeats > len(read(tmp_path / "out.held-out.jsonl"))  # the repeats and near-duplicates among them
 
 
-def test_nothing_is_left_behind_where_nothing_is_kept_or_a_file_is_damaged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_left_where_nothing_is_kept_or_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = written(tmp_path / "rows.jsonl", [talk("a", "b", success=False), "{"])
     (tmp_path / "bad.parquet").write_text("PAR1")
     (tmp_path / "out.jsonl").write_text("precious")

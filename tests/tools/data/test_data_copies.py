@@ -100,9 +100,7 @@ def test_noise_adds_copies_of_the_rows_that_are_kept_and_of_none_that_is_held_ou
     assert read(tmp_path / "out.jsonl") != kept
 
 
-def test_thoughts_are_rewritten_and_actions_stay(
-    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
-) -> None:
+def test_thoughts_are_rewritten_and_actions_not(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
     thought = "Thought: I should look at page 2.\nAction: ```click[next]```"
     spared = {"role": "assistant", "content": "Thought: A mistake it is.\nAction: ```back```", "loss": False}
     row = talk("Buy a hat", thought, "Page 2", "Action: ```buy```")
@@ -163,9 +161,7 @@ def test_a_rewrite_from_which_another_action_would_be_read_is_not_accepted(
     assert "| no copy: paraphrase: the action changes | 1 |" in (tmp_path / "out.md").read_text()
 
 
-def test_the_wording_of_a_task_is_rewritten_once_for_all_its_rows(
-    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
-) -> None:
+def test_a_task_is_rewritten_once_for_its_rows(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
     page = "Instruction: find me a red hat for 20 dollars [SEP] Search"
     rows = [talk(page, f"search[red hat] {number}") for number in range(3)]
     settings = {"rewrite": "task", "pattern": r"Instruction: (.*?) \[SEP\]"}
@@ -179,9 +175,7 @@ def test_the_wording_of_a_task_is_rewritten_once_for_all_its_rows(
     assert "no copy: paraphrase: a word that the actions use is lost | 3 |" in (tmp_path / "out.md").read_text()
 
 
-def test_answers_are_paid_once_and_a_budget_counts_over_several_calls(
-    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
-) -> None:
+def test_answers_are_paid_once_over_all_calls(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
     rows = [talk(f"q{number}", f"I think of {number} now {CALL}") for number in range(6)]
     server.answer_by(lambda request, number: in_other_words(request, 0) if number < 2 else (400, {}, b"no more"))
     failed = run(rows, max_concurrent=1)
@@ -220,7 +214,5 @@ def test_answers_are_paid_once_and_a_budget_counts_over_several_calls(
         (["--noise=2"], {}, "`--noise` must be in [0, 1]"),
     ],
 )
-def test_a_mistake_in_the_settings_is_named(
-    run: Callable[..., str], options: list[str], settings: dict[str, Any], why: str
-) -> None:
+def test_a_mistake_is_named(run: Callable[..., str], options: list[str], settings: dict[str, Any], why: str) -> None:
     assert why in run([talk("a", f"I look it up {CALL}")], *options, **settings)

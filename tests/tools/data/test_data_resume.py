@@ -101,9 +101,7 @@ def unfinished(
     return again
 
 
-def test_a_full_disk_costs_nothing_but_the_time_to_free_it(
-    tmp_path: Path, sources: str, unfinished: Callable[..., str]
-) -> None:
+def test_a_full_disk_costs_the_time_to_free_it(tmp_path: Path, sources: str, unfinished: Callable[..., str]) -> None:
     assert not (tmp_path / "out.jsonl").exists()
     saved = msgspec.json.decode((tmp_path / "out.progress.json").read_bytes(), type=Progress)
     assert 0 < saved.counts.num_rows < 170
@@ -115,9 +113,7 @@ def test_a_full_disk_costs_nothing_but_the_time_to_free_it(
     assert not list(tmp_path.glob("out.*tmp")) and not (tmp_path / "out.progress.json").exists()
 
 
-def test_other_settings_and_other_files_are_refused_with_what_to_do(
-    tmp_path: Path, sources: str, unfinished: Callable[..., str]
-) -> None:
+def test_other_settings_and_files_are_refused(tmp_path: Path, sources: str, unfinished: Callable[..., str]) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.glob("out.*")}
     other = unfinished(sources, *OPTIONS[:-2], "--held-out=0.2", OPTIONS[-1])
     assert "unfinished call with --held-out=0.1, and this one has --held-out=0.2; give the same to continue" in other

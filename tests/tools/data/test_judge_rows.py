@@ -72,9 +72,7 @@ def test_rows_are_marked_filtered_and_the_card_tells_how_marks_and_success_agree
     assert not list(tmp_path.glob("*.waiting*"))
 
 
-def test_nothing_is_asked_twice_and_a_failed_judge_leaves_what_it_has_said(
-    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
-) -> None:
+def test_nothing_is_asked_or_paid_twice(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
     written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(6)])
     server.answer_by(lambda request, number: marks_of(request, number) if number < 3 else (400, {}, b"no more"))
     failed = run(max_concurrent=1)
@@ -104,9 +102,7 @@ def test_a_judge_with_another_name_asks_again(tmp_path: Path, server: ScriptedJu
     assert run() == "" and len(server.requests) == 2, "both are in the journal"
 
 
-def test_rows_with_different_columns_are_not_compared(
-    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
-) -> None:
+def test_rows_of_other_columns_are_not_compared(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
     """The judge would see the reference of the first row for all of them."""
     rows = [talk("which?", mark, task="one", ref=ref) for mark, ref in (("9", "x"), ("2", "y"))]
     written(tmp_path / "rows.jsonl", rows)
@@ -128,9 +124,7 @@ def test_a_budget_counts_over_several_calls(tmp_path: Path, server: ScriptedJudg
     assert len(server.requests) == 6
 
 
-def test_a_journal_that_was_cut_off_is_used_up_to_there(
-    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
-) -> None:
+def test_a_journal_is_used_up_to_its_damage(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
     written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(3)])
     assert run(max_concurrent=1) == ""
     journal = tmp_path / "out.marks.jsonl"
@@ -169,9 +163,7 @@ def test_a_panel_s_agreement_is_on_the_card(tmp_path: Path, server: ScriptedJudg
     assert "`clear_a` and `clear_b`: mean difference 0.000, correlation 1.000" in (tmp_path / "out.md").read_text()
 
 
-def test_columns_are_shown_and_a_row_without_them_is_quarantined(
-    tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]
-) -> None:
+def test_a_row_without_columns_is_quarantined(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
     written(tmp_path / "rows.jsonl", [talk("a", "5", truth="six"), talk("b", "6")])
     assert run(columns=["truth"]) == ""
     (row,) = read(tmp_path / "out.jsonl")

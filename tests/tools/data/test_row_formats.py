@@ -198,9 +198,7 @@ async def scores(path: Path, options: Row, *replies: str) -> tuple[str, float]:
 
 @pytest.mark.parametrize("as_file", [as_jsonl, as_parquet])
 @pytest.mark.parametrize("written", ['"town": "Bern", "day": 1', '"day": 1.0, "town": "Bern", "zone": null'])
-def test_a_recorded_call_is_found_and_a_right_object_is_right_in_either_format(
-    as_file: Any, written: str, tmp_path: Path
-) -> None:
+def test_calls_are_found_and_objects_are_right_in_either_format(as_file: Any, written: str, tmp_path: Path) -> None:
     rows = [
         {
             "messages": [
@@ -295,9 +293,7 @@ def test_a_field_that_may_change_what_is_learned_is_refused(row: Row, complaint:
         read(as_jsonl(tmp_path / "rows.jsonl", [row]))
 
 
-def test_an_unknown_field_of_a_message_is_named_once_with_its_count(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unknown_field_is_named_once_with_its_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [
         {"messages": [user("a"), reply(f"b{place}", mood="sad", name="x")], "weight": 0.5, "blend": 1}
         for place in range(3)
@@ -353,9 +349,7 @@ SAID = "<think>\nhm\n</think>\n\n5"
         ),
     ],
 )
-def test_thoughts_and_calls_in_other_notations_are_learned_in_ours(
-    messages: list[Row], taught: list[str], tmp_path: Path
-) -> None:
+def test_other_notations_are_learned_in_ours(messages: list[Row], taught: list[str], tmp_path: Path) -> None:
     samples, _ = read(as_jsonl(tmp_path / "rows.jsonl", [{"messages": messages}]))
     assert learnt(samples) == [taught]
 
@@ -392,9 +386,7 @@ PREFERENCES: dict[str, Row] = {
 
 
 @pytest.mark.parametrize("name", PREFERENCES)
-def test_of_a_preference_sft_learns_what_is_preferred_and_dpo_both_sides_after_the_prompt(
-    name: str, tmp_path: Path
-) -> None:
+def test_of_a_preference_sft_learns_the_better_and_dpo_both_sides_after_the_prompt(name: str, tmp_path: Path) -> None:
     path = as_jsonl(tmp_path / "rows.jsonl", [PREFERENCES[name]])
     assert learnt(read(path)[0]) == [["GOOD"]]
     (pair,), _ = read(path, "dpo")

@@ -151,9 +151,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MeasuredStep]:
     return dict(zip(STEPS, measured, strict=True))
 
 
-def test_weights_and_moments_are_float32_on_the_gpu_and_what_is_published_is_bfloat16(
-    steps: dict[str, MeasuredStep],
-) -> None:
+def test_weights_and_moments_are_float32_there_and_the_published_bfloat16(steps: dict[str, MeasuredStep]) -> None:
     on_gpu, on_host = ["torch.float32 on cuda"], ["torch.float32 on cpu"]
     for name, step in steps.items():
         kept = on_host if name.startswith("offloaded") else on_gpu

@@ -107,9 +107,7 @@ def test_requests_are_bounded_by_slots_memory_or_admission() -> None:
         ([], {"actor_gpus": 2, "actor_hosts": 1, "link_gbit_per_s": 1.0}, "the weights: 32.2 s to all engines, 5.0 s"),
     ],
 )
-def test_the_bottleneck_is_named_with_what_to_change(
-    overrides: list[str], changes: dict[str, float], advice: str
-) -> None:
+def test_the_bottleneck_is_named_with_a_remedy(overrides: list[str], changes: dict[str, float], advice: str) -> None:
     options = dataclasses.replace(OPTIONS, **changes)  # type: ignore[arg-type]
     config = settings(*overrides)
     assert advice in advice_of(config, speed_of(config, BILLION, options), options)

@@ -154,9 +154,7 @@ def guessing(tokens: list[int], seed: int | None) -> list[int]:
     return ids(TOKENIZER, random.Random(seed).choice(WORDS) + END)
 
 
-def test_without_a_search_each_task_has_a_group_of_independent_episodes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_search_each_task_has_a_group_of_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(*SHOP)
     rows = rows_of(config, wavering(config, right=0.9, first_task=2), tmp_path, first_task=2)
     assert [(row["group_id"], row["member"]) for row in rows] == list(itertools.product((2, 3, 4, 5), (0, 1, 2)))
@@ -284,9 +282,7 @@ def test_a_revision_is_shown_every_action_and_answer_of_the_attempts_before(tmp_
     assert len(collected.trajectories) == 2 and tree.num_turns == 6
 
 
-def test_an_end_that_was_come_to_before_is_no_other_row_but_in_independent_episodes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_end_that_was_met_is_no_other_row_of_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(*GUESS)
     assert len(rows_of(config, always_red, tmp_path, search="mcts", num_tasks=1)) == 1
     # At the start 3 turns for one child, whose episode takes 2; so on for the second, with 1, and for the third.
@@ -385,9 +381,7 @@ def ctrl_c() -> Iterator[None]:
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("search", SEARCHES)
-def test_ctrl_c_writes_the_finished_trajectories(
-    search: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_writes_the_finished_episodes(search: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(*GUESS, "actors.max_episodes=2")
     script = stopping(guessing, after=100, how=lambda: signal.raise_signal(signal.SIGINT))
     rows = rows_of(config, script, tmp_path, code=130, search=search, num_tasks=40)
@@ -398,18 +392,14 @@ def test_ctrl_c_writes_the_finished_trajectories(
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_before_any_episode_has_finished_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_before_any_episode_is_over_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = stopping(guessing, after=1, how=lambda: signal.raise_signal(signal.SIGINT))
     assert rows_of(settings(*GUESS), script, tmp_path, code=130) == []
     assert "no episode has finished" in capsys.readouterr().err
     assert not (tmp_path / "rows.jsonl").exists()
 
 
-def test_an_engine_that_dies_leaves_the_finished_trajectories_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_engine_that_dies_leaves_the_finished_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(*GUESS, "actors.max_episodes=2")
     path, setups = tmp_path / "rows.jsonl", list[EpisodeSetup]()
     script = stopping(guessing, after=30, how=lambda: asyncio.ensure_future(setups[0].engine.close()))
@@ -466,9 +456,7 @@ def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.usefixtures("own_environment")
-def test_a_run_is_gone_on_with_by_its_own_settings_and_the_model_that_it_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_gone_on_with_by_its_settings_and_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text(
         f"run: {{name: mine, root: {tmp_path}}}\nenv: {{max_turns: 7}}\nmodel: {{path: /began/with}}\n"

@@ -67,9 +67,7 @@ def collected(
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
-def test_each_answer_is_in_the_row_with_its_thought_and_the_server_gets_none_back(
-    tmp_path: Path, server: ScriptedJudge, model: Path
-) -> None:
+def test_each_row_has_its_thoughts_and_the_server_gets_none(tmp_path: Path, server: ScriptedJudge, model: Path) -> None:
     def together(request: dict[str, Any], number: int) -> Reply:
         deadline = time.monotonic() + 60
         while server.most_open < 2 and time.monotonic() < deadline:
@@ -122,9 +120,7 @@ def test_an_answer_that_cannot_be_learned_from_is_no_row_and_can_be_tried_again(
     assert len(collected(tmp_path, server, model)) == 6
 
 
-def test_a_journal_of_another_server_or_of_other_settings_is_refused(
-    tmp_path: Path, server: ScriptedJudge, model: Path
-) -> None:
+def test_a_journal_of_other_servers_or_settings_is_refused(tmp_path: Path, server: ScriptedJudge, model: Path) -> None:
     server.answer_by(lambda request, number: (400, {}, b"no"))
     with pytest.raises(ConfigError, match="every episode failed"):
         collected(tmp_path, server, model)
@@ -154,9 +150,7 @@ def test_a_file_that_is_not_a_journal_is_left_as_it_is(tmp_path: Path, server: S
     assert other.read_text().startswith("notes of a person") and not server.requests
 
 
-def test_after_kill_9_the_same_command_plays_only_what_had_not_ended(
-    tmp_path: Path, server: ScriptedJudge, model: Path
-) -> None:
+def test_after_kill_9_only_what_had_not_ended_is_played(tmp_path: Path, server: ScriptedJudge, model: Path) -> None:
     def slow(request: dict[str, Any], number: int) -> Reply:
         time.sleep(0.05)
         return walk(request, number)

@@ -53,9 +53,7 @@ def played(
 @pytest.mark.parametrize(
     ("num_attempts", "num_solved", "size"), [(4, 2, 2), (5, 0, 3), (5, 5, 1), (6, 4, 3), (3, 1, 3)]
 )
-def test_pass_at_k_is_the_share_of_all_choices_of_k_attempts_with_a_success(
-    num_attempts: int, num_solved: int, size: int
-) -> None:
+def test_pass_at_k_is_the_share_of_choices_of_k_with_a_success(num_attempts: int, num_solved: int, size: int) -> None:
     attempts = [place < num_solved for place in range(num_attempts)]
     choices = list(itertools.combinations(attempts, size))
     share = sum(any(choice) for choice in choices) / len(choices)
@@ -189,9 +187,7 @@ def evaluated(
     )
 
 
-def test_formats_play_the_same_tasks_and_a_table_shows_them_side_by_side(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_formats_play_the_same_tasks_and_a_table_shows_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = EvalOptions(compare=("call", "action_tag", "plain"), attempts=2)
     results, table = evaluated(options, tmp_path, capsys)
     by_sampling = {(line["sampling"], line["format"]): line for line in results}
@@ -211,9 +207,7 @@ def test_an_evaluation_of_one_format_prints_no_table(tmp_path: Path, capsys: pyt
     assert all("format" not in line for line in results)
 
 
-def test_attempts_end_where_the_majority_is_certain_and_go_on_where_they_disagree(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_attempts_end_where_the_majority_is_certain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = EvalOptions(attempts=8, certainty=0.95)
     sampled, greedy = evaluated(options, tmp_path, capsys, write=lambda prompt, seed: "red")[0]
     assert (sampled["num_episodes"], greedy["num_episodes"]) == (6 * 4, 6)

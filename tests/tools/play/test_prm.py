@@ -160,9 +160,7 @@ def values(scorer: RewardScorer) -> StateValues:
     return scored_here(scorer)
 
 
-def test_a_guided_search_solves_more_tasks_in_as_many_turns(
-    config: Config, values: StateValues, tmp_path: Path
-) -> None:
+def test_a_guided_search_solves_more_in_as_many_turns(config: Config, values: StateValues, tmp_path: Path) -> None:
     """No turn earns anything here. Then a search without values follows the likeliest action, and all are alike."""
     silent = replace(config, env=replace(config.env, options={"worth": 0.0}))
     chosen = {"search": "tree_of_thoughts", "width": 4, "beam": 1}
@@ -244,9 +242,7 @@ class Counted(RewardScorer):
         return super().values(episodes)
 
 
-def test_waiting_episodes_are_scored_in_one_batch_and_an_error_reaches_each(
-    config: Config, scorer: RewardScorer, tmp_path: Path
-) -> None:
+def test_waiting_episodes_are_scored_in_one_batch(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
     counted = Counted(model=scorer.model, weight=1.0, micro_batch_tokens=scorer.micro_batch_tokens, ranks=scorer.ranks)
 
     async def asked() -> list[Numbers]:
@@ -270,9 +266,7 @@ def test_waiting_episodes_are_scored_in_one_batch_and_an_error_reaches_each(
         asyncio.run(asked())
 
 
-def test_what_a_model_of_outcome_cannot_do_is_refused(
-    config: Config, scorer: RewardScorer, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_what_outcome_cannot_do_is_refused(config: Config, scorer: RewardScorer, tmp_path: Path, ranks: Ranks) -> None:
     folder = tmp_path / "outcome"
     save_reward_model(scorer.model, folder, ranks=ranks)
     settings, policy = ModelSettings.of(config).frozen(), Path(config.model.path)

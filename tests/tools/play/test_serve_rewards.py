@@ -222,9 +222,7 @@ def malformed(good: ValuesRequest, vocab_size: int) -> dict[str, bytes]:
     }
 
 
-def test_garbage_is_refused_with_its_reason_and_the_server_goes_on(
-    config: Config, scorer: RewardScorer, tmp_path: Path
-) -> None:
+def test_garbage_is_refused_and_the_server_goes_on(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
     (trajectory,) = played(config, tmp_path, 1)
     good = ValuesRequest(reads=reads(scorer), episode=ScoredEpisode.of(trajectory))
 
@@ -248,9 +246,7 @@ def test_garbage_is_refused_with_its_reason_and_the_server_goes_on(
     asyncio.run(send())
 
 
-def test_a_caller_that_leaves_and_one_that_waits_too_long_harm_no_other(
-    config: Config, scorer: RewardScorer, tmp_path: Path
-) -> None:
+def test_callers_that_leave_or_wait_too_long_harm_none(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
     episodes = [ScoredEpisode.of(each) for each in played(config, tmp_path, 4)]
     wanted = [each.tolist() for each in scorer.values(episodes)]
     gate, begun = threading.Event(), threading.Event()
@@ -277,9 +273,7 @@ def test_a_caller_that_leaves_and_one_that_waits_too_long_harm_no_other(
     assert np.allclose(found, wanted[1:], rtol=1e-5)
 
 
-def test_an_episode_that_cannot_be_scored_fails_no_other_of_its_batch(
-    config: Config, scorer: RewardScorer, tmp_path: Path
-) -> None:
+def test_an_episode_without_a_score_fails_no_other(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
     first, culprit, *others = [ScoredEpisode.of(each) for each in played(config, tmp_path, 4)]
     sizes = list[int]()
 
@@ -302,9 +296,7 @@ def test_an_episode_that_cannot_be_scored_fails_no_other_of_its_batch(
     assert sizes == [4, 2, 2, 1, 1]
 
 
-def test_a_server_that_starts_again_with_another_model_is_refused(
-    config: Config, scorer: RewardScorer, tmp_path: Path
-) -> None:
+def test_a_server_of_another_model_is_refused(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
     (episode,) = map(ScoredEpisode.of, played(config, tmp_path, 1))
 
     async def ask() -> None:
@@ -319,9 +311,7 @@ def test_a_server_that_starts_again_with_another_model_is_refused(
     asyncio.run(ask())
 
 
-def test_a_part_of_a_reward_asks_the_server_and_one_that_is_away_is_no_zero(
-    config: Config, scorer: RewardScorer, tmp_path: Path
-) -> None:
+def test_a_part_asks_the_server_which_away_is_no_zero(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
     stage = stage_on(config, tmp_path)
 
     async def reward(url: str, root: str, **changes: float) -> Trajectory:

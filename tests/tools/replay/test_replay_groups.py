@@ -132,9 +132,7 @@ def test_a_hostile_actors_name_cannot_reach_the_terminal(inspected: Inspected) -
         (["dance"], "invalid choice: 'dance'"),
     ],
 )
-def test_bad_arguments_are_answered_with_what_is_right(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_arguments_are_explained(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["replay", *arguments])
     assert ended.value.code == 2

@@ -290,9 +290,7 @@ def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, capsys: pytest.Cap
     assert "road.yaml with --resume or --replay-archive" in capsys.readouterr().err
 
 
-def test_settings_of_the_command_line_are_of_all_stages_and_a_stage_overrides_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_are_of_all_stages_unless_one_has_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", written(tmp_path, EXPERT, IMITATE), "optim.lr=0.5", "run.seed=3", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "optim.lr: 0.5 -> 0.25" in said and "run.seed" not in said

@@ -166,9 +166,7 @@ def test_more_actors_than_named_gpus_are_refused() -> None:
         load_config(None, ["actors.devices=[0,3]", "actors.count=2", "actors.tensor_parallel=2"])
 
 
-def test_the_wanted_number_of_actors_is_kept_per_host_until_the_host_restarts(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_the_wanted_number_is_kept_per_host_until_it_restarts(redis_client: redis.Redis, run_id: str) -> None:
     fleet = Fleet(redis_client, run_id)
     assert fleet.wanted_actors("a") is None
     fleet.want_actors("a", 6)

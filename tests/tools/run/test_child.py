@@ -80,9 +80,7 @@ def test_what_a_child_says_is_in_its_log_and_its_environment_is_its_own(tmp_path
     assert child.last_log_lines() == "hello\ntrouble"
 
 
-def test_a_child_that_crashes_is_started_again_until_it_has_crashed_too_often(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_crashes_is_started_again_some_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "MAX_RESTARTS", 2)
     monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0, 0.0))
     child = a_child(tmp_path, "echo once more; exit 1")

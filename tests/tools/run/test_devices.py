@@ -54,9 +54,7 @@ def test_learner_and_one_actor_share_a_gpu() -> None:
         ),
     ],
 )
-def test_gpus_that_are_too_few_are_refused_with_what_to_do(
-    settings: list[str], visible: list[str], message: str
-) -> None:
+def test_too_few_gpus_are_refused_with_what_to_do(settings: list[str], visible: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         split(settings, visible)
 

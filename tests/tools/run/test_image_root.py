@@ -28,9 +28,7 @@ def test_a_dockerfile_with_other_steps_or_another_base_is_refused(text: str) -> 
         read_steps(text)
 
 
-def test_arguments_and_variables_are_those_that_a_build_would_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_and_variables_are_those_of_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     root = Root(tmp_path, {"SETUP": "setup-gpu"})
     for step in read_steps((REPOSITORY / "Dockerfile").read_text()):

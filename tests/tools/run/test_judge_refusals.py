@@ -46,9 +46,7 @@ def test_groups_that_are_too_large_for_pairs_are_refused_by_every_verb_at_once(
 
 
 @pytest.mark.parametrize("verb", ["up", "actors", "plan"])
-def test_a_malformed_judge_is_refused_before_a_verb_waits_for_a_run(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_malformed_judge_is_refused_at_once(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = [f"run.root={tmp_path}", "redis.url=redis://127.0.0.1:1", f"env.rewards.clear={MALFORMED}"]
     assert main([verb, *settings]) == 2
     assert "`env.rewards.clear.url` must be like http://host:8000/v1, got 'here'" in capsys.readouterr().err

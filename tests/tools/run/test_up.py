@@ -280,9 +280,7 @@ def is_leased(up: Up) -> bool:
         return read_ledger(client, NAME).leased > 0
 
 
-def test_ctrl_c_in_mid_warm_start_and_while_engines_start_ends_without_a_drain(
-    redis_server: Server, tmp_path: Path, start: Sittings
-) -> None:
+def test_ctrl_c_while_a_run_starts_ends_without_a_drain(redis_server: Server, tmp_path: Path, start: Sittings) -> None:
     """On a Redis of the user's, whose password is in the URL: it stays out of every file, and the server stays up."""
     up = start(
         f"run.name={NAME}",

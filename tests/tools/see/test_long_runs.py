@@ -132,9 +132,7 @@ READERS: dict[str, Callable[[Reading], object]] = {
 }
 
 
-def test_every_reader_costs_the_same_at_a_thousand_and_at_a_hundred_thousand_steps(
-    make: Callable[[int], Reading],
-) -> None:
+def test_every_reader_costs_the_same_at_a_thousand_and_at_100_000_steps(make: Callable[[int], Reading]) -> None:
     costs: dict[str, list[tuple[int, int]]] = {reader: [] for reader in READERS}
     for num_steps in (FEW, MANY):
         reading = make(num_steps)

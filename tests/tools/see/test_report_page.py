@@ -231,9 +231,7 @@ def test_a_run_with_nothing_but_its_settings_gives_a_report_of_what_is_missing(t
     assert "metrics.jsonl has no optimizer step" in text and "summary.json does not exist" in text
 
 
-def test_a_run_that_does_not_exist_is_named_with_those_that_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_not_is_named_with_those_that_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_whole_run(tmp_path, "one")
     assert main(["view", "none", f"run.root={tmp_path}", "--file", str(tmp_path / "x.html")]) == 2
     assert f"no run 'none' under {tmp_path}/; existing runs: one" in capsys.readouterr().err

@@ -58,9 +58,7 @@ def with_own_server(config: Config) -> Config:
     return config
 
 
-def test_runs_are_listed_by_their_last_step_with_state_success_and_cost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_listed_with_state_success_and_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path, "new", age_s=600)  # in minutes, so that the time of this test does not show
     make_run(tmp_path, "old", age_s=7200, **SUMMARY)
     assert runs(load_config(None, [f"run.root={tmp_path}"])) == 0
@@ -117,9 +115,7 @@ def test_a_run_without_a_server_is_not_taken_for_none(tmp_path: Path, capsys: py
     assert f"no run 'two' under {tmp_path}/" in capsys.readouterr().err
 
 
-def test_a_simulation_names_the_numbers_that_the_records_lack(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_simulation_names_what_the_records_lack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path, "one", age_s=60)
     records = [{"step": number, "trained/reward": 0.5, "perf/step_s": None} for number in range(20)]
     RunDir(tmp_path, "one").metrics.write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -53,9 +53,7 @@ def test_reward_and_success_are_of_the_newest_finished_episodes_and_what_is_trai
     assert rows["trained on"] == "success 0.500, reward 0.500"
 
 
-def test_a_run_of_which_no_episode_is_finished_shows_the_rest(
-    redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
+def test_a_run_without_finished_episodes_shows_the_rest(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
     rows = shown(redis_client, RunDir(tmp_path, run_id), step(1, episodes=0, success=0.0))
     assert "success" not in rows and rows["step"] == "1 of 12"
 
@@ -97,9 +95,7 @@ def test_actors_with_long_names_that_run_on_the_same_are_a_line_each_in_80_colum
     assert len(lines) == 6 and lines[5].startswith("runs on: ") and "eu-west-1a 0.5 $/h" in lines[5]
 
 
-def test_cost_and_time_left_follow_from_the_newest_steps(
-    redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
+def test_cost_and_time_left_are_of_the_newest_steps(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
     spent = {"fleet/cost_dollars": 1.5, "fleet/dollars_per_hour": 4.0, "fleet/dollars_per_million_tokens": 12.25}
     rows = shown(
         redis_client,
@@ -111,9 +107,7 @@ def test_cost_and_time_left_follow_from_the_newest_steps(
     assert rows["time left"] == "about 0:04:30"  # nine more steps of 30 s
 
 
-def test_the_json_of_top_has_the_diagnosis_the_buffer_and_the_fleet(
-    redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
+def test_the_json_of_top_has_what_its_screen_has(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
     Fleet(redis_client, run_id).beat(MEMBER)
     run_dir = RunDir(tmp_path, run_id)
     run_dir.create()
@@ -172,9 +166,7 @@ HOSTILE = ["[/x]", "[red]x[/]", "[link=file:///etc]", "\x1b[2J\x1b]0;title\x07",
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_members_say_of_themselves_is_shown_as_text(
-    redis_client: redis.Redis, run_id: str, tmp_path: Path, text: str
-) -> None:
+def test_what_members_say_is_shown_as_text(redis_client: redis.Redis, run_id: str, tmp_path: Path, text: str) -> None:
     """Every text of every record that a view reads."""
 
     def hostile(record: Record) -> Record:
@@ -205,9 +197,7 @@ def test_a_view_that_cannot_be_drawn_ends_nothing(fault: Exception) -> None:
     assert isinstance(fault, redis.RedisError) or "the run itself continues" in out.getvalue()
 
 
-def test_a_record_without_its_numbers_is_told_and_the_next_is_shown(
-    redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
+def test_a_record_without_numbers_is_told_and_passed(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, run_id)
     run_dir.create()
     records = [{"step": 1, "time": 1.0, "trained/reward": 0.5}, step(2, episodes=100, success=0.5) | {"time": 2.0}]

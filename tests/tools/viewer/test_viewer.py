@@ -118,9 +118,7 @@ def test_parts_that_do_not_fit_an_episode_are_not_shown(tmp_path: Path) -> None:
         assert not pages_of(run_dir).page("steps/6/groups/1/members/1")["has_loss"]
 
 
-def test_a_search_finds_text_in_all_steps_newest_first_and_goes_on_where_it_stopped(
-    pages: ArchivePages, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_finds_text_in_all_steps_newest_first(pages: ArchivePages, monkeypatch: pytest.MonkeyPatch) -> None:
     found = pages.search("CLICK[1]", before=8)
     assert [(hit["step"], hit["group_id"], hit["member"], hit["turn"], hit["where"]) for hit in found["hits"]] == [
         (7, 3, 1, 0, "action"),
@@ -173,9 +171,7 @@ def test_the_server_answers_pages_searches_and_errors_as_json(pages: ArchivePage
     assert ask(pages, f"/api/search?text=buy&before={'9' * 40}")[0] == 200
 
 
-def test_the_page_may_run_its_own_script_alone_and_is_refused_under_another_name(
-    pages: ArchivePages, run_dir: RunDir
-) -> None:
+def test_the_page_may_run_its_own_script_under_its_own_name(pages: ArchivePages, run_dir: RunDir) -> None:
     status, text, headers = asyncio.run(asked(pages, "/", front=viewer_page(run_dir.path)))
     assert status == 200 and HEADERS.items() <= headers.items()
     assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
@@ -281,9 +277,7 @@ def test_a_mistake_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert named in capsys.readouterr().err
 
 
-def test_one_file_replaces_no_other_unless_it_is_forced_and_never_one_of_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_file_replaces_no_other_nor_one_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = make_viewed_run(tmp_path)
     mine, pipe = tmp_path / "mine.html", tmp_path / "pipe"
     mine.write_text("mine")
