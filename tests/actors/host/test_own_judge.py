@@ -95,15 +95,15 @@ def test_in_a_panel_each_mark_of_the_policy_has_its_version() -> None:
     assert found.beside["a_policy_version"] == found.beside["b_policy_version"] == 4
 
 
-def compared(policy: Marker, *replies: str, **settings: Any) -> list[tuple[float, dict[str, float]]]:
-    (part,) = parts_by(policy, {"clear": {**OWN, **settings}})
+def compared(policy: Marker, *replies: str, of: dict[str, Any]) -> list[tuple[float, dict[str, float]]]:
+    (part,) = parts_by(policy, {"clear": of})
     assert isinstance(part.measure, GroupJudge)
     return [(mark.value, dict(mark.beside)) for mark in asyncio.run(part.measure(shown(*replies)))]
 
 
 def test_the_policy_marks_a_group_and_the_version_that_ended_the_verdict_is_recorded() -> None:
     policy = Marker('{"1": 2, "2": 2}', num_before_commit=0)
-    found = compared(policy, "hello", "bye", "bye", compare="listwise")
+    found = compared(policy, "hello", "bye", "bye", of=OWN | {"compare": "listwise"})
     assert found == [(0.2, {"policy_version": 5.0})] * 3
     (prompt,) = policy.prompts
     assert "has 2 attempts at the same task" in prompt and "hello" in prompt and prompt.count("bye") == 1
@@ -111,7 +111,7 @@ def test_the_policy_marks_a_group_and_the_version_that_ended_the_verdict_is_reco
 
 def test_of_verdicts_on_pairs_the_oldest_version_is_recorded() -> None:
     policy = Marker('{"better": "1"}', num_before_commit=3)
-    assert compared(policy, "a", "b", "c", compare="pairwise") == [(0.5, {"policy_version": 4.0})] * 3
+    assert compared(policy, "a", "b", "c", of=OWN | {"compare": "pairwise"}) == [(0.5, {"policy_version": 4.0})] * 3
     assert len(policy.prompts) == 6
 
 
@@ -119,7 +119,7 @@ def test_a_policy_and_another_judge_compare_a_group_together() -> None:
     one = {"url": "actors", "rubric": RUBRIC}
     settings = {"part": "panel", "judges": {"a": one, "b": {**one, "max_chars": 5000}}, "compare": "listwise"}
     versions = {"a_policy_version": 4, "b_policy_version": 4}
-    for value, beside in compared(Marker('{"1": 2, "2": 2}', '{"1": 4, "2": 4}'), "a", "b", **settings):
+    for value, beside in compared(Marker('{"1": 2, "2": 2}', '{"1": 4, "2": 4}'), "a", "b", of=settings):
         assert value == pytest.approx(0.3)
         assert beside == pytest.approx({"a": 0.2, "b": 0.4, "agreement": 0.8} | versions)
 

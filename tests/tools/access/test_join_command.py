@@ -33,24 +33,13 @@ def printed(capsys: pytest.CaptureFixture[str], *settings: str) -> tuple[list[st
 
 def test_a_run_without_secrets_needs_the_command_alone(capsys: pytest.CaptureFixture[str]) -> None:
     words, needs = printed(capsys, OTHERS, REACHABLE, "run.name=demo")
-    assert words == [
-        "slipstream",
-        "actors",
-        "redis.url=redis://10.0.0.1:6379",
-        "run.name=demo",
-        "actors.transport=pull",
-    ]
+    assert words == ["slipstream", "actors", OTHERS, "run.name=demo", "actors.transport=pull"]
     assert needs == ""
 
 
 def test_the_settings_of_the_runs_actors_are_taken_over_except_its_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = [
-        "actors.count=1",
-        "actors.devices=['0','1']",
-        "actors.max_episodes=64",
-        "actors.zone=eu-1a",
-        "actors.relay=true",
-    ]
+    settings = ["actors.count=1", "actors.devices=['0','1']", "actors.max_episodes=64"]
+    settings += ["actors.zone=eu-1a", "actors.relay=true"]
     words, _ = printed(capsys, OTHERS, REACHABLE, "run.name=demo", "weights.fan_out=3", "optim.lr=1e-5", *settings)
     own = load_config(None, words[2:])
     expected = load_config(None, ["run.name=demo", OTHERS, "weights.fan_out=3", "actors.transport=pull", *settings])
@@ -72,12 +61,8 @@ def test_the_configuration_in_the_runs_folder_is_used(capsys: pytest.CaptureFixt
 
 def test_no_secret_is_printed_and_the_host_s_needs_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "weights.key").write_text("k" * 40)
-    words, needs = printed(
-        capsys,
-        "redis.url=rediss://:s3cret@10.0.0.1:6379?ssl_ca_certs=/etc/ca.pem",
-        REACHABLE,
-        "weights.key_file=weights.key",
-    )
+    server = "redis.url=rediss://:s3cret@10.0.0.1:6379?ssl_ca_certs=/etc/ca.pem"
+    words, needs = printed(capsys, server, REACHABLE, "weights.key_file=weights.key")
     assert words[2] == "redis.url=rediss://10.0.0.1:6379?ssl_ca_certs=/etc/ca.pem"
     assert "s3cret" not in needs and "k" * 40 not in needs and "weights.key_file" not in " ".join(words)
     assert [line.split(",")[0] for line in needs.splitlines()] == [
@@ -103,10 +88,7 @@ def test_where_there_are_users_by_role_the_host_gets_an_actors(capsys: pytest.Ca
     ("settings", "said"),
     [
         ([], "`redis.url` is empty; give the URL at which the new host reaches"),
-        (
-            ["redis.url=unix:///tmp/redis.sock"],
-            "is a socket file, which other hosts cannot reach; start the learner with",
-        ),
+        (["redis.url=unix:///tmp/redis.sock"], "is a socket file, which other hosts cannot reach; start the learner"),
         ([OTHERS, "--fleet=a b"], "`--fleet` must be 1 to 32 letters and digits, got 'a b'"),
     ],
 )

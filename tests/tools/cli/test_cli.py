@@ -105,10 +105,7 @@ def test_the_help_of_a_verb_lists_exactly_the_settings_that_it_reads(
         (["train", "conf/quickstart.yaml"], "no verb `train`; did you mean `up`?"),
         (["sft"], "no verb `sft`; did you mean `fit sft`?"),
         (["fit"], "`slipstream fit` takes one of sft, dpo, reward, prm, got nothing"),
-        (
-            ["serve", "env"],
-            "`slipstream serve` takes one of envs, rewards, relay, judge, got `env`; did you mean `envs`?",
-        ),
+        (["serve", "env"], "takes one of envs, rewards, relay, judge, got `env`; did you mean `envs`?"),
         (["up", "--lr", "1e-5"], "slipstream up: error: no option --lr; did you mean `optim.lr`?"),
         (["up", "--learning-rate=1e-5"], "no option --learning-rate=1e-5; did you mean `optim.lr`?"),
         (["up", "--adv-estimator=rloo"], "did you mean `objective.advantage=leave_one_out`?"),
@@ -162,10 +159,8 @@ def test_up_says_how_a_run_is_continued(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["up", "mine", f"run.root={tmp_path}"]) == 2
     assert "`mine` is a run; `slipstream up --resume mine` continues it" in capsys.readouterr().err
     assert main(["up", "conf/quickstrat.yaml"]) == 2
-    assert (
-        "no config file at conf/quickstrat.yaml; did you mean conf/quickstart.yaml? Those that"
-        in capsys.readouterr().err
-    )
+    complaint = "no config file at conf/quickstrat.yaml; did you mean conf/quickstart.yaml? Those that"
+    assert complaint in capsys.readouterr().err
 
 
 def test_every_setting_is_read_by_a_verb() -> None:
@@ -282,9 +277,8 @@ def test_a_verb_begins_with_its_runs_config_and_password(tmp_path: Path, capsys:
 
 def test_doctor_finds_nothing_missing_here_and_says_so_when_redis_does_not_answer() -> None:
     command = [sys.executable, "-m", "slipstream.tools.cli.cli", "doctor"]
-    refused = subprocess.run(
-        [*command, "redis.url=redis://127.0.0.1:1"], cwd=REPOSITORY, capture_output=True, text=True
-    )
+    command.append("redis.url=redis://127.0.0.1:1")
+    refused = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert refused.returncode == 1
     assert "redis: MISSING: `redis.url` redis://127.0.0.1:1 does not answer" in refused.stdout
     assert "packages: all installed" in refused.stdout

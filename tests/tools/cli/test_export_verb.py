@@ -17,15 +17,8 @@ from slipstream.common.config.config import dump_config, load_config
 from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.run.model_card import card_of
 
-STEP = {
-    "step": 7,
-    "trained/reward": 0.5,
-    "produced/episodes": 64,
-    "produced/success": 0.5,
-    "produced/reward": 0.5,
-    "lag/mean": 1.25,
-    "lag/max": 3,
-}
+PRODUCED = {"produced/episodes": 64, "produced/success": 0.5, "produced/reward": 0.5}
+STEP = {"step": 7, "trained/reward": 0.5, "lag/mean": 1.25, "lag/max": 3, **PRODUCED}
 EVALUATION = {"step": 7, "eval/success_sampled": 0.8, "eval/success_greedy": 0.9, "eval/num_tasks": 100}
 SETTINGS = ["env.name=dataset", "env.max_turns=1", "env.options={train: /home/me/secret/sums.jsonl}", "optim.lr=5e-5"]
 
@@ -50,15 +43,8 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 
 def export(run_dir: RunDir, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "slipstream.tools.cli.cli",
-        "export",
-        f"run.root={run_dir.path.parent}",
-        "run.name=mine",
-        *options,
-    ]
+    run = [f"run.root={run_dir.path.parent}", "run.name=mine"]
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "export", *run, *options]
     clean = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")}
     clean |= {"HF_HOME": str(run_dir.path.parent / "no-token")}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean | variables)

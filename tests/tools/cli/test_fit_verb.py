@@ -41,18 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(folder: Path, name: str, *more: str) -> list[str]:
-    return [
-        f"model.path={folder}/model",
-        "model.max_tokens=32",
-        "sampling.max_turn_tokens=8",
-        f"--data={folder}/rows.jsonl",
-        "--held-out=0",
-        "--batch-rows=3",
-        "optim.lr=0.01",
-        f"run.root={folder}/runs",
-        f"run.name={name}",
-        *more,
-    ]
+    model = [f"model.path={folder}/model", "model.max_tokens=32", "sampling.max_turn_tokens=8", "optim.lr=0.01"]
+    rows = [f"--data={folder}/rows.jsonl", "--held-out=0", "--batch-rows=3"]
+    return [*model, *rows, f"run.root={folder}/runs", f"run.name={name}", *more]
 
 
 def slipstream(*arguments: str) -> subprocess.CompletedProcess[str]:

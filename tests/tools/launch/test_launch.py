@@ -28,6 +28,7 @@ from slipstream.tools.run.child import EXIT_BAD_INPUT
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 60.0
 FOLDER = Path("/shared/launch/demo")
+NAMED = "slipstream-demo-1-x-25db0e8f"
 ODD = """it's "1" $(id) {{run}}"""
 
 # https://docs.skypilot.co/en/latest/reference/yaml-spec.html
@@ -41,30 +42,12 @@ SKY_RESOURCES = {
     "instance_type",
     "use_spot",
     "disk_size",
-    "disk_tier",
-    "network_tier",
-    "image_id",
-    "ports",
-    "labels",
-    "autostop",
-    "any_of",
-    "ordered",
-    "job_recovery",
 }
+SKY_RESOURCES |= {"disk_tier", "network_tier", "image_id", "ports", "labels", "autostop", "any_of", "ordered"}
+SKY_RESOURCES |= {"job_recovery"}
 # https://slurm.schedmd.com/sbatch.html, of those that take a value and that this program writes
-SBATCH_OPTIONS = {
-    "--job-name",
-    "--nodes",
-    "--ntasks",
-    "--cpus-per-task",
-    "--mem",
-    "--gpus-per-node",
-    "--open-mode",
-    "--output",
-    "--signal",
-    "--array",
-    "--partition",
-}
+SBATCH_OPTIONS = {"--job-name", "--nodes", "--ntasks", "--cpus-per-task", "--mem", "--gpus-per-node", "--open-mode"}
+SBATCH_OPTIONS |= {"--output", "--signal", "--array", "--partition"}
 
 
 GPUS = ["model.dtype=bfloat16", "learner.ranks=4", "actors.tensor_parallel=2"]
@@ -87,15 +70,9 @@ def objects(config: Config) -> dict[tuple[str, str], dict[str, Any]]:
 
 def test_kubernetes_gets_a_learner_and_any_number_of_actors_that_may_be_preempted() -> None:
     made = objects(configured(*GPUS))
-    assert set(made) == {
-        ("ConfigMap", "slipstream-demo-1-x-25db0e8f-settings"),
-        ("Job", "slipstream-demo-1-x-25db0e8f-learner"),
-        ("Job", "slipstream-demo-1-x-25db0e8f-actors"),
-    }
-    actors, learner = (
-        made["Job", "slipstream-demo-1-x-25db0e8f-actors"]["spec"],
-        made["Job", "slipstream-demo-1-x-25db0e8f-learner"]["spec"],
-    )
+    jobs = {("Job", f"{NAMED}-learner"), ("Job", f"{NAMED}-actors")}
+    assert set(made) == {("ConfigMap", f"{NAMED}-settings"), *jobs}
+    actors, learner = (made["Job", f"{NAMED}-{verb}"]["spec"] for verb in ("actors", "learner"))
     assert (learner["parallelism"], learner["completions"], actors["parallelism"]) == (1, 1, 3)
     assert "completions" not in actors
     for spec, gpus, grace_s in ((learner, "4", 60), (actors, "2", 20)):
@@ -107,7 +84,7 @@ def test_kubernetes_gets_a_learner_and_any_number_of_actors_that_may_be_preempte
             assert {"action": action, "onExitCodes": codes} in spec["podFailurePolicy"]["rules"]
         mounted = {mount["name"] for mount in container["volumeMounts"]}
         assert mounted == {volume["name"] for volume in spec["template"]["spec"]["volumes"]}
-    settings = made["ConfigMap", "slipstream-demo-1-x-25db0e8f-settings"]["data"]["config.yaml"]
+    settings = made["ConfigMap", f"{NAMED}-settings"]["data"]["config.yaml"]
     assert yaml.safe_load(settings)["redis"]["url"] == "redis://redis:6379"
 
 
@@ -136,7 +113,7 @@ def test_skypilot_gets_keys_that_it_knows(verb: str) -> None:
 def test_hosts_of_actors_need_no_volume_and_no_file_and_get_their_own_settings() -> None:
     """The settings that the command has are those of `actors` that the run's configuration has changed."""
     config = configured("actors.max_episodes=64", "actors.drain_s=20", f"actors.zone={ODD}", "optim.lr=1e-5")
-    pod = objects(config)["Job", "slipstream-demo-1-x-25db0e8f-actors"]["spec"]["template"]["spec"]
+    pod = objects(config)["Job", f"{NAMED}-actors"]["spec"]["template"]["spec"]
     assert [volume["name"] for volume in pod["volumes"]] == ["memory"]
     scripts = [
         shlex.join(["slipstream", "actors", *pod["containers"][0]["args"]]),
@@ -155,9 +132,8 @@ def test_hosts_of_actors_need_no_volume_and_no_file_and_get_their_own_settings()
 def test_the_weights_key_comes_from_the_secret_or_the_shell_that_launches() -> None:
     config = configured("weights.key_file=weights.key")
     for verb in ("learner", "actors"):
-        (container,) = objects(config)["Job", f"slipstream-demo-1-x-25db0e8f-{verb}"]["spec"]["template"]["spec"][
-            "containers"
-        ]
+        pod = objects(config)["Job", f"{NAMED}-{verb}"]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
         given = {each["name"]: each["valueFrom"].get("secretKeyRef") for each in container["env"]}
         secret = {"name": "slipstream-redis", "optional": True}
         assert given[KEY_VARIABLE] == secret | {"key": "weights-key"}
@@ -175,7 +151,7 @@ def test_paths_are_quoted_for_where_they_stand() -> None:
     task = yaml.safe_load(run_files(config, "skypilot", folder, 1)["learner.sky.yaml"])
     assert task["file_mounts"].keys() == {"~/slipstream.yaml", "/my runs/a: #b"}
     assert task["file_mounts"]["~/slipstream.yaml"] == f"{folder}/config.yaml"
-    pod = objects(config)["Job", "slipstream-demo-1-x-25db0e8f-learner"]["spec"]["template"]["spec"]
+    pod = objects(config)["Job", f"{NAMED}-learner"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["volumeMounts"][-1] == {"name": "run", "mountPath": "/my runs/a: #b"}
     script = run_files(config, "slurm", folder, 1)["learner.sbatch"]
     (line,) = [line for line in script.splitlines() if "  slipstream learner" in line]
@@ -253,9 +229,8 @@ def test_each_launch_of_the_page_works(capsys: pytest.CaptureFixture[str], monke
 @pytest.mark.parametrize(("code", "is_queued_again"), [(EXIT_PREEMPTED, True), (0, False), (1, False)])
 def test_a_slurm_job_hands_its_signal_on_and_is_queued_again(tmp_path: Path, code: int, is_queued_again: bool) -> None:
     """By a stand-in for slipstream, and one for Slurm's scontrol, on the PATH."""
-    stand_in(
-        tmp_path, "slipstream", f"trap 'exit {code}' TERM; echo $* > {tmp_path}/began; while true; do sleep 0.02; done"
-    )
+    waits = f"trap 'exit {code}' TERM; echo $* > {tmp_path}/began; while true; do sleep 0.02; done"
+    stand_in(tmp_path, "slipstream", waits)
     stand_in(tmp_path, "scontrol", f"echo $* > {tmp_path}/queued")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     job = subprocess.Popen(["bash", "-c", written("actors.sbatch", configured())], env=environment)

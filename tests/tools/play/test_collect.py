@@ -5,7 +5,6 @@ import itertools
 import json
 import random
 import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from slipstream.actors.search.tree_search import START
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.records.trajectory import Sampling, StopReason, Task, Trajectory, check
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.envhub.catalogue import make_env
@@ -42,7 +40,9 @@ from slipstream.tools.run.tiny_model import make_tiny_model
 from tests.actors.episode.episodes import Script, attempt_on, ids
 from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer
 from tests.guess import WORDS, GuessEnv
+from tests.tools.cli.test_cli import own_environment
 
+__all__ = ["own_environment"]  # a fixture
 TOKENIZER = byte_tokenizer(CHATML)
 SHOP = ["env.name=shop", "env.max_turns=8"]
 GRID = ["env.name=grid", "env.options.game=maze", "env.options.size=5", "env.max_turns=8"]
@@ -424,14 +424,6 @@ def test_in_a_mixture_every_environment_has_groups_of_its_own(tmp_path: Path) ->
     assert [(row["group_id"], row["task"]) for row in rows[::3]] == expected
 
 
-@pytest.fixture
-def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `main` changes in this process is undone."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
-
-
-@pytest.mark.usefixtures("own_environment")
 def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = tmp_path / "there.jsonl"
     there.write_text("precious")
@@ -455,7 +447,6 @@ def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, capsys: pyt
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.jsonl", "there.jsonl"]
 
 
-@pytest.mark.usefixtures("own_environment")
 def test_a_run_is_gone_on_with_by_its_settings_and_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text(
@@ -472,7 +463,6 @@ def test_an_environment_that_plays_its_episodes_itself_cannot_be_searched() -> N
         check_collect(settings("env.name=verifiers"), options(search="mcts"))
 
 
-@pytest.mark.usefixtures("own_environment")
 def test_a_real_engine_plays_what_the_command_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = TinyModelConfig(hidden_size=32, intermediate_size=64, num_layers=1, num_heads=1, num_kv_heads=1)
     texts = {*WORDS, "again", *(f"say {word}" for word in WORDS)}

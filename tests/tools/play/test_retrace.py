@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import action_format
@@ -28,6 +26,7 @@ from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.prepare import NoisyExpert, expert_episodes, vocabulary_texts
 from slipstream.tools.run.tiny_model import make_tiny_model
 from tests.common.text.small_tokenizer import shop_tokenizer
+from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 
 TOKENIZER = shop_tokenizer()
 Row = dict[str, Any]
@@ -151,10 +150,8 @@ def test_a_mistake_in_the_options_is_named() -> None:
 
 
 def test_the_expert_plays_without_an_engine_and_finishes_what_it_played(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
     config = settings()
     tiny = TinyModelConfig(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
     texts = vocabulary_texts(config.env, 20)

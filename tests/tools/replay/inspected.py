@@ -11,12 +11,15 @@ import redis
 
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.config.replay_config import ReplayConfig
+from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.message import Message
-from slipstream.replay.fleet.fleet import Fleet, RunFacts
-from slipstream.replay.records.ticket import InsertResult
+from slipstream.replay.fleet.fleet import Fleet
+from slipstream.replay.records.ticket import Group, InsertResult
+from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.tools.cli.cli import main
 from tests.actors.episode.spoken import spoken
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer
+from tests.replay.buffer.every_verb import FACTS
 from tests.replay.records.attempts import Views, ticket
 
 ASK = Message("user", "find plain dress")
@@ -40,17 +43,15 @@ class Inspected:
 
     def describe(self, config: Config) -> None:
         """What the run's learner says of it."""
-        model = str(self.root / "model")
-        Fleet(self.client, self.run_id).describe_run(
-            RunFacts(
-                config_yaml=dump_config(config),
-                model_path=model,
-                model_files=[],
-                own_modules={},
-                vocab_size=VOCAB_SIZE,
-                tokenizer_root="root",
-            )
-        )
+        model = {"model_path": str(self.root / "model"), "vocab_size": VOCAB_SIZE}
+        facts = msgspec.structs.replace(FACTS, config_yaml=dump_config(config), **model)
+        Fleet(self.client, self.run_id).describe_run(facts)
+
+    def archive(self, step: int, groups: list[Group], *, policy_version: int = 4, **facts: Any) -> None:
+        """Write the step as its learner would."""
+        writer = ArchiveWriter(RunDir(self.root, self.run_id).trajectories, self.run_id, epoch=1)
+        made = ArchivedStep(step=step, policy_version=policy_version, conditions={}, groups=groups, **facts)
+        writer.append(made)
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         """What `slipstream replay` prints with `arguments`, on stderr where it refuses."""

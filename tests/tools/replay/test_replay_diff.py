@@ -5,7 +5,6 @@ import pytest
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.versions import Resumption
 from slipstream.replay.records.ticket import Group
-from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from tests.common.text.small_tokenizer import END
 from tests.tools.replay.inspected import Inspected
 
@@ -18,8 +17,7 @@ def claim(inspected: Inspected, step: int, num_groups: int) -> list[Group]:
 
 def archive(inspected: Inspected, step: int, groups: list[Group], *, policy_version: int) -> None:
     """Write the step as its learner would, and let the groups leave Redis."""
-    writer = ArchiveWriter(RunDir(inspected.root, inspected.run_id).trajectories, inspected.run_id, epoch=1)
-    writer.append(ArchivedStep(step=step, policy_version=policy_version, conditions={}, groups=groups))
+    inspected.archive(step, groups, policy_version=policy_version)
     inspected.buffer.learner.settle(step)
 
 
@@ -30,9 +28,7 @@ def test_a_step_is_shown_with_returns_signs_of_advantages_and_how_the_best_diffe
     archive(inspected, 6, claim(inspected, 6, 2), policy_version=5)
     step, unequal, equal = inspected.json("diff", "6")
     assert step["num_groups"] == 2 and step["num_trajectories"] == 6 and step["policy_version"] == 5
-    assert (
-        step["trained_reward"] == 0.5 and step["equal_groups"] == 1 and step["lag_max"] == 3 and step["lag_mean"] == 2.5
-    )
+    assert [step[name] for name in ("trained_reward", "equal_groups", "lag_max", "lag_mean")] == [0.5, 1, 3, 2.5]
     assert step["valid_actions"] == 1.0 and step["cut_by_length"] == 0.0 and step["logprob_mean"] == -0.5
     assert unequal["returns"] == [0.0, 1.0, 0.5] and unequal["advantages"] == "-+0" and unequal["lag"] == 3
     assert (unequal["best"], unequal["worst"]) == (1, 0)
@@ -49,8 +45,7 @@ def test_lag_leaves_out_the_versions_that_a_learner_skipped_when_it_came_back(in
     inspected.fill(policy_version=4)
     (group,) = claim(inspected, 6, 1)
     came_back = Resumption(checkpoint_version=5, first_version=9)
-    writer = ArchiveWriter(RunDir(inspected.root, inspected.run_id).trajectories, inspected.run_id, epoch=1)
-    writer.append(ArchivedStep(step=6, policy_version=9, resumptions=(came_back,), conditions={}, groups=[group]))
+    inspected.archive(6, [group], policy_version=9, resumptions=(came_back,))
     inspected.buffer.learner.settle(6)
     assert inspected.json("diff", "6")[0]["lag_max"] == 1
 

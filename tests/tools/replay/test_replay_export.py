@@ -2,9 +2,7 @@
 
 import json
 
-from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.records.ledger import STATES
-from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.tools.replay.run_records import RunRecords
 from tests.common.text.small_tokenizer import byte_tokenizer
 from tests.tools.replay.inspected import Inspected
@@ -62,22 +60,15 @@ def test_rows_are_chosen_by_state_step_and_reward(inspected: Inspected) -> None:
     assert len(exported(inspected)) == 5
     assert [row["group_id"] for row in exported(inspected, "--state", "ready")] == [2, 2]
     assert [row["return"] for row in exported(inspected, "--min-reward", "0.75")] == [0.75, 1.0]
-    writer = ArchiveWriter(RunDir(inspected.root, inspected.run_id).trajectories, inspected.run_id, epoch=1)
-    writer.append(ArchivedStep(step=5, policy_version=4, conditions={}, groups=groups))
+    inspected.archive(5, groups)
     rows = exported(inspected, "--steps", "4:6")
     assert [(row["step"], row["state"], row["member"]) for row in rows] == [(5, "archived", 0), (5, "archived", 1)]
     # Without a choice: what was trained on once, though Redis holds it too, and then the rest.
     rows = exported(inspected)
-    assert [(row["group_id"], row["state"]) for row in rows] == [
-        (1, "archived"),
-        (1, "archived"),
-        (3, "leased"),
-        (2, "ready"),
-        (2, "ready"),
-    ]
-    assert "no step from 6 to 9 is archived" in inspected(
-        "export", str(inspected.root / "none.jsonl"), "--steps", "6:9", code=2
-    )
+    expected = [(1, "archived"), (1, "archived"), (3, "leased"), (2, "ready"), (2, "ready")]
+    assert [(row["group_id"], row["state"]) for row in rows] == expected
+    none = ["export", str(inspected.root / "none.jsonl"), "--steps", "6:9"]
+    assert "no step from 6 to 9 is archived" in inspected(*none, code=2)
 
 
 def test_a_file_that_is_there_is_not_written_over_unless_asked(inspected: Inspected) -> None:
@@ -92,22 +83,14 @@ def test_a_file_that_is_there_is_not_written_over_unless_asked(inspected: Inspec
     assert len(path.read_text().splitlines()) == 2
 
 
-def test_an_export_that_fails_leaves_nothing_behind(inspected: Inspected) -> None:
+def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(inspected: Inspected) -> None:
     inspected.open(1)
     path = inspected.root / "rows.jsonl"
     assert f"nothing is written to {path}: no trajectory matches" in inspected("export", str(path), code=2)
-    assert not list(inspected.root.glob("rows*"))
-
-
-def test_a_file_that_cannot_be_written_is_named(inspected: Inspected) -> None:
     said = inspected("export", str(inspected.root / "nowhere" / "rows.jsonl"), code=2)
     assert "is not a directory; create it, or choose another" in said
-
-
-def test_a_folder_in_the_place_of_the_file_is_named_and_left(inspected: Inspected) -> None:
-    inspected.open(1)
+    assert not list(inspected.root.glob("rows*"))
     inspected.fill()
-    path = inspected.root / "rows.jsonl"
     path.mkdir()
     assert f"cannot write {path}" in inspected("export", str(path), "--force", code=2)
     assert list(inspected.root.glob("rows*")) == [path]

@@ -70,11 +70,8 @@ def test_hostile_words_are_shown_and_do_nothing(inspected: Inspected) -> None:
     inspected.open(1)
     inspected.fill(lambda member: "click[bold red]x[/]", heard=HOSTILE)
     said = inspected("show", "1", "0")
-    assert (
-        r"\x1b[2J\x1b[8m\rover\x9b31m\u202etxt\u2028" in said
-        and "[bold red]loud[/] :bomb:" in said
-        and "click[bold red]x[/]" in said
-    )
+    assert r"\x1b[2J\x1b[8m\rover\x9b31m\u202etxt\u2028" in said
+    assert "[bold red]loud[/] :bomb:" in said and "click[bold red]x[/]" in said
     assert not [character for character in said if not character.isprintable() and character != "\n"]
     assert "turn 9: reward task 100; valid action" not in said.splitlines()
     assert "  | turn 9: reward task 100; valid action<|im_end|>" in said.splitlines()

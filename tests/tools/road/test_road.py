@@ -91,21 +91,9 @@ def test_each_stage_begins_with_the_model_of_the_one_before(tmp_path: Path) -> N
     stages = (EXPERT, IMITATE, PREFER, PLAY, BEST, JUDGE, EXPLORE)
     done = walked(tmp_path, *stages)
     assert done.returncode == 0, done.stderr
-    assert calls(tmp_path) == [
-        "base: prepare",
-        "r: eval",
-        "expert: collect",
-        "imitate: fit sft",
-        "r: eval",
-        "prefer: fit dpo",
-        "r: eval",
-        "play: collect",
-        "best: fit sft",
-        "r: eval",
-        "judge: fit reward",
-        "explore: up",
-        "r: eval",
-    ]
+    first = ["base: prepare", "r: eval", "expert: collect", "imitate: fit sft", "r: eval", "prefer: fit dpo", "r: eval"]
+    then = ["play: collect", "best: fit sft", "r: eval", "judge: fit reward", "explore: up", "r: eval"]
+    assert calls(tmp_path) == first + then
     trained_by = {name: (tmp_path / f"r-{name}" / "trained_model" / "trained_by") for name in ("explore", "judge")}
     assert trained_by["explore"].read_text() == "base r-imitate r-prefer r-best r-explore"
     assert trained_by["judge"].read_text() == "base r-imitate r-prefer r-best r-judge"
@@ -202,10 +190,7 @@ def test_a_stage_that_has_begun_keeps_its_settings_and_later_ones_may_change(tmp
     hotter = {"imitate": "fit sft --data=@expert optim.lr=0.5"}
     for stages, change in (
         ([EXPERT, hotter, PREFER], "stage 'imitate' has begun with other settings: optim.lr: 0.25 -> 0.5"),
-        (
-            [EXPERT, IMITATE, {"prefer": "fit dpo --data=@expert"}],
-            "stage 'prefer' has begun with other settings: fit dpo --data=",
-        ),
+        ([EXPERT, IMITATE, {"prefer": "fit dpo --data=@expert"}], "has begun with other settings: fit dpo --data="),
         ([EXPERT, PREFER], "stage 'prefer' has begun with other settings: model.path: "),
     ):
         said = refusal(*stages)
@@ -224,45 +209,27 @@ def test_a_run_of_that_name_which_is_not_the_roads_is_left_alone(tmp_path: Path,
 @pytest.mark.parametrize(
     ("stages", "complaint"),
     [
-        (
-            [],
-            "Expected `array` of length >= 1 - at `$.stages`; a road has lists of `settings`, and of `stages` as NAME",
-        ),
+        ([], "Expected `array` of length >= 1 - at `$.stages`; a road has lists of `settings`, and of `stages` as"),
         ([5], "Expected `object`, got `int` - at `$.stages[0]`"),
         ([PLAY | BEST], "Expected `object` of length <= 1 - at `$.stages[0]`"),
         ([EXPERT, {"expert": "fit sft"}], "stage 'expert': the name is taken, as base, expert are"),
         ([{"a b": "up"}], "Expected `str` matching regex '^[a-z0-9][a-z0-9_-]*$' - at `key` in `$.stages[0]`"),
-        (
-            [{"best": "ppo"}],
-            "the command must begin with one of collect, fit sft, fit dpo, fit reward, fit prm, up, got 'ppo'",
-        ),
+        ([{"best": "ppo"}], "must begin with one of collect, fit sft, fit dpo, fit reward, fit prm, up, got 'ppo'"),
         ([{"best": ""}], "stage 'best': the command must begin with one of"),
         ([{"best": "up 'x"}], "stage 'best': No closing quotation"),
-        (
-            [{"best": "fit sft --min-retrun=1"}],
-            "stage 'best': slipstream fit sft: error: no option --min-retrun=1; did you mean `--min-return`?",
-        ),
-        (
-            [{"best": "fit sft --epochs=x"}],
-            "stage 'best': slipstream fit sft: error: argument --epochs: invalid int value: 'x'",
-        ),
+        ([{"best": "fit sft --min-retrun=1"}], "error: no option --min-retrun=1; did you mean `--min-return`?"),
+        ([{"best": "fit sft --epochs=x"}], "stage 'best': slipstream fit sft: error: argument --epochs: invalid int"),
         ([{"best": "fit sft --epochs=0"}], "stage 'best': `--epochs` must be >= 1, got 0"),
         ([IMITATE], "stage 'imitate': `--data=@expert` must name an earlier stage: base"),
         ([IMITATE, EXPERT], "stage 'imitate': `--data=@expert` must name an earlier stage: base"),
-        (
-            [{"best": "fit sft --data=expert"}],
-            "stage 'best': `--data` must be a file, or an earlier stage as @NAME, got 'expert'",
-        ),
+        ([{"best": "fit sft --data=expert"}], "`--data` must be a file, or an earlier stage as @NAME, got 'expert'"),
         ([{"best": "up optim.lrr=1"}], "stage 'best': unknown config key `optim.lrr`; did you mean"),
         ([{"best": "up model.path=x"}], "stage 'best': `model.path=x` cannot be of a stage"),
         ([{"best": "up --resume x"}], "stage 'best': `--resume` cannot be of a stage"),
         ([{"best": f"collect --num-tasks={10**9}"}], "stage 'best': `--first-task` + `--num-tasks` must be <= env"),
         ([{"best": "collect env.name=nowhere"}], "stage 'best': `env.name` must be one of"),
         ([{"explore": "up objective.reward_model=judge"}], "stage 'explore': `objective.reward_model` judge is not"),
-        (
-            [EXPERT, IMITATE, {"explore": "up objective.advantage=best"}],
-            "stage 'explore': `objective.advantage` must be group_standardised",
-        ),
+        ([EXPERT, IMITATE, {"explore": "up objective.advantage=best"}], "`objective.advantage` must be group_stand"),
     ],
 )
 def test_what_is_wrong_with_any_stage_is_found_before_the_first_one_starts(

@@ -1,6 +1,5 @@
 """What judges refuse is refused where the configuration is loaded, and by each verb before it waits for anything."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ from slipstream.actors.host.host_parts import check_environments
 from slipstream.actors.host.rehearse import check_template
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.envhub.rewards.part import actors_judge, reward_parts
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.doctor import print_missing
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.replay.buffer.every_verb import FACTS
+from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 
 RUBRIC = "{text: x, scale: [0, 1], criteria: {a: b}}"
 BY_URL = f"{{part: judge, url: 'http://127.0.0.1:1/v1', model: m, compare: listwise, rubric: {RUBRIC}}}"
@@ -23,23 +22,12 @@ BY_ACTORS = f"{{part: judge, url: actors, compare: pairwise, rubric: {RUBRIC}}}"
 MALFORMED = f"{{part: judge, url: here, model: m, rubric: {RUBRIC}}}"
 
 
-@pytest.fixture(autouse=True)
-def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `main` changes in this process is undone after each test."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
-
-
 @pytest.mark.parametrize("verb", ["up", "learner", "actors", "doctor", "plan", "launch", "serve judge"])
 def test_groups_that_are_too_large_for_pairs_are_refused_by_every_verb_at_once(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [
-        *verb.split(),
-        *(["kubernetes"] if verb == "launch" else []),
-        f"run.root={tmp_path}",
-        "replay.group_size=101",
-    ]
+    words = [*verb.split(), "kubernetes"] if verb == "launch" else verb.split()
+    command = [*words, f"run.root={tmp_path}", "replay.group_size=101"]
     assert main([*command, f"env.rewards.better={BY_URL.replace('listwise', 'pairwise')}"]) == 2
     said = capsys.readouterr().err
     assert "`env.rewards.better.compare` must be listwise with replay.group_size = 101, got 'pairwise'" in said
@@ -118,7 +106,5 @@ def test_a_rubric_that_fills_the_context_of_the_policy_is_refused_before_an_engi
     for config in (short, long):
         config.model.max_tokens = 2000
     check_template(short, tokenizer)
-    with pytest.raises(
-        ConfigError, match=r"`env.rewards.better.rubric` must be shorter than `model.max_tokens` = 2000"
-    ):
+    with pytest.raises(ConfigError, match=r"better.rubric` must be shorter than `model.max_tokens` = 2000"):
         check_template(long, tokenizer)

@@ -49,16 +49,8 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: P
 def test_a_word_is_one_token_wherever_it_stands(tmp_path: Path) -> None:
     make_tiny_model(tmp_path, texts=TEXTS, config=SMALL, max_tokens=64, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    assert tokenizer.tokenize("click[plain dress 10] [SEP] plain") == [
-        "click",
-        "[",
-        "plain",
-        "dress",
-        "10",
-        "]",
-        "[SEP]",
-        "plain",
-    ]
+    words = ["click", "[", "plain", "dress", "10", "]", "[SEP]", "plain"]
+    assert tokenizer.tokenize("click[plain dress 10] [SEP] plain") == words
     assert tokenizer.tokenize("trousers") == ["<|unknown|>"]
 
 
@@ -72,15 +64,6 @@ def test_every_word_of_tasks_never_seen_is_in_the_vocabulary() -> None:
             observation = asyncio.run(env.step(said[-1]))
             said.append(observation.messages[0].content)
         assert tokenizer.unk_token_id not in tokenizer.encode(" ".join([*said, "invalid"]))
-
-
-def test_actions_that_went_through_the_tokenizer_are_understood() -> None:
-    tokenizer, env = shop_tokenizer(), ShopEnv()
-    observation = asyncio.run(env.reset(Task(env="shop", split="train", index=0)))
-    while not observation.done:
-        observation = asyncio.run(env.step(tokenizer.decode(tokenizer.encode(env.expert()))))
-        assert observation.valid_action
-    assert observation.success
 
 
 def test_the_vocabulary_is_the_same_each_time() -> None:

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from slipstream.common.process.wire import SCHEMA
-from slipstream.common.records.trajectory import Outcome, Provenance, Sampling, StopReason, Task, Trajectory
+from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.tokenizer import absent_ids
 from slipstream.learner.batch.pack import TokenSequence
 from slipstream.learner.model.packed_model import ModelSettings
+from slipstream.replay.records.ticket import Lease
+from tests.replay.records.attempts import attempt_at, ticket
 
 VOCAB_SIZE = 200
 SCALING_VOCAB_SIZE = 64
@@ -23,18 +25,9 @@ FLOAT32 = ModelSettings(dtype="float32", temperature=1.0, chunk_tokens=4)  # few
 def save_tiny_model(folder: Path, *, tie: bool = True, seed: int = 0, **changes: object) -> Path:
     """Write a Qwen3 of 2 layers with random weights, large enough that every token has its own log-probability."""
     torch.manual_seed(seed)
-    settings = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": tie,
-        "initializer_range": 0.2,
-    }
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+    settings = sizes | heads | {"max_position_embeddings": 512, "tie_word_embeddings": tie, "initializer_range": 0.2}
     Qwen3ForCausalLM(Qwen3Config(**(settings | changes))).save_pretrained(folder)
     return folder
 
@@ -73,34 +66,10 @@ def random_sequence(length: int, *, seed: int, prompt: int = 3) -> TokenSequence
 
 def a_trajectory(*, tokens: bytes, behaviour_logprobs: bytes, loss_mask: bytes, branch_starts: list[int]) -> Trajectory:
     """A trajectory of which only the token arrays matter."""
-    return Trajectory(
-        schema=SCHEMA,
-        run_id="run",
-        task=Task(env="shop", split="train", index=0),
-        group_id=0,
-        member=0,
-        attempt=0,
-        fork=None,
-        actor="actor",
-        turns=[],
-        tokens=tokens,
-        behaviour_logprobs=behaviour_logprobs,
-        loss_mask=loss_mask,
-        kept=None,
-        branch_starts=branch_starts,
-        version_spans=[],
-        stop_reason=StopReason.DONE,
-        outcome=Outcome.POLICY,
-        score=0.0,
-        success=False,
-        part_values={},
-        shown="",
-        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=8),
-        started_at_s=0.0,
-        duration_s=0.0,
-        scoring_s=0.0,
-        provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
-    )
+    lease = Lease(ticket=ticket(0, num_members=1), fence=1, missing={0: 0}, partials={}, ttl_s=1.0)
+    arrays = {"tokens": tokens, "behaviour_logprobs": behaviour_logprobs, "loss_mask": loss_mask}
+    bare = {"turns": [], "version_spans": [], "score": 0.0, "success": False}
+    return replace(attempt_at(lease, 0, run_id="run"), branch_starts=branch_starts, **arrays, **bare)
 
 
 def without_absent(model: Any, folder: Path) -> Any:

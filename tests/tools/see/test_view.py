@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 import redis
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from slipstream.common.config.config import Config, RedisConfig, RunConfig
 from slipstream.common.process.flag import Flag
@@ -27,27 +27,28 @@ from tests.replay.buffer.every_verb import FACTS, MEMBER, RELAY
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
+def drawn(table: RenderableType, *, width: int = 80) -> str:
+    """What a terminal of that width shows."""
+    out = io.StringIO()
+    Console(file=out, width=width).print(table)
+    return out.getvalue()
+
+
 def shown(client: redis.Redis, run_dir: RunDir, *records: dict[str, float]) -> dict[str, str]:
     """The rows of the view of a run with such records, by name, in a terminal of 100 columns."""
     run_dir.create()
     run_dir.metrics.write_text("".join(json.dumps(record | REST) + "\n" for record in records))
-    console = Console(file=io.StringIO(), width=100)
-    console.print(View([client], run_dir, "demo", num_steps=12, max_lag=4).render())
-    assert isinstance(console.file, io.StringIO)
-    rows = [line.strip(" │").split("│") for line in console.file.getvalue().splitlines()]
+    said = drawn(View([client], run_dir, "demo", num_steps=12, max_lag=4).render(), width=100)
+    rows = [line.strip(" │").split("│") for line in said.splitlines()]
     return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
 
 
 def test_reward_and_success_are_of_the_newest_finished_episodes_and_what_is_trained_is_named_so(
     redis_client: redis.Redis, run_id: str, tmp_path: Path
 ) -> None:
-    rows = shown(
-        redis_client,
-        RunDir(tmp_path, run_id),
-        step(1, episodes=25, success=0.5),
-        step(2, episodes=0, success=0.0),
-        step(3, episodes=75, success=0.9, reward=0.75),
-    )
+    steps = [step(1, episodes=25, success=0.5), step(2, episodes=0, success=0.0)]
+    steps.append(step(3, episodes=75, success=0.9, reward=0.75))
+    rows = shown(redis_client, RunDir(tmp_path, run_id), *steps)
     assert rows["success"] == "0.800  ▁█" and rows["reward"] == "0.562  ▁█"
     assert rows["of"] == "the last 100 episodes; their success is 0.711 to 0.867 (95 %)"
     assert rows["trained on"] == "success 0.500, reward 0.500"
@@ -69,10 +70,7 @@ def test_a_fleet_of_300_actors_is_one_line_for_each_kind_in_80_columns(redis_cli
         )
         for number in range(300)
     ]
-    console = Console(file=io.StringIO(), width=80)
-    console.print(actors_table(fleet))
-    assert isinstance(console.file, io.StringIO)
-    lines = [line.split() for line in console.file.getvalue().splitlines() if line.strip()]
+    lines = [line.split() for line in drawn(actors_table(fleet)).splitlines() if line.strip()]
     rows = [words for words in lines if words[0].isdigit()]
     assert [words[:6] for words in rows] == [
         ["200", "serving", "40-44", "1600", "of", "3200"],
@@ -87,22 +85,15 @@ def test_actors_with_long_names_that_run_on_the_same_are_a_line_each_in_80_colum
         msgspec.structs.replace(MEMBER, name=f"vm-27898-7141ba78-{number}", price_per_hour=0.5, zone="eu-west-1a")
         for number in range(3)
     ]
-    console = Console(file=io.StringIO(), width=80)
-    console.print(actors_table(fleet))
-    assert isinstance(console.file, io.StringIO)
-    lines = [line.strip() for line in console.file.getvalue().splitlines() if line.strip()]
+    lines = [line.strip() for line in drawn(actors_table(fleet)).splitlines() if line.strip()]
     assert [line.split()[0] for line in lines[2:5]] == [member.name for member in fleet]
     assert len(lines) == 6 and lines[5].startswith("runs on: ") and "eu-west-1a 0.5 $/h" in lines[5]
 
 
 def test_cost_and_time_left_are_of_the_newest_steps(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
     spent = {"fleet/cost_dollars": 1.5, "fleet/dollars_per_hour": 4.0, "fleet/dollars_per_million_tokens": 12.25}
-    rows = shown(
-        redis_client,
-        RunDir(tmp_path, run_id),
-        step(1, episodes=100, success=0.5),
-        step(3, episodes=100, success=0.5) | spent,
-    )
+    steps = [step(1, episodes=100, success=0.5), step(3, episodes=100, success=0.5) | spent]
+    rows = shown(redis_client, RunDir(tmp_path, run_id), *steps)
     assert rows["cost"] == "$1.50, $4.00 an hour now, $12.25 per million trained tokens"
     assert rows["time left"] == "about 0:04:30"  # nine more steps of 30 s
 
@@ -130,10 +121,8 @@ def test_a_machine_without_the_runs_directory_shows_the_step_that_the_learner_ha
     made = step(98, episodes=100, success=0.5) | REST | {"time": time.time(), "optim/grad_norm": float("nan")}
     fleet.report_step(made)
     view = View([redis_client], RunDir(tmp_path, "elsewhere"), run_id, num_steps=400, max_lag=4)
-    console = Console(file=io.StringIO(), width=100)
-    console.print(view.render())
-    assert isinstance(console.file, io.StringIO)
-    assert "98 of 400" in console.file.getvalue() and "lag" in console.file.getvalue()
+    said = drawn(view.render(), width=100)
+    assert "98 of 400" in said and "lag" in said
     found = view.as_json()
     assert found["step"]["step"] == 98 and found["diagnosis"]["cause"] == "neither side waits much"
     fleet.report_step({})

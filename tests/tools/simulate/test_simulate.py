@@ -176,16 +176,8 @@ def test_the_same_seed_gives_the_same_outcome() -> None:
 
 
 def turn(num_tokens: int, generate_s: float) -> Turn:
-    return Turn(
-        start=7,
-        stop=7 + num_tokens,
-        state_key="",
-        rewards={"goal": 0.0},
-        finish_reason="stop",
-        valid_action=True,
-        generate_s=generate_s,
-        env_s=0.0,
-    )
+    said = {"state_key": "", "rewards": {"goal": 0.0}, "finish_reason": "stop", "valid_action": True}
+    return Turn(start=7, stop=7 + num_tokens, generate_s=generate_s, env_s=0.0, **said)
 
 
 def test_the_time_of_a_turn_is_a_line_over_its_tokens() -> None:

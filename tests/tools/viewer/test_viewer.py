@@ -93,13 +93,6 @@ def test_every_sampled_token_has_its_advantage_ratio_and_fate_where_they_are_rec
     assert other["loss_note"] == "what the loss made of this episode's tokens is not recorded"
 
 
-def test_tokens_of_another_attempt_at_a_step_are_not_shown(tmp_path: Path) -> None:
-    run_dir = make_viewed_run(tmp_path)
-    tokens = tokens_of(group_of(1, "seen", heard="red small").trajectories[1])
-    write_tokens(run_dir.tokens, msgspec.structs.replace(tokens, policy_version=5), step=6, rank=0)
-    assert not pages_of(run_dir).page("steps/6/groups/1/members/1")["has_loss"]
-
-
 @pytest.mark.parametrize("damage", [b"", b"SL", b"\x00" * 100])
 def test_a_damaged_record_of_tokens_is_named_and_the_episode_is_shown(tmp_path: Path, damage: bytes) -> None:
     run_dir = make_viewed_run(tmp_path)
@@ -108,9 +101,11 @@ def test_a_damaged_record_of_tokens_is_named_and_the_episode_is_shown(tmp_path: 
     assert "step_000006.rank_0.bin is damaged" in episode["loss_note"] and episode["turns"]
 
 
-def test_parts_that_do_not_fit_an_episode_are_not_shown(tmp_path: Path) -> None:
+def test_tokens_of_another_attempt_and_parts_that_do_not_fit_are_not_shown(tmp_path: Path) -> None:
     run_dir = make_viewed_run(tmp_path)
     tokens = tokens_of(group_of(1, "seen", heard="red small").trajectories[1])
+    write_tokens(run_dir.tokens, msgspec.structs.replace(tokens, policy_version=5), step=6, rank=0)
+    assert not pages_of(run_dir).page("steps/6/groups/1/members/1")["has_loss"]
     (sequence,) = tokens.sequences
     for wrong in ({"first": 1}, {"fates": b"\x00"}):
         parts = [msgspec.structs.replace(sequence, **wrong)]
@@ -120,11 +115,8 @@ def test_parts_that_do_not_fit_an_episode_are_not_shown(tmp_path: Path) -> None:
 
 def test_a_search_finds_text_in_all_steps_newest_first(pages: ArchivePages, monkeypatch: pytest.MonkeyPatch) -> None:
     found = pages.search("CLICK[1]", before=8)
-    assert [(hit["step"], hit["group_id"], hit["member"], hit["turn"], hit["where"]) for hit in found["hits"]] == [
-        (7, 3, 1, 0, "action"),
-        (6, 1, 1, 0, "action"),
-        (6, 2, 1, 0, "action"),
-    ]
+    places = [(hit["step"], hit["group_id"], hit["member"], hit["turn"], hit["where"]) for hit in found["hits"]]
+    assert places == [(step, group, 1, 0, "action") for step, group in ((7, 3), (6, 1), (6, 2))]
     assert found["next"] is None and f"click[1] ü{END}" in found["hits"][0]["excerpt"]
     assert pages.search("plain dress", before=7)["hits"][0]["where"] == "prompt"
     assert pages.search("nothing of this", before=8) == {"hits": [], "unreadable": [], "next": None}
@@ -187,9 +179,8 @@ def test_the_page_may_run_its_own_script_under_its_own_name(pages: ArchivePages,
 
 def test_no_text_is_ever_parsed_as_html() -> None:
     code = re.sub(r"//.*", "", (Path(viewer.__file__).parent / "viewer.js").read_text())
-    assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|eval\(|Function\(", code
-    )
+    parsers = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|eval\(|Function\("
+    assert not re.search(parsers, code)
 
 
 @pytest.fixture(scope="module")
@@ -205,9 +196,8 @@ def test_one_file_holds_every_page_of_its_steps(hostile_file: str) -> None:
     (data,) = re.findall(r'<script type="application/json" id="pages">(.*?)</script>', hostile_file, re.DOTALL)
     found = json.loads(data)
     assert found["run"]["steps"] == [6, 7]
-    assert {"steps/6", "steps/7/groups/3", "steps/6/groups/2/members/0", "metrics/7"} <= found.keys() and len(
-        found
-    ) == 13
+    assert {"steps/6", "steps/7/groups/3", "steps/6/groups/2/members/0", "metrics/7"} <= found.keys()
+    assert len(found) == 13
     assert HOSTILE in found["steps/6/groups/1"]["members"][0]["turns"][1]["prompt"]
 
 
@@ -220,24 +210,15 @@ def test_hostile_text_in_one_file_opens_no_tag_and_only_our_script_may_run(hosti
     assert not re.search(r"\ssrc=|\shref=[^#]*[:/]|\son\w+=", rest)
 
 
-def damaged(run_dir: RunDir) -> None:
-    path = run_dir.trajectories / "step_000006.epoch_1.bin"
-    path.write_bytes(path.read_bytes()[:-9])
-
-
 def test_a_damaged_step_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
     run_dir = make_viewed_run(tmp_path)
-    damaged(run_dir)
+    path = run_dir.trajectories / "step_000006.epoch_1.bin"
+    path.write_bytes(path.read_bytes()[:-9])
     pages = pages_of(run_dir)
     assert pages.page("steps/7")["facts"]["num_groups"] == 1
     status, answer = ask(pages, "/api/steps/6")
     assert status == 404 and "step_000006.epoch_1.bin cannot be trained on" in answer["error"]
-
-
-def test_a_search_leaves_a_damaged_step_out_and_says_so(tmp_path: Path) -> None:
-    run_dir = make_viewed_run(tmp_path)
-    damaged(run_dir)
-    found = pages_of(run_dir).search("click", before=8)
+    found = pages.search("click", before=8)
     assert {hit["step"] for hit in found["hits"]} == {7} and found["unreadable"] == [6]
 
 
