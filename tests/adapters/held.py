@@ -1,7 +1,12 @@
 """What of the contract somebody else's environment can be held to: checks of tests/envhub/test_env_contract.py."""
 
+import asyncio
 from collections.abc import Callable
+from typing import Any
 
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import make_env
+from slipstream.envhub.env import Observation
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
 
@@ -17,3 +22,26 @@ ALWAYS: tuple[Callable[[Case], None], ...] = (
     contract.test_step_before_reset_is_an_error,
     contract.test_close_may_be_called_twice_and_a_closed_one_starts_again,
 )
+
+
+def keeps(check: Callable[..., None], case: Case, *, splits: tuple[str, ...] = ("train",)) -> None:
+    """Run a check of the contract; the expert's for each of `splits`."""
+    if check is contract.test_the_expert_solves_its_tasks:
+        for split in splits:
+            check(case, split)
+    else:
+        check(case)
+
+
+def acted(name: str, options: dict[str, Any], index: int, actions: list[str]) -> list[Observation]:
+    """The opening of a task of the train split, and the answers to these actions."""
+
+    async def play() -> list[Observation]:
+        env = make_env(name, options)
+        try:
+            opening = await env.reset(Task(env=name, split="train", index=index))
+            return [opening, *[await env.step(action) for action in actions]]
+        finally:
+            await env.close()
+
+    return asyncio.run(play())

@@ -133,7 +133,11 @@ def test_without_room_a_shadow_comes_with_version_2(policies: Policies, server: 
     ("changes", "reason"),
     [
         ({"packs": True}, "vLLM keeps weights of this model in .*cpu_linear, outside of its tensors"),
-        ({"free_bytes": 1 << 30}, "a shadow model needs 2.0 GiB, and 1.0 GiB of 1024.0 GiB are free; for one, lower"),
+        pytest.param(
+            {"free_bytes": 1 << 30},
+            "a shadow model needs 2.0 GiB, and 1.0 GiB of 1024.0 GiB are free; for one, lower",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_model_that_cannot_have_a_shadow_is_loaded_in_the_pause_with_the_reason_in_the_log(

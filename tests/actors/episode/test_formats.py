@@ -61,12 +61,19 @@ NAMES = [*FORMATS, *OWN, "tests.actors.episode.test_formats:Bare", "tools"]
 CONTEXTS = ["stop", "window", "summary", "tests.actors.episode.test_formats:newest"]
 FAMILIES = ["qwen2.5", "llama3", "gemma"]  # gemma refuses system messages
 WITH_TOOLS = ["qwen2.5", "qwen3"]  # their templates show tools
-CASES = [
-    (name, context, family)
-    for name in NAMES
-    for context in CONTEXTS
-    for family in (WITH_TOOLS if name == "tools" else FAMILIES)
-]
+
+
+def rotated(names: list[str], others: list[str]) -> list[Any]:
+    """Every name with every other and each of its families: one of them in CI, in turn, and the rest as `long`."""
+    return [
+        pytest.param(name, other, family, marks=[] if (row + column) % len(families) == place else pytest.mark.long)
+        for row, name in enumerate(names)
+        for column, other in enumerate(others)
+        for families in [WITH_TOOLS if name == "tools" else FAMILIES]
+        for place, family in enumerate(families)
+    ]
+
+
 CONTEXT_TOKENS, TURNS = 1000, 24
 WORDS = ["search[plain dress]", "click[plain dress 10]", *["click[grey]", "click[green]"] * 50]
 
@@ -221,7 +228,7 @@ def timeless(trajectory: Trajectory) -> Any:
     return (trajectory.tokens, trajectory.loss_mask, trajectory.branch_starts, trajectory.version_spans, turns)
 
 
-@pytest.mark.parametrize(("name", "context", "family"), CASES)
+@pytest.mark.parametrize(("name", "context", "family"), rotated(NAMES, CONTEXTS))
 def test_every_format_plays_with_every_context_and_continues_elsewhere_as_if_it_had_not_stopped(
     name: str, context: str, family: str, tmp_path: Path
 ) -> None:
@@ -410,11 +417,10 @@ def load_demonstrations(config: Config) -> Config:
 # --- Warm starts, and predictions.
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "tools"])
-def test_a_warm_start_writes_every_format_as_it_is_read(name: str, family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "context", "family"), rotated(NAMES[:-1], ["summary"]))  # without "tools"
+def test_a_warm_start_writes_every_format_as_it_is_read(name: str, context: str, family: str, tmp_path: Path) -> None:
     sizes = ["warm_start.episodes=2", "model.max_tokens=6000", "learner.micro_batch_tokens=6000", "env.max_turns=8"]
-    config = load_config(None, [*sizes, "model.context=summary"])
+    config = load_config(None, [*sizes, f"model.context={context}"])
     config.env.formats, config.env.action_format = OWN, name
     config.model.roles = "alternate" if family == "gemma" else "as_sent"
     tokenizer = family_tokenizer(family, tmp_path)

@@ -36,7 +36,6 @@ from tests.learner.skipping_loop import run_skipping
 
 STEP_S = 3.0
 TOKEN_TIME_S = 1.0
-CUT_EVERY_S = 2.0
 LONG = replace(ALLOWANCE, max_tokens=8192)
 WINDOW_TOKENS = 100
 
@@ -66,13 +65,18 @@ class World:
     pieces: Callable[[str], list[str]]  # the text, in pieces that are encoded one by one
     thought: str = ""  # written before every action
     rules: ChatRules = field(default_factory=ChatRules)
+    cut_every_s: float = 2.0
 
 
 WORLDS = {
     "shop": World(env=SlowShop, tokenizer=shop_tokenizer(), pieces=str.split),
-    "household": World(env=SlowHousehold, tokenizer=merging_tokenizer(CHATML), pieces=list),
+    "household": World(env=SlowHousehold, tokenizer=merging_tokenizer(CHATML), pieces=list, cut_every_s=7.0),
     "a history that is rewritten": World(
-        env=SlowShop, tokenizer=merging_tokenizer(FORGETS_THOUGHTS), pieces=list, thought="<think>ab a</think>"
+        env=SlowShop,
+        tokenizer=merging_tokenizer(FORGETS_THOUGHTS),
+        pieces=list,
+        thought="<think>ab a</think>",
+        cut_every_s=7.0,
     ),
     "a window": World(
         env=SlowShop,
@@ -167,7 +171,7 @@ def timeless(trajectory: Trajectory) -> Trajectory:
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 def test_an_episode_cut_anywhere_and_gone_on_with_elsewhere_is_the_uninterrupted_one(world: World) -> None:
-    """Cut once in each interval of CUT_EVERY_S: in the middle of a generation, of a step, and between them."""
+    """Cut once in each interval of `cut_every_s`: in the middle of a generation, of a step, and between them."""
     cut_sampling = Sampling(temperature=1.0, top_p=0.9, top_k=5, max_turn_tokens=200)
     attempt = replace(attempt_on(), sampling=cut_sampling)
 
@@ -181,10 +185,10 @@ def test_an_episode_cut_anywhere_and_gone_on_with_elsewhere_is_the_uninterrupted
         assert len(uninterrupted.branch_starts) > 1
     assert uninterrupted.kept is not None
     nums_of_turns, num_cut_in_steps = set(), 0
-    for cut in range(1, int(took_s / CUT_EVERY_S)):
+    for cut in range(1, int(took_s / world.cut_every_s)):
         record = EpisodeRecord(attempt=attempt)
         asked: list[tuple[list[int], int | None]] = []
-        run_skipping(preempted(played(world, record, asked), after_s=cut * CUT_EVERY_S - 0.5))
+        run_skipping(preempted(played(world, record, asked), after_s=cut * world.cut_every_s - 0.5))
         if not record.turns:
             continue
         num_cut_in_steps += len(record.tokens) > record.prompt_stop

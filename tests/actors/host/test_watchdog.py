@@ -26,7 +26,7 @@ from slipstream.actors.host.watchdog import watch
 
 async def turns():
     watch(limit_s=1)
-    await asyncio.sleep(4)
+    await asyncio.sleep(2.5)
 
 asyncio.run(turns())
 """

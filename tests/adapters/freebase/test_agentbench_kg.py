@@ -1,6 +1,5 @@
 """AgentBench's questions over a small Freebase, behind a real SPARQL engine (rdflib): `make test-adapters` runs it."""
 
-import asyncio
 import json
 import threading
 import urllib.parse
@@ -12,10 +11,9 @@ from typing import Any
 import pytest
 import rdflib
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import EnvError, Observation
-from tests.adapters.held import ALWAYS
+from tests.adapters.held import ALWAYS, acted, keeps
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
 
@@ -134,15 +132,6 @@ def options(sparql_url: str, tmp_path: Path) -> dict[str, str]:
     return {"train": str(path), "held_out": str(path), "ontology": str(tmp_path), "sparql_url": sparql_url}
 
 
-def played(options: dict[str, str], index: int, actions: list[str]) -> list[Observation]:
-    async def play() -> list[Observation]:
-        env = make_env("agentbench_kg", options)
-        observations = [await env.reset(Task(env="agentbench_kg", split="train", index=index))]
-        return [*observations, *[await env.step(action) for action in actions]]
-
-    return asyncio.run(play())
-
-
 def said(observation: Observation) -> str:
     return observation.messages[-1].content
 
@@ -157,14 +146,12 @@ def test_agentbench_kg_keeps_the_contract(check: Callable[..., None], options: d
         share=0.03,
         samples=("get_relations(m.apple)",),
     )
-    if check is contract.test_the_expert_solves_its_tasks:
-        check(case, "train")
-    else:
-        check(case)
+    keeps(check, case)
 
 
 def test_tools_tell_kinds_and_what_agentbench_lets_be_used(options: dict[str, str]) -> None:
-    opening, *observations = played(
+    opening, *observations = acted(
+        "agentbench_kg",
         options,
         2,
         [
@@ -200,10 +187,10 @@ def test_the_score_is_f1_over_the_entities(options: dict[str, str]) -> None:
         ("get_neighbors(m.apple, computer.maker.makes)",): 0.0,
     }
     for way, score in ways.items():
-        end = played(options, 1, [*way, f"answer(#{len(way) - 1})"])[-1]
+        end = acted("agentbench_kg", options, 1, [*way, f"answer(#{len(way) - 1})"])[-1]
         assert (end.terminated, end.score) == (True, pytest.approx(score)), way
     counted = [*QUESTIONS[0]["actions"], "answer(#3)"]
-    assert played(options, 0, counted)[-1].score == 1.0
+    assert acted("agentbench_kg", options, 0, counted)[-1].score == 1.0
 
 
 @pytest.mark.parametrize(
@@ -224,7 +211,9 @@ def test_the_score_is_f1_over_the_entities(options: dict[str, str]) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_or_gives_nothing(options: dict[str, str], action: str) -> None:
-    observation = played(options, 0, ["get_neighbors(m.apple, computer.maker.makes)", "count(#0)", action])[-1]
+    observation = acted(
+        "agentbench_kg", options, 0, ["get_neighbors(m.apple, computer.maker.makes)", "count(#0)", action]
+    )[-1]
     assert not observation.done
     assert not observation.valid_action or said(observation) == "nothing"
 
@@ -232,7 +221,7 @@ def test_what_makes_no_sense_is_refused_or_gives_nothing(options: dict[str, str]
 def test_a_program_does_not_grow_without_end(options: dict[str, str]) -> None:
     grown = ["get_neighbors(m.apple, computer.maker.makes)", "get_neighbors(m.68040, computer.processor.used_in)"]
     grown += [f"intersection(#{number}, #{number + 1})" for number in range(12)]
-    observations = played(options, 0, grown)[1:]
+    observations = acted("agentbench_kg", options, 0, grown)[1:]
     assert [o.valid_action for o in observations].index(False) == 8  # by then a program would have 109 calls
 
 
@@ -240,9 +229,9 @@ def test_an_endpoint_that_fails_is_the_environments_failure(options: dict[str, s
     for path, why in (("/broken", "replied with status 500"), ("/empty", "reply is not JSON results")):
         broken = options | {"sparql_url": options["sparql_url"].replace("/sparql", path)}
         with pytest.raises(EnvError, match=why):
-            played(broken, 0, ["get_relations(m.apple)"])
+            acted("agentbench_kg", broken, 0, ["get_relations(m.apple)"])
     with pytest.raises(EnvError, match="failed: ClientConnectorError"):
-        played(options | {"sparql_url": "http://127.0.0.1:9/sparql"}, 0, ["get_relations(m.apple)"])
+        acted("agentbench_kg", options | {"sparql_url": "http://127.0.0.1:9/sparql"}, 0, ["get_relations(m.apple)"])
 
 
 def test_what_is_missing_is_said_with_what_to_fetch(options: dict[str, str], tmp_path: Path) -> None:
@@ -255,4 +244,4 @@ def test_what_is_missing_is_said_with_what_to_fetch(options: dict[str, str], tmp
         ({"ontology": str(empty)}, "vocab.json; get src/server"),
     ):
         with pytest.raises(ValueError, match=why):
-            make_env("agentbench_kg", options | changed)
+            make_env("agentbench_kg", options | changed), keeps

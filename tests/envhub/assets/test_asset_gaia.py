@@ -1,6 +1,5 @@
 """GAIA, from files in its true form that are written here: metadata.jsonl or .parquet, and what is attached."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Observation
-from tests.adapters.held import ALWAYS
+from tests.adapters.held import ALWAYS, acted
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
 
@@ -58,15 +56,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def played(options: dict[str, Any], index: int, actions: list[str]) -> list[Observation]:
-    async def play() -> list[Observation]:
-        env = make_env("gaia", options)
-        observations = [await env.reset(Task(env="gaia", split="train", index=index))]
-        return [*observations, *[await env.step(action) for action in actions]]
-
-    return asyncio.run(play())
-
-
 def said(observation: Observation) -> str:
     return observation.messages[-1].content
 
@@ -91,16 +80,19 @@ def test_gaia_keeps_the_contract(check: Callable[[Case], None], folder: Path) ->
 @pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.parquet"])
 def test_a_question_is_scored_as_gaia_does(folder: Path, name: str) -> None:
     for answer, score in (("1234", 1.0), ("$1,234.0", 1.0), ("1235", 0.0)):
-        assert played({"train": str(folder / name)}, 0, [f"answer({answer})"])[-1].score == score
-    end = played({"train": str(folder / name), "level": 3}, 0, ["answer(Pie,3)"])[-1]
+        assert acted("gaia", {"train": str(folder / name)}, 0, [f"answer({answer})"])[-1].score == score
+    end = acted("gaia", {"train": str(folder / name), "level": 3}, 0, ["answer(Pie,3)"])[-1]
     assert (end.terminated, end.success) == (True, True)
 
 
 def test_an_attached_file_is_named_read_and_there_for_python(folder: Path) -> None:
     name = QUESTIONS[1]["file_name"]
     program = f"python\n```python\nprint(sum(int(line.split(',')[1]) for line in list(open('{name}'))[1:]))\n```"
-    opening, read, printed, reckoned, end = played(
-        {"train": str(folder / "metadata.jsonl")}, 1, [f"read({name})", program, "calculate(40 + 2)", "answer(42)"]
+    opening, read, printed, reckoned, end = acted(
+        "gaia",
+        {"train": str(folder / "metadata.jsonl")},
+        1,
+        [f"read({name})", program, "calculate(40 + 2)", "answer(42)"],
     )
     assert said(opening) == f"What is the sum of the column?\nAttached: {name}"
     assert (said(read), said(printed), said(reckoned), end.score) == ("thing,count\na,40\nb,2", "42", "42", 1.0)
@@ -108,7 +100,8 @@ def test_an_attached_file_is_named_read_and_there_for_python(folder: Path) -> No
 
 def test_what_is_no_text_is_opened_by_python_alone_and_large_files_reach_it(folder: Path) -> None:
     name = QUESTIONS[2]["file_name"]
-    read, printed = played(
+    read, printed = acted(
+        "gaia",
         {"train": str(folder / "metadata.jsonl")},
         2,
         [f"read({name})", f"python print(len(open('{name}', 'rb').read()))"],
@@ -119,15 +112,17 @@ def test_what_is_no_text_is_opened_by_python_alone_and_large_files_reach_it(fold
 
 def test_nothing_but_the_attached_file_can_be_read(folder: Path) -> None:
     attempts = ["read(metadata.jsonl)", "read(../metadata.jsonl)", f"read({QUESTIONS[2]['file_name']})", "read()"]
-    assert not any(o.valid_action for o in played({"train": str(folder / "metadata.jsonl")}, 1, attempts)[1:])
-    listed = played({"train": str(folder / "metadata.jsonl")}, 1, ["python import os; print(os.listdir('.'))"])[-1]
+    assert not any(o.valid_action for o in acted("gaia", {"train": str(folder / "metadata.jsonl")}, 1, attempts)[1:])
+    listed = acted("gaia", {"train": str(folder / "metadata.jsonl")}, 1, ["python import os; print(os.listdir('.'))"])[
+        -1
+    ]
     assert sorted(json.loads(said(listed).replace("'", '"'))) == sorted(["program.py", QUESTIONS[1]["file_name"]])
 
 
 def test_openmanus_form_is_read_too(tmp_path: Path) -> None:
     path = tmp_path / "gaia.jsonl"
     path.write_text(json.dumps({"pid": "1", "question": "Who?", "answer": "Ada", "task_id": "x", "level": 1}))
-    assert played({"train": str(path)}, 0, ["answer( ada )"])[-1].success
+    assert acted("gaia", {"train": str(path)}, 0, ["answer( ada )"])[-1].success
 
 
 def test_what_is_missing_is_said_with_what_to_fetch(folder: Path) -> None:

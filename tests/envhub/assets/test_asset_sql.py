@@ -1,6 +1,5 @@
 """AgentBench's database tasks, BIRD and Spider, from files in their true form that are written here."""
 
-import asyncio
 import json
 import logging
 import sqlite3
@@ -10,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.assets.dbbench import _texts, is_right_answer
 from slipstream.envhub.catalogue import make_env
-from slipstream.envhub.env import EnvError, Observation
-from tests.adapters.held import ALWAYS
+from slipstream.envhub.env import EnvError
+from tests.adapters.held import ALWAYS, acted, keeps
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
 
@@ -100,15 +98,6 @@ def bird(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def played(name: str, options: dict[str, str], index: int, actions: list[str]) -> list[Observation]:
-    async def play() -> list[Observation]:
-        env = make_env(name, options)
-        observations = [await env.reset(Task(env=name, split="train", index=index))]
-        return [*observations, *[await env.step(action) for action in actions]]
-
-    return asyncio.run(play())
-
-
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", ["dbbench", "bird"])
 def test_both_keep_the_contract(name: str, check: Callable[..., None], request: pytest.FixtureRequest) -> None:
@@ -120,10 +109,7 @@ def test_both_keep_the_contract(name: str, check: Callable[..., None], request: 
         is_spaced=False,
         samples=("sql SELECT 1",),
     )
-    if check is contract.test_the_expert_solves_its_tasks:
-        check(case, "train")
-    else:
-        check(case)
+    keeps(check, case)
 
 
 def test_answers_are_sets_of_texts_and_one_alone_is_a_number_where_it_is_one(dbbench: dict[str, str]) -> None:
@@ -137,7 +123,7 @@ def test_answers_are_sets_of_texts_and_one_alone_is_a_number_where_it_is_one(dbb
         (2, "answer []"): 0.0,
     }
     for (index, action), score in scores.items():
-        end = played("dbbench", dbbench, index, [action])[-1]
+        end = acted("dbbench", dbbench, index, [action])[-1]
         assert (end.terminated, end.score) == (True, score), action
     assert _texts("[2, 2.5]") == ["2", "2.5"]
     assert is_right_answer(["nan"], ["nan"]) is False
@@ -145,24 +131,24 @@ def test_answers_are_sets_of_texts_and_one_alone_is_a_number_where_it_is_one(dbb
 
 def test_a_change_counts_by_the_rows_that_it_leaves_and_texts_stay_texts(dbbench: dict[str, str]) -> None:
     way = ['sql UPDATE "Team Results" SET "Win %" = \'60\' WHERE "Win %" = \'50\'', "commit"]
-    shown, end = played("dbbench", dbbench, 3, way)[1:]
+    shown, end = acted("dbbench", dbbench, 3, way)[1:]
     assert (shown.messages[0].content, end.score) == ("done", 1.0)
-    assert played("dbbench", dbbench, 3, ["commit"])[-1].score == 0.0
+    assert acted("dbbench", dbbench, 3, ["commit"])[-1].score == 0.0
     spoiled = [way[0], "sql DELETE FROM `Team Results` WHERE Team = 'Brown'", "commit"]
-    assert played("dbbench", dbbench, 3, spoiled)[-1].score == 0.0
-    assert not played("dbbench", dbbench, 3, ['answer ["60"]'])[-1].valid_action
-    assert not played("dbbench", dbbench, 0, ["commit"])[-1].valid_action
+    assert acted("dbbench", dbbench, 3, spoiled)[-1].score == 0.0
+    assert not acted("dbbench", dbbench, 3, ['answer ["60"]'])[-1].valid_action
+    assert not acted("dbbench", dbbench, 0, ["commit"])[-1].valid_action
 
 
 def test_what_a_task_says_and_shows(dbbench: dict[str, str]) -> None:
-    opening, shown = played("dbbench", dbbench, 0, ["sql SELECT `Win %`, typeof(`Win %`) FROM `Team Results`"])
+    opening, shown = acted("dbbench", dbbench, 0, ["sql SELECT `Win %`, typeof(`Win %`) FROM `Team Results`"])
     assert opening.messages[1].content.splitlines() == [LINES[0]["description"], LINES[0]["add_description"]]
     assert shown.messages[0].content.splitlines()[1:] == ["50 | text", "40 | text"]
 
 
 def test_changes_that_are_no_sqlite_are_left_out(dbbench: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        asked = {played("dbbench", dbbench, index, [])[0].messages[1].content.splitlines()[0] for index in range(12)}
+        asked = {acted("dbbench", dbbench, index, [])[0].messages[1].content.splitlines()[0] for index in range(12)}
     assert asked == {line["description"] for line in LINES[:5]}
     assert "left out 1 of 6 tasks" in caplog.text
 
@@ -174,11 +160,11 @@ def test_rows_are_compared_as_sets_whatever_the_query(bird: dict[str, str]) -> N
         ("SELECT CDSCode FROM schools", 0.0),
         ("SELECT CDSCode, `Free Meals` FROM schools WHERE `Free Meals` = 9", 0.0),
     ):
-        assert played("bird", bird, 0, [f"commit {query};"])[-1].score == score, query
+        assert acted("bird", bird, 0, [f"commit {query};"])[-1].score == score, query
 
 
 def test_a_question_comes_with_its_tables_and_its_evidence(bird: dict[str, str]) -> None:
-    opening, shown = played("bird", bird, 0, ["sql SELECT * FROM schools WHERE CDSCode = '03'"])
+    opening, shown = acted("bird", bird, 0, ["sql SELECT * FROM schools WHERE CDSCode = '03'"])
     assert opening.messages[1].content.splitlines() == [
         "CREATE TABLE schools (CDSCode TEXT PRIMARY KEY, `Free Meals` INTEGER, opened DATE)",
         "Most free meals?",
@@ -216,7 +202,7 @@ def test_the_users_database_is_only_read(bird: dict[str, str], statement: str, m
     monkeypatch.setattr("slipstream.envhub.sqldb.sqlite_engine.MAX_FILE_CPU_S", 1.0)
     database = Path(bird["databases"]) / "schools" / "schools.sqlite"
     before = database.read_bytes()
-    answer = played("bird", bird, 0, [f"sql {statement}"])[-1]
+    answer = acted("bird", bird, 0, [f"sql {statement}"])[-1]
     assert not answer.valid_action and answer.messages[0].content.startswith("error: ")
     assert database.read_bytes() == before and len(list(database.parent.iterdir())) == 1
 
@@ -237,9 +223,9 @@ def test_spiders_form_is_read_too_and_a_wrong_file_of_theirs_fails_the_environme
         )
     )
     options = bird | {"train": str(path.with_name("spider.json"))}
-    assert played("bird", options, 0, ["commit SELECT 3"])[-1].success
+    assert acted("bird", options, 0, ["commit SELECT 3"])[-1].success
     with pytest.raises(EnvError, match="the file's own query for 'How many pupils\\?' failed: no such table"):
-        played("bird", options, 1, ["commit SELECT 3"])
+        acted("bird", options, 1, ["commit SELECT 3"])
 
 
 def test_what_is_missing_is_said_with_what_to_fetch_and_where_to_put_it(bird: dict[str, str], tmp_path: Path) -> None:

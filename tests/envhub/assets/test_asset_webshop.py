@@ -12,9 +12,8 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.assets.webshop import read_data
 from slipstream.envhub.assets.webshop_reward import nouns, token_set_ratio, type_reward, web_reward
 from slipstream.envhub.catalogue import make_env
-from slipstream.envhub.env import Observation
 from slipstream.envhub.shop.products import Goal, Kind, Product
-from tests.adapters.held import ALWAYS
+from tests.adapters.held import ALWAYS, acted, keeps
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
 
@@ -83,20 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_webshop_keeps_the_contract(check: Callable[..., None], folder: str) -> None:
     case = Case(name="webshop", max_turns=20, noisy_success=0.5, options={"folder": folder}, share=0.05, distinct=0.1)
-    if check is contract.test_the_expert_solves_its_tasks:
-        check(case, "train")
-        check(case, "held_out")
-    else:
-        check(case)
-
-
-def played(folder: str, index: int, actions: list[str]) -> list[Observation]:
-    async def play() -> list[Observation]:
-        env = make_env("webshop", {"folder": folder})
-        observations = [await env.reset(Task(env="webshop", split="train", index=index))]
-        return [*observations, *[await env.step(action) for action in actions]]
-
-    return asyncio.run(play())
+    keeps(check, case, splits=("train", "held_out"))
 
 
 def test_files_are_read_as_webshop_reads_them(folder: str) -> None:
@@ -114,7 +100,7 @@ def test_files_are_read_as_webshop_reads_them(folder: str) -> None:
 
 def test_an_instruction_names_a_bound_above_the_price(folder: str) -> None:
     for index in range(30):
-        said = played(folder, index, [])[0].messages[1].content
+        said = acted("webshop", {"folder": folder}, index, [])[0].messages[1].content
         number = int(said.split("number ")[1].split()[0])
         price = max(read_data(Path(folder), 1000).prices[number])
         bound = said.partition(", and price lower than ")[2]

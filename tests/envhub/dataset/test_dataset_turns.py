@@ -19,6 +19,7 @@ from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.tools.run.prepare import NoisyExpert, expert_episodes, vocabulary_texts
 from slipstream.tools.run.tiny_model import tiny_tokenizer
+from tests.adapters.held import acted
 from tests.envhub.dataset.test_dataset_env import CHECKS_OF_CONTRACT, REPOSITORY, as_jsonl
 from tests.envhub.dataset.test_dataset_env import own as own  # a fixture
 from tests.envhub.env_cases import Case
@@ -62,21 +63,12 @@ def options_of(path: str, **options: Any) -> dict[str, Any]:
     return {"train": path, "held_out": path, **OPTIONS, **options}
 
 
-def played(options: dict[str, Any], *replies: str) -> list[Observation]:
-    async def play() -> list[Observation]:
-        env = make_env("dataset", options)
-        opening = await env.reset(Task(env="dataset", split="train", index=0))
-        return [opening, *[await env.step(reply) for reply in replies]]
-
-    return asyncio.run(play())
-
-
 def said(observation: Observation) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in observation.messages]
 
 
 def test_the_user_s_next_message_follows_each_answer_and_the_last_reply_is_scored(trip: str) -> None:
-    opening, first, second = played(options_of(trip), "I guess so.", "It is 12.")
+    opening, first, second = acted("dataset", options_of(trip), 0, ["I guess so.", "It is 12."])
     assert [role for role, _ in said(opening)] == ["system", "user"]
     assert opening.messages[0].content.startswith("Be brief.\n\nThese tools can be called:\n")
     assert '"name": "weather"' in opening.messages[0].content
@@ -88,7 +80,9 @@ def test_the_user_s_next_message_follows_each_answer_and_the_last_reply_is_score
 
 def test_a_call_gets_its_recorded_result_however_it_is_written(trip: str) -> None:
     kiel = '<tool_call>{"arguments": {"day": 1, "town": "Kiel"}, "name": "weather"}</tool_call>'
-    _, other, answer = played(options_of(trip), f"I look. {kiel}", text_of("weather", town="Bern", day=1) + kiel)
+    _, other, answer = acted(
+        "dataset", options_of(trip), 0, [f"I look. {kiel}", text_of("weather", town="Bern", day=1) + kiel]
+    )
     assert said(other) == [("tool", "12 degrees")]
     assert said(answer) == [("tool", "21 degrees\n12 degrees")]
     assert not answer.terminated and answer.valid_action
@@ -105,7 +99,7 @@ def test_a_call_gets_its_recorded_result_however_it_is_written(trip: str) -> Non
     ],
 )
 def test_a_call_without_a_result_changes_nothing(trip: str, reply: str, text: str, is_valid: bool) -> None:
-    _, refused, first = played(options_of(trip), reply, "Yes.")
+    _, refused, first = acted("dataset", options_of(trip), 0, [reply, "Yes."])
     assert text in refused.messages[0].content
     assert (refused.valid_action, refused.terminated) == (is_valid, False)
     assert said(first) == [("user", "And how warm is it in Kiel?")]
@@ -148,7 +142,7 @@ def test_a_word_level_tokenizer_s_spaces_change_neither_calls_nor_the_place_in_t
 def test_a_function_gets_the_names_of_arguments_without_a_tokenizer_s_spaces(trip: str, own: types.ModuleType) -> None:
     own.tools = lambda name, arguments, row: json.dumps([name, arguments])  # type: ignore[attr-defined]
     reply = spaced(text_of("weather_of", on_day="  two  spaces ", town={"old_name": 1}))
-    _, result = played(options_of(trip, tool_function="own_rewards:tools"), reply)
+    _, result = acted("dataset", options_of(trip, tool_function="own_rewards:tools"), 0, [reply])
     assert json.loads(said(result)[0][1]) == ["weather_of", {"on_day": " two spaces ", "town": {"old_name": 1}}]
 
 
@@ -176,14 +170,16 @@ def test_a_function_of_the_user_s_answers_calls(trip: str, own: types.ModuleType
         return f"{name} of {arguments['town']} for {row['answer']}"
 
     own.tools = tools  # type: ignore[attr-defined]
-    _, result = played(options_of(trip, tool_function="own_rewards:tools"), text_of("weather", town="Rome"))
+    _, result = acted(
+        "dataset", options_of(trip, tool_function="own_rewards:tools"), 0, [text_of("weather", town="Rome")]
+    )
     assert said(result) == [("tool", "weather of Rome for 12")]
 
 
 def test_a_function_that_fails_fails_the_attempt(trip: str, own: types.ModuleType) -> None:
     own.tools = lambda name, arguments, row: 7  # type: ignore[attr-defined]
     with pytest.raises(EnvError, match=r"tool_function` must return a text, got 7"):
-        played(options_of(trip, tool_function="own_rewards:tools"), text_of("weather"))
+        acted("dataset", options_of(trip, tool_function="own_rewards:tools"), 0, [text_of("weather")])
     with pytest.raises(ConfigError, match="no_such"):
         make_env("dataset", options_of(trip, tool_function="own_rewards:no_such"))
 
@@ -198,7 +194,9 @@ def test_results_with_ids_belong_to_their_calls_in_any_order(tmp_path: Path) -> 
         {"role": "assistant", "content": "21"},
     ]
     path = as_jsonl(tmp_path / "rows.jsonl", [{"messages": messages, "tools": [WEATHER], "answer": 21}])
-    _, bern, kiel = played(options_of(path), text_of("weather", town="Bern"), text_of("weather", town="Kiel"))
+    _, bern, kiel = acted(
+        "dataset", options_of(path), 0, [text_of("weather", town="Bern"), text_of("weather", town="Kiel")]
+    )
     assert said(bern) + said(kiel) == [("tool", "21 degrees"), ("tool", "12 degrees")]
 
 
@@ -213,7 +211,7 @@ def test_the_results_of_equal_calls_come_in_their_order(tmp_path: Path) -> None:
         {"role": "assistant", "content": "open"},
     ]
     path = as_jsonl(tmp_path / "look.jsonl", [{"messages": messages, "answer": "open", "tools": [{"name": "look"}]}])
-    _, *looks, end = played(options_of(path, check="exact"), *[text_of("look")] * 3, "open")
+    _, *looks, end = acted("dataset", options_of(path, check="exact"), 0, [*[text_of("look")] * 3, "open"])
     assert [observation.messages[0].content for observation in looks] == ["closed", "open", "open"]
     assert end.success
 

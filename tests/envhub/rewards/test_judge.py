@@ -160,14 +160,14 @@ def test_equal_requests_are_asked_once_even_at_the_same_time(serve: Serve) -> No
 
 def test_no_more_requests_than_configured_are_open(serve: Serve) -> None:
     def slow(request: dict[str, Any], number: int) -> Reply:
-        time.sleep(0.5)
+        time.sleep(0.25)
         return GOOD
 
     server = serve(slow)
-    judge = judge_at(server.url, max_concurrent=2, deadline_s=5.0)
+    judge = judge_at(server.url, max_concurrent=2, deadline_s=2.5)
 
     async def mark_all() -> list[Any]:
-        # Two at a time, they take 6 s: the wait for a place does not count.
+        # Two at a time, they take 3 s: the wait for a place does not count.
         return await asyncio.gather(*(judge(episode_of(turn_of(str(number)))) for number in range(24)))
 
     assert asyncio.run(mark_all()) == [0.75] * 24

@@ -79,7 +79,7 @@ def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(fold
     assert standing(RunDir(folder / "runs", "sft")) is Standing.FINISHED
 
 
-@pytest.mark.parametrize("goal", ["dpo", "reward"])
+@pytest.mark.parametrize("goal", ["dpo", pytest.param("reward", marks=pytest.mark.long)])
 def test_a_preference_is_learnt_from_what_was_earned(folder: Path, goal: str) -> None:
     done = slipstream("fit", goal, *settings(folder, goal, "--epochs=15"))
     assert done.returncode == 0, done.stderr

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.records.message import Message
 from slipstream.learner.batch.examples import Goal
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.fit_rows import Sample, read_samples
@@ -57,12 +54,6 @@ def test_each_conversation_is_imitated_once(tmp_path: Path) -> None:
     taught, left_out = read(tmp_path, rows, goal="sft")
     assert [replies(sample) for sample in taught] == [[["b", "d"]], [["e"]]]
     assert left_out == {"identical to another row": 1}
-
-
-def test_of_a_prompt_with_its_completion_only_that_is_learnt_from(tmp_path: Path) -> None:
-    taught, _ = read(tmp_path, [{"prompt": said("a", "b", "c"), "completion": said("", "d")[1:]}], goal="sft")
-    assert replies(taught[0]) == [["d"]]
-    assert [message.content for message in taught[0].sides[0].messages] == ["a", "b", "c", "d"]
 
 
 def test_rejection_sampling_keeps_rows_with_enough_return_and_the_best_of_each_group(tmp_path: Path) -> None:
@@ -115,17 +106,6 @@ def test_of_each_group_the_best_is_paired_with_the_worst_and_learnt_from_behind_
     assert replies(pair) == [["buy"], ["click"]]
     assert [side.learn_from for side in pair.sides] == [3, 3]
     assert left_out == {"neither best nor worst of their group": 1, "in a group of equal returns": 3}
-
-
-@pytest.mark.parametrize("has_prompt", [True, False])
-def test_pairs_of_others_are_taken_as_they_are(tmp_path: Path, has_prompt: bool) -> None:
-    prompt, chosen, rejected = said("a", "b", "c"), said("", "good")[1:], said("", "bad")[1:]
-    row = {"chosen": prompt + chosen, "rejected": prompt + rejected}
-    if has_prompt:
-        row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-    (pair,), _ = read(tmp_path, [row], goal="reward")
-    assert replies(pair) == [["good"], ["bad"]]
-    assert pair.sides[0].messages[:3] == pair.sides[1].messages[:3] == tuple(Message(**message) for message in prompt)
 
 
 @pytest.mark.parametrize("has_prompt", [True, False])
@@ -196,13 +176,6 @@ def test_a_repeat_is_not_among_the_best(tmp_path: Path) -> None:
     assert [replies(sample)[0] for sample in taught] == [["a"], ["b"]]
 
 
-def test_parquet_is_read_alike(tmp_path: Path) -> None:
-    rows = [earned(1, 1.0, "a"), earned(1, 0.0, "b")]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    from_parquet, *_ = read_samples(FitOptions(data=str(tmp_path / "rows.parquet"), held_out=0.0), goal="reward")
-    assert from_parquet == read(tmp_path, rows, goal="reward")[0]
-
-
 @pytest.mark.parametrize(
     ("row", "goal", "complaint"),
     [
@@ -238,13 +211,6 @@ def test_parquet_is_read_alike(tmp_path: Path) -> None:
 def test_a_bad_row_is_named(tmp_path: Path, row: object, goal: Goal, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         read(tmp_path, [earned(1, 1.0, "a") | {"turn_labels": [1]}, row], goal=goal)
-
-
-def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"messages": []\n')
-    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 1 is not JSON"):
-        read_samples(FitOptions(data=str(path)), goal="sft")
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("prm")
 
 
-@pytest.fixture(scope="module")
-def config(root: Path) -> Config:
+def config_of(root: Path, *settings: str) -> Config:
+    """A game of guesses, and a tiny model in `root` that knows its words."""
     tiny = TinyModelConfig(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=2)
     make_tiny_model(root / "model", texts=["say again", " ".join(WORDS)], config=tiny, max_tokens=64, seed=0)
     return load_config(
@@ -69,9 +69,14 @@ def config(root: Path) -> Config:
             "env.max_turns=5",
             "replay.group_size=2",
             "learner.micro_batch_tokens=1024",
-            "run.seed=3",
+            *settings,
         ],
     )
+
+
+@pytest.fixture(scope="module")
+def config(root: Path) -> Config:
+    return config_of(root, "run.seed=3")
 
 
 def stage_on(config: Config, folder: Path) -> EpisodeSetup:

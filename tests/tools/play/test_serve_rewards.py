@@ -26,7 +26,6 @@ from slipstream.actors.group.episode_reward import Scoring, rewarded
 from slipstream.actors.search.episode_tree import Collected, EpisodeTree
 from slipstream.actors.search.tree_search import START
 from slipstream.common.config.config import Config, load_config
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.reward_protocol import (
     MAX_REQUEST_BYTES,
@@ -49,12 +48,11 @@ from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.evaluate import evaluate_on
 from slipstream.tools.play.reward_server import RewardServer
 from slipstream.tools.play.state_values import Batches, Numbers, reward_model_beside, scored_here
-from slipstream.tools.run.tiny_model import make_tiny_model
 from tests.actors.episode.episodes import attempt_on, rollout_of
 from tests.envhub.env_hosts import wait_until
-from tests.guess import WORDS, GuessEnv
+from tests.guess import GuessEnv
 from tests.processes import Process
-from tests.tools.play.test_prm import TURNS, collected, stage_on
+from tests.tools.play.test_prm import TURNS, collected, config_of, stage_on
 
 Score = Callable[[Sequence[ScoredEpisode]], list[Numbers]]
 PART = {"weight": 2.0, "deadline_s": 60.0}
@@ -64,23 +62,7 @@ SEARCH = {"search": "tree_of_thoughts", "width": 3, "beam": 2, "num_tasks": 12}
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    root = tmp_path_factory.mktemp("served")
-    tiny = TinyModelConfig(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=2)
-    make_tiny_model(root / "model", texts=["say again", " ".join(WORDS)], config=tiny, max_tokens=64, seed=0)
-    return load_config(
-        None,
-        [
-            f"model.path={root}/model",
-            "model.max_tokens=64",
-            "model.dtype=float32",
-            "sampling.max_turn_tokens=4",
-            "env.name=tests.guess:GuessEnv",
-            "env.max_turns=5",
-            "env.options.worth=0.0",
-            "replay.group_size=2",
-            "learner.micro_batch_tokens=1024",
-        ],
-    )
+    return config_of(tmp_path_factory.mktemp("served"), "env.options.worth=0.0")
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,9 @@ def closing_port() -> Iterator[int]:
         os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize("cause", FAILURES)
+@pytest.mark.parametrize(
+    "cause", [pytest.param(each, marks=pytest.mark.long) if "port" in each else each for each in FAILURES]
+)
 def test_a_start_that_fails_names_its_cause_at_once(tmp_path: Path, run_id: str, closing_port: int, cause: str) -> None:
     failure, broken = FAILURES[cause], tmp_path / "broken"
     broken.mkdir()
