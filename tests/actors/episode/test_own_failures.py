@@ -8,7 +8,7 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Observation
 
-STEP_S = 5.0
+STEP_S = 8.0
 STOP = "import os, time\nfor pid in (1, os.getppid()):\n    os.kill(pid, 19)\nos.kill(-1, 19)\ntime.sleep(1000)\n"
 STOP_IN_BASH = "kill -STOP 1; kill -STOP $PPID; kill -STOP -1; sleep 1000"
 PLAYED = {

@@ -70,7 +70,7 @@ class World:
 
 WORLDS = {
     "shop": World(env=SlowShop, tokenizer=shop_tokenizer(), pieces=str.split),
-    "household": World(env=SlowHousehold, tokenizer=merging_tokenizer(CHATML), pieces=list, cut_every_s=7.0),
+    "household": World(env=SlowHousehold, tokenizer=merging_tokenizer(CHATML), pieces=list),
     "a history that is rewritten": World(
         env=SlowShop,
         tokenizer=merging_tokenizer(FORGETS_THOUGHTS),
