@@ -4,24 +4,20 @@ import asyncio
 from collections.abc import Iterator
 
 import msgspec
-import psutil
 import pytest
 import torch
 
 from slipstream.actors.engine import vllm_engine
-from slipstream.actors.engine.engine import EngineDied
 from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.actors.weights.refused import WeightsUnfit
 from tests.actors.engine.test_vllm_engine import kept_kv_logprobs
 from tests.actors.vllm_engines import (
     LONG,
-    ONES,
     PROMPT,
     TOLERANCE,
     Offers,
     Policies,
     check_spans,
-    deaths_of,
     forward_logprobs,
     policies,
     refreshed_in_mid_generation,
@@ -34,14 +30,28 @@ from tests.actors.vllm_engines import (
 __all__ = ["policies", "server"]  # fixtures
 
 
-@pytest.fixture(params=["keep", "recompute"], scope="module")
-def engine(policies: Policies, request: pytest.FixtureRequest) -> Iterator[VllmEngine]:
-    """One engine of each kind for the file, which runs in order: it serves version 0 up to the first commit."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm_engine, "ENGINE_MODULE", "tests.actors.overlapped_engine")
-        engine = started(policies, kv_policy=request.param)
+@pytest.fixture(params=["keep", "recompute"])
+def engine(policies: Policies, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmEngine]:
+    monkeypatch.setattr(vllm_engine, "ENGINE_MODULE", "tests.actors.overlapped_engine")
+    engine = started(policies, kv_policy=request.param)
     yield engine
     asyncio.run(engine.close())
+
+
+def test_a_commit_collects_the_batch_in_flight_first(
+    engine: VllmEngine, policies: Policies, server: Offers, request: pytest.FixtureRequest
+) -> None:
+    old, new = policies.models[0], policies.models[1]
+    crossings, _ = run(refreshed_in_mid_generation(engine, server.offer(new, policy_version=1)))
+    for crossing in crossings:
+        check_spans(crossing)
+        tokens, boundary = crossing.completion.tokens, crossing.boundary
+        by_old = forward_logprobs(old, crossing.prompt, tokens)
+        if "keep" in request.node.name:
+            by_new = kept_kv_logprobs(old, new, crossing.prompt, tokens, boundary=boundary)
+        else:
+            by_new = forward_logprobs(new, crossing.prompt, tokens)[boundary:]
+        assert worst(crossing.completion, torch.cat([by_old[:boundary], by_new])) < TOLERANCE
 
 
 def test_tokens_of_refused_weights_are_sampled_again(engine: VllmEngine, policies: Policies, server: Offers) -> None:
@@ -63,32 +73,3 @@ def test_tokens_of_refused_weights_are_sampled_again(engine: VllmEngine, policie
         assert [span.policy_version for span in completion.version_spans] == [0]
         expected = forward_logprobs(policies.models[0], [*PROMPT, member], completion.tokens)
         assert worst(completion, expected) < TOLERANCE
-
-
-def test_a_commit_collects_the_batch_in_flight_first(
-    engine: VllmEngine, policies: Policies, server: Offers, request: pytest.FixtureRequest
-) -> None:
-    old, new = policies.models[0], policies.models[1]
-    crossings, _ = run(refreshed_in_mid_generation(engine, server.offer(new, policy_version=1)))
-    for crossing in crossings:
-        check_spans(crossing)
-        tokens, boundary = crossing.completion.tokens, crossing.boundary
-        by_old = forward_logprobs(old, crossing.prompt, tokens)
-        if "keep" in request.node.name:
-            by_new = kept_kv_logprobs(old, new, crossing.prompt, tokens, boundary=boundary)
-        else:
-            by_new = forward_logprobs(new, crossing.prompt, tokens)[boundary:]
-        assert worst(crossing.completion, torch.cat([by_old[:boundary], by_new])) < TOLERANCE
-
-
-def test_after_its_close_every_call_says_so(engine: VllmEngine) -> None:
-    """The last test of this engine."""
-
-    async def closed_while_generating() -> None:
-        assert await deaths_of(engine, engine.close) == {"the engine ended: close() was called"}
-        with pytest.raises(EngineDied, match="close"):
-            await engine.generate(PROMPT, ONES)
-        await engine.close()
-
-    run(closed_while_generating())
-    assert not psutil.pid_exists(engine.pid)
