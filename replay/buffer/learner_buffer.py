@@ -50,7 +50,7 @@ class LearnerBuffer:
         self._verbs = Verbs(client, run_id, self._base, LEARNERS)
         self._num_claims = 0
         # By group, of those claimed last: who played its members and when, and how often it was used.
-        self._claimed: dict[int, tuple[tuple[tuple[str, float], ...], int]] = {}
+        self._claimed: dict[int, tuple[set[tuple[str, float]], int]] = {}
         self._last_step_made = NO_STEP  # the step before the one that this learner claims for now
 
     def acquire_epoch(self) -> int:
@@ -162,15 +162,15 @@ class LearnerBuffer:
     def _came_before(self, group: Group) -> bool:
         """Remember this use of the group; return whether this learner had it already.
 
-        A server that lost its newest writes gives the group out again. A group that a person requeued was played again,
-        and is another one.
+        A server that lost its newest writes gives the group out again, perhaps with members that it lost and had played
+        again. A group that a person requeued has only new members, and is another one.
         """
         group_id = group.ticket.group_id
-        played = tuple((member.actor, member.started_at_s) for member in group.trajectories)
+        played = {(member.actor, member.started_at_s) for member in group.trajectories}
         known, known_uses = self._claimed.pop(group_id, (played, 0))
-        if known != played:
-            known_uses = 0
-        self._claimed[group_id] = played, max(known_uses, group.num_uses)
+        if played.isdisjoint(known):
+            known, known_uses = set(), 0
+        self._claimed[group_id] = played | known, max(known_uses, group.num_uses)
         if len(self._claimed) > NUM_REMEMBERED:
             del self._claimed[next(iter(self._claimed))]
         if group.num_uses > known_uses:
@@ -220,7 +220,7 @@ class LearnerBuffer:
         """Drop the group if its first unusable payload is lost; quarantine it if that payload is invalid."""
         member, why = next((number, each) for number, each in enumerate(members) if isinstance(each, Unusable))
         if isinstance(why, LostPayload):
-            self.drop([group_id], "lost_payload")
+            self._verbs.call("lost", self._verbs.epoch, self._last_step_made, group_id, member, records[member])
             return
         self._quarantine(group_id, member, sender_of(records[member]), str(why))
 

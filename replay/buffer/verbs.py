@@ -53,6 +53,7 @@ LEARNERS = (
     "open",
     "claim",
     "drop",
+    "lost",
     "settle",
     "reopen",
     "books",

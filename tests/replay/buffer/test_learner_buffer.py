@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -59,6 +60,18 @@ def test_a_claim_that_raised_on_its_way_is_the_same_claim_when_tried_again(
     assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [1]
 
 
+def saved(client: redis.Redis, run_id: str) -> dict[bytes, bytes | None]:
+    """What the server would have after a crash, if it saved last now."""
+    return {name: client.dump(name) for name in client.scan_iter(f"{key(run_id)}:*")}
+
+
+def go_back_to(client: redis.Redis, run_id: str, state: dict[bytes, bytes | None]) -> None:
+    client.delete(*client.scan_iter(f"{key(run_id)}:*"))
+    for name, value in state.items():
+        assert value is not None
+        client.restore(name, 0, value)
+
+
 @pytest.mark.parametrize("max_uses", [1, 2])
 def test_a_group_whose_claims_the_server_lost_is_trained_once(
     buffer: Views, redis_client: redis.Redis, run_id: str, max_uses: int, caplog: pytest.LogCaptureFixture
@@ -67,13 +80,9 @@ def test_a_group_whose_claims_the_server_lost_is_trained_once(
         return ids(buffer.learner.claim(step, 1, policy_version=0, max_lag=0, max_uses=max_uses))
 
     make_ready(buffer, run_id, 0, 1)
-    names = f"{key(run_id)}:*"
-    written = {name: redis_client.dump(name) for name in redis_client.scan_iter(names)}
+    before = saved(redis_client, run_id)
     assert [claimed(step) for step in range(max_uses)] == [[0]] * max_uses
-    redis_client.delete(*redis_client.scan_iter(names))
-    for name, value in written.items():  # as after a crash that lost the newest writes
-        assert value is not None
-        redis_client.restore(name, 0, value)
+    go_back_to(redis_client, run_id, before)
     last = 2 * max_uses - 1
     assert [claimed(step) for step in range(max_uses, last + 1)] == [[]] * max_uses, "they were returned before"
     assert "group 0 under " in caplog.text and "the server lost that claim" in caplog.text
@@ -82,6 +91,39 @@ def test_a_group_whose_claims_the_server_lost_is_trained_once(
     buffer.learner.settle(last)
     ledger = buffer.learner.ledger()
     assert (ledger.trained, ledger.ready, ledger.balanced) == (1, 0, True)
+
+
+def test_a_trained_member_comes_no_second_time_beside_one_that_was_played_again(
+    buffer: Views, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.learner.open([ticket(0)])
+    lease = leased(buffer)
+    assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+    before = saved(redis_client, run_id)
+    for number in range(3):
+        later = msgspec.structs.replace(attempt_at(lease, 1, run_id=run_id), started_at_s=1.8e9 + number)
+        assert buffer.actor.insert(lease, later) is InsertResult.STORED
+        assert ids(buffer.learner.claim(1 + number, 1, policy_version=0, max_lag=0)) == ([] if number else [0])
+        go_back_to(redis_client, run_id, before)
+
+
+def test_a_group_is_played_again_where_the_server_lost_it_before_its_payloads_were_read(
+    buffer: Views, redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer.learner.open([ticket(0)])
+    before, read = saved(redis_client, run_id), Bulk.read
+    fill(buffer, leased(buffer), run_id)
+
+    def go_back_and_read(*arguments: Any) -> Any:
+        go_back_to(redis_client, run_id, before)
+        return read(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bulk, "read", go_back_and_read)
+        assert buffer.learner.claim(1, 1, policy_version=0, max_lag=0) == []
+    assert (buffer.learner.ledger().queued, buffer.learner.ledger().dropped) == (1, {})
+    fill(buffer, leased(buffer), run_id)
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
 
 
 def test_a_claimed_group_that_a_person_requeued_is_returned_once_it_was_played_again(

@@ -68,6 +68,11 @@ def claims_poison(scene: Scene) -> list[int]:
     return ids(scene.buffer.learner.claim(2, 2, policy_version=0, max_lag=0))
 
 
+def claims_what_is_lost(scene: Scene) -> list[int]:
+    scene.client.delete(scene.blob(1))
+    return ids(scene.buffer.learner.claim(2, 2, policy_version=0, max_lag=0))
+
+
 def finishes_the_group(scene: Scene) -> list[bool]:
     return [scene.insert(member) in (InsertResult.STORED, InsertResult.DUPLICATE) for member in (1, 2)]
 
@@ -117,6 +122,7 @@ VERBS: dict[str, Callable[[Scene], object]] = {
     "open": lambda scene: scene.buffer.learner.open([ticket(6), ticket(7)]),
     "claim": lambda scene: ids(scene.buffer.learner.claim(2, 2, policy_version=0, max_lag=0)),
     "claim what is poisoned": claims_poison,
+    "claim what is lost": claims_what_is_lost,
     "drop": lambda scene: scene.buffer.learner.drop([0, 1, 3, 4], "zero_variance"),
     "settle": lambda scene: scene.buffer.learner.settle(1),
     "reopen": lambda scene: scene.buffer.learner.reopen(0),
