@@ -84,12 +84,15 @@ def be_one_of_two(ranks: Ranks, folder: str) -> None:
         play(path / "untied_model", path / f"{game}_together_on_two", game=game, ranks=together)
     resume(path / "tied_model", path / "tied_on_one", path / "resumed_together_on_two", ranks=together)
     refuse(path / "hybrid_model", path / f"refusal_{rank}.txt", ranks=together)
-    compiler.BACKEND = "aot_eager"  # this process's own
-    for name, kind in COMPILED.items():
-        train(path / f"{kind}_model", path / f"{name}_on_two", ranks=ranks, compile=True)
     resume(path / "tied_model", path / "tied_on_one", path / "resumed_on_two", ranks=ranks)
     explode(path / "tied_model", path / f"explosion_{rank}.json", ranks=ranks)
     judge(path / "tied_model", path / f"values_{rank}.json", ranks=ranks)
+
+
+def compile_on_one_of_two(ranks: Ranks, folder: str) -> None:
+    compiler.BACKEND = "aot_eager"  # this process's own
+    for name, kind in COMPILED.items():
+        train(Path(folder) / f"{kind}_model", Path(folder) / f"{name}_on_two", ranks=ranks, compile=True)
 
 
 def train(model_folder: Path, out: Path, *, ranks: Ranks, compile: bool = False) -> None:
@@ -227,7 +230,14 @@ def judge(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
     out.write_text(json.dumps({"found": values.tolist(), "expected": (states[0].float() @ weight).tolist()}))
 
 
-@pytest.mark.parametrize("name", [*KINDS, *COMPILED, *TOGETHER])
+@pytest.mark.long
+def test_two_ranks_that_compile_equal_one(results: Path) -> None:
+    SeveralRanks(compile_on_one_of_two, results, num_ranks=2).wait()
+    for name in COMPILED:
+        test_two_ranks_equal_one_in_losses_gradients_and_weights(results, name)
+
+
+@pytest.mark.parametrize("name", [*KINDS, *TOGETHER])
 def test_two_ranks_equal_one_in_losses_gradients_and_weights(results: Path, name: str) -> None:
     one, two = results / f"{(COMPILED | TOGETHER).get(name, name)}_on_one", results / f"{name}_on_two"
     for file in ("gradients_0", "gradients_1", "gradients_2", "weights"):

@@ -124,6 +124,7 @@ def refusal(run: Run, name: str, *settings: str) -> str:
     return refused.said().splitlines()[-1].removeprefix("slipstream learner: ")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_run_of_two_ranks_is_trained_again_by_two_to_the_same_bits(
     redis_server: Server, run_id: str, tmp_path: Path

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,6 @@ from slipstream.replay.server.redis_server import start_server
 from tests.learner.lead.test_metrics_page import explained
 from tests.processes import MARK, REPOSITORY, nothing_runs
 
-NUM_STEPS = 30
-EVAL_EVERY = 8
 PARTS = (
     "wait",
     "archive",
@@ -37,8 +36,32 @@ PARTS = (
 UP_TIMEOUT_S = 1000.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long a run is."""
+
+    num_steps: int
+    eval_every: int
+    num_tasks: int  # held out
+    checkpoint_every: int
+    warm_start: int  # episodes
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(run_id: str, tmp_path: Path) -> None:
+def test_up_trains_from_nothing_to_a_better_policy(run_id: str, tmp_path: Path) -> None:
+    length = Length(num_steps=30, eval_every=8, num_tasks=100, checkpoint_every=20, warm_start=2500)
+    check_that_it_learned(run_to_the_end(run_id, tmp_path, length))
+
+
+@pytest.mark.timeout(1200)
+def test_up_runs_from_nothing_to_its_end_and_leaves_a_whole_account(run_id: str, tmp_path: Path) -> None:
+    length = Length(num_steps=8, eval_every=3, num_tasks=16, checkpoint_every=4, warm_start=200)
+    run_to_the_end(run_id, tmp_path, length)
+
+
+def run_to_the_end(run_id: str, tmp_path: Path, length: Length) -> dict[str, Any]:
+    """Its summary, which agrees with all else that it leaves."""
     run_dir = RunDir(tmp_path, run_id)
     said = slipstream(
         [
@@ -46,8 +69,11 @@ def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(ru
             "conf/quickstart.yaml",
             f"run.name={run_id}",
             f"run.root={tmp_path}",
-            f"learner.steps={NUM_STEPS}",
-            f"eval.every={EVAL_EVERY}",
+            f"learner.steps={length.num_steps}",
+            f"learner.checkpoint_every={length.checkpoint_every}",
+            f"eval.every={length.eval_every}",
+            f"eval.num_tasks={length.num_tasks}",
+            f"warm_start.episodes={length.warm_start}",
             "sampling.temperature=1",  # at the quickstart's own it begins where thirty steps lead to
             "replay.drop_zero_variance=true",
         ],
@@ -56,13 +82,12 @@ def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(ru
     assert nothing_runs(run_id)
     records = list(read_metrics(run_dir.metrics))
     steps = [record for record in records if "trained/reward" in record]
-    assert [record["step"] for record in steps] == list(range(1, NUM_STEPS + 1))
-    summary = json.loads(run_dir.summary.read_text())
+    assert [record["step"] for record in steps] == list(range(1, length.num_steps + 1))
+    summary: dict[str, Any] = json.loads(run_dir.summary.read_text())
 
-    check_that_it_learned(summary)
-    check_the_summary(summary)
-    check_that_times_add_up(steps)
-    check_the_evaluations_during_training(summary, records)
+    check_the_summary(summary, length)
+    check_that_times_add_up(steps, length.checkpoint_every)
+    check_the_evaluations_during_training(summary, records, length)
     check_the_names(records)
     check_tensorboard(run_dir, steps)
     assert "held-out success, final" in said and "balanced" in said
@@ -73,6 +98,7 @@ def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(ru
             SLIPSTREAM_REDIS_PASSWORD=server.password,
         )
     assert "WRONG" not in audited and f"{run_id}: train" in audited
+    return summary
 
 
 def check_that_it_learned(summary: dict[str, Any]) -> None:
@@ -85,17 +111,17 @@ def check_that_it_learned(summary: dict[str, Any]) -> None:
     assert evaluations["warm_start"]["sampled"] > evaluations["initial"]["sampled"]
 
 
-def check_the_summary(summary: dict[str, Any]) -> None:
+def check_the_summary(summary: dict[str, Any], length: Length) -> None:
     assert set(summary["eval"]) == {"initial", "warm_start", "final"}
     for result in summary["eval"].values():
         assert set(result) == {"sampled", "greedy", "num_tasks", "sampled_in", "greedy_in"}
-        assert result["num_tasks"] == 100 and result["sampled_in"] == result["greedy_in"] == {}  # one environment
+        assert result["num_tasks"] == length.num_tasks and result["sampled_in"] == result["greedy_in"] == {}  # one environment
         assert 0 <= result["sampled"] <= 1 and 0 <= result["greedy"] <= 1
     ledger = summary["ledger"]
     assert ledger["balanced"]
     held = ledger["claimed"] + ledger["ready"] + ledger["leased"] + ledger["queued"]
     assert ledger["opened"] == ledger["trained"] + sum(ledger["dropped"].values()) + held
-    assert ledger["trained"] == 8 * NUM_STEPS
+    assert ledger["trained"] == 8 * length.num_steps
     assert sum(ledger["episodes"].values()) == ledger["inserted"] >= ledger["trained_trajectories"]
     assert 0 <= summary["produced"]["low"] <= summary["produced"]["success"] <= summary["produced"]["high"] <= 1
     assert sum(summary["lag"].values()) == ledger["trained_trajectories"] == 8 * ledger["trained"]
@@ -103,7 +129,7 @@ def check_the_summary(summary: dict[str, Any]) -> None:
     assert 0 < summary["first_reward_s"] < summary["wall_s"] < UP_TIMEOUT_S
 
 
-def check_that_times_add_up(steps: list[dict[str, float]]) -> None:
+def check_that_times_add_up(steps: list[dict[str, float]], checkpoint_every: int) -> None:
     """The parts of a step are its whole: from one record to the next nothing is left, checkpoints included."""
     for record in steps[1:]:
         whole_s = sum(record[f"time/{part}_s"] for part in PARTS)
@@ -113,16 +139,19 @@ def check_that_times_add_up(steps: list[dict[str, float]]) -> None:
     elapsed_s = steps[-1]["time"] - steps[0]["time"]
     accounted_s = sum(record["perf/step_s"] for record in steps[1:])
     assert accounted_s == pytest.approx(elapsed_s, rel=0.01)  # the parts end where the line is made, not written
-    (after_checkpoint,) = [record["time/checkpoint_s"] for record in steps if record["step"] == 21]
+    (after_checkpoint,) = [record["time/checkpoint_s"] for record in steps if record["step"] == checkpoint_every + 1]
     assert after_checkpoint > 10 * min(record["time/checkpoint_s"] for record in steps[1:])  # the others made none
 
 
-def check_the_evaluations_during_training(summary: dict[str, Any], records: list[dict[str, float]]) -> None:
+def check_the_evaluations_during_training(
+    summary: dict[str, Any], records: list[dict[str, float]], length: Length
+) -> None:
     """Each is of one version, that of its step, and steps were made meanwhile."""
     during = summary["eval_during"]
     assert during
     for result in during:
-        assert result["step"] >= EVAL_EVERY and 0 <= result["sampled"] <= 1 and result["num_tasks"] == 100
+        assert result["step"] >= length.eval_every and 0 <= result["sampled"] <= 1
+        assert result["num_tasks"] == length.num_tasks
         place, record = next(
             (place, record)
             for place, record in enumerate(records)

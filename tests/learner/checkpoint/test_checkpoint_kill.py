@@ -295,6 +295,7 @@ def test_killed_in_checkpoints_on_one_rank_and_on_two_it_has_the_same_losses(roo
     assert weights(root, name) != weights(root, "steady")  # else two ranks had no part in it
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_two_hosts_stop_together_at_a_signal_end_together_when_one_is_lost_and_resume(root: Path) -> None:
     name = "two_hosts"

@@ -105,6 +105,7 @@ def assert_alike(compiled: PackedModel, eager: PackedModel, lengths: Sequence[in
         assert (found_gradients[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
 
 
+@pytest.mark.long
 def test_packs_of_all_lengths_get_the_same_logprobs_and_gradients_from_code_made_once(
     folder: Path, ranks: Ranks, backend: CountingBackend
 ) -> None:
@@ -122,6 +123,7 @@ def test_packs_of_all_lengths_get_the_same_logprobs_and_gradients_from_code_made
     assert kept_bytes(compiled, packed) < 0.3 * kept_bytes(eager, packed)
 
 
+@pytest.mark.long
 def test_shared_prefixes_need_no_code_of_their_own(folder: Path, ranks: Ranks, backend: CountingBackend) -> None:
     compiled, eager = models(folder, ranks, activation_checkpointing=True)
     for lengths in PACKS[:3]:
@@ -182,6 +184,7 @@ def test_the_learner_compiles_the_policy_and_a_critic_of_its_own(
     assert not metrics.skipped
 
 
+@pytest.mark.long
 def test_native_code_computes_the_same(folder: Path, ranks: Ranks) -> None:
     """With the compiler that is trained with: it needs g++, as `make setup` says."""
     compiled, eager = models(folder, ranks, activation_checkpointing=True)

@@ -99,6 +99,7 @@ def test_a_drill_wants_a_run_and_a_redis_of_its_own(config: Config) -> None:
         prepare(config)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_drill_on_a_real_run_loses_nothing(
     config: Config, run_id: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
