@@ -119,6 +119,7 @@ def missing(path: Path) -> None:
 
 
 DAMAGES = [flipped, a_digit_changed, truncated, empty, a_folder, a_dangling_link, missing]
+IN_CI = (a_digit_changed, truncated, missing)
 
 
 def test_a_run_whose_newest_checkpoint_is_lost_continues_from_an_older_one_with_a_balanced_ledger(
@@ -196,7 +197,10 @@ def files_of(run_dir: RunDir) -> Iterator[Path]:
     yield from sorted(path for path in run_dir.model.iterdir() if path.is_file())
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize(
+    "damage",
+    [pytest.param(each, marks=() if each in IN_CI else pytest.mark.long, id=each.__name__) for each in DAMAGES],
+)
 def test_a_damaged_file_is_mended_or_named_with_the_cure(
     finished: ARun, right: list[str], damage: Callable[[Path], None], tmp_path: Path
 ) -> None:

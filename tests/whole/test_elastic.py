@@ -33,6 +33,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_a_run_goes_through_joins_kills_notices_and_a_partition_and_nothing_is_lost(
     redis_server: Server, run_id: str, tmp_path: Path

@@ -115,7 +115,9 @@ def check_the_summary(summary: dict[str, Any], length: Length) -> None:
     assert set(summary["eval"]) == {"initial", "warm_start", "final"}
     for result in summary["eval"].values():
         assert set(result) == {"sampled", "greedy", "num_tasks", "sampled_in", "greedy_in"}
-        assert result["num_tasks"] == length.num_tasks and result["sampled_in"] == result["greedy_in"] == {}  # one environment
+        assert (
+            result["num_tasks"] == length.num_tasks and result["sampled_in"] == result["greedy_in"] == {}
+        )  # one environment
         assert 0 <= result["sampled"] <= 1 and 0 <= result["greedy"] <= 1
     ledger = summary["ledger"]
     assert ledger["balanced"]

@@ -100,7 +100,11 @@ def save_changed(folder: Path, changed: Path, *, seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("kv_policy", "sampling"),
-    [("recompute", SAMPLING), pytest.param("keep", SAMPLING, marks=pytest.mark.long), ("recompute", CUT_SAMPLING)],
+    [
+        pytest.param("recompute", SAMPLING, marks=pytest.mark.long),
+        pytest.param("keep", SAMPLING, marks=pytest.mark.long),
+        ("recompute", CUT_SAMPLING),
+    ],
 )
 def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_generation(
     kv_policy: str,

@@ -98,6 +98,7 @@ def test_a_kept_shadow_is_exchanged_and_exchanged_back(policies: Policies, serve
     assert [line for line in log if "version" in line] == [f"version {each}: addresses kept" for each in (1, 2, 3, 4)]
 
 
+@pytest.mark.long
 def test_every_worker_of_an_engine_exchanges_its_part_and_exchanges_it_back(
     tensor_parallel_policies: Policies, server: Offers, tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_every_worker_of_an_engine_exchanges_its_part_and_exchanges_it_back(
     assert log.count("a shadow model of") == 2 and log.count("addresses kept") == 4 and "changed" not in log
 
 
+@pytest.mark.long
 def test_without_room_a_shadow_comes_with_version_2(policies: Policies, server: Offers, tmp_path: Path) -> None:
     """The shadow model of a model that was itself reloaded before takes weights too."""
     settings = Settings(log=str(tmp_path / "log"), room_bytes=0)

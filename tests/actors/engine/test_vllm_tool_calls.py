@@ -174,6 +174,7 @@ def test_tool_calls_have_the_log_probabilities_of_the_learner(engine: VllmEngine
     assert found.worst < TOLERANCE
 
 
+@pytest.mark.long
 def test_so_they_have_where_long_thoughts_are_closed(engine: VllmEngine, versions: Versions) -> None:
     async def episodes() -> list[Trajectory]:
         played = (episode("explores", index, engine, versions, max_thought_tokens=2) for index in range(48))
@@ -187,6 +188,7 @@ def test_so_they_have_where_long_thoughts_are_closed(engine: VllmEngine, version
     assert found.worst < TOLERANCE
 
 
+@pytest.mark.long
 def test_so_they_have_in_branches_and_under_new_weights(engine: VllmEngine, versions: Versions, server: Offers) -> None:
     """By chance no call runs when the weights change, most often on a busy machine: then they change again."""
     weights = [

@@ -94,6 +94,7 @@ def test_an_actor_notices_at_its_next_beat(redis_client: redis.Redis, run_id: st
     assert mine.state() is RunState.FINISHED
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3 * DEADLINE_S)
 def test_the_actors_of_a_host_join_again_only_if_they_must(redis_server: Server, run_id: str, tmp_path: Path) -> None:
     settings = [*GUESS, "learner.steps=100000", "learner.checkpoint_every=1", "actors.count=1", "actors.drain_s=1"]

@@ -155,6 +155,7 @@ def test_layers_of_one_shape_share_their_code(tmp_path: Path, ranks: Ranks, back
     assert num_graphs[0] == num_graphs[1]
 
 
+@pytest.mark.long
 def test_a_sliding_window_is_compiled_around(tmp_path: Path, ranks: Ranks, backend: CountingBackend) -> None:
     folder = save_tiny_model(
         tmp_path, use_sliding_window=True, sliding_window=5, layer_types=["sliding_attention", "full_attention"]

@@ -56,6 +56,7 @@ def slipstream(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(folder: Path) -> None:
     arguments = settings(folder, "sft", "--min-return=1", "--epochs=20", "learner.ranks=2")
     done = slipstream("fit", "sft", *arguments)

@@ -51,6 +51,7 @@ def write_model(folder: Path, *, num_layers: int, num_tokens: int) -> Config:
     return load_config(None, settings)
 
 
+@pytest.mark.long
 def test_the_peaks_that_a_gpu_is_compared_with_are_those_of_the_plan(tmp_path: Path) -> None:
     """Each decoder layer adds as many bytes: two and three layers give the peak of all, in a fraction of the time."""
     arguments = []

@@ -132,8 +132,9 @@ def slipstream(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_run_that_is_stopped_and_then_killed_is_gone_on_with_to_its_end(tmp_path: Path, start: Sittings) -> None:
-    """One run in three sittings: Ctrl-C ends the first, kill -9 the second."""
+@pytest.mark.parametrize("ends", [["Ctrl-C"], pytest.param(["Ctrl-C", "kill -9"], marks=pytest.mark.long)])
+def test_a_run_that_is_ended_is_gone_on_with_to_its_end(tmp_path: Path, start: Sittings, ends: list[str]) -> None:
+    """One run in two sittings, or in three."""
     settings = [f"run.name={NAME}", *SMALL, f"learner.steps={ENDLESS}", "eval.num_tasks=2", "env.options={step_s: 0.1}"]
     first = start(*settings, columns=40)
     first.wait_until(lambda: first.last_step() >= 3, "the third step")
@@ -149,25 +150,26 @@ def test_a_run_that_is_stopped_and_then_killed_is_gone_on_with_to_its_end(tmp_pa
     no_progress_line_is_cut(first.said())
     it_says_how_to_look_evaluate_export_and_continue(first, reached)
 
-    second = start("--resume", NAME)
-    second.wait_until(lambda: second.last_step() >= reached + 2, "two more steps")
-    second.process.kill()
-    everything_ends_soon(start)
+    if "kill -9" in ends:
+        second = start("--resume", NAME)
+        second.wait_until(lambda: second.last_step() >= reached + 2, "two more steps")
+        second.process.kill()
+        everything_ends_soon(start)
 
-    last = second.last_step() + 4
-    third = start("--resume", NAME, f"learner.steps={last}")
-    assert third.wait() == 0
+    last = first.last_step() + 4
+    resumed = start("--resume", NAME, f"learner.steps={last}")
+    assert resumed.wait() == 0
     assert start.left() == []
-    steps = [record["step"] for record in read_metrics(third.dir.metrics) if "trained/reward" in record]
+    steps = [record["step"] for record in read_metrics(resumed.dir.metrics) if "trained/reward" in record]
     assert steps == list(range(1, last + 1))
-    summary = json.loads(third.dir.summary.read_text())
+    summary = json.loads(resumed.dir.summary.read_text())
     assert summary["ledger"]["balanced"] and summary["ledger"]["trained"] == 2 * last
     assert set(summary["eval"]) == {"initial", "final"}
-    assert "Summary" in third.said() and "ledger: balanced" in third.said()
-    assert f"report: {third.dir.path}/report.html" in third.said()
-    assert f"exported model: {third.dir.trained_model}\n" in third.said()
-    assert f"{last} of {last} steps, finished" in (third.dir.path / "report.html").read_text()
-    its_password_is_in_no_file_but_its_own(third.dir)
+    assert "Summary" in resumed.said() and "ledger: balanced" in resumed.said()
+    assert f"report: {resumed.dir.path}/report.html" in resumed.said()
+    assert f"exported model: {resumed.dir.trained_model}\n" in resumed.said()
+    assert f"{last} of {last} steps, finished" in (resumed.dir.path / "report.html").read_text()
+    its_password_is_in_no_file_but_its_own(resumed.dir)
     the_trained_model_can_be_evaluated(tmp_path)
 
 
