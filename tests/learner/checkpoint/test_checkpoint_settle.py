@@ -58,6 +58,7 @@ def stand_in(server: Server, run_id: str) -> Iterator[None]:
         player.join()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_learner_killed_before_it_settled_a_durable_step_settles_it_after_a_restart(
     redis_server: Server, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

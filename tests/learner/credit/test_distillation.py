@@ -60,6 +60,7 @@ def test_each_token_has_the_advantage_of_the_teacher_over_the_policy_whatever_wa
     assert teaches(group_of(second, second), objective=objective), "equal returns are no reason to drop a group"
 
 
+@pytest.mark.long
 def test_a_policy_comes_nearer_to_a_larger_teacher(student: Path, teacher: Path, tmp_path: Path, ranks: Ranks) -> None:
     config = config_of(student, *DISTIL, f"objective.reference_model={teacher}")
     learner, player = load_player(config, tmp_path, ranks)

@@ -64,6 +64,7 @@ def test_a_reference_that_is_replaced_is_the_same_for_a_learner_that_was_stopped
     assert all(torch.equal(ours[name], tensor) for name, tensor in full_tensors(learner.model))
 
 
+@pytest.mark.long
 def test_what_is_paid_in_the_reward_holds_the_policy_back(model_folder: Path, tmp_path: Path, ranks: Ranks) -> None:
     """From the same play, a policy that pays much for its divergence goes back where it came from."""
     moved = {}

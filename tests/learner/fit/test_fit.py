@@ -241,7 +241,9 @@ def test_two_ranks_do_what_one_does(goal: Goal, folder: Path, on_two_ranks: Path
 # --- A run.
 
 
-@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize(
+    "goal", ["sft", "dpo", *(pytest.param(each, marks=pytest.mark.long) for each in ("reward", "prm"))]
+)
 def test_a_run_learns_measures_held_out_rows_and_continues_bit_for_bit(
     goal: Goal, folder: Path, tmp_path: Path, ranks: Ranks
 ) -> None:
