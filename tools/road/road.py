@@ -24,6 +24,7 @@ from slipstream.tools.road.road_table import (
     Records,
     add_outcome,
     evaluation_of,
+    good_rounds,
     load_records,
     row_of,
     save_records,
@@ -54,7 +55,12 @@ def road(config: Config, *, path: str, settings: Sequence[str], dry_run: bool) -
     with held(run_dir.path):
         write_whole(run_dir.path / "evaluation.yaml", dump_config(config))
         for stage in stages:
-            if stage.name not in finished and (code := _finish(stage, config, records, run_dir, shutdown)):
+            title, number = stage.part
+            if stage.name in finished or (number > 1 and len(good_rounds(title, stages, records)) < number - 1):
+                continue
+            if stage.command == ["rounds"]:
+                _take(stage, stages, config, records, run_dir.path)
+            elif code := _finish(stage, stages, config, records, run_dir, shutdown):
                 return code
     print_rows(COLUMNS, [row_of(records, name) for name in records])
     print(f"the table and all numbers are in {run_dir.path}/road.md and road.json")
@@ -80,13 +86,35 @@ def _check_begun(stage: Stage, records: Records, folder: Path) -> None:
         )
 
 
-def _finish(stage: Stage, config: Config, records: Records, run_dir: RunDir, shutdown: Shutdown) -> int:
+def _take(stage: Stage, stages: Sequence[Stage], config: Config, records: Records, folder: Path) -> None:
+    """Let the model of the last round that gained, or else the one before all rounds, be that of `stage`."""
+    good, parts = good_rounds(stage.name, stages, records), [each for each in stages if each.part[0] == stage.name]
+    before = [each.name for each in stages[: stages.index(parts[0])] if each.command[0] in TRAINING]
+    taken = next(each for each in stages if each.name == (good or before)[-1])
+    write_whole(folder / f"{stage.name}.yaml", dump_config(stage.config))
+    stage.run_dir.path.mkdir(mode=0o700, exist_ok=True)
+    stage.made.unlink(missing_ok=True)
+    stage.made.symlink_to(taken.made.resolve())
+    note = f"{len(good)} of at most {parts[-1].part[1]} rounds gained; the model of {taken.name}"
+    evaluation = records[taken.name].evaluation
+    records[stage.name] = Done(command=stage.command, finished=True, note=note, evaluation=evaluation)
+    save_records(records, folder, config)
+    print(f"{stage.name}: {note}", flush=True)
+
+
+def _finish(
+    stage: Stage, stages: Sequence[Stage], config: Config, records: Records, run_dir: RunDir, shutdown: Shutdown
+) -> int:
     """Run a stage to its end, evaluate its model if it trained one, and record it; return the exit code."""
     folder, saved = run_dir.path, run_dir.path / f"{stage.name}.yaml"
     write_whole(saved, dump_config(stage.config))
     done = records.setdefault(stage.name, Done(command=stage.command))
     save_records(records, folder, config)
     print(f"{stage.name}: {' '.join(stage.command)}, {run_dir.log(stage.name)}", flush=True)
+    played = [each for each in stages if each.command[0] == "up" and stage.reads == str(each.rows)]
+    for other in (each for each in played if not each.rows.exists()):
+        if code := _run(stage.name, _export(other), run_dir.log(stage.name), shutdown):
+            return code
     started = time.monotonic()
     code = _run(stage.name, _command(stage, str(saved)), run_dir.log(stage.name), shutdown)
     done.seconds += time.monotonic() - started
@@ -116,6 +144,21 @@ def _command(stage: Stage, saved: str) -> list[str]:
     if verb == "up" and stage.run_dir.config.exists():
         return [*CLI, verb, "--resume", stage.config.run.name, f"run.root={stage.config.run.root}"]
     return [*CLI, *verb.split(), saved, *options]
+
+
+def _export(stage: Stage) -> list[str]:
+    """The command that writes the episodes on which the run of a stage was trained."""
+    run, steps = stage.config.run, f"1:{stage.config.learner.steps}"
+    return [
+        *CLI,
+        "replay",
+        "export",
+        str(stage.rows),
+        f"run.name='{run.name}'",
+        f"run.root='{run.root}'",
+        "--steps",
+        steps,
+    ]
 
 
 def _run(name: str, command: list[str], log: Path, shutdown: Shutdown, *, output: Path | None = None) -> int:

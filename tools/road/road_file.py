@@ -5,6 +5,11 @@
       - expert: collect --expert --num-tasks=2500
       - imitate: fit sft --data=@expert optim.lr=1e-3           # @expert: the rows, or the model, of an earlier stage
       - explore: up learner.steps=60
+      - again:                                              # up to three times, until a round gains nothing
+          rounds: 3
+          stages:
+            - play: collect --num-tasks=200
+            - best: fit sft --data=@play --best-of-group=2
 
 A stage begins with the model of the last stage before it that trained one. All paths follow from the names, so the
 whole road is checked before its first stage starts.
@@ -14,8 +19,8 @@ import contextlib
 import io
 import re
 import shlex
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,23 +31,38 @@ from slipstream.common.config.config import Config, config_file, is_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.yaml_file import read_yaml
+from slipstream.envhub.catalogue import num_train_tasks
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.cli.cli import load, parsed
 from slipstream.tools.cli.verb_table import VERBS
 from slipstream.tools.run.check_input import check_collect, check_env, check_input, check_model_folder
-from slipstream.tools.run.collect_options import CollectOptions
+from slipstream.tools.run.collect_options import DEFAULT_NUM_TASKS, CollectOptions
 from slipstream.tools.terminal.options import as_arguments, options_of
 
 KINDS = ("collect", "fit sft", "fit dpo", "fit reward", "fit prm", "up")  # verbs that a stage can be
-TRAINING = ("base", "fit sft", "fit dpo", "up")  # those whose model the next stage begins with, and that are evaluated
+TRAINING = (
+    "base",
+    "fit sft",
+    "fit dpo",
+    "up",
+    "rounds",
+)  # those whose model the next stage begins with, and that are evaluated
 # What the road itself gives to each stage, or what would only print.
 OWN = ("run.name=", "run.root=", "model.path=", "--resume", "--print-config", "--dry-run")
 
-Named = dict[Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$")], str]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+OneOf = Meta(min_length=1, max_length=1)
+
+
+class Rounds(msgspec.Struct, forbid_unknown_fields=True):
+    """Stages that are repeated, each round from the model of the one before, until a round gains nothing."""
+
+    rounds: Annotated[int, Meta(ge=1, le=100)]  # at most
+    stages: Annotated[list[Annotated[dict[Name, str], OneOf]], Meta(min_length=1)]
 
 
 class RoadFile(msgspec.Struct, forbid_unknown_fields=True):
-    stages: Annotated[list[Annotated[Named, Meta(min_length=1, max_length=1)]], Meta(min_length=1)]
+    stages: Annotated[list[Annotated[dict[Name, str | Rounds], OneOf]], Meta(min_length=1)]
     settings: list[str] = []
 
 
@@ -52,13 +72,23 @@ class Stage:
 
     name: str
     config: Config
-    command: list[str]  # the verb, "base" for the making of the tiny model, and its options
+    command: list[str]  # the verb and its options; "base" makes the tiny model, "rounds" takes the model of rounds
     options: CollectOptions | FitOptions | None
     made: Path  # the rows, or the folder of the model
+    rows: Path  # those of `collect`, or the episodes that `up` was trained on, once a later stage asks for them
+    part: tuple[str, int] = ("", 0)  # of which rounds, and of which one
 
     @property
     def run_dir(self) -> RunDir:
         return RunDir(self.config.run.root, self.config.run.name)
+
+    @property
+    def reads(self) -> str:
+        """The file of rows that it reads; empty if none."""
+        match self.options:
+            case FitOptions(data=rows) | CollectOptions(retrace=rows):
+                return rows
+        return ""
 
 
 def split_road(settings: Sequence[str]) -> tuple[str, list[str]]:
@@ -99,10 +129,13 @@ def read_stages(name: str, settings: Sequence[str], shared: Config) -> list[Stag
     model = [f"model.path='{shared.model.path}'"] if shared.model.path else []  # it may have been an id of the Hub
     base = load(parsed(["up", *settings, *model, f"run.name='{shared.run.name}-base'", "warm_start.episodes=0"]))
     made = Path(shared.model.path or RunDir(base.run.root, base.run.name).model)
-    stages = [Stage(name="base", config=base, command=["base"], options=None, made=made)]
-    for title, command in (item for listed in read_file(name).stages for item in listed.items()):
+    stages = [Stage(name="base", config=base, command=["base"], options=None, made=made, rows=Path())]
+    for title, given in (item for listed in read_file(name).stages for item in listed.items()):
         try:
-            stages.append(_stage(title, shlex.split(command), stages, settings, shared))
+            if isinstance(given, Rounds):
+                stages += _rounds(title, given, stages, settings, shared)
+            else:
+                stages.append(_stage(title, shlex.split(given), stages, settings, shared))
         except ValueError as error:  # a ConfigError, or that of a quotation without an end
             raise ConfigError(f"{name}: stage {title!r}: {error}") from None
     return stages
@@ -110,7 +143,7 @@ def read_stages(name: str, settings: Sequence[str], shared: Config) -> list[Stag
 
 def check_stages(stages: Sequence[Stage], *, finished: Collection[str]) -> None:
     """Check what the stages that have not finished refer to. Raises ConfigError, with the stage."""
-    to_come = {str(stage.made) for stage in stages}
+    to_come = {str(path) for stage in stages for path in (stage.made, stage.rows)}
     if path := stages[0].config.model.path:
         check_model_folder(Path(path), max_tokens=stages[0].config.model.max_tokens)
     for stage in (stage for stage in stages if stage.name not in finished):
@@ -121,17 +154,37 @@ def check_stages(stages: Sequence[Stage], *, finished: Collection[str]) -> None:
                     check_collect(stage.config, options, to_come=to_come)
                 case FitOptions(data=data) if data not in to_come and not Path(data).is_file():
                     raise ConfigError(f"`--data` must be a file, or an earlier stage as @NAME, got {data!r}")
-                case None if stage is not stages[0]:
+                case None if stage.command[0] == "up":
                     check_input(stage.config, to_come=to_come)
         except ConfigError as error:
             raise ConfigError(f"stage {stage.name!r}: {error}") from None
 
 
-def _stage(name: str, words: list[str], before: Sequence[Stage], settings: Sequence[str], shared: Config) -> Stage:
-    """Load the configuration and the options as the command line does."""
+def _rounds(
+    title: str, given: Rounds, before: Sequence[Stage], settings: Sequence[str], shared: Config
+) -> Iterable[Stage]:
+    """The stages of every round, as TITLE-1-NAME and so on, and one that takes the model of the last good round."""
+    stages, first = list(before), len(before)
+    for number in range(1, given.rounds + 1):
+        for name, command in (item for listed in given.stages for item in listed.items()):
+            own = re.compile(f"@({'|'.join(name for listed in given.stages for name in listed)})$")
+            words = [own.sub(rf"@{title}-{number}-\1", word) for word in shlex.split(command)]
+            stage = _stage(f"{title}-{number}-{name}", words, stages, settings, shared, number=number)
+            stages.append(replace(stage, part=(title, number)))
+    if not any(stage.command[0] in TRAINING for stage in stages[first:]):
+        raise ConfigError("no stage of its rounds trains the model; add `fit sft`, `fit dpo` or `up`")
+    config = load(parsed(["up", *settings, f"run.name='{shared.run.name}-{title}'"]))
+    made = RunDir(config.run.root, config.run.name).trained_model
+    return [*stages[first:], Stage(name=title, config=config, command=["rounds"], options=None, made=made, rows=Path())]
+
+
+def _stage(
+    name: str, words: list[str], before: Sequence[Stage], settings: Sequence[str], shared: Config, number: int = 1
+) -> Stage:
+    """Load the configuration and the options as the command line does. `number` is that of the round."""
     if name in (taken := [stage.name for stage in before]):
         raise ConfigError(f"the name is taken, as {', '.join(taken)} are; choose another")
-    verb, *rest = [_with_path(word, before) for word in words] or [""]
+    verb, *rest = [_with_path(word, after, before) for after, word in zip(["", *words], words, strict=False)] or [""]
     if verb == "fit" and rest:
         verb, *rest = f"{verb} {rest[0]}", *rest[1:]
     if verb not in KINDS:
@@ -149,16 +202,26 @@ def _stage(name: str, words: list[str], before: Sequence[Stage], settings: Seque
             raise ConfigError(said.getvalue().strip().rpartition("\n")[2]) from None
     config, kind = load(arguments), VERBS[verb].own
     options = options_of(kind, arguments) if kind else None
+    if isinstance(options, CollectOptions) and number > 1:
+        options = replace(options, first_task=_first_task(options, config, number))
     made = rows if file else RunDir(config.run.root, config.run.name).trained_model
     command = [verb, *(as_arguments(options) if options else [])]
-    return Stage(name=name, config=config, command=command, options=options, made=made)
+    return Stage(name=name, config=config, command=command, options=options, made=made, rows=rows)
 
 
-def _with_path(word: str, before: Sequence[Stage]) -> str:
-    """`word` with what a stage has made in the place of `@NAME`."""
+def _first_task(options: CollectOptions, config: Config, number: int) -> int:
+    """Where a round begins: after the tasks of the one before; near the first again where too few are left."""
+    num_tasks = options.num_tasks or DEFAULT_NUM_TASKS
+    last_start = max(num_train_tasks(config.env).values()) - num_tasks
+    return (options.first_task + (number - 1) * num_tasks) % (max(last_start, 0) + 1)
+
+
+def _with_path(word: str, after: str, before: Sequence[Stage]) -> str:
+    """`word`, which comes after another, with what a stage has made in the place of `@NAME`."""
     if (found := re.fullmatch(r"((?:[^=@]*=)?)@([^@]*)", word)) is None:
         return word
-    made = {stage.name: str(stage.made) for stage in before}
+    wants_rows = (found[1] or f"{after}=") in ("--data=", "--retrace=")
+    made = {stage.name: str(stage.rows if wants_rows and stage.command[0] == "up" else stage.made) for stage in before}
     if found[2] not in made:
         raise ConfigError(f"`{word}` must name an earlier stage: {', '.join(made)}")
     is_setting = found[1] and not word.startswith("-")

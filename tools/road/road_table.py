@@ -1,7 +1,9 @@
 """What the stages of a road have brought: records in `road.json`, and the table in the terminal and in `road.md`."""
 
+import itertools
 import json
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -96,6 +98,24 @@ def add_outcome(done: Done, stage: Stage) -> None:
         for name in ("loss", "accuracy"):
             if values := [record[key] for record in records if (key := f"fit/held_out_{name}") in record]:
                 done.note = f"held-out {name} {values[0]:.2f} to {values[-1]:.2f}"
+
+
+def good_rounds(title: str, stages: Sequence[Stage], records: Records) -> list[str]:
+    """The last trained stage of each round, from the first round on, that solved more tasks than the model before."""
+
+    def measured(among: Iterable[Stage]) -> list[tuple[float, str]]:
+        done = [(records[each.name].evaluation, each.name) for each in among if each.name in records]
+        return [(found["sampled"].rate, name) for found, name in done if found]
+
+    first = next(place for place, stage in enumerate(stages) if stage.part[0] == title)
+    best, good = measured(stages[:first])[-1][0], list[str]()
+    for number in itertools.count(1):
+        rate, name = next(reversed(measured(each for each in stages if each.part == (title, number))), (0.0, ""))
+        if rate <= best:
+            break
+        best = rate
+        good.append(name)
+    return good
 
 
 def row_of(records: Records, name: str) -> list[str]:

@@ -25,6 +25,12 @@ def main(verb: str, *arguments: str) -> int:
         path = Path(root) / arguments[1] / "config.yaml"
     else:
         path = Path(arguments[1] if verb == "collect" else arguments[0])
+    if verb == "replay":
+        run, root = (text.partition("=")[2].strip("'") for text in arguments[2:4])
+        Path(arguments[1]).write_text(json.dumps({"of": run}) + "\n")
+        with (Path(root) / "calls.txt").open("a") as calls:
+            calls.write(f"{run}: replay {' '.join([arguments[0], *arguments[4:]])}\n")
+        return 0
     config = yaml.safe_load(path.read_text())
     run, root = config["run"]["name"], Path(config["run"]["root"])
     with (root / "calls.txt").open("a") as calls:
@@ -35,7 +41,7 @@ def main(verb: str, *arguments: str) -> int:
     given = [text.partition("=")[2].strip("'") for text in arguments if text.startswith("model.path=")]
     trained_by = (Path((given or [config["model"]["path"]])[0]) / "trained_by").read_text()
     if verb == "eval":
-        for sampling, success in (("sampled", 0.2 * len(trained_by.split())), ("greedy", 0.5)):
+        for sampling, success in (("sampled", min(1.0, 0.2 * len(trained_by.split()))), ("greedy", 0.5)):
             print(json.dumps({"env": "guess", "sampling": sampling, "num_tasks": 100, "success": success}))
         return 0
     if verb == "collect":

@@ -119,6 +119,48 @@ def test_each_stage_begins_with_the_model_of_the_one_before(tmp_path: Path) -> N
     assert "best" in again.stdout
 
 
+def test_rounds_end_when_one_gains_nothing_and_the_next_stage_has_the_model_of_the_last_good_one(
+    tmp_path: Path,
+) -> None:
+    """Each training raises success by a fifth, from a fifth: the fifth round cannot."""
+    again = {"rounds": 7, "stages": [{"play": "collect --num-tasks=4"}, {"best": "fit sft --data=@play"}]}
+    stages = ({"again": again}, {"prefer": "fit dpo --data=@again-1-play"})
+    done = walked(tmp_path, *stages)
+    assert done.returncode == 0, done.stderr
+    round_of = lambda n: [f"again-{n}-play: collect", f"again-{n}-best: fit sft", "r: eval"]  # noqa: E731
+    played = [call for number in range(1, 6) for call in round_of(number)]
+    assert calls(tmp_path) == ["base: prepare", "r: eval", *played, "prefer: fit dpo", "r: eval"]
+    assert "again: 4 of at most 7 rounds gained; the model of again-4-best" in done.stdout
+    trained_by = (tmp_path / "r-prefer" / "trained_model" / "trained_by").read_text()
+    assert trained_by == f"base {' '.join(f'r-again-{number}-best' for number in range(1, 5))} r-prefer"
+    first_tasks = [recorded(tmp_path)[f"again-{number}-play"]["command"] for number in (1, 2, 3)]
+    assert first_tasks == [["collect", "--num-tasks=4", *more] for more in ([], ["--first-task=4"], ["--first-task=8"])]
+    assert recorded(tmp_path)["again"]["evaluation"]["sampled"] == {"solved": 100, "num_tasks": 100}
+    assert walked(tmp_path, *stages).returncode == 0 and calls(tmp_path) == []
+
+
+def test_rounds_of_which_none_gains_leave_the_model_as_it_was(tmp_path: Path) -> None:
+    stages = [{f"best{number}": "up learner.steps=3"} for number in range(4)]
+    done = walked(tmp_path, *stages, {"again": {"rounds": 3, "stages": [{"more": "up learner.steps=3"}]}}, {"on": "up"})
+    assert done.returncode == 0, done.stderr
+    assert "again: 0 of at most 3 rounds gained; the model of best3" in done.stdout
+    trained_by = (tmp_path / "r-on" / "trained_model" / "trained_by").read_text()
+    assert trained_by == "base r-best0 r-best1 r-best2 r-best3 r-on"
+
+
+def test_the_episodes_of_a_run_are_the_data_of_a_stage(tmp_path: Path, refusal: Refusal) -> None:
+    stages = [{"explore": "up learner.steps=3"}, {"best": "fit sft --data=@explore --best-of-group=1"}]
+    assert refusal(*stages) == ""
+    done = walked(tmp_path, *stages, {"prefer": "fit dpo --data @explore"})
+    assert done.returncode == 0, done.stderr
+    exported, trained = (
+        ["explore: replay export --steps 1:3"],
+        ["best: fit sft", "r: eval", "prefer: fit dpo", "r: eval"],
+    )
+    assert calls(tmp_path) == ["base: prepare", "r: eval", "explore: up", "r: eval", *exported, *trained]
+    assert f"--data={tmp_path / 'r' / 'explore.jsonl'}" in recorded(tmp_path)["best"]["command"]
+
+
 def test_the_teacher_of_a_stage_is_a_folder_or_an_earlier_stage_that_trains(refusal: Refusal) -> None:
     def distil(teacher: str) -> dict[str, str]:
         objective = f"objective.advantage=distillation objective.reference_model={teacher} objective.kl_place=reward"
@@ -212,6 +254,9 @@ def test_a_run_of_that_name_which_is_not_the_roads_is_left_alone(tmp_path: Path,
         ([], "Expected `array` of length >= 1 - at `$.stages`; a road has lists of `settings`, and of `stages` as"),
         ([5], "Expected `object`, got `int` - at `$.stages[0]`"),
         ([PLAY | BEST], "Expected `object` of length <= 1 - at `$.stages[0]`"),
+        ([{"a": {"rounds": 0, "stages": [PLAY]}}], "Expected `int` >= 1 - at `$.stages[0][...].rounds`"),
+        ([{"a": {"rounds": 2, "stages": [PLAY]}}], "stage 'a': no stage of its rounds trains the model; add `fit sft`"),
+        ([{"a": {"rounds": 2, "stages": [BEST]}}], "stage 'a': `--data=@play` must name an earlier stage: base"),
         ([EXPERT, {"expert": "fit sft"}], "stage 'expert': the name is taken, as base, expert are"),
         ([{"a b": "up"}], "Expected `str` matching regex '^[a-z0-9][a-z0-9_-]*$' - at `key` in `$.stages[0]`"),
         ([{"best": "ppo"}], "must begin with one of collect, fit sft, fit dpo, fit reward, fit prm, up, got 'ppo'"),
