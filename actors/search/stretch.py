@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from slipstream.actors.engine.engine import Sampler
 from slipstream.actors.episode.episode_record import EpisodeRecord, Exchange
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.rollout import rollout
@@ -28,13 +29,19 @@ class Stretch:
 
 
 async def play_stretch(
-    record: EpisodeRecord, *, setup: EpisodeSetup, num_turns: int, begin: Saved | None = None, hint: str = ""
+    record: EpisodeRecord,
+    *,
+    setup: EpisodeSetup,
+    num_turns: int,
+    begin: Saved | None = None,
+    hint: str = "",
+    sampler: Sampler | None = None,
 ) -> Stretch:
     """Continue the episode on `record` for `num_turns`, or to its end. Raises EpisodeFailed, EngineDied.
 
     `begin` is the state of the environment after the turns on `record`; without, their actions are replayed. The first
-    messages end with `hint`. It does not work with an environment that runs its episodes itself: those have no
-    stretches.
+    messages end with `hint`. `sampler` plays instead of the engine of `setup`. It does not work with an environment
+    that runs its episodes itself: those have no stretches.
     """
     allowance = setup.allowance
     max_turns = min(len(record.turns) + num_turns, allowance.max_turns)
@@ -46,7 +53,7 @@ async def play_stretch(
         trajectory = await rollout(
             record,
             env=env,
-            sampler=setup.engine,
+            sampler=sampler or setup.engine,
             tokenizer=setup.tokenizer,
             action_format=setup.action_format,
             allowance=replace(allowance, max_turns=max_turns),

@@ -65,7 +65,7 @@ def read_samples(options: FitOptions, *, goal: "Goal") -> tuple[list[Sample], li
         raise ConfigError(f"`--data` must name a file of conversations, got {options.data!r}; see docs/fitting.md")
     left_out: Counter[str] = Counter()
     try:
-        rows = whole_rows(path)
+        rows = _rows_to_learn(path)
         match goal:
             case "sft" | "prm":
                 samples = _conversations(rows, options, left_out, with_labels=goal == "prm")
@@ -83,6 +83,16 @@ def read_samples(options: FitOptions, *, goal: "Goal") -> tuple[list[Sample], li
         why = ", ".join(f"{number} {reason}" for reason, number in left_out.items() if number) or "the file is empty"
         raise ConfigError(f"`--data` {path} has no row to train on: {why}, {len(held_out)} held out")
     return trained, held_out, left_out
+
+
+def _rows_to_learn(path: str) -> Iterator[tuple[int, Row]]:
+    """The rows of a file. Raises BadRow for one of a held-out task."""
+    for number, row in whole_rows(path):
+        if str(row.get("task")).split("/")[-2:-1] == ["held_out"]:
+            raise BadRow(
+                f"row {number}: task {row['task']} is held out, and nothing learns from it; collect without --held-out"
+            )
+        yield number, row
 
 
 @contextlib.contextmanager

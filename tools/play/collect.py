@@ -27,7 +27,6 @@ from slipstream.common.records.trajectory import Sampling, Task, Trajectory
 from slipstream.common.text.action_format import format_of
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.transcript import Transcriber
-from slipstream.envhub.catalogue import num_train_tasks
 from slipstream.envhub.env import EnvError
 from slipstream.tools.data.row_files import Row, rows_to, write_rows
 from slipstream.tools.play.collect_server import Journal, play_served, read_server
@@ -224,9 +223,9 @@ def tasks_to_play(options: CollectOptions, config: Config) -> dict[int, Task]:
     With one environment the group id is the index of the task, so files of different tasks can be concatenated. In a
     mixture, the first task of every environment comes before the second task of any.
     """
-    first, known = options.first_task, num_train_tasks(config.env)
+    first, known = options.first_task, options.known_tasks(config.env)
     return {
-        index * len(known) + place: Task(env=label, split="train", index=index)
+        index * len(known) + place: Task(env=label, split=options.split, index=index)
         for index in range(first, first + (options.num_tasks or DEFAULT_NUM_TASKS))
         for place, (label, num_tasks) in enumerate(known.items())
         if options.num_tasks or index < num_tasks

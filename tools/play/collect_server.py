@@ -12,16 +12,17 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.actors.engine.engine import Completion, EngineError, Restriction, Sampler
+from slipstream.actors.engine.engine import Completion, Engine, EngineError, Restriction, Sampler
 from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
-from slipstream.actors.episode.fresh_env import fresh_env
-from slipstream.actors.episode.rollout import EpisodeFailed, rollout
+from slipstream.actors.episode.rollout import EpisodeFailed
+from slipstream.actors.group.group import Episodes, EpisodeSetup
+from slipstream.actors.search.stretch import play_stretch
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.long_work import LongWork, report_on_stderr
@@ -128,7 +129,7 @@ async def play_served(
         if (group_id, member) not in journal.played
     ]
     room, form = asyncio.Semaphore(server.client.max_concurrent), reply_form(tokenizer)
-    allowance = replace(Allowance.of(config), enforces_admissible=False, max_thought_tokens=0)  # a server chooses
+    setup = served_setup(config, server, tokenizer)
     work = LongWork("episodes of the server", len(attempts), report=report_on_stderr)
 
     async def play(attempt: Attempt) -> int:
@@ -138,23 +139,30 @@ async def play_served(
         )
         async with room:
             try:
-                async with fresh_env(config.env.entries(), attempt.task, timeout_s=config.env.step_timeout_s) as env:
-                    episode = await rollout(
-                        record,
-                        env=env,
-                        sampler=sampler,
-                        tokenizer=tokenizer,
-                        action_format=format_of(config.env),
-                        allowance=allowance,
-                    )
+                played = await play_stretch(record, setup=setup, num_turns=config.env.max_turns, sampler=sampler)
             except EpisodeFailed as error:
                 log.warning("task %d, attempt %d: %s", attempt.task.index, attempt.member, error)
                 return 1
-        journal.add(episode)
+        journal.add(played.record)
         work.done()
         return 0
 
     return sum(await asyncio.gather(*map(play, attempts)))
+
+
+def served_setup(config: Config, server: ChatServer, tokenizer: PreTrainedTokenizerBase) -> EpisodeSetup:
+    """The setup of episodes that a server plays. Each has a `Served` of its own as its sampler, and none an engine."""
+    return EpisodeSetup(
+        run_id=config.run.name,
+        actor=server.model,
+        envs=config.env.entries(),
+        engine=cast(Engine, None),
+        tokenizer=tokenizer,
+        action_format=format_of(config.env),
+        allowance=replace(Allowance.of(config), enforces_admissible=False, max_thought_tokens=0),  # the server chooses
+        provenance=Provenance(host=socket.gethostname(), instance_kind="reserved", price_per_hour=0.0),
+        episodes=Episodes(max_running=server.client.max_concurrent),
+    )
 
 
 @dataclass(kw_only=True, slots=True)

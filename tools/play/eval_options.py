@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from slipstream.common.process.config_error import require
 from slipstream.learner.objective.turn_labels import AGGREGATES
+from slipstream.tools.run.collect_options import SEARCHES
 
 MAX_ATTEMPTS = 1000
 
@@ -13,6 +14,8 @@ class EvalOptions:
     attempts: int = 1  # sampled episodes of each task; from 2 on, pass@k is reported, and how well attempts are chosen
     certainty: float = 0.0  # attempts: end them where the majority is this certain, such as 0.95; 0 plays all
     revise: bool = False  # attempts: show each one to the next, which tries again (sequential revision)
+    server: str = ""  # a file that names a chat server, which plays instead of a model: see docs/collect.md
+    search: tuple[str, ...] = ()  # searches to compare with sampled episodes on the same tasks, such as mcts,dfsdt
     compare: tuple[str, ...] = ()  # values of env.action_format to compare on the same tasks, with the same model
     reward_model: str = ""  # attempts: a folder of `fit prm` or `fit reward`, or a URL; it chooses one of each task
     aggregate: str = "last"  # prm: what ranks an attempt: the last, min or product of its turns' probabilities
@@ -55,6 +58,27 @@ class EvalOptions:
             f"one of {', '.join(AGGREGATES)}",
             self.aggregate,
             "last is the default",
+        )
+        require(
+            set(self.search) <= set(SEARCHES[1:]),
+            "--search",
+            f"some of {', '.join(SEARCHES[1:])}",
+            ",".join(self.search),
+            "sampled episodes are played anyway",
+        )
+        require(
+            not self.search or not (self.server or self.compare or self.attempts > 1 or self.rank),
+            "--search",
+            "empty with --server, --compare, --attempts and --rank",
+            ",".join(self.search),
+            "evaluate them one after the other",
+        )
+        require(
+            not self.server or not (self.revise or self.rank),
+            "--server",
+            "empty with --revise and --rank",
+            self.server,
+            "a server plays whole episodes",
         )
         require(
             self.rank in ("", "total", "mean"), "--rank", "total or mean", self.rank, "leave it out to sample actions"

@@ -51,9 +51,9 @@ def report(episodes: Sequence[Played], options: EvalOptions = USUAL) -> dict[str
 
 
 def compared(episodes_of: Mapping[str, Sequence[Played]]) -> tuple[list[str], list[list[str]]]:
-    """Return a table of formats: its head, and a row for each, with 95 % intervals.
+    """Return a table of formats or searches: its head, and a row for each, with 95 % intervals.
 
-    The last column is the difference of success to the first format, over the tasks that both have played.
+    The last column is the difference of success to the first one, over the tasks that both have played.
     """
     first, *_ = episodes_of
     head = ["format", "tasks", "success", "invalid actions", "tokens written", f"success less that of {first}"]

@@ -1,14 +1,16 @@
-"""`slipstream eval`: measure success on held-out tasks with one engine on this machine, without a run."""
+"""`slipstream eval`: measure success on held-out tasks, of a model with one engine on this machine, or of a server."""
 
 import asyncio
 import dataclasses
 import json
 import logging
+from pathlib import Path
 
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord, Exchange
 from slipstream.actors.episode.hint import hint_of
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.group.group import EpisodeSetup
+from slipstream.actors.search.episode_tree import Collected, EpisodeTree
 from slipstream.actors.search.stretch import play_stretch
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError, require
@@ -17,13 +19,20 @@ from slipstream.common.process.long_work import LongWork, report_on_stderr
 from slipstream.common.records.reward_protocol import CRITICS, OUTCOME
 from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.common.text.action_format import action_format
+from slipstream.common.text.chat import reply_form
 from slipstream.envhub.catalogue import DRIVING, num_rows
 from slipstream.learner.objective.turn_labels import aggregated
+from slipstream.tools.data.chat_file import ChatServer
+from slipstream.tools.play.collect import play_task
+from slipstream.tools.play.collect_server import Served, read_server, served_setup
 from slipstream.tools.play.eval_attempt import Played, certainty
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.eval_report import compared, report
-from slipstream.tools.play.fixed_policy import start_fixed_policy
+from slipstream.tools.play.fixed_policy import fixed_model_folder, start_fixed_policy
 from slipstream.tools.play.state_values import StateValues, reward_model_beside
+from slipstream.tools.run.check_input import check_collect, check_env, check_model_folder
+from slipstream.tools.run.collect_options import CollectOptions
+from slipstream.tools.run.prepare import load_tokenizer
 from slipstream.tools.terminal.table import print_rows
 
 DEFAULT_NUM_TASKS = 100
@@ -34,8 +43,8 @@ log = logging.getLogger(__name__)
 def evaluate(config: Config, *, options: EvalOptions) -> int:
     """Print success, tokens and more as one JSON line per format, environment and way of sampling.
 
-    The model is `model.path` if given, else the trained model of `run.name`. Several formats play the same tasks, and a
-    table of them follows.
+    The model is `model.path` if given, else the trained model of `run.name`; a server's episodes are counted in its
+    tokens. Several formats or searches play the same tasks, and a table of them follows.
     """
     log_to_stderr(logging.WARNING)
     check_revisable(config, options)
@@ -46,15 +55,35 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
         options.rank,
         "it ranks the actions that this key allows",
     )
+    for search in options.search or ("none",):
+        check_collect(config, CollectOptions(search=search, server="" if options.search else options.server))
     formats = options.compare or (config.env.action_format,)
     with reward_model_beside(config, options.reward_model) as values:
         check_aggregate(values, options.aggregate)
+        if options.server:
+            return _evaluate_served(config, options, read_server(Path(options.server)), values)
         return evaluate_on(start_fixed_policy(config, name="eval", formats=formats), config, options, values=values)
+
+
+def _evaluate_served(config: Config, options: EvalOptions, server: ChatServer, values: StateValues | None) -> int:
+    folder = fixed_model_folder(config)
+    check_env(config.env)
+    check_model_folder(folder, max_tokens=config.model.max_tokens)
+    setup = served_setup(config, server, load_tokenizer(folder, config.model))
+    asyncio.run(_evaluate(config, setup, options, values, server=server))
+    return 0
 
 
 def evaluate_on(stage: EpisodeSetup, config: Config, options: EvalOptions, *, values: StateValues | None = None) -> int:
     """Play the tasks on `stage`, and print the results. Raises ConfigError if every episode failed."""
-    asyncio.run(_evaluate(config, stage, options, values))
+
+    async def play_and_close() -> None:
+        try:
+            await _evaluate(config, stage, options, values)
+        finally:
+            await stage.engine.close()
+
+    asyncio.run(play_and_close())
     return 0
 
 
@@ -82,7 +111,14 @@ def check_aggregate(values: StateValues | None, how: str) -> None:
         )
 
 
-async def _evaluate(config: Config, stage: EpisodeSetup, options: EvalOptions, values: StateValues | None) -> None:
+async def _evaluate(
+    config: Config,
+    stage: EpisodeSetup,
+    options: EvalOptions,
+    values: StateValues | None,
+    *,
+    server: ChatServer | None = None,
+) -> None:
     formats = {
         name: dataclasses.replace(
             stage,
@@ -92,21 +128,26 @@ async def _evaluate(config: Config, stage: EpisodeSetup, options: EvalOptions, v
         for name in options.compare or (config.env.action_format,)
     }
     greedy = dataclasses.replace(options, attempts=1, reward_model="", certainty=0.0, revise=False)
-    ways = (("sampled", config.sampling.temperature, options, values), ("greedy", 0.0, greedy, None))
+    sampled = ("sampled", config.sampling.temperature, options, values)
+    ways = [("server", 1.0, options, values)] if server else [sampled, ("greedy", 0.0, greedy, None)]
     tables = []
-    try:
-        for sampling, temperature, asked, judge in ways:
-            for label in stage.envs:
-                played = {}
-                for name, setup in formats.items():
-                    test = _Test(config=config, setup=setup, temperature=temperature, options=asked, values=judge)
-                    played[name] = await test.play_all(label)
-                    about = {"env": label, "sampling": sampling} | ({"format": name} if options.compare else {})
-                    print(json.dumps({**about, **report(played[name], asked)}), flush=True)
-                tables.append((f"{label}, {sampling}", *compared(played)))
-    finally:
-        await stage.engine.close()
-    for title, head, rows in tables if options.compare else ():
+    for sampling, temperature, asked, judge in ways:
+        for label in stage.envs:
+            played = {}
+            for name, setup in formats.items():
+                test = _Test(
+                    config=config, setup=setup, temperature=temperature, options=asked, values=judge, server=server
+                )
+                played[name] = await test.play_all(label)
+                about = {"env": label, "sampling": sampling} | ({"format": name} if options.compare else {})
+                about |= {"model": server.model} if server else {}
+                print(json.dumps({**about, **report(played[name], asked)}), flush=True)
+            for search in options.search if sampling == "sampled" else ():
+                played[search] = await dataclasses.replace(test, search=search).play_all(label)
+                about = {"env": label, "sampling": sampling, "search": search}
+                print(json.dumps({**about, **report(played[search], asked)}), flush=True)
+            tables.append((f"{label}, {sampling}", *compared(played)))
+    for title, head, rows in (table for table in tables if len(table[2]) > 1):
         print(f"\n{title}: means, and 95 % intervals over tasks")
         print_rows(head, rows)
 
@@ -120,13 +161,15 @@ class _Test:
     temperature: float
     options: EvalOptions
     values: StateValues | None
+    server: ChatServer | None = None
+    search: str = ""
 
     async def play_all(self, label: str) -> list[Played]:
         """Play every held-out task of an environment. Raises ConfigError if every episode failed."""
         num_tasks = self.config.eval.num_tasks or DEFAULT_NUM_TASKS
         num_tasks = min(num_tasks, num_rows(self.config.env.entries()[label]).get("held_out", num_tasks))
         tasks = [Task(env=label, split="held_out", index=index) for index in range(num_tasks)]
-        room = asyncio.Semaphore(self.config.actors.max_episodes)
+        room = asyncio.Semaphore(self.server.client.max_concurrent if self.server else self.config.actors.max_episodes)
         work = LongWork(f"episodes of {label}", num_tasks * self.options.attempts, report=report_on_stderr)
         played = [
             each
@@ -140,6 +183,8 @@ class _Test:
     async def _attempts(self, task: Task, room: asyncio.Semaphore, work: LongWork) -> list[Played]:
         """Play a task as often as the options want: one attempt after another only if they depend on each other."""
         members = range(self.options.attempts)
+        if self.search:
+            return await self._searched(task, room, work)
         if self.options.are_alike:
             alike = await asyncio.gather(*(self._play(task, member, room, work) for member in members))
             return [each.played for each in alike if each is not None]
@@ -153,6 +198,17 @@ class _Test:
                 attempts.append(ended)
         return [each.played for each in attempts]
 
+    async def _searched(self, task: Task, room: asyncio.Semaphore, work: LongWork) -> list[Played]:
+        """The finished episode of the highest return that a search found, with the tokens of all that it tried."""
+        found = Collected()
+        tree = EpisodeTree(self._attempt(task, 0), setup=self.setup, room=room, collected=found)
+        await play_task(tree, self.config, CollectOptions(search=self.search))
+        work.done()
+        best = max(found.trajectories, key=lambda trajectory: trajectory.total_reward, default=None)
+        if best is None:
+            return []
+        return [dataclasses.replace(Played.of(best, action=None), num_written=found.num_sampled)]
+
     async def _play(
         self, task: Task, member: int, room: asyncio.Semaphore, work: LongWork, *, hint: str = ""
     ) -> "_Ended | None":
@@ -161,7 +217,11 @@ class _Test:
         try:
             async with room:
                 stretch = await play_stretch(
-                    record, setup=self.setup, num_turns=self.setup.allowance.max_turns, hint=hint
+                    record,
+                    setup=self.setup,
+                    num_turns=self.setup.allowance.max_turns,
+                    hint=hint,
+                    sampler=self._served(record),
                 )
             value = None
             if self.values:
@@ -175,6 +235,19 @@ class _Test:
         kind = str(record.columns.get(self.options.by, ""))
         played = Played.of(stretch.record, action=action, kind=kind, value=value)
         return _Ended(played=played, exchanges=stretch.exchanges)
+
+    def _served(self, record: EpisodeRecord) -> Served | None:
+        """What plays instead of the engine."""
+        if self.server is None:
+            return None
+        tokenizer = self.setup.tokenizer
+        return Served(
+            server=self.server,
+            record=record,
+            tokenizer=tokenizer,
+            form=reply_form(tokenizer),
+            max_tokens=self.config.model.max_tokens,
+        )
 
     def _attempt(self, task: Task, member: int) -> Attempt:
         max_turn_tokens = self.config.sampling.max_turn_tokens

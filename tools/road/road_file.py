@@ -31,7 +31,6 @@ from slipstream.common.config.config import Config, config_file, is_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.yaml_file import read_yaml
-from slipstream.envhub.catalogue import num_train_tasks
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.cli.cli import load, parsed
 from slipstream.tools.cli.verb_table import VERBS
@@ -212,7 +211,7 @@ def _stage(
 def _first_task(options: CollectOptions, config: Config, number: int) -> int:
     """Where a round begins: after the tasks of the one before; near the first again where too few are left."""
     num_tasks = options.num_tasks or DEFAULT_NUM_TASKS
-    last_start = max(num_train_tasks(config.env).values()) - num_tasks
+    last_start = max(options.known_tasks(config.env).values()) - num_tasks
     return (options.first_task + (number - 1) * num_tasks) % (max(last_start, 0) + 1)
 
 

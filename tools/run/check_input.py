@@ -22,7 +22,7 @@ from slipstream.common.process.yaml_file import reason
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import check_formats
 from slipstream.common.transfer.model_folder import check_not_quantised, weight_files
-from slipstream.envhub.catalogue import DRIVING, make_any_env, num_train_tasks, without_held_out
+from slipstream.envhub.catalogue import DRIVING, make_any_env, without_held_out
 from slipstream.envhub.driving import DrivingEnv
 from slipstream.envhub.env import Observation
 from slipstream.envhub.rewards.episode import Episode, EpisodeTurn
@@ -256,11 +256,10 @@ def check_collect(config: Config, options: CollectOptions, *, to_come: Collectio
 
     Paths `to_come` are made before the episodes are played, so they are not looked at.
     """
-    last, most = options.first_task + (options.num_tasks or 1), max(num_train_tasks(config.env).values())
+    last, most = options.first_task + (options.num_tasks or 1), max(options.known_tasks(config.env).values())
     if last > most:
-        raise ConfigError(
-            f"`--first-task` + `--num-tasks` must be <= env.num_train_tasks = {most}, got {last}; lower `--num-tasks`"
-        )
+        known = f"{most}, the number of held-out tasks" if options.held_out else f"env.num_train_tasks = {most}"
+        raise ConfigError(f"`--first-task` + `--num-tasks` must be <= {known}, got {last}; lower `--num-tasks`")
     if options.server and (config.env.action_format == TOOLS or config.model.context != "stop"):
         raise ConfigError(
             "`--server` needs another env.action_format than tools, and model.context=stop, got "

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.config.setting_bounds import Count, NonNegative, ShareBelow1, Whole, check_bounds
 from slipstream.common.process.config_error import require
+from slipstream.envhub.catalogue import num_rows, num_train_tasks
 
 DEFAULT_NUM_TASKS = 100
 SEARCHES = ("none", "tree_of_thoughts", "dfsdt", "mcts", "graph_of_thoughts")
@@ -13,6 +15,7 @@ SEARCHES = ("none", "tree_of_thoughts", "dfsdt", "mcts", "graph_of_thoughts")
 class CollectOptions:
     num_tasks: Whole = 0  # train tasks to play, in each environment; 0: 100, or all of a file with fewer rows
     first_task: Whole = 0  # index of the first of them
+    held_out: bool = False  # play held-out tasks instead, for comparisons: `slipstream fit` refuses their rows
     search: str = "none"  # none plays replay.group_size episodes per task; or tree_of_thoughts, dfsdt, mcts, ...
     width: Count = 3  # actions that a search tries in one state; graph_of_thoughts: attempts in one round
     beam: Count = 2  # tree_of_thoughts: states expanded at each depth; graph_of_thoughts: attempts shown to a new one
@@ -51,6 +54,13 @@ class CollectOptions:
             "a server plays whole episodes",
         )
         require(
+            not self.held_out or not (self.completions or self.retrace),
+            "--held-out",
+            "off with --completions and --retrace",
+            self.held_out,
+            "these make rows to learn from",
+        )
+        require(
             not self.reward_model or self.search not in ("none", "dfsdt"),
             "--reward-model",
             "empty without --search tree_of_thoughts, mcts or graph_of_thoughts",
@@ -68,3 +78,14 @@ class CollectOptions:
         require(self.expert or not self.retrace, "--retrace", "empty without --expert", self.retrace, "add --expert")
         require(not (self.retrace and self.noise), "--noise", "0 with --retrace", self.noise, "use --mistake")
         require(not self.mistake or self.retrace != "", "--mistake", "off without --retrace", self.mistake, "add it")
+
+    @property
+    def split(self) -> str:
+        return "held_out" if self.held_out else "train"
+
+    def known_tasks(self, env: EnvConfig) -> dict[str, int]:
+        """How many tasks of the split each environment has, by its label."""
+        known = num_train_tasks(env)
+        if not self.held_out:
+            return known
+        return {label: num_rows(entry).get("held_out", known[label]) for label, entry in env.entries().items()}

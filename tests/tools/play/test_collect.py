@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow.parquet as pq
 import pytest
@@ -30,7 +30,10 @@ from slipstream.common.records.trajectory import Sampling, StopReason, Task, Tra
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Observation
+from slipstream.learner.batch.examples import Goal
+from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.cli.cli import main
+from slipstream.tools.data.fit_rows import read_samples
 from slipstream.tools.data.parquet_rows import SCHEMA
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from slipstream.tools.play.collect import collect_on
@@ -164,6 +167,14 @@ def test_without_a_search_each_task_has_a_group_of_episodes(tmp_path: Path, caps
     num_good = sum(row["success"] for row in rows)
     assert 0 < num_good < 12
     assert f"rows.jsonl: 12 trajectories of 4 tasks, {num_good} successes in " in capsys.readouterr().out
+
+
+def test_rows_of_held_out_tasks_are_for_comparisons_and_nothing_learns_from_them(tmp_path: Path) -> None:
+    rows = rows_of(settings(*GUESS), guessing, tmp_path, held_out=True)
+    assert {row["task"].partition("/")[2] for row in rows} == {f"held_out/{index}" for index in range(4)}
+    for goal in get_args(Goal):
+        with pytest.raises(ConfigError, match=r"row 1: task .*/held_out/0 is held out, and nothing learns from it"):
+            read_samples(FitOptions(data=str(tmp_path / "rows.jsonl")), goal=goal)
 
 
 def test_both_kinds_of_file_have_the_columns_of_an_export(tmp_path: Path) -> None:

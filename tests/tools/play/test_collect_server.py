@@ -15,6 +15,8 @@ import pytest
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.play.collect import collect
+from slipstream.tools.play.eval_options import EvalOptions
+from slipstream.tools.play.evaluate import evaluate
 from slipstream.tools.run.collect_options import CollectOptions
 from tests.actors.scripted_judge import Reply, ScriptedJudge
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
@@ -196,6 +198,21 @@ def test_a_file_that_names_no_server_is_refused(tmp_path: Path, model: Path, tex
     config = load_config(None, settings(model))
     with pytest.raises(ConfigError, match=complaint):
         collect(config, path=tmp_path / "rows.jsonl", force=False, options=CollectOptions(server=str(path)))
+
+
+def test_a_server_is_measured_on_the_held_out_tasks(
+    tmp_path: Path, server: ScriptedJudge, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(None, [*settings(model), "eval.num_tasks=4"])
+    options = EvalOptions(server=file_of(tmp_path, server.url), attempts=2)
+    assert evaluate(config, options=options) == 0
+    (line,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (line["sampling"], line["model"]) == ("server", "thinker")
+    assert (line["num_tasks"], line["num_episodes"], set(line["pass_at"])) == (4, 8, {"1", "2"})
+    assert line["tokens_written"] > 0 and line["success_low"] <= line["success"] <= line["success_high"]
+    server.answer_by(lambda request, number: (400, {}, b"no such model"))
+    with pytest.raises(ConfigError, match="every episode failed; see the warnings above"):
+        evaluate(config, options=options)
 
 
 @pytest.mark.parametrize("options", [{"search": "mcts"}, {"expert": True}, {"completions": 2}])

@@ -4,8 +4,10 @@ import itertools
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,8 @@ from slipstream.tools.play.eval_report import compared, pass_at, report, spread
 from slipstream.tools.play.evaluate import check_revisable, evaluate, evaluate_on
 from tests.actors.episode.episodes import ids
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer
+
+SEARCHED = ("dfsdt", "mcts", "tree_of_thoughts")
 
 
 def played(
@@ -199,6 +203,37 @@ def test_formats_play_the_same_tasks_and_a_table_shows_all(tmp_path: Path, capsy
         assert set(sampled["pass_at"]) == {"1", "2"} and "pass_at" not in greedy
     assert table.count("format") == 2 and table.count("action_tag") == 2
     assert "success less that of call" in table
+
+
+def test_searches_play_the_same_tasks_as_sampled_episodes_and_their_whole_cost_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    colours = ("red", "green", "blue")
+    write = lambda prompt, seed: colours[seed % 3]  # noqa: E731
+    results, table = evaluated(EvalOptions(search=SEARCHED), tmp_path, capsys, write=write)
+    ways = [(line["sampling"], line.get("search")) for line in results]
+    assert ways == [("sampled", None), *(("sampled", name) for name in SEARCHED), ("greedy", None)]
+    chain, *searches = results[:4]
+    for found in searches:
+        assert found["num_tasks"] == chain["num_tasks"] == 6
+        assert found["success"] >= chain["success"], "it ends with the best that it found"
+        assert found["tokens_written"] >= chain["tokens_written"], "what led nowhere is paid for too"
+    assert max(found["success"] for found in searches) > chain["success"]
+    assert all(table.count(name) == 1 for name in SEARCHED) and "success less that of plain" in table
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"search": ("none",)}, "`--search` must be some of tree_of_thoughts, dfsdt, mcts, graph_of_thoughts"),
+        ({"search": ("mcts",), "server": "x"}, "`--search` must be empty with --server, --compare, --attempts and"),
+        ({"search": ("mcts",), "attempts": 2}, "`--search` must be empty with --server, --compare, --attempts and"),
+        ({"server": "x", "attempts": 2, "revise": True}, "`--server` must be empty with --revise and --rank"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        EvalOptions(**options)
 
 
 def test_an_evaluation_of_one_format_prints_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
