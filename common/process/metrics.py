@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.events import Events
+from slipstream.common.process.sample import Sample
 
 MAX_DIGITS = 18  # of a whole number: 10**18 < 2**63
 BLOCK_BYTES = 1 << 16  # of a file that is read from its end
@@ -31,7 +34,7 @@ class Metrics:
         self._sums: dict[str, float] = defaultdict(float)
         self._counts: dict[str, float] = defaultdict(float)
         self.histograms: dict[str, list[float]] = {}
-        self.texts: dict[str, str] = {}
+        self.samples: Sequence[Sample] = ()
 
     def add(self, name: str, total: float, count: float = 1.0) -> None:
         """Add `total`, the sum of `count` observations, to the mean `name`."""
@@ -59,44 +62,50 @@ def shown_as_named(name: str) -> Place | None:
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl` and to TensorBoard's event files."""
+    """Appends to `metrics.jsonl`, `samples.jsonl` and TensorBoard's event files."""
 
     def __init__(
         self,
         *,
         jsonl: Path,
         tensorboard: Path,
+        samples: Path | None = None,
         resume_step: int | None = None,
         place: Callable[[str], Place | None] = shown_as_named,
         describe: Callable[[str], str] = lambda tag: "",
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """With `resume_step`, records of later steps are removed from both: those steps are made again.
+        """With `resume_step`, records of later steps are removed from all: those steps are made again.
 
         `check` raises FencedOut if another process writes these files now; it is called before each record.
 
         `place` is where TensorBoard shows a metric, None for nowhere. Its tab "Scalars" shows beside a chart what
         `describe` says of its tag.
 
-        Raises ConfigError if `jsonl` cannot be read.
+        Raises ConfigError if `jsonl` or `samples` cannot be read. Without `samples`, TensorBoard alone gets them.
         """
         if resume_step is not None:
-            _cut_after(jsonl, resume_step)
+            for path in filter(None, (jsonl, samples)):
+                _cut_after(path, resume_step)
         self._place = place
         self._describe = describe
         self._check = check
         self._tensorboard = tensorboard
         self._resume_step = resume_step
         self._jsonl = jsonl.open("a", buffering=1)
+        self._samples = samples
         self._events: dict[str, Events] = {}  # by run
 
     def write(self, step: int, metrics: Metrics) -> dict[str, float]:
-        """Write every mean, histogram and text at `step` and return the means."""
+        """Write every mean, histogram and sample at `step` and return the means."""
         self._check()
         means = metrics.means()
+        if metrics.samples and self._samples:  # before the record: a reader that sees it finds them whole
+            with self._samples.open("ab") as file:
+                file.write(msgspec.json.Encoder().encode_lines(metrics.samples))
         self._jsonl.write(json.dumps({"step": step, "time": time.time(), **_finite(means)}) + "\n")
         scalars, histograms = self._placed(means), self._placed(metrics.histograms)
-        texts = self._placed(metrics.texts)
+        texts = self._placed({f"trained/{sample.which}": sample.text for sample in metrics.samples})
         for run in dict.fromkeys([*scalars, *histograms, *texts]):
             self._events_of(run).write(step, scalars.get(run, {}), histograms=histograms.get(run), texts=texts.get(run))
         return means

@@ -29,6 +29,11 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def samples(self) -> Path:
+        """Some of the trained episodes as text."""
+        return self.path / "samples.jsonl"
+
+    @property
     def state(self) -> Path:
         """Whether a process trains the run, or how it ended: see `slipstream.common.process.standing`."""
         return self.path / "state"

@@ -24,7 +24,7 @@ from slipstream.learner.lead.advice import MEMORY, StepLoad, advised_actors
 from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.cost import Cost, cost_of
 from slipstream.learner.lead.descriptions import describe
-from slipstream.learner.lead.episode_texts import episode_texts
+from slipstream.learner.lead.episode_samples import episode_samples
 from slipstream.learner.lead.evaluation import Evaluation
 from slipstream.learner.lead.fleet_watch import FleetWatch
 from slipstream.learner.lead.highest_version import save_highest_version
@@ -111,6 +111,7 @@ class RunRecord:
             writer = MetricsWriter(
                 jsonl=run_dir.metrics,
                 tensorboard=run_dir.tensorboard,
+                samples=run_dir.samples,
                 resume_step=step,
                 place=place_of,
                 describe=describe,
@@ -159,7 +160,7 @@ class RunRecord:
         metrics.add("fleet/advised_actors", self._advise(ledger, members, times_s))
         self.tally.recorded = ledger
         trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
-        metrics.texts = episode_texts(trajectories, self._decode, step=before.step + 1)
+        metrics.samples = episode_samples(trajectories, self._decode, step=before.step + 1)
         means = self._writer.write(before.step + 1, metrics)
         record = {"step": before.step + 1, "time": time.time()} | means
         with contextlib.suppress(RedisAway):  # the step is made and written; viewers elsewhere see the next one

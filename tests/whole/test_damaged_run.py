@@ -174,7 +174,8 @@ def resumed(finished: ARun, run_dir: RunDir) -> list[str]:
     load_tally(run_dir.tally)
     assert load_highest_version(run_dir.highest_version) in (-1, load_highest_version(finished.dir.highest_version))
     ArchiveWriter(run_dir.trajectories, "damaged", epoch=9).cut_after(learner.progress.step)
-    MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=learner.progress.step).close()
+    paths = {"jsonl": run_dir.metrics, "samples": run_dir.samples, "tensorboard": run_dir.tensorboard}
+    MetricsWriter(**paths, resume_step=learner.progress.step).close()
     return [f"{learner.progress.step}", *(str(value.double().sum().item()) for value in learner.model.parameters())]
 
 
@@ -192,7 +193,8 @@ def files_of(run_dir: RunDir) -> Iterator[Path]:
     """One of each kind; of checkpoints, those of the newest."""
     newest = finished_checkpoints(run_dir.checkpoints)[-1]
     yield from sorted(newest.iterdir())
-    yield from (run_dir.tally, run_dir.highest_version, run_dir.path / "started_at", run_dir.metrics, run_dir.config)
+    yield from (run_dir.tally, run_dir.highest_version, run_dir.path / "started_at", run_dir.config)
+    yield from (run_dir.metrics, run_dir.samples)
     yield max(run_dir.trajectories.iterdir())
     yield from sorted(path for path in run_dir.model.iterdir() if path.is_file())
 

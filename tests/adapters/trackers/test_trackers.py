@@ -1,5 +1,6 @@
 """Sends records to the real packages: `wandb` offline, and `mlflow` into a file of its own."""
 
+import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from wandb.proto import wandb_internal_pb2
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.sample import Sample
 from slipstream.tools.see.track.mlflow_tracker import MlflowTracker
 from slipstream.tools.see.track.wandb_tracker import WandbTracker
 
@@ -19,6 +21,12 @@ RECORDS = [
     {"step": 1, "time": 1.7e9, "produced/success": 0.25},
     {"step": 2, "time": 1.7e9 + 2, "produced/success": 0.5},
     {"step": 2, "time": 1.7e9 + 9, "produced/success": 0.75},  # made again by a resumed learner
+]
+SAMPLES = [
+    Sample(
+        step=10, time=1.7e9, which=which, task_id="7", total_reward=0.5, success=True, num_turns=2, text=f"{which}\n"
+    )
+    for which in ("best", "worst", "random")
 ]
 
 
@@ -75,6 +83,45 @@ def test_mlflow_gets_every_record_and_continues_its_run(tmp_path: Path, monkeypa
     history = client.get_metric_history(tracker.run, "produced/success")
     assert [(metric.step, metric.value) for metric in history] == [(1, 0.25), (2, 0.5), (2, 0.75)]
     assert client.get_run(tracker.run).data.params["learner"] == "{'steps': 3}"
+
+
+def test_wandb_gets_a_table_of_samples_for_each_logged_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracker = WandbTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run="")
+    tracker.log_samples(SAMPLES)
+    tracker.log_samples(SAMPLES[:1])
+    tracker.close()
+    assert [row["step"] for row in sent_to_wandb(tmp_path) if "samples" in row] == ["10", "10"]
+    paths = sorted(tmp_path.glob("wandb/offline-run-*/files/media/table/samples_*.table.json"))
+    first, second = (json.loads(path.read_text()) for path in paths)
+    assert first["columns"] == ["step", "time", "which", "task_id", "return", "success", "num_turns", "text"]
+    assert first["data"][1] == [10, 1.7e9, "worst", "7", 0.5, True, 2, "worst\n"]
+    assert len(first["data"]) == 3 and len(second["data"]) == 1
+
+
+def test_mlflow_gets_a_text_for_each_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # MLflow puts a store's files in the working directory
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    tracker = MlflowTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run="")
+    tracker.log_samples(SAMPLES)
+    tracker.close()
+    client = mlflow.MlflowClient()
+    names = [f"samples/step_10_{which}.txt" for which in ("best", "random", "worst")]
+    assert [file.path for file in client.list_artifacts(tracker.run, "samples")] == names
+    assert Path(client.download_artifacts(tracker.run, names[0])).read_text() == "best\n"
+
+
+def test_an_artifact_store_that_cannot_be_used_is_named_and_the_metrics_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.MlflowClient().create_experiment("p", artifact_location="s3://bucket")  # boto3 is not installed
+    tracker = MlflowTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run="")
+    tracker.log_samples(SAMPLES)
+    tracker.log(RECORDS[0])
+    tracker.close()
+    assert "MLflow's artifact store refused the samples of step 10: No module named 'boto3'" in caplog.text
+    assert len(mlflow.MlflowClient().get_metric_history(tracker.run, "produced/success")) == 1
 
 
 def test_a_run_that_mlflow_does_not_know_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from tensorboard.plugin_util import markdown_to_safe_html
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from slipstream.common.process import metrics as metrics_file
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.events import MAX_TEXT_CHARS, Events
 from slipstream.common.process.metrics import (
     Metrics,
@@ -24,6 +25,7 @@ from slipstream.common.process.metrics import (
     newest_metrics,
     read_metrics,
 )
+from slipstream.common.process.sample import Sample
 from slipstream.replay.records.keys import FencedOut
 from tests.full_disk import largest_file
 from tests.whole.test_loop import points
@@ -37,7 +39,15 @@ def of(**values: float) -> Metrics:
 
 
 def writing(folder: Path, **named: Any) -> MetricsWriter:
-    return MetricsWriter(jsonl=folder / "metrics.jsonl", tensorboard=folder / "tb", **named)
+    paths = {"jsonl": folder / "metrics.jsonl", "tensorboard": folder / "tb", "samples": folder / "samples.jsonl"}
+    return MetricsWriter(**paths, **named)
+
+
+def sampled(step: int, text: str) -> Metrics:
+    metrics = Metrics()
+    named = {"which": "best", "task_id": "shop:7", "total_reward": 0.5, "success": True, "num_turns": 1}
+    metrics.samples = [Sample(step=step, time=1.7e9 + step, text=text, **named)]
+    return metrics
 
 
 def test_a_mean_is_the_sum_over_the_count() -> None:
@@ -94,6 +104,26 @@ def test_a_resumed_run_rewrites_the_steps_that_it_makes_again(tmp_path: Path) ->
     assert points(tensorboard, "reward") == expected
 
 
+def test_samples_of_steps_that_are_made_again_are_replaced_with_a_half_line_of_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    writer = writing(tmp_path)
+    writer.write(1, of(reward=0.5))
+    assert not path.exists(), "a step without samples"
+    writer.write(2, sampled(2, "two"))
+    writer.write(3, sampled(3, "three"))
+    writer.close()
+    with path.open("a") as file:
+        file.write('{"step": 4, "ti')
+    writer = writing(tmp_path, resume_step=2)
+    writer.write(3, sampled(3, "again"))
+    writer.close()
+    assert [json.loads(line)["text"] for line in path.read_text().splitlines()] == ["two", "again"]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match=r"samples\.jsonl cannot be read: .*; move it away"):
+        writing(tmp_path, resume_step=2)
+
+
 def test_a_resume_needs_no_room_on_the_disk(tmp_path: Path) -> None:
     jsonl = tmp_path / "metrics.jsonl"
     writer = writing(tmp_path)
@@ -125,9 +155,9 @@ def test_a_writer_that_another_one_has_followed_writes_nothing(tmp_path: Path) -
 
     writer = writing(tmp_path, check=check)
     with pytest.raises(FencedOut):
-        writer.write(1, of(reward=0.5))
+        writer.write(1, sampled(1, "one"))
     writer.close()
-    assert list(read_metrics(tmp_path / "metrics.jsonl")) == []
+    assert list(read_metrics(tmp_path / "metrics.jsonl")) == [] and not (tmp_path / "samples.jsonl").exists()
 
 
 @pytest.mark.parametrize("block_bytes", [1, 7, 40, 1 << 16])
@@ -175,13 +205,11 @@ def test_lines_of_one_chart_are_runs_of_their_own(tmp_path: Path) -> None:
 
 def test_text_is_shown_as_it_is_cut_off_and_without_invisible_characters(tmp_path: Path) -> None:
     writer = writing(tmp_path)
-    metrics = Metrics()
-    metrics.texts["episode"] = "<script>\x1b[2J\u202e\n# no heading" + "x" * MAX_TEXT_CHARS
-    writer.write(1, metrics)
+    writer.write(1, sampled(1, "<script>\x1b[2J\u202e\n# no heading" + "x" * MAX_TEXT_CHARS))
     writer.close()
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
-    assert events.PluginTagToContent("text") == {"episode": b""}
-    (event,) = events.Tensors("episode")
+    assert events.PluginTagToContent("text") == {"trained/best": b""}
+    (event,) = events.Tensors("trained/best")
     shown = event.tensor_proto.string_val[0].decode()
     assert shown.startswith("    <script>\\x1b[2J\\u202e\n    # no heading") and shown.endswith("characters more")
     assert len(shown) < MAX_TEXT_CHARS + 100

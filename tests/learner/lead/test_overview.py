@@ -4,6 +4,7 @@ The episodes go through a real Redis, and the learner's own record writes what T
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -154,6 +155,12 @@ def test_episodes_of_a_step_are_there_as_text_and_the_settings_beside_them(run: 
     (best,), (worst,) = (learner.Tensors(f"trained/{which}") for which in ("best", "worst"))
     assert b"return 1, success, 1 turns" in best.tensor_proto.string_val[0]
     assert b"return 0, no success" in worst.tensor_proto.string_val[0]
+    rows = [json.loads(line) for line in run.dir.samples.read_text().splitlines()]
+    assert [(row["which"], row["return"], row["success"]) for row in rows[:2]] == [
+        ("best", 1, True),
+        ("worst", 0, False),
+    ]
+    assert [(row["step"], row["num_turns"]) for row in rows] == [(1, 1)] * 3
     assert "hparams" in EventAccumulator(str(run.dir.tensorboard)).Reload().Tags()["tensors"][0]
 
 

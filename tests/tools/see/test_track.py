@@ -3,18 +3,23 @@
 import json
 import re
 import sys
+import time
 import types
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from slipstream.common.config.config import Config, RunConfig, dump_config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.metrics import Metrics, MetricsWriter
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.sample import Sample
 from slipstream.tools.see.track.prometheus import PrometheusTracker, exported_name
-from slipstream.tools.see.track.track import Sent, finite, new_records, read_sent, track
+from slipstream.tools.see.track.track import Sent, finite, new_records, new_samples, read_sent, track
 from slipstream.tools.see.track.track_options import TrackOptions
 
 GRAFANA = Path(__file__).parents[3] / "docs" / "grafana.json"
@@ -79,6 +84,85 @@ def test_a_tracker_that_is_not_installed_and_a_run_that_does_not_exist_are_named
     config.run.name = "other"
     with pytest.raises(ConfigError, match=r"other has no config\.yaml; `slipstream runs` lists"):
         track(config, options=TrackOptions(once=True))
+
+
+class OfWandb(types.ModuleType):
+    """Stands in for the package: what was logged, the rows of a table in the table's place."""
+
+    Error = RuntimeError
+    id, url, dir = "r1", "", "here"
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.logged: list[dict[str, Any]] = []
+        self.resumed: list[str | None] = []
+
+    def init(self, *, id: str | None, **_: object) -> "OfWandb":
+        self.resumed.append(id)
+        return self
+
+    def define_metric(self, *_: object, **__: object) -> None:
+        pass
+
+    def Table(self, *, columns: list[str], data: list[list[object]]) -> list[dict[str, object]]:
+        return [dict(zip(columns, row, strict=True)) for row in data]
+
+    def log(self, values: dict[str, Any]) -> None:
+        self.logged.append(values)
+
+    def finish(self) -> None:
+        pass
+
+
+def samples_of(step: int, *, time_s: float) -> list[Sample]:
+    return [
+        Sample(
+            **{"step": step, "time": time_s, "which": which, "task_id": "shop:7", "total_reward": 0.5},
+            **{"success": True, "num_turns": 3, "text": "Hi\n\u202e"},
+        )
+        for which in ("best", "worst", "random")
+    ]
+
+
+def test_samples_are_sent_once_and_those_of_a_step_that_is_made_again_are_sent_again(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", wandb := OfWandb())
+    config = Config(run=RunConfig(name="demo", root=str(run_dir.path.parent)))
+
+    def sent(*steps: int, resume_step: int | None) -> list[dict[str, Any]]:
+        """What is logged once `steps` are made."""
+        paths = {"jsonl": run_dir.metrics, "tensorboard": run_dir.tensorboard, "samples": run_dir.samples}
+        writer = MetricsWriter(**paths, resume_step=resume_step)
+        for step in steps:
+            metrics = Metrics()
+            metrics.samples = samples_of(step, time_s=time.time())
+            writer.write(step, metrics)
+        writer.close()
+        wandb.logged.clear()
+        track(config, options=TrackOptions(once=True))
+        return [logged for logged in wandb.logged if "samples" in logged]
+
+    first, tenth = sent(1, 10, resume_step=None)
+    assert (first["step"], tenth["step"]) == (1, 10)
+    assert [row["which"] for row in tenth["samples"]] == ["best", "worst", "random"]
+    assert tenth["samples"][0] == {
+        **{"step": 10, "time": tenth["samples"][1]["time"], "which": "best", "task_id": "shop:7"},
+        **{"return": 0.5, "success": True, "num_turns": 3, "text": "Hi\n\u202e"},
+    }
+    assert sent(resume_step=None) == []
+    (again,) = sent(10, resume_step=9)
+    assert len(again["samples"]) == 3 and again["samples"][0]["time"] > tenth["samples"][0]["time"]
+    assert run_dir.samples.read_bytes().count(b"\n") == 6
+    assert wandb.resumed == [None, "r1", "r1"]
+
+
+def test_lines_that_are_no_samples_are_skipped(run_dir: RunDir) -> None:
+    whole = [msgspec.json.encode(sample) for sample in samples_of(1, time_s=10.0)]
+    garbage = [b"\xff", b"[]", b'{"step": 1}', b'{"step": 1, "time": "x", "text": 5}', b'{"step": 2, "time": 11.0']
+    run_dir.samples.write_bytes(b"\n".join([whole[0], *garbage[:2], whole[1], *garbage[2:4], whole[2], garbage[4]]))
+    assert new_samples(run_dir, after_s=0.0, until_s=10.0) == samples_of(1, time_s=10.0)
+    assert new_samples(run_dir, after_s=10.0, until_s=20.0) == new_samples(run_dir, after_s=0.0, until_s=9.0) == []
 
 
 class Unusable:

@@ -1,12 +1,16 @@
 """Sends a run to MLflow. `mlflow` reads MLFLOW_TRACKING_URI and its credentials itself."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.sample import Sample
 
 MAX_PARAM_CHARS = 6000  # the longest value of a parameter that MLflow stores
+
+log = logging.getLogger(__name__)
 
 
 class MlflowTracker:
@@ -50,6 +54,14 @@ class MlflowTracker:
         shown = {name: value for name, value in record.items() if name not in ("step", "time")}
         metrics = [Metric(name, value, when_ms, step) for name, value in shown.items()]
         self._client.log_batch(self.run, metrics=metrics)
+
+    def log_samples(self, samples: Sequence[Sample]) -> None:
+        """Write a file for each sample: MLflow's own tables need pandas."""
+        try:
+            for sample in samples:
+                self._client.log_text(self.run, sample.text, f"samples/step_{sample.step}_{sample.which}.txt")
+        except Exception as error:  # any store's
+            log.warning("MLflow's artifact store refused the samples of step %d: %s", samples[0].step, error)
 
     def close(self) -> None:
         self._client.set_terminated(self.run)

@@ -1,13 +1,14 @@
 """Serves the newest numbers of a run to Prometheus, as `slipstream_produced_success{run="demo"}` and so on."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.sample import Sample
 
 
 def exported_name(name: str) -> str:
@@ -40,6 +41,9 @@ class PrometheusTracker(Collector):
 
     def log(self, record: Mapping[str, float]) -> None:
         self._newest = self._newest | dict(record)  # replaced, not changed: the server's threads read it meanwhile
+
+    def log_samples(self, samples: Sequence[Sample]) -> None:
+        """Nothing: Prometheus stores numbers."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for name, value in self._newest.items():

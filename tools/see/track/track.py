@@ -1,12 +1,13 @@
-"""`slipstream track`: sends the metrics of a run, live or finished, to Weights & Biases, MLflow or Prometheus.
+"""`slipstream track`: sends the metrics and samples of a run, live or finished, to W&B, MLflow or Prometheus.
 
-It is a process of its own that reads the run's `metrics.jsonl`. So a tracker that hangs, or is not reachable, never
-delays the learner.
+It is a process of its own that reads the run's `metrics.jsonl` and `samples.jsonl`. So a tracker that
+hangs, or is not reachable, never delays the learner.
 """
 
+import contextlib
 import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.metrics import newest_first, read_metrics
 from slipstream.common.process.output import held, write_whole
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.sample import Sample
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.process.standing import standing
 from slipstream.common.process.wire import MALFORMED
@@ -53,6 +55,9 @@ class Tracker(Protocol):
     def log(self, record: Mapping[str, float]) -> None:
         """Send one record: `step`, `time` and finite numbers by name."""
 
+    def log_samples(self, samples: Sequence[Sample]) -> None:
+        """Send the samples of one step."""
+
     def close(self) -> None:
         """Wait until everything is sent."""
 
@@ -82,6 +87,9 @@ def _track(config: Config, run_dir: RunDir, options: TrackOptions) -> int:
                 tracker.log(record)
                 sent = Sent(tracker_run=tracker.run, last_s=record["time"])
             if sent is not before:
+                new = new_samples(run_dir, after_s=before.last_s, until_s=sent.last_s)
+                for _, samples in itertools.groupby(new, key=lambda sample: sample.step):
+                    tracker.log_samples(list(samples))
                 write_whole(_note(run_dir, options.to), msgspec.json.encode(sent))
             if options.once or (sent is before and options.to != "prometheus" and not standing(run_dir).is_live):
                 return 0
@@ -111,6 +119,21 @@ def new_records(run_dir: RunDir, *, after_s: float) -> Iterable[dict[str, float]
         return map(finite, read_metrics(run_dir.metrics))
     new = itertools.takewhile(lambda each: each.record.get("time", 0.0) > after_s, newest_first(run_dir.metrics))
     return [finite(each.record) for each in new][::-1]
+
+
+def new_samples(run_dir: RunDir, *, after_s: float, until_s: float) -> list[Sample]:
+    """The samples after `after_s`, until the record of `until_s`: those of a step are written before its record.
+
+    Lines that are no samples are skipped.
+    """
+    new = list[Sample]()
+    for written in newest_first(run_dir.samples):
+        with contextlib.suppress(msgspec.ValidationError):
+            sample = msgspec.convert(written.record, Sample)
+            if sample.time <= after_s:
+                break
+            new.append(sample)
+    return [sample for sample in reversed(new) if sample.time <= until_s]
 
 
 def finite(record: Mapping[str, float | None]) -> dict[str, float]:

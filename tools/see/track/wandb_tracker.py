@@ -1,10 +1,13 @@
 """Sends a run to Weights & Biases. `wandb` reads WANDB_API_KEY, WANDB_MODE=offline and the like itself."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.sample import Sample
 
 
 class WandbTracker:
@@ -36,6 +39,13 @@ class WandbTracker:
 
     def log(self, record: Mapping[str, float]) -> None:
         self._run.log(dict(record))
+
+    def log_samples(self, samples: Sequence[Sample]) -> None:
+        import wandb
+
+        rows = [msgspec.to_builtins(sample) for sample in samples]
+        table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        self._run.log({"step": samples[0].step, "samples": table})
 
     def close(self) -> None:
         self._run.finish()
