@@ -16,6 +16,7 @@ from slipstream.common.process.connection import without_password
 from slipstream.common.process.output import write_whole
 from slipstream.common.process.run_dir import RunDir, find_run
 from slipstream.tools.run.child import EXIT_BAD_INPUT, Child
+from slipstream.tools.run.up import next_commands
 from slipstream.tools.see.report_page import REPORT, page, report_of
 from slipstream.tools.see.summary import read_summary
 
@@ -104,7 +105,8 @@ def _run(config: Config, run_dir: RunDir, main: "_Main") -> None:
         write_whole(run_dir.path / f"{OWN_MODULE}.py", main.source)
     folders = [str(run_dir.path.resolve()), sys.path[0] or str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", "up", str(given)]
-    environment = {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    # A Jupyter kernel sets FORCE_COLOR, by which `up` would draw its live view into the log.
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "FORCE_COLOR": ""}
     up = Child("the run", command, log=run_dir.log("up"), environment=environment)
     is_interrupted = False
     up.start()
@@ -120,7 +122,8 @@ def _run(config: Config, run_dir: RunDir, main: "_Main") -> None:
                 is_interrupted = True
                 up.ask_to_end()  # at once, if it is the second time
     if is_interrupted:
-        raise KeyboardInterrupt(f"`slipstream up --resume {run_dir.path.name}` continues the run")
+        again = next_commands(config, run_dir, is_finished=False)["continue"]
+        raise KeyboardInterrupt(f"`{again}` continues the run" if run_dir.config.exists() else "before the run began")
     if up.exit_code == EXIT_BAD_INPUT:
         raise ConfigError(up.last_log_lines())
     if up.exit_code:

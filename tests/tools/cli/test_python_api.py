@@ -1,8 +1,12 @@
 """`slipstream.train`: what a script or a notebook defines reaches the processes of a run."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,10 +14,11 @@ import pytest
 import slipstream
 from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.cli.python_api import definitions
-from tests.processes import DEADLINE_S, GUESS
+from tests.processes import DEADLINE_S, GUESS, POLL_S
 
 REPOSITORY = Path(__file__).parents[3]
 SCRIPT = """
+import asyncio, contextlib, io
 import slipstream
 from tests.guess import GuessEnv
 
@@ -33,7 +38,13 @@ class Mine(GuessEnv):
         super().__init__(turns=2)
 
 
-run = slipstream.train(env=Mine, reward=short, steps=2, name="mine", **SETTINGS)
+async def cell():
+    return slipstream.train(env=Mine, reward=short, steps=2, name="mine", **SETTINGS)
+
+
+with contextlib.redirect_stdout(io.StringIO()) as shown:
+    run = asyncio.run(cell())
+print(shown.getvalue())
 assert run.success is not None and 0 <= run.success <= 1
 assert (run.model_path / "config.json").is_file() and run.report().is_file()
 print("made:", (run.path / "from_main.py").read_text())
@@ -81,7 +92,43 @@ def test_a_mistake_is_refused_before_any_writing(given: dict[str, object], compl
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
+UP = """#!/bin/sh
+trap 'echo interrupted' INT
+trap 'echo a checkpoint is written; kill $!; exit 75' TERM
+[ -n "$SLIPSTREAM_TEST_BEGINS" ] && cp "$5" "${5%given.yaml}config.yaml"
+echo step 1
+sleep 60 & wait $!; wait $!
+"""
+
+
+@pytest.mark.parametrize(
+    ("begins", "said"),
+    [("1", "`slipstream up --resume mine run.root={root}` continues the run"), ("", "before the run")],
+)
+def test_an_interrupt_that_only_the_caller_gets_ends_the_run_in_order(
+    begins: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a Jupyter kernel is interrupted: the run is in a process group of its own."""
+    (python := tmp_path / "python").write_text(UP)
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("SLIPSTREAM_TEST_BEGINS", begins)
+    log = tmp_path / "mine" / "logs" / "up.log"
+
+    def interrupt() -> None:
+        while not log.exists() or "step 1" not in log.read_text():
+            time.sleep(POLL_S)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    (asking := threading.Thread(target=interrupt, daemon=True)).start()
+    with pytest.raises(KeyboardInterrupt, match=re.escape(said.format(root=tmp_path))):
+        slipstream.train(name="mine", **{"run.root": str(tmp_path)})
+    asking.join()
+    assert capsys.readouterr().out == "step 1\na checkpoint is written\n"
+
+
 def test_a_script_trains_on_the_environment_and_the_reward_that_it_defines(tmp_path: Path) -> None:
+    """As in a Jupyter kernel: while an event loop runs, with a stdout that is no file, and with FORCE_COLOR."""
     settings = dict(setting.split("=", 1) for setting in GUESS if not setting.startswith("env.name"))
     settings |= {"run.root": str(tmp_path), "eval.num_tasks": "4", "warm_start.episodes": "4", "actors.count": "1"}
     settings |= {"replay.groups_per_step": "2", "replay.drop_zero_variance": "false"}
@@ -90,11 +137,12 @@ def test_a_script_trains_on_the_environment_and_the_reward_that_it_defines(tmp_p
     done = subprocess.run(
         [sys.executable, "-u", str(tmp_path / "script.py")],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1", "FORCE_COLOR": "1"},
         capture_output=True,
         text=True,
         timeout=2 * DEADLINE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step    2" in done.stdout and "held-out success" in done.stdout
+    assert "\x1b" not in done.stdout, "the live view of a terminal"
     assert "WORTH = 0.25" in done.stdout and "slipstream.train(" not in done.stdout
