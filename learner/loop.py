@@ -40,7 +40,7 @@ from slipstream.learner.batch.pack import TokenSequence, micro_batches, numbered
 from slipstream.learner.model import context_attention, kernel, optimizer, packed_model
 
 READ = {  # of the sections that decide what is trained; their other settings must have the defaults
-    "model": ("path", "tiny", "max_tokens", "template_arguments"),
+    "model": ("path", "tiny_depth", "max_tokens", "template_arguments"),
     "env": ("name", "options", "max_turns", "num_train_tasks"),
     "sampling": ("temperature", "max_turn_tokens"),
     "replay": ("groups_per_step", "group_size", "drop_zero_variance", "target_lag", "max_lag", "lease_ttl_s"),

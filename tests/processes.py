@@ -36,12 +36,7 @@ MARK = "SLIPSTREAM_TEST"  # an environment variable that every descendant of a t
 # A model of one layer, the environment of tests/guess.py, and steps of 4 groups of 4.
 GUESS = [
     "env.name=tests.guess:GuessEnv",
-    "model.tiny.hidden_size=32",
-    "model.tiny.intermediate_size=64",
-    "model.tiny.num_layers=1",
-    "model.tiny.num_heads=1",
-    "model.tiny.num_kv_heads=1",
-    "model.tiny.num_tasks=20",
+    "model.tiny_depth=1",
     "model.max_tokens=64",
     "sampling.max_turn_tokens=4",
     "learner.micro_batch_tokens=256",

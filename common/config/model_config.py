@@ -12,26 +12,6 @@ from slipstream.common.process.imported import is_own
 
 
 @dataclass(kw_only=True, slots=True)
-class TinyModelConfig:
-    hidden_size: Count = 96  # width of the residual stream
-    intermediate_size: Count = 256  # width of the MLP
-    num_layers: Count = 3  # decoder layers
-    num_heads: Count = 3  # attention heads, of 32 each
-    num_kv_heads: Count = 3  # key-value heads; divides num_heads
-    num_tasks: Count = 400  # train tasks whose text defines the vocabulary
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "model.tiny.")
-        require(
-            self.num_heads % self.num_kv_heads == 0,
-            "model.tiny.num_kv_heads",
-            "a divisor of num_heads",
-            self.num_kv_heads,
-            f"num_heads is {self.num_heads}",
-        )
-
-
-@dataclass(kw_only=True, slots=True)
 class LoraConfig:
     rank: Whole = 0  # of the adapters; then only adapters are trained; 0: off, every weight is trained
     alpha: Count = 32  # an adapter is scaled by alpha / rank
@@ -70,8 +50,8 @@ def is_jinja_value(value: object) -> bool:
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
-    path: str = ""  # a Hugging Face folder, or an id of its Hub; empty: make the tiny model of model.tiny
-    tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
+    path: str = ""  # a Hugging Face folder, or an id of its Hub; empty: make a tiny model
+    tiny_depth: Count = 3  # of the tiny model: its decoder layers, and its attention heads, of 32 each
     lora: LoraConfig = field(default_factory=LoraConfig)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the forward pass; auto: float32 on a CPU
     max_tokens: Annotated[int, Ge(16)] = 512  # context length: a prompt with its reply is never longer

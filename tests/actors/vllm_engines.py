@@ -17,7 +17,6 @@ from slipstream.actors.engine.engine import Completion, EngineDied
 from slipstream.actors.engine.orders import EngineSettings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.weights.receive import ReceiverInfo
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import ChunkRequest
@@ -25,7 +24,7 @@ from slipstream.common.transfer.delta import encode_delta
 from slipstream.common.transfer.probe import TOLERANCES, Probe
 from slipstream.common.transfer.weights import Adapted, Offer, buffer_bytes, layout, sealed
 from slipstream.learner.publisher.lineage import continued
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.tools.run.tiny_model import without_absent
 
 T = TypeVar("T")
@@ -101,9 +100,9 @@ class Policies:
     models: dict[int, Qwen3ForCausalLM]
 
 
-def make_policies(folder: Path, config: TinyModelConfig) -> Policies:
+def make_policies(folder: Path, shape: TinyShape) -> Policies:
     words = [a + b for a in "abcdefghijklmnopqrstuvwxyz" for b in "abcdefghijklmnopqrstuvwxyz"]
-    make_tiny_model(folder, texts=words, config=config, max_tokens=MAX_TOKENS, seed=3)
+    make_tiny_model(folder, texts=words, shape=shape, max_tokens=MAX_TOKENS, seed=3)
     first = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     without_absent(first, folder)
     return Policies(folder=folder, models={0: first, 1: changed(first, seed=1), 2: changed(first, seed=2)})
@@ -111,7 +110,7 @@ def make_policies(folder: Path, config: TinyModelConfig) -> Policies:
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("model") / "tiny", TinyModelConfig())
+    return make_policies(tmp_path_factory.mktemp("model") / "tiny", TinyShape())
 
 
 @pytest.fixture(scope="module")

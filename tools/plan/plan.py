@@ -41,7 +41,7 @@ def plan(config: Config, options: PlanOptions) -> int:
     """
     reward_parts(config.env.entries())
     if not config.model.path:
-        print("`model.path` is empty: the tiny model of `model.tiny` fits on any GPU, and on none")
+        print("`model.path` is empty: a tiny model fits on any GPU, and on none")
         return 0
     split = None if options.actor_gpus else split_devices(config, [str(gpu) for gpu in range(options.gpus)])
     _check_hosts(config, options)

@@ -39,8 +39,9 @@ from slipstream.envhub.env import Env, EnvError
 from slipstream.learner.supply.curriculum import Curriculum
 from slipstream.tools.run.check_input import WITHOUT_EXPERT
 from slipstream.tools.run.child import EXIT_BAD_INPUT
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import make_tiny_model, shape_of
 
+NUM_VOCABULARY_TASKS = 400  # train tasks whose text defines the tiny model's vocabulary
 MAX_PREDICTED_WORDS = 20  # of an expert's prediction: a reply has few tokens
 
 log = logging.getLogger(__name__)
@@ -74,9 +75,10 @@ def prepare(config: Config) -> RunDir:
 
 def _make_what_is_missing(config: Config, run_dir: RunDir) -> None:
     if not config.model.path and not (run_dir.model / "config.json").exists():
-        texts, max_tokens = vocabulary_texts(config.env, config.model.tiny.num_tasks), config.model.max_tokens
+        texts, max_tokens = vocabulary_texts(config.env, NUM_VOCABULARY_TASKS), config.model.max_tokens
         with whole_folder(run_dir.model) as folder:
-            make_tiny_model(folder, texts=texts, config=config.model.tiny, max_tokens=max_tokens, seed=config.run.seed)
+            shape = shape_of(config.model.tiny_depth)
+            make_tiny_model(folder, texts=texts, shape=shape, max_tokens=max_tokens, seed=config.run.seed)
     if config.warm_start.episodes and not run_dir.demonstrations.exists():
         tokenizer = load_tokenizer(model_folder(config, run_dir), config.model)
         frame_file.write(run_dir.demonstrations, demonstrate(config, tokenizer))

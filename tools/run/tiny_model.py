@@ -4,13 +4,12 @@ It is saved as a normal Hugging Face folder, so it works wherever a model does.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-from slipstream.common.config.model_config import TinyModelConfig
 
 END_OF_TURN, PADDING, UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
 HEAD_DIM = 32  # the smallest that vLLM's attention on a CPU has
@@ -26,29 +25,52 @@ CHAT_TEMPLATE = (
 WORD = Regex(r"\[[A-Z]+\]|[A-Za-z0-9]+|[^\sA-Za-z0-9]")
 
 
-def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConfig, max_tokens: int, seed: int) -> None:
+@dataclass(kw_only=True, frozen=True)
+class TinyShape:
+    """The size of a tiny model."""
+
+    hidden_size: int = 96  # width of the residual stream
+    intermediate_size: int = 256  # width of the MLP
+    num_layers: int = 3  # decoder layers
+    num_heads: int = 3  # attention heads
+    num_kv_heads: int = 3  # key-value heads; divides num_heads
+
+
+def shape_of(depth: int) -> TinyShape:
+    """The shape with `depth` layers and heads, and an MLP of 8/3 of the width, in whole lanes."""
+    width = depth * HEAD_DIM
+    return TinyShape(
+        hidden_size=width,
+        intermediate_size=8 * width // 3 // 32 * 32,
+        num_layers=depth,
+        num_heads=depth,
+        num_kv_heads=depth,
+    )
+
+
+def make_tiny_model(folder: Path, *, texts: Iterable[str], shape: TinyShape, max_tokens: int, seed: int) -> None:
     """Save a model whose vocabulary is the words of `texts`, with random weights from `seed`."""
-    save_random_model(folder, tiny_tokenizer(texts, max_tokens), config=config, max_tokens=max_tokens, seed=seed)
+    save_random_model(folder, tiny_tokenizer(texts, max_tokens), shape=shape, max_tokens=max_tokens, seed=seed)
 
 
 def save_random_model(
-    folder: Path, tokenizer: PreTrainedTokenizerFast, *, config: TinyModelConfig, max_tokens: int, seed: int
+    folder: Path, tokenizer: PreTrainedTokenizerFast, *, shape: TinyShape, max_tokens: int, seed: int
 ) -> None:
     """Save a model for `tokenizer`, whose special tokens are those above, with random weights from `seed`."""
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=-(-len(tokenizer) // 16) * 16,  # whole SIMD lanes for the output layer
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_hidden_layers=shape.num_layers,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_kv_heads,
             head_dim=HEAD_DIM,
             max_position_embeddings=max_tokens,
             tie_word_embeddings=True,
             # Transformers' default of 0.02 suits widths of thousands; at a width of 100 it costs hundreds of steps.
-            initializer_range=config.hidden_size**-0.5,
+            initializer_range=shape.hidden_size**-0.5,
             bos_token_id=None,
             eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
             pad_token_id=tokenizer.convert_tokens_to_ids(PADDING),

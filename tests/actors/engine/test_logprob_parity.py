@@ -27,7 +27,6 @@ from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.refresh import RefreshCounts, keep_fresh
 from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.env_config import EnvConfig
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.records.trajectory import (
     LogprobArray,
     MaskArray,
@@ -48,7 +47,7 @@ from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.tools.run.prepare import vocabulary_texts
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.episode.episodes import policy_versions
 from tests.tools.run.tiny_model import FLOAT32
 
@@ -76,7 +75,7 @@ def policies(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Policies
     root = tmp_path_factory.mktemp("policies")
     folder = root / "version_0"
     texts = vocabulary_texts(EnvConfig(name="shop", options=OPTIONS), 60)
-    make_tiny_model(folder, texts=texts, config=TinyModelConfig(), max_tokens=MAX_TOKENS, seed=3)
+    make_tiny_model(folder, texts=texts, shape=TinyShape(), max_tokens=MAX_TOKENS, seed=3)
     for version in range(1, NUM_VERSIONS):
         save_changed(folder, root / f"version_{version}", seed=version)
     settings = dataclasses.replace(FLOAT32, temperature=SAMPLING.temperature)

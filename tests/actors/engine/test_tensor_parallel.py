@@ -15,12 +15,12 @@ from slipstream.actors.engine.orders import EngineSettings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.actors.weights.refused import WeightsRefused
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.transfer.weights import Offer, layout
 from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.server.redis_server import Server
+from slipstream.tools.run.tiny_model import TinyShape
 from tests.actors.vllm_engines import (
     MAX_TOKENS,
     ONES,
@@ -41,7 +41,7 @@ from tests.actors.vllm_engines import (
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    heads = TinyModelConfig(num_heads=4, num_kv_heads=2)
+    heads = TinyShape(num_heads=4, num_kv_heads=2)
     return make_policies(tmp_path_factory.mktemp("model") / "tiny", heads)
 
 

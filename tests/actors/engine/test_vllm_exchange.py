@@ -14,8 +14,8 @@ from slipstream.actors.engine import vllm_engine
 from slipstream.actors.engine.engine import EngineSpoiled
 from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.actors.weights.refused import WeightsUnfit
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.transfer.weights import Offer
+from slipstream.tools.run.tiny_model import TinyShape
 from tests.actors.exchanging_engine import MODULE, SETTINGS, Settings
 from tests.actors.vllm_engines import (
     ONES,
@@ -43,7 +43,7 @@ ROOM = 1 << 30
 @pytest.fixture
 def tensor_parallel_policies(tmp_path: Path) -> Policies:
     """Of a model with a number of heads that two workers can share."""
-    return make_policies(tmp_path / "tiny", TinyModelConfig(num_heads=4, num_kv_heads=2))
+    return make_policies(tmp_path / "tiny", TinyShape(num_heads=4, num_kv_heads=2))
 
 
 @contextmanager

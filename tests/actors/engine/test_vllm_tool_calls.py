@@ -14,13 +14,12 @@ from transformers import Qwen3ForCausalLM
 
 from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.actors.episode.episode_record import EpisodeRecord
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.records.trajectory import Trajectory, check
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.envhub.catalogue import make_any_env
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.ranks.ranks import Ranks
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.engine.test_logprob_parity import recomputed, save_changed, versions_of_turns
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, rollout_of
 from tests.actors.tool_parsing import LOOK
@@ -57,7 +56,7 @@ class Versions:
 def versions(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Versions:
     root = tmp_path_factory.mktemp("model")
     folder = root / "tiny"
-    make_tiny_model(folder, texts=["look sky go hm no"], config=TinyModelConfig(), max_tokens=MAX_TOKENS, seed=3)
+    make_tiny_model(folder, texts=["look sky go hm no"], shape=TinyShape(), max_tokens=MAX_TOKENS, seed=3)
     tokenizer = load_tokenizer(folder)
     tokenizer.add_tokens(MARKS)
     tokenizer.chat_template = TEMPLATE

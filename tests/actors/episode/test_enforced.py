@@ -26,7 +26,6 @@ from slipstream.actors.episode.rollout import EpisodeFailed, rollout
 from slipstream.actors.host.rehearse import check_template
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import EnvConfig
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.trajectory import Sampling, StopReason, Trajectory, check
@@ -40,7 +39,7 @@ from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.lab.soak.scripted_engine import allowed_tokens
 from slipstream.tools.run.check_input import check_env
 from slipstream.tools.run.prepare import vocabulary_texts
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, completion_of, ids, play
 from tests.common.text.chat_templates import FAMILIES, family_tokenizer
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer, shop_tokenizer
@@ -160,8 +159,8 @@ def test_every_action_of_an_episode_is_one_of_those_that_were_possible(name: str
 def word_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a tiny model: one token per word and no spaces."""
     texts = vocabulary_texts(EnvConfig(max_turns=8, action_format=name, formats=YAML, show_admissible=True), 60)
-    config = TinyModelConfig(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
-    make_tiny_model(folder, texts=texts, config=config, max_tokens=256, seed=0)
+    shape = TinyShape(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
+    make_tiny_model(folder, texts=texts, shape=shape, max_tokens=256, seed=0)
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -435,8 +434,8 @@ class Policy:
 def test_the_learners_log_probabilities_are_those_of_the_masked_policy(tmp_path: Path, ranks: Ranks) -> None:
     formats = {"mark": {"write": "find {action} under"}}
     texts = vocabulary_texts(EnvConfig(max_turns=8, action_format="mark", formats=formats, show_admissible=True), 60)
-    config = TinyModelConfig(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
-    make_tiny_model(tmp_path, texts=texts, config=config, max_tokens=512, seed=0)
+    shape = TinyShape(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
+    make_tiny_model(tmp_path, texts=texts, shape=shape, max_tokens=512, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     model = load_model(tmp_path, ranks=ranks, settings=FLOAT32)
     plain = without_absent(AutoModelForCausalLM.from_pretrained(tmp_path).eval(), tmp_path)

@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.common.config.config import Config, differences, dump_config, load_config
 from slipstream.common.config.env_config import EnvConfig, MixtureEntry
-from slipstream.common.config.model_config import TinyModelConfig
+from slipstream.common.config.model_config import LoraConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.learner.objective.coherence import check_coherence
@@ -96,7 +96,7 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["envs.name=shop"], "unknown config key `envs`; did you mean `env`?"),
         (["objective=gspo"], "a preset is a file, such as conf/objective/gspo.yaml"),
         (["learner.lr=1e-4"], "unknown config key `learner.lr`; did you mean `optim.lr`?"),
-        (["model.tiny.hiden_size=4"], "did you mean `model.tiny.hidden_size`?"),
+        (["model.lora.rnk=4"], "did you mean `model.lora.rank`?"),
         (["qwertyuiop=1"], "`slipstream --help all` lists every key"),
         (["run.=1"], "`run.` has no key after its dot; name one, such as `run.name`"),
         (["weights.chunk_bytes=99999999"], "`weights.chunk_bytes` must be in [1, 67108864], got 99999999"),
@@ -114,7 +114,6 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
             ["run.name=a/b"],
             "`run.name` must be 1 to 64 letters, digits, '.', '_' or '-', got 'a/b'; choose another name",
         ),
-        (["model.tiny.num_kv_heads=2"], "`model.tiny.num_kv_heads` must be a divisor of num_heads, got 2"),
         (["model.lora.rank=-1"], "`model.lora.rank` must be >= 0, got -1; 0 is the default: of the adapters"),
         (["model.lora.alpha=0"], "`model.lora.alpha` must be >= 1, got 0"),
         (["model.lora.target_modules=['']"], "`model.lora.target_modules` must be names like q_proj, got ['']"),
@@ -268,7 +267,7 @@ def test_every_key_has_a_comment() -> None:
                 sections.append(item.type)
             else:
                 assert re.search(rf"^    {item.name}: .*  # \w.{{4,}}$", source, re.MULTILINE), (section, item.name)
-    assert TinyModelConfig in sections
+    assert LoraConfig in sections
 
 
 def test_another_environment_begins_without_the_options_of_the_one_before(tmp_path: Path) -> None:
@@ -299,9 +298,9 @@ def test_of_two_presets_of_the_objective_what_one_sets_would_remain_in_the_other
 
 
 def test_differences_are_told_by_key() -> None:
-    now = load_config(None, ["learner.steps=7", "env.options.people=3", "model.tiny.num_heads=6"])
+    now = load_config(None, ["learner.steps=7", "env.options.people=3", "model.lora.rank=6"])
     assert differences(Config(), now) == [
-        "model.tiny.num_heads: 3 -> 6",
+        "model.lora.rank: 0 -> 6",
         "env.options: {} -> {'people': 3}",
         "learner.steps: 100 -> 7",
     ]

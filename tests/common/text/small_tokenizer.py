@@ -8,9 +8,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from slipstream.common.config.env_config import EnvConfig
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.tools.run.prepare import vocabulary_texts
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 
 END = "<|im_end|>"
 CHATML = (
@@ -51,8 +50,8 @@ def shop_tokenizer(action_format: str = "plain") -> PreTrainedTokenizerBase:
     """The tokenizer of a tiny model that a run makes for the small shop."""
     with TemporaryDirectory() as folder:
         texts = vocabulary_texts(EnvConfig(max_turns=8, action_format=action_format), 60)
-        config = TinyModelConfig(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
-        make_tiny_model(Path(folder), texts=texts, config=config, max_tokens=256, seed=0)
+        shape = TinyShape(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
+        make_tiny_model(Path(folder), texts=texts, shape=shape, max_tokens=256, seed=0)
         return AutoTokenizer.from_pretrained(folder)
 
 

@@ -6,12 +6,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from slipstream.common.config.config import load_config
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.records.message import Message
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.transcript import Fidelity, Transcriber
 from slipstream.tools.run.prepare import demonstrate, vocabulary_texts
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 
 FORGETFUL = """{%- for m in messages -%}
 {%- if m.role == 'assistant' and not loop.last -%}<|assistant|> ... <|end|>
@@ -24,7 +23,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that knows the words of the shop."""
     folder = tmp_path_factory.mktemp("shop") / "model"
     config = load_config("conf/quickstart.yaml", [])
-    make_tiny_model(folder, texts=vocabulary_texts(config.env, 20), config=TinyModelConfig(), max_tokens=192, seed=0)
+    make_tiny_model(folder, texts=vocabulary_texts(config.env, 20), shape=TinyShape(), max_tokens=192, seed=0)
     return folder
 
 

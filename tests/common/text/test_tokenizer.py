@@ -15,7 +15,7 @@ import torch
 
 from slipstream.actors.host.host_parts import checked_tokenizer
 from slipstream.common.config.config import Config
-from slipstream.common.config.model_config import ModelConfig, TinyModelConfig
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.text import pieces
 from slipstream.common.text.codec import encoder
@@ -24,18 +24,18 @@ from slipstream.common.transfer.model_folder import model_files
 from slipstream.learner.model.skeleton import skeleton_of
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.tools.run.prepare import load_tokenizer as load_chat_tokenizer
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.replay.buffer.every_verb import FACTS
 from tests.tools.run.tiny_model import save_tiny_model
 
 ROOT = Path(__file__).parents[3]
-TINY = TinyModelConfig(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
+TINY = TinyShape(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     model = tmp_path / "model"
-    make_tiny_model(model, texts={"say one thing", "and another"}, config=TINY, max_tokens=64, seed=0)
+    make_tiny_model(model, texts={"say one thing", "and another"}, shape=TINY, max_tokens=64, seed=0)
     return model
 
 

@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from slipstream.common.config.config import Config, dump_config
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
@@ -27,7 +26,7 @@ from slipstream.learner.checkpoint.checkpoint import MANIFEST
 from slipstream.replay.records.ticket import Group, Lease
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.tools.run.child import EXIT_BAD_INPUT
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.processes import DEADLINE_S, MARK, Process, marked
 from tests.replay.records.attempts import attempt_at, ticket
 from tests.replay.server.redis_nodes import free_port
@@ -64,11 +63,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     original.create()
     config = Config()
     config.run.name, config.run.root = RUN, str(root)
-    config.model.tiny = TinyModelConfig(
-        hidden_size=128, intermediate_size=512, num_layers=2, num_heads=2, num_kv_heads=2
-    )
     original.config.write_text(dump_config(config))
-    make_tiny_model(original.model, texts=["a b c d e f g h"], config=config.model.tiny, max_tokens=64, seed=0)
+    shape = TinyShape(hidden_size=128, intermediate_size=512, num_layers=2, num_heads=2, num_kv_heads=2)
+    make_tiny_model(original.model, texts=["a b c d e f g h"], shape=shape, max_tokens=64, seed=0)
     archive = ArchiveWriter(original.trajectories, RUN, epoch=1)
     for step in range(1, NUM_STEPS + 1):
         groups = [a_group(group_id) for group_id in (2 * step, 2 * step + 1)]

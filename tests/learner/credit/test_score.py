@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from slipstream.common.config.config import Config, load_config
-from slipstream.common.config.model_config import LoraConfig, TinyModelConfig
+from slipstream.common.config.model_config import LoraConfig
 from slipstream.common.config.objective_config import ADVANTAGES, ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.reward_protocol import PROCESS, ScoredEpisode
@@ -28,7 +28,7 @@ from slipstream.learner.model.reward_model import RewardModel, save_reward_model
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.learner.objective.turn_labels import progress
 from slipstream.learner.ranks.ranks import Ranks
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.learner.even_game import group_of, recorded
 from tests.replay.records.attempts import turn
 from tests.tools.run.tiny_model import FLOAT32
@@ -38,8 +38,8 @@ WORDS = " ".join(f"w{number}" for number in range(60))
 
 
 def make_model(folder: Path, *, words: str = WORDS) -> Path:
-    tiny = TinyModelConfig(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1)
-    make_tiny_model(folder, texts=[words], config=tiny, max_tokens=64, seed=0)
+    tiny = TinyShape(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1)
+    make_tiny_model(folder, texts=[words], shape=tiny, max_tokens=64, seed=0)
     return folder
 
 

@@ -17,7 +17,6 @@ from transformers import AutoModelForSequenceClassification
 from slipstream.actors.search.episode_tree import Collected, EpisodeTree
 from slipstream.actors.search.tree_search import START
 from slipstream.common.config.config import Config, dump_config, load_config
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
@@ -38,7 +37,7 @@ from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.play.evaluate import check_aggregate
 from slipstream.tools.play.state_values import Numbers, StateValues, check_searches, scored_here
 from slipstream.tools.run.export_options import ExportOptions
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.episode.episodes import attempt_on
 from tests.guess import WORDS, GuessEnv
 from tests.learner.even_game import load_player, play, save, train
@@ -71,9 +70,9 @@ CRITICS = {
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("policy") / "model"
-    tiny = TinyModelConfig(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=2)
+    tiny = TinyShape(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=2)
     texts = ["say again", " ".join(WORDS), " ".join(f"w{number}" for number in range(60))]
-    make_tiny_model(folder, texts=texts, config=tiny, max_tokens=64, seed=0)
+    make_tiny_model(folder, texts=texts, shape=tiny, max_tokens=64, seed=0)
     return folder
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from slipstream.common.config.config import Config, load_config
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
@@ -25,7 +24,7 @@ from slipstream.learner.fit.fit import fit
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.learner.model.reward_model import RewardModel
 from slipstream.learner.ranks.ranks import Ranks, context_of
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.several_ranks import SeveralRanks
 from tests.tools.run.tiny_model import without_absent
 
@@ -36,8 +35,8 @@ GOALS: tuple[Goal, ...] = ("sft", "dpo", "reward", "prm")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fit") / "model"
-    tiny = TinyModelConfig(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1)
-    make_tiny_model(path, texts=[" ".join(WORDS)], config=tiny, max_tokens=64, seed=0)
+    tiny = TinyShape(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1)
+    make_tiny_model(path, texts=[" ".join(WORDS)], shape=tiny, max_tokens=64, seed=0)
     return path
 
 

@@ -19,7 +19,7 @@ from vllm.config import ModelConfig
 from slipstream.actors.engine.orders import EngineSettings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.weights.receive import ReceiverInfo
-from slipstream.common.config.model_config import LoraConfig, TinyModelConfig
+from slipstream.common.config.model_config import LoraConfig
 from slipstream.common.config.replay_config import SamplingConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Sampling
@@ -30,7 +30,7 @@ from slipstream.learner.model.lora import adapters_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
@@ -225,7 +225,7 @@ def test_a_model_that_holds_its_experts_as_one_tensor_is_written_as_its_folder_w
 
 def test_vllm_says_greedily_what_the_trained_learner_thinks_likeliest(tmp_path: Path, ranks: Ranks) -> None:
     texts = [a + b for a in "abcdefghij" for b in "abcdefghij"]
-    make_tiny_model(tmp_path / "source", texts=texts, config=TinyModelConfig(), max_tokens=128, seed=3)
+    make_tiny_model(tmp_path / "source", texts=texts, shape=TinyShape(), max_tokens=128, seed=3)
     model = loaded(tmp_path / "source", ranks, lora_rank=4)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

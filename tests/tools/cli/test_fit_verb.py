@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.standing import Standing, standing
 from slipstream.tools.cli.cli import main
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 
 DEADLINE_S = 300
 WORDS = ("one", "two", "three", "four", "five", "six")
@@ -23,8 +22,8 @@ WORDS = ("one", "two", "three", "four", "five", "six")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, and conversations in which the answer to a number is the number twice; wrong ones earn nothing."""
     root = tmp_path_factory.mktemp("verbs")
-    tiny = TinyModelConfig(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1)
-    make_tiny_model(root / "model", texts=[" ".join(WORDS)], config=tiny, max_tokens=32, seed=0)
+    tiny = TinyShape(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1)
+    make_tiny_model(root / "model", texts=[" ".join(WORDS)], shape=tiny, max_tokens=32, seed=0)
     rows = [
         {
             "messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"{answer} {answer}"}],

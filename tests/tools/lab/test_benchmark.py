@@ -86,7 +86,7 @@ def test_the_episode_loop_plays_the_script_word_for_word(tmp_path: Path, monkeyp
     monkeypatch.setattr(bench_episode_loop, "NUM_LANES", 4)
     monkeypatch.setattr(bench_episode_loop, "REPEATS", 2)
     monkeypatch.setattr(bench_episode_loop, "SCHEDULE", bench_episode_loop.Schedule(prefill_s=0.0, token_time_s=0.001))
-    overrides = [f"run.root={tmp_path}", "warm_start.episodes=0", "model.tiny.num_tasks=5", "replay.group_size=2"]
+    overrides = [f"run.root={tmp_path}", "warm_start.episodes=0", "replay.group_size=2"]
     config = load_config(str(CONFIG), overrides)
     wall, cpu, busy_cpu = episode_loop(config, load_tokenizer(model_folder(config, prepare(config)), config.model))
     assert wall.value > 0 and wall.num_repeats == 2

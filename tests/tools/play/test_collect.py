@@ -24,7 +24,6 @@ from slipstream.actors.search.episode_tree import Collected, EpisodeTree
 from slipstream.actors.search.stretch import play_stretch
 from slipstream.actors.search.tree_search import START
 from slipstream.common.config.config import Config, load_config
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Sampling, StopReason, Task, Trajectory, check
 from slipstream.common.text.tokenizer import load_tokenizer
@@ -39,7 +38,7 @@ from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from slipstream.tools.play.collect import collect_on
 from slipstream.tools.run.check_input import check_collect
 from slipstream.tools.run.collect_options import SEARCHES, CollectOptions
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.episode.episodes import Script, attempt_on, ids
 from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer
 from tests.guess import WORDS, GuessEnv
@@ -475,9 +474,9 @@ def test_an_environment_that_plays_its_episodes_itself_cannot_be_searched() -> N
 
 
 def test_a_real_engine_plays_what_the_command_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny = TinyModelConfig(hidden_size=32, intermediate_size=64, num_layers=1, num_heads=1, num_kv_heads=1)
+    tiny = TinyShape(hidden_size=32, intermediate_size=64, num_layers=1, num_heads=1, num_kv_heads=1)
     texts = {*WORDS, "again", *(f"say {word}" for word in WORDS)}
-    make_tiny_model(tmp_path / "model", texts=texts, config=tiny, max_tokens=64, seed=0)
+    make_tiny_model(tmp_path / "model", texts=texts, shape=tiny, max_tokens=64, seed=0)
     path = tmp_path / "rows.parquet"
     model = [f"model.path={tmp_path}/model", "model.max_tokens=64", "sampling.max_turn_tokens=4"]
     searched = ["--num-tasks=3", "--search=mcts", "--budget=20", f"run.root={tmp_path}"]

@@ -17,7 +17,6 @@ from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.search.episode_tree import Collected, EpisodeTree
 from slipstream.actors.search.tree_search import START
 from slipstream.common.config.config import Config, load_config
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.reward_protocol import ScoredEpisode
 from slipstream.common.records.trajectory import Task
@@ -37,7 +36,7 @@ from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.evaluate import check_aggregate, evaluate_on
 from slipstream.tools.play.state_values import StateValues, check_searches, scored_here
 from slipstream.tools.run.collect_options import CollectOptions
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.episode.episodes import attempt_on, ids
 from tests.actors.tool_parsing import HERMES, parsing
 from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer
@@ -56,8 +55,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(root: Path, *settings: str) -> Config:
     """A game of guesses, and a tiny model in `root` that knows its words."""
-    tiny = TinyModelConfig(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=2)
-    make_tiny_model(root / "model", texts=["say again", " ".join(WORDS)], config=tiny, max_tokens=64, seed=0)
+    tiny = TinyShape(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=2)
+    make_tiny_model(root / "model", texts=["say again", " ".join(WORDS)], shape=tiny, max_tokens=64, seed=0)
     return load_config(
         None,
         [

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from slipstream.common.config.config import Config, load_config
-from slipstream.common.config.model_config import TinyModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
@@ -24,7 +23,7 @@ from slipstream.tools.run import prepare
 from slipstream.tools.run.check_input import check_collect
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.prepare import NoisyExpert, expert_episodes, vocabulary_texts
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.common.text.small_tokenizer import shop_tokenizer
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 
@@ -153,9 +152,9 @@ def test_the_expert_plays_without_an_engine_and_finishes_what_it_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = settings()
-    tiny = TinyModelConfig(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
+    tiny = TinyShape(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
     texts = vocabulary_texts(config.env, 20)
-    make_tiny_model(tmp_path / "model", texts=texts, config=tiny, max_tokens=400, seed=0)
+    make_tiny_model(tmp_path / "model", texts=texts, shape=tiny, max_tokens=400, seed=0)
     rows, finished = tmp_path / "rows.jsonl", tmp_path / "finished.jsonl"
     shared = [f"model.path={tmp_path}/model", "env.name=shop", "env.max_turns=10", "model.max_tokens=400", "--expert"]
     assert main(["collect", str(rows), *shared, "--num-tasks=6"]) == 0

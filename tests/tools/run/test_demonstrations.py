@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_episodes_and_another_seed_others() -> None
 
 
 def test_prepare_makes_a_run_directory_whole_and_leaves_what_is_there(tmp_path: Path) -> None:
-    settings = config(f"run.root={tmp_path}", "run.name=made", "model.tiny.num_tasks=60", "model.tiny.num_layers=1")
+    settings = config(f"run.root={tmp_path}", "run.name=made", "model.tiny_depth=1")
     run_dir = prepare(settings)
     read = list(frame_file.read(run_dir.demonstrations, vocab_size=len(shop_tokenizer())))
     assert [trajectory.group_id for trajectory in read] == list(range(20))

@@ -8,15 +8,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slipstream.common.config.env_config import EnvConfig
-from slipstream.common.config.model_config import ModelConfig, TinyModelConfig
+from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.tools.run.prepare import load_tokenizer, vocabulary_texts
-from slipstream.tools.run.tiny_model import make_tiny_model
+from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.common.text.small_tokenizer import shop_tokenizer
 
-SMALL = TinyModelConfig(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
+SMALL = TinyShape(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
 TEXTS = ["find plain dress under 25", "click[plain dress 10]", "a [SEP] b"]
 
 
@@ -25,7 +25,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_folder_loads_as_any_other_and_has_the_shape_asked_for(tmp_path: Path) -> None:
-    make_tiny_model(tmp_path, texts=TEXTS, config=SMALL, max_tokens=64, seed=0)
+    make_tiny_model(tmp_path, texts=TEXTS, shape=SMALL, max_tokens=64, seed=0)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     config = model.config
     assert config.architectures == ["Qwen3ForCausalLM"]
@@ -38,7 +38,7 @@ def test_the_folder_loads_as_any_other_and_has_the_shape_asked_for(tmp_path: Pat
 
 def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: Path) -> None:
     for name, seed, texts in (("a", 3, TEXTS), ("b", 3, TEXTS[::-1]), ("c", 4, TEXTS)):
-        make_tiny_model(tmp_path / name, texts=texts, config=SMALL, max_tokens=64, seed=seed)
+        make_tiny_model(tmp_path / name, texts=texts, shape=SMALL, max_tokens=64, seed=seed)
     first, again, other = (weights(tmp_path / name) for name in "abc")
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
@@ -47,7 +47,7 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: P
 
 
 def test_a_word_is_one_token_wherever_it_stands(tmp_path: Path) -> None:
-    make_tiny_model(tmp_path, texts=TEXTS, config=SMALL, max_tokens=64, seed=0)
+    make_tiny_model(tmp_path, texts=TEXTS, shape=SMALL, max_tokens=64, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     words = ["click", "[", "plain", "dress", "10", "]", "[SEP]", "plain"]
     assert tokenizer.tokenize("click[plain dress 10] [SEP] plain") == words
@@ -71,7 +71,7 @@ def test_the_vocabulary_is_the_same_each_time() -> None:
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path: Path) -> None:
-    make_tiny_model(tmp_path, texts=TEXTS, config=SMALL, max_tokens=64, seed=0)
+    make_tiny_model(tmp_path, texts=TEXTS, shape=SMALL, max_tokens=64, seed=0)
     load_tokenizer(tmp_path, ModelConfig())
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="its tokenizer has no chat template"):
