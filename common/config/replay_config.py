@@ -9,7 +9,6 @@ from annotated_types import Interval
 from slipstream.common.config.setting_bounds import (
     AtLeast1,
     Count,
-    NonNegative,
     Positive,
     PositiveShare,
     Whole,
@@ -24,7 +23,6 @@ MAX_TREE_SIZE = 16  # attempts: a token that all of them share weighs this much 
 @dataclass(kw_only=True, slots=True)
 class SamplingConfig:
     temperature: Positive = 1.0  # of training episodes
-    final_temperature: NonNegative = 0.0  # at the last step, linearly from `temperature` at the first; 0: the same
     top_p: PositiveShare = 1.0  # sample from the most likely tokens that have this total probability; 1: off
     top_k: int = 0  # sample from this many most likely tokens, and record them with every token; 0: off
     max_turn_tokens: Count = 32  # a generation ends here
@@ -53,20 +51,6 @@ class SamplingConfig:
             self.top_k,
             "the kept set of every token is recorded, and only top_k bounds its size",
         )
-
-    def temperature_at(self, step: int, *, num_steps: int) -> float:
-        """The temperature of the groups that are opened in `step`, from 1 to `num_steps`.
-
-        From 1.2 to 0.6 in 4 steps: 1.2, 1.0, 0.8, 0.6.
-        """
-        if not self.final_temperature or num_steps == 1:
-            return self.temperature
-        return self.temperature + (self.final_temperature - self.temperature) * (step - 1) / (num_steps - 1)
-
-    def could_be(self, temperature: float) -> bool:
-        """Whether some step of the run has `temperature`."""
-        last = self.final_temperature or self.temperature
-        return min(self.temperature, last) - 1e-9 <= temperature <= max(self.temperature, last) + 1e-9
 
 
 @dataclass(kw_only=True, slots=True)

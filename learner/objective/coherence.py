@@ -210,7 +210,6 @@ def _check_teacher_url(config: Config) -> None:
         refuse("kl_place", objective.kl_place, "a teacher behind a URL is asked before the step", "choose reward")
     for name, value, only in (
         ("temperature", sampling.temperature, 1.0),
-        ("final_temperature", sampling.final_temperature, 0.0),
         ("top_p", sampling.top_p, 1.0),
         ("top_k", sampling.top_k, 0),
     ):

@@ -213,9 +213,9 @@ class Supply:
         sampling, useful, rejected = self._config.sampling, list[Group](), dict[str, list[Group]]()
         for group in claimed:
             used = group.ticket.sampling
-            is_cut_alike = (used.top_p, used.top_k) == (sampling.top_p, sampling.top_k)
+            distribution = (sampling.temperature, sampling.top_p, sampling.top_k)
             is_unfit = why_not_trained(group.trajectories, self._config.objective) != ""
-            if is_unfit or not is_cut_alike or not sampling.could_be(used.temperature):
+            if is_unfit or (used.temperature, used.top_p, used.top_k) != distribution:
                 # From before a restart with another configuration.
                 rejected.setdefault("other_sampling", []).append(group)
             elif not self._config.replay.drop_zero_variance or teaches(group, objective=self._config.objective):
@@ -252,14 +252,13 @@ class Supply:
         has_its_groups = len(kept) + self._sure(ledger) >= self._num_candidates
         preferred = published_version if has_its_groups and not self._haste else oldest
         self._buffer.open(
-            self._ticket(group_id, step=step, min_policy_version=oldest, preferred_policy_version=preferred)
-            for group_id in ids
+            self._ticket(group_id, min_policy_version=oldest, preferred_policy_version=preferred) for group_id in ids
         )
         self._next_group_id += room * self._every
 
-    def _ticket(self, group_id: int, *, step: int, min_policy_version: int, preferred_policy_version: int) -> Ticket:
+    def _ticket(self, group_id: int, *, min_policy_version: int, preferred_policy_version: int) -> Ticket:
         task = self._curriculum.choose(group_id)
-        ticket = ticket_of(group_id, task, self._config, step=step, min_policy_version=min_policy_version)
+        ticket = ticket_of(group_id, task, self._config, min_policy_version=min_policy_version)
         return msgspec.structs.replace(
             ticket,
             preferred_policy_version=preferred_policy_version,
@@ -377,8 +376,8 @@ def failures_since(before: Ledger, now: Ledger, failures: Sequence[Failure]) -> 
     return reasons
 
 
-def ticket_of(group_id: int, task: Task, config: Config, *, step: int, min_policy_version: int) -> Ticket:
-    """The ticket of group `group_id`, opened in `step`: its task and sampling settings."""
+def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: int) -> Ticket:
+    """The ticket of group `group_id`: its task and sampling settings."""
     sampling = config.sampling
     return Ticket(
         group_id=group_id,
@@ -388,7 +387,7 @@ def ticket_of(group_id: int, task: Task, config: Config, *, step: int, min_polic
         max_fork_turn=config.replay.max_fork_turn if config.replay.num_trees else 0,
         min_policy_version=min_policy_version,
         sampling=Sampling(
-            temperature=sampling.temperature_at(step, num_steps=config.learner.steps),
+            temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_turn_tokens=sampling.max_turn_tokens,

@@ -125,10 +125,6 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["model.max_tokens=8"], "`model.max_tokens` must be >= 16, got 8"),
         (["env.max_turns=0"], "`env.max_turns` must be >= 1, got 0"),
         (["sampling.temperature=0"], "`sampling.temperature` must be > 0, got 0.0; 1.0 is the default: of training"),
-        (
-            ["sampling.final_temperature=-1"],
-            "`sampling.final_temperature` must be >= 0, got -1.0; 0.0 is the default: at the last step",
-        ),
         (["sampling.top_p=0.9"], "`sampling.top_k` must be > 0 where sampling.top_p is below 1, got 0; the kept set"),
         (["sampling.top_p=0", "sampling.top_k=5"], "`sampling.top_p` must be in (0, 1], got 0.0; 1.0 is the default"),
         (["sampling.top_k=1"], "`sampling.top_k` must be 0, or in [2, 256], got 1"),

@@ -342,30 +342,6 @@ def test_groups_of_trees_are_dropped_where_a_resumed_objective_would_count_share
     assert (ledger.dropped, ledger.claimed) == ({"other_sampling": 3}, 1), "only group 0 has no fork"
 
 
-def test_the_temperature_follows_its_schedule_and_old_groups_of_it_are_trained(scene: Scene) -> None:
-    schedule = ["sampling.temperature=1.2", "sampling.final_temperature=0.6", "learner.steps=4"]
-    supply = scene.supply(*schedule, "replay.target_lag=1", "learner.claim_timeout_s=5")
-    temperatures = []
-    for step in (1, 2, 3, 4):
-        supply.admit(step, [], published_version=step - 1)
-        scene.work()
-        batch = scene.batch(supply, step, step - 1)
-        temperatures.append([group.ticket.sampling.temperature for group in batch.groups])
-        assert all(each.sampling == group.ticket.sampling for group in batch.groups for each in group.trajectories)
-    # Two groups a step, and those of one more step are in progress: opened in steps 1, 1, 2 and 3.
-    assert temperatures == [pytest.approx([opened] * 2) for opened in (1.2, 1.2, 1.0, 0.8)]
-    assert scene.ledger.dropped == {}
-
-
-def test_the_schedule_of_the_temperature_is_linear_and_ends_with_the_run() -> None:
-    sampling = config("sampling.temperature=1.2", "sampling.final_temperature=0.6").sampling
-    assert [sampling.temperature_at(step, num_steps=4) for step in (1, 2, 3, 4)] == pytest.approx([1.2, 1.0, 0.8, 0.6])
-    assert [sampling.could_be(value) for value in (1.2, 0.9, 0.6, 1.21, 0.59)] == [True, True, True, False, False]
-    constant = config("sampling.temperature=0.7").sampling
-    assert constant.temperature_at(3, num_steps=4) == 0.7 and not constant.could_be(0.71)
-    assert sampling.temperature_at(1, num_steps=1) == 1.2
-
-
 def test_a_batch_counts_what_was_dropped_on_its_way(scene: Scene) -> None:
     supply = scene.admitted()
     scene.work(lambda group_id: (0.0, float(group_id >= 2)))

@@ -70,7 +70,7 @@ def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> H
     for _ in range(MAX_WAVES):
         ids = range(first_group_id + len(played), first_group_id + len(played) + room)
         tickets = [
-            ticket_of(group_id, curriculum.choose(group_id), config, step=1, min_policy_version=policy_version)
+            ticket_of(group_id, curriculum.choose(group_id), config, min_policy_version=policy_version)
             for group_id in ids
         ]
         groups = _rolled_out(tickets, setup)
@@ -103,7 +103,7 @@ def held_out(setup: StudySetup, *, num_tasks: int) -> float:
     """The success of one sampled episode of each of the first `num_tasks` held-out tasks."""
     tasks = [Task(env=setup.config.env.name, split="held_out", index=index) for index in range(num_tasks)]
     config, room = setup.config, setup.sampler.num_slots
-    sampling = ticket_of(0, tasks[0], config, step=1, min_policy_version=0).sampling
+    sampling = ticket_of(0, tasks[0], config, min_policy_version=0).sampling
     records = [EpisodeRecord(attempt=_attempt(task, config, sampling, group_id=task.index, member=0)) for task in tasks]
     return statistics.fmean(
         trajectory.success
