@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Interval
 
@@ -62,7 +62,6 @@ class ReplayConfig:
     target_lag: Whole = 2  # optimizer steps of work that actors may be ahead; 0 is synchronous
     drop_zero_variance: bool = True  # replace groups in which nothing has an advantage; false: train every group
     max_lag: Whole = 8  # optimizer steps; older tokens are left out of the loss, groups without newer ones are dropped
-    order: Literal["oldest", "freshest", "uniform"] = "oldest"  # which ready groups a step takes
     max_uses: Count = 1  # the most steps that learn from one group
     keep_fraction: PositiveShare = 1.0  # share of a step's candidates to keep, those whose returns differ most
     lease_ttl_s: AtLeast1 = 10.0  # an actor that sends no heartbeat for this long loses its leases

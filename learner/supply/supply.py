@@ -24,7 +24,6 @@ from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.records.failures import Failure
 from slipstream.replay.records.ledger import Ledger
-from slipstream.replay.records.sampler import ClaimOrder
 from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.replay.run.diagnosis import FEWEST_EPISODES, Diagnosis
 from slipstream.replay.run.outlook import Outlook, outlook
@@ -173,8 +172,6 @@ class Supply:
             num_groups,
             policy_version=policy_version,
             max_lag=max_lag,
-            order=ClaimOrder(replay.order),
-            seed=self._config.run.seed,
             max_uses=replay.max_uses,
             beside_equal=self._equal_is_useless,
         )

@@ -20,7 +20,6 @@ from slipstream.replay.buffer.verbs import BATCH_GROUPS, LEARNERS, NO_STEP, Verb
 from slipstream.replay.records.failures import Failure, Quarantined, cut_reason, read_failures
 from slipstream.replay.records.keys import key, shard_name
 from slipstream.replay.records.ledger import Ledger, ledger_of
-from slipstream.replay.records.sampler import ClaimOrder
 from slipstream.replay.records.ticket import Group, Ticket, decode_ticket
 from slipstream.replay.records.verdict import Verdict, with_verdict
 
@@ -86,12 +85,10 @@ class LearnerBuffer:
         *,
         policy_version: int,
         max_lag: int,
-        order: ClaimOrder = ClaimOrder.OLDEST,
-        seed: int = 0,
         max_uses: int = 1,
         beside_equal: bool = False,
     ) -> list[Group]:
-        """Take the first `num_groups` ready groups in `order`, for `step`; [] if there are fewer.
+        """Take the `num_groups` groups that have been ready longest, for `step`; [] if there are fewer.
 
         With `beside_equal`, those whose members all have the same return come in addition, also if there are fewer.
 
@@ -108,8 +105,6 @@ class LearnerBuffer:
             step,
             num_groups,
             policy_version - max_lag,
-            order.value,
-            seed,
             max_uses,
             int(beside_equal),
         )

@@ -1,4 +1,4 @@
--- claim: (epoch, number, step, num_groups, oldest_allowed, order, seed, max_uses, 1 if groups of equal returns come
+-- claim: (epoch, number, step, num_groups, oldest_allowed, max_uses, 1 if groups of equal returns come
 -- beside the num_groups or else 0) -> {group id, ticket, uses, verdict, member records ...} for each; if there are fewer,
 -- only those of equal returns; false if stale groups may be left to sweep: call it again. The claims of an epoch are numbered: a claim that is repeated because its reply was lost gets the same groups
 -- again, and a late one gets nothing.
@@ -6,7 +6,7 @@ local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 local number = tonumber(ARGV[2])
 local step, num_groups, oldest_allowed = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
-local order, seed, max_uses, sets_apart = ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9] == '1'
+local max_uses, sets_apart = tonumber(ARGV[6]), ARGV[7] == '1'
 local SWEEP = 100
 local last_claim = base .. ':last_claim' -- epoch, number, group ids ...
 
@@ -23,34 +23,13 @@ local function sweep()
   return #stale < SWEEP
 end
 
-local num_ready
-local shuffled = {}
-
--- The i-th of the places 0 .. num_ready - 1 in random order: a Fisher-Yates shuffle that stores only moved places.
-local function random_place(i)
-  local random = tonumber(string.sub(redis.sha1hex(seed .. ':' .. step .. ':' .. i), 1, 12), 16)
-  local j = i + random % (num_ready - i)
-  local place = shuffled[j] or j
-  shuffled[j] = shuffled[i] or i
-  return place
-end
-
-local candidate = {
-  oldest = function(i) return redis.call('ZRANGE', base .. ':ready', i, i)[1] end,
-  freshest = function(i) return redis.call('ZREVRANGE', base .. ':ready', i, i)[1] end,
-  uniform = function(i)
-    local place = random_place(i)
-    return redis.call('ZRANGE', base .. ':ready', place, place)[1]
-  end,
-}
-
--- The groups to claim, each with its uses so far: all or none of `num_groups`, and those that are set apart. A group is used once per step: groups that this step has claimed
--- already are skipped.
+-- The groups to claim, those that finished first, each with its uses so far: all or none of `num_groups`, and those that
+-- are set apart. A group is used once per step: groups that this step has claimed already are skipped.
 local function choose()
   local chosen, apart = {}, {}
-  for i = 0, num_ready - 1 do
+  for i = 0, redis.call('ZCARD', base .. ':ready') - 1 do
     if #chosen == num_groups then break end
-    local id = candidate[order](i)
+    local id = redis.call('ZRANGE', base .. ':ready', i, i)[1]
     must_be_sound(id, 'ready')
     local uses = uses_of(id)
     if (last_in(uses) or -1) < step and num_in(uses) < max_uses then
@@ -64,7 +43,6 @@ local function choose()
 end
 
 local function claim()
-  num_ready = redis.call('ZCARD', base .. ':ready')
   local chosen = choose()
   redis.call('DEL', last_claim)
   redis.call('RPUSH', last_claim, ARGV[1], number)

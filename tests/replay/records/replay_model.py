@@ -1,11 +1,9 @@
 """The buffer in plain Python, without Redis: what each verb should answer, and what the books should say afterwards."""
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 
 from slipstream.replay.records.ledger import STATES, Ledger
-from slipstream.replay.records.sampler import ClaimOrder
 from slipstream.replay.records.ticket import InsertResult
 
 NO_STEP = 1 << 53
@@ -286,8 +284,6 @@ class Model:
         *,
         policy_version: int,
         max_lag: int,
-        order: ClaimOrder,
-        seed: int,
         beside_equal: bool,
     ) -> list[int]:
         """The groups that the learner gets, in order."""
@@ -295,7 +291,7 @@ class Model:
         for group_id in self.in_state("ready"):
             if policy_version - self.groups[group_id].newest > max_lag:
                 self._give_up(group_id, "too_old")
-        ready = self._ready_in(order, seed, step)
+        ready = sorted(self.in_state("ready"), key=lambda group_id: self.groups[group_id].finished)
         usable = [i for i in ready if self.groups[i].uses[-1:] != [step] and len(self.groups[i].uses) < self.max_uses]
         chosen, beside = list[int](), list[int]()
         for group_id in usable:
@@ -310,20 +306,6 @@ class Model:
         for group_id in poisoned:
             self.quarantine(group_id, last_step_made=step - 1)
         return [group_id for group_id in claimed if group_id not in poisoned]
-
-    def _ready_in(self, order: ClaimOrder, seed: int, step: int) -> list[int]:
-        ready = sorted(self.in_state("ready"), key=lambda group_id: self.groups[group_id].finished)
-        match order:
-            case ClaimOrder.OLDEST:
-                return ready
-            case ClaimOrder.FRESHEST:
-                return ready[::-1]
-            case ClaimOrder.UNIFORM:
-                for i in range(len(ready)):
-                    draw = hashlib.sha1(f"{seed}:{step}:{i}".encode()).hexdigest()[:12]
-                    j = i + int(draw, 16) % (len(ready) - i)
-                    ready[i], ready[j] = ready[j], ready[i]
-                return ready
 
     def drop(self, group_ids: list[int], reason: str) -> None:
         for group_id in group_ids:

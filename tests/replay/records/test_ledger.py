@@ -29,7 +29,6 @@ from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import FencedOut, key
 from slipstream.replay.records.ledger import read_ledger
-from slipstream.replay.records.sampler import ClaimOrder
 from slipstream.replay.records.ticket import InsertResult, Lease
 from slipstream.replay.server.redis_server import start_server
 from tests.replay.records.attempts import Views, attempt_at, make_buffer, partial_of, ticket, verdict_on
@@ -170,8 +169,6 @@ class Books(RuleBasedStateMachine):
         num_groups=st.integers(1, 3),
         policy_version=st.integers(0, 6),
         max_lag=st.sampled_from([6, 3, 6, 0, 6]),
-        order=st.sampled_from(ClaimOrder),
-        seed=st.integers(0, 3),
         beside_equal=st.booleans(),
         poison=st.sampled_from([False, False, False, True]),
         lost=st.booleans(),
@@ -182,8 +179,6 @@ class Books(RuleBasedStateMachine):
         num_groups: int,
         policy_version: int,
         max_lag: int,
-        order: ClaimOrder,
-        seed: int,
         beside_equal: bool,
         poison: bool,
         lost: bool,
@@ -196,8 +191,6 @@ class Books(RuleBasedStateMachine):
             num_groups,
             policy_version=policy_version,
             max_lag=max_lag,
-            order=order,
-            seed=seed,
             beside_equal=beside_equal,
         )
         claimed = self.losing(
@@ -207,8 +200,6 @@ class Books(RuleBasedStateMachine):
                 num_groups,
                 policy_version=policy_version,
                 max_lag=max_lag,
-                order=order,
-                seed=seed,
                 max_uses=self.model.max_uses,
                 beside_equal=beside_equal,
             ),
@@ -222,13 +213,11 @@ class Books(RuleBasedStateMachine):
             marks = [t.part_values.get("liked") for t in group.trajectories]
             assert marks == [float(m) if model.is_judged else None for m in range(len(marks))]
 
-    @rule(orders=st.lists(st.sampled_from(ClaimOrder), min_size=2, max_size=4), settled=st.booleans())
-    def train(self, orders: list[ClaimOrder], settled: bool) -> None:
+    @rule(num_steps=st.integers(2, 4), settled=st.booleans())
+    def train(self, num_steps: int, settled: bool) -> None:
         """Some steps on end, so that groups come again."""
-        for order in orders:
-            self.claim(
-                True, 1, policy_version=6, max_lag=6, order=order, seed=0, beside_equal=False, poison=False, lost=False
-            )
+        for _ in range(num_steps):
+            self.claim(True, 1, policy_version=6, max_lag=6, beside_equal=False, poison=False, lost=False)
         if settled:
             self.settle(1, lost=False)
 
@@ -429,8 +418,6 @@ class Books(RuleBasedStateMachine):
                     1,
                     policy_version=0,
                     max_lag=6,
-                    order=ClaimOrder.OLDEST,
-                    seed=0,
                     beside_equal=False,
                     poison=False,
                     lost=False,

@@ -291,7 +291,7 @@ _G.pairs = function(map)
   end
 end
 
-redis = { sha1hex = python_sha1hex }
+redis = {}
 function redis.error_reply(text) return { err = text } end
 local function run(name, ...)
   local arguments = { ... }

@@ -53,13 +53,8 @@ class Store:
         _restore(saved)
 
 
-def _sha1hex(text: bytes) -> bytes:
-    return hashlib.sha1(text).hexdigest().encode()
-
-
 _LUA = lupa.luajit21.LuaRuntime(encoding=None, unpack_returned_tuples=True)
 _LUA.execute(b"jit.off()")  # scripts are too short for it
-_LUA.globals()[b"python_sha1hex"] = _sha1hex
 _execute, _unpacked, _save, _restore, _names = _LUA.execute((Path(__file__).parent / "redis.lua").read_bytes())
 
 
