@@ -41,12 +41,12 @@ def imitate(
 
         loss = -sum(logprob of each loss token at temperature 1) / number of loss tokens in the step, over all ranks
 
-    Every rank passes all of the trajectories. Each of `config.epochs` visits them in a new seeded order, in steps of at
-    most `config.batch_tokens` tokens; `on_step` is called after each step. The optimizer is used only here:
+    Every rank passes all of the trajectories. They are visited once, in a seeded order, in steps of at most
+    `config.batch_tokens` tokens; `on_step` is called after each step. The optimizer is used only here:
     reinforcement learning begins with a new one. Raises ValueError if there are no trajectories.
     """
     sequences = [part for trajectory in trajectories for part in sequences_of(trajectory, advantage=0.0)]
-    batches = _batches(sequences, batch_tokens=config.batch_tokens, epochs=config.epochs, seed=seed)
+    batches = _batches(sequences, batch_tokens=config.batch_tokens, seed=seed)
     if not batches:
         raise ValueError("there are no episodes to imitate; set `warm_start.episodes` to 0 to skip the warm start")
     optim = OptimConfig(lr=config.lr, schedule="linear")
@@ -97,20 +97,14 @@ def imitate_batch(
     return summed_over_ranks({"loss_sum": sum(loss_sums)}, ranks=ranks)["loss_sum"] / num_loss_tokens, update
 
 
-def _batches(
-    sequences: Sequence[TokenSequence], *, batch_tokens: int, epochs: int, seed: int
-) -> list[list[TokenSequence]]:
+def _batches(sequences: Sequence[TokenSequence], *, batch_tokens: int, seed: int) -> list[list[TokenSequence]]:
     """The batch of each step: as many whole sequences as fit into `batch_tokens`, and at least one."""
-    rng = np.random.default_rng(seed)
     batches: list[list[TokenSequence]] = []
-    for _ in range(epochs):
-        batch: list[TokenSequence] = []
-        for index in rng.permutation(len(sequences)):
-            sequence = sequences[index]
-            if batch and sum(member.num_tokens for member in batch) + sequence.num_tokens > batch_tokens:
-                batches.append(batch)
-                batch = []
-            batch.append(sequence)
-        if batch:
+    batch: list[TokenSequence] = []
+    for index in np.random.default_rng(seed).permutation(len(sequences)):
+        sequence = sequences[index]
+        if batch and sum(member.num_tokens for member in batch) + sequence.num_tokens > batch_tokens:
             batches.append(batch)
-    return batches
+            batch = []
+        batch.append(sequence)
+    return [*batches, batch] if batch else batches

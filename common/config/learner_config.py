@@ -35,7 +35,6 @@ class LearnerConfig:
     rendezvous: str = ""  # with several hosts: ADDRESS:PORT of host 0, where the ranks find each other
     context_ranks: Count = 1  # ranks that compute each micro-batch together, for sequences that do not fit one of them
     micro_batch_tokens: Count = 2048  # the most packed tokens in one forward pass; docs/learner.md on shared prefixes
-    logprob_chunk_tokens: Count = 1024  # tokens whose logits are in memory at one time
     publish_every: Count = 1  # optimizer steps between publishes
     checkpoint_every: Count = 20  # optimizer steps between checkpoints
     keep_checkpoints: Count = 2  # the newest checkpoints that are kept
@@ -87,9 +86,8 @@ def _is_address(address: str) -> bool:
 
 @dataclass(kw_only=True, slots=True)
 class WarmStartConfig:
-    episodes: Whole = 0  # expert episodes to imitate before RL; 0 skips the warm start
+    episodes: Whole = 0  # expert episodes to imitate once before RL; 0 skips the warm start
     noise: ShareBelow1 = 0.0  # probability that the expert takes a random admissible action, which is imitated
-    epochs: Count = 1  # passes over the episodes
     batch_tokens: Count = 4096  # packed tokens in one optimizer step
     lr: Positive = 1e-3  # AdamW learning rate
 

@@ -44,7 +44,6 @@ def settings_of(config: Config) -> dict[str, str]:
         "learner.ranks": learner.ranks,
         "learner.context_ranks": learner.context_ranks,
         "learner.micro_batch_tokens": learner.micro_batch_tokens,
-        "learner.logprob_chunk_tokens": learner.logprob_chunk_tokens,
         "learner.activation_checkpointing": learner.activation_checkpointing,
         "learner.compile": learner.compile,
     }

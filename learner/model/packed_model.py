@@ -58,7 +58,7 @@ class ModelSettings:
 
     dtype: str  # of the forward pass, float32 or bfloat16; logits and heads are always float32
     temperature: float  # logits are divided by it, unless a pack says at which temperature it was sampled
-    chunk_tokens: int  # tokens whose logits exist at one time
+    chunk_tokens: int = 1024  # tokens whose logits exist at one time
     max_tokens: int | None = None  # of the longest sequence; some models need it, see `slipstream.learner.model.rope`
     activation_checkpointing: bool = False  # recompute activations in the backward pass
     compile: bool = False  # the layers, see `slipstream.learner.model.compiler`
@@ -71,7 +71,6 @@ class ModelSettings:
         return cls(
             dtype=config.model.dtype,
             temperature=config.sampling.temperature,
-            chunk_tokens=config.learner.logprob_chunk_tokens,
             max_tokens=config.model.max_tokens,
             activation_checkpointing=config.learner.activation_checkpointing,
             compile=config.learner.compile,

@@ -19,11 +19,13 @@ def expert_episode(task: int) -> Trajectory:
     return recorded([1, 100 + task, *[10 + task] * 4], [0.0] * 6, [False] * 2 + [True] * 4)
 
 
-def imitate_and_watch(model: PackedModel, ranks: Ranks, config: WarmStartConfig) -> list[WarmStartStep]:
+def imitate_and_watch(
+    model: PackedModel, ranks: Ranks, config: WarmStartConfig, *, repeats: int = 1
+) -> list[WarmStartStep]:
     steps: list[WarmStartStep] = []
     num_steps = imitate(
         model,
-        [expert_episode(task) for task in range(16)],
+        [expert_episode(task) for task in range(16)] * repeats,
         config=config,
         ranks=ranks,
         seed=0,
@@ -36,8 +38,8 @@ def imitate_and_watch(model: PackedModel, ranks: Ranks, config: WarmStartConfig)
 
 def test_imitation_teaches_the_experts_tokens(tmp_path: Path, ranks: Ranks) -> None:
     model = load_model(save_tiny_model(tmp_path), ranks=ranks, settings=FLOAT32)
-    steps = imitate_and_watch(model, ranks, WarmStartConfig(episodes=16, epochs=12, batch_tokens=48, lr=3e-3))
-    # 96 tokens in steps of 48: two steps a pass.
+    steps = imitate_and_watch(model, ranks, WarmStartConfig(episodes=16, batch_tokens=48, lr=3e-3), repeats=12)
+    # Twelve times 96 tokens, in steps of 48.
     assert len(steps) == 24
     assert steps[0].loss > 3
     packed = pack(sequences_of(expert_episode(3), advantage=0.0))
@@ -47,7 +49,7 @@ def test_imitation_teaches_the_experts_tokens(tmp_path: Path, ranks: Ranks) -> N
 
 def test_the_same_seed_gives_the_same_losses(tmp_path: Path, ranks: Ranks) -> None:
     folder = save_tiny_model(tmp_path)
-    config = WarmStartConfig(episodes=16, epochs=1, batch_tokens=24, lr=1e-3)
+    config = WarmStartConfig(episodes=16, batch_tokens=24, lr=1e-3)
     first, second = (
         imitate_and_watch(load_model(folder, ranks=ranks, settings=FLOAT32), ranks, config) for _ in range(2)
     )
@@ -66,7 +68,7 @@ def test_the_first_loss_is_the_mean_over_loss_tokens_at_temperature_1_whatever_t
     packed = pack([part for task in range(16) for part in sequences_of(expert_episode(task), advantage=0.0)])
     with torch.no_grad():
         expected = -float(model(packed).logprobs.mean())
-    (step,) = imitate_and_watch(hot, ranks, WarmStartConfig(episodes=16, epochs=1, batch_tokens=96))
+    (step,) = imitate_and_watch(hot, ranks, WarmStartConfig(episodes=16, batch_tokens=96))
     assert step.loss == pytest.approx(expected, rel=1e-5)
     assert hot.settings.temperature == 1.7
 

@@ -84,7 +84,7 @@ def long_step(tokens: int, **learner: int) -> dict[str, Any]:
     """Settings for one sequence of so many tokens."""
     return {
         "model": {"max_tokens": tokens},
-        "learner": {"micro_batch_tokens": tokens, "logprob_chunk_tokens": 256, **learner},
+        "learner": {"micro_batch_tokens": tokens, **learner},
     }
 
 
@@ -120,7 +120,7 @@ def write_step(folder: Path, architecture: Mapping[str, Any], settings: Mapping[
     config: dict[str, Any] = {
         "model": {"path": str(folder), "dtype": "bfloat16", "max_tokens": TOKENS // 2},
         "sampling": {"max_turn_tokens": 8},
-        "learner": {"micro_batch_tokens": TOKENS, "logprob_chunk_tokens": 16, "activation_checkpointing": True},
+        "learner": {"micro_batch_tokens": TOKENS, "activation_checkpointing": True},
     }
     for section, values in settings.items():
         config[section] = config.get(section, {}) | values
@@ -250,7 +250,7 @@ def test_a_micro_batch_full_of_siblings_takes_no_more_memory_than_one_of_separat
     """Where a layer's keys and values are largest beside the rest of it: as many heads of them as of queries."""
     settings = {
         "model": {"max_tokens": 512},
-        "learner": {"micro_batch_tokens": 4096, "logprob_chunk_tokens": 256, "activation_checkpointing": False},
+        "learner": {"micro_batch_tokens": 4096, "activation_checkpointing": False},
     }
     heads = {"num_key_value_heads": 4, "max_position_embeddings": 512}
     path = write_step(tmp_path / "siblings", DENSE | heads, settings)

@@ -290,7 +290,7 @@ def test_ctrl_c_while_a_run_starts_ends_without_a_drain(redis_server: Server, tm
         f"redis.url={redis_server.secret_url}",
         f"actors.drain_s={DRAIN_S}",
         "warm_start.episodes=50",
-        "warm_start.epochs=100000",
+        "warm_start.batch_tokens=1",
     )
     up.wait_until(lambda: "warm start " in up.log("learner") or is_described(redis_server), "the warm start")
     up.process.send_signal(signal.SIGINT)

@@ -143,7 +143,7 @@ def rows_of(size: Size, ranks: Ranks, *, num_repeats: int) -> Iterator[Row]:
 
 
 def make_pair(folder: Path, size: Size, ranks: Ranks) -> ModelPair:
-    settings = ModelSettings(dtype=size.dtype, temperature=1.0, chunk_tokens=1024)
+    settings = ModelSettings(dtype=size.dtype, temperature=1.0)
     model = load_model(folder, ranks=ranks, settings=settings)
     plain = AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, size.dtype), attn_implementation="sdpa", trust_remote_code=False
