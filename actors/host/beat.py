@@ -61,7 +61,6 @@ class Pulse:
             name=setup.actor,
             host=setup.provenance.host,
             role="actor",
-            zone=self._actors.zone,
             instance_kind=setup.provenance.instance_kind,
             price_per_hour=setup.provenance.price_per_hour,
             engine=setup.engine.name,

@@ -143,12 +143,13 @@ class Azure:
 CLOUDS: dict[str, type[Aws | Gcp | Azure]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
 
 
-def watch_notices(cloud: str, url: str, shutdown: Shutdown) -> None:
+def watch_notices(service: str, shutdown: Shutdown) -> None:
     """Start a thread that sets `shutdown` when the cloud announces that this host will be taken away.
 
-    `url` is the address of the metadata service, "" for the cloud's standard one. The thread asks until `shutdown` is
-    set. Each new notice or failure of the service is logged once.
+    `service` is the name of the cloud, or CLOUD@URL with the address of its metadata service. The thread asks until
+    `shutdown` is set. Each new notice or failure of the service is logged once.
     """
+    cloud, _, url = service.partition("@")
     metadata = CLOUDS[cloud](url.rstrip("/"))
     threading.Thread(target=_watch, args=[metadata, shutdown], name="notices", daemon=True).start()
 

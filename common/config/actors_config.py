@@ -1,5 +1,6 @@
 """The section `actors`: one host's actors."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,11 +21,11 @@ class ActorsConfig:
     relay: bool = False  # also start a relay at weights.host, which fetches weights once for the whole host
     instance_kind: Literal["reserved", "spot"] = "reserved"  # recorded in every trajectory
     price_per_hour: NonNegative = 0.0  # dollars, of one actor's share of its host; recorded in every trajectory
-    zone: str = ""  # where the host is, such as eu-west-1a; shown with the fleet
     devices: list[str] = field(default_factory=list)  # GPUs for engines; empty: CUDA_VISIBLE_DEVICES, or all GPUs
     kv_policy: Literal["keep", "recompute"] = "keep"  # KV of running requests after a refresh
-    notices: Literal["none", "aws", "gcp", "azure"] = "none"  # the cloud that announces when this host is taken away
-    notices_url: str = ""  # URL of that metadata service; empty: the cloud's standard URL
+    notices: str = (
+        "none"  # who announces when this host is taken away: aws, gcp, azure, or one of them with @http://...
+    )
     join_timeout_s: NonNegative = 120.0  # how long an actor waits for its run to appear
     drain_s: NonNegative = 5.0  # after SIGTERM or a notice: how long running episodes may finish; the rest is handed in
 
@@ -39,11 +40,11 @@ class ActorsConfig:
             "each engine needs GPUs of its own",
         )
         require(
-            not self.notices_url or self.notices_url.startswith("http://"),
-            "actors.notices_url",
-            "http://...",
-            self.notices_url,
-            "leave it empty for the cloud's standard URL",
+            re.fullmatch(r"none|(aws|gcp|azure)(@http://.+)?", self.notices) is not None,
+            "actors.notices",
+            "none, aws, gcp or azure",
+            self.notices,
+            "CLOUD@http://... names the address of a metadata service that is not at the cloud's standard one",
         )
 
     @property

@@ -11,10 +11,9 @@ from slipstream.replay.records.ledger import Ledger
 
 @dataclass(kw_only=True, slots=True)
 class ActorCost:
-    """The cost so far of all actors of one kind, zone and price."""
+    """The cost so far of all actors of one kind and price."""
 
     instance_kind: str
-    zone: str
     price_per_hour: float  # dollars, of one actor
     num_actors: int = 0  # that have ever served
     hours: float = 0.0  # summed over these actors
@@ -51,14 +50,14 @@ class Cost:
 def cost_of(everyone: Iterable[Member], *, alive: Iterable[Member], ledger: Ledger, tokens_trained: int) -> Cost:
     """The cost of a run: `everyone` has taken part, `alive` still do. A minute at 0.60 $ an hour costs one cent."""
     serving = {member.name for member in alive if member.role == "actor"}
-    shares: dict[tuple[str, str, float], ActorCost] = {}
+    shares: dict[tuple[str, float], ActorCost] = {}
     wasted: dict[str, int] = defaultdict(int)
     dollars_per_hour, of_spot = 0.0, 0.0
     for member in everyone:
         if member.role != "actor":
             continue
-        what = (member.instance_kind, member.zone, member.price_per_hour)
-        share = shares.setdefault(what, ActorCost(instance_kind=what[0], zone=what[1], price_per_hour=what[2]))
+        what = (member.instance_kind, member.price_per_hour)
+        share = shares.setdefault(what, ActorCost(instance_kind=what[0], price_per_hour=what[1]))
         share.num_actors += 1
         share.hours += member.served_s / 3600
         share.dollars += member.price_per_hour * member.served_s / 3600

@@ -77,7 +77,6 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: str
     host: str
     role: str  # "actor" or "learner"
-    zone: str  # where the host is; "" if not configured
     instance_kind: str  # "reserved" or "spot"
     price_per_hour: Amount  # dollars; 0 if not configured
     engine: str  # the engine's name, version and kind of device; "" for a learner

@@ -81,7 +81,7 @@ def test_a_run_goes_through_joins_kills_notices_and_a_partition_and_nothing_is_l
 
 def a_host(run: Run, cloud: MetadataService) -> tuple[Process, MetadataService]:
     cloud.wants_tokens()
-    return run.start_host("actors.count=1", "actors.notices=aws", f"actors.notices_url={cloud.url}"), cloud
+    return run.start_host("actors.count=1", f"actors.notices=aws@{cloud.url}"), cloud
 
 
 def cut_off_for_longer_than_its_leases(run: Run, link: Link) -> None:

@@ -55,8 +55,7 @@ class Stage:
             "actors",
             f"run.root={self.dir.path}/far",
             "actors.transport=pull",
-            "actors.notices=aws",
-            f"actors.notices_url={self.cloud.url}",
+            f"actors.notices=aws@{self.cloud.url}",
         )
         self.everyone = [self.learner, self.near, self.far]
         self._asked: set[Child] = set()  # whose next end is a fault's doing

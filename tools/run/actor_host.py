@@ -42,7 +42,7 @@ def host_actors(config: Config) -> int:
     connect_or_explain(config.redis.url).close()
     shutdown = Shutdown()
     if config.actors.notices != "none":
-        watch_notices(config.actors.notices, config.actors.notices_url, shutdown)
+        watch_notices(config.actors.notices, shutdown)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as settings:
         settings.write(dump_config(config))
         settings.flush()

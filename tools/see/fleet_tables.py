@@ -50,9 +50,9 @@ def actors_table(members: Sequence[Member]) -> Table:
 
 
 def runs_on(member: Member) -> str:
-    """The actor's kind of instance, zone, price and engine. Its name already begins with that of its host."""
+    """The actor's kind of instance, price and engine. Its name already begins with that of its host."""
     price = f"{member.price_per_hour:g} $/h" if member.price_per_hour else ""
-    return " ".join(filter(None, [member.instance_kind, member.zone, price, member.engine]))
+    return " ".join(filter(None, [member.instance_kind, price, member.engine]))
 
 
 def relays_table(relays: Sequence[RelayNotice]) -> Table:

@@ -174,7 +174,7 @@ def test_a_notice_asks_this_process_to_leave_and_a_failure_and_a_hint_do_not(
     service: MetadataService, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(notices_module, "POLL_S", 0.01)
-    watch_notices("aws", service.url + "/", shutdown)  # no token yet: a 404 where it is given
+    watch_notices(f"aws@{service.url}/", shutdown)  # no token yet: a 404 where it is given
     wait_until(lambda: "notices of the cloud do not arrive" in caplog.text, "a failure")
     service.wants_tokens()
     service.answers[REBALANCE] = 200, '{"noticeTime": "2020-10-27T08:22:00Z"}'

@@ -165,6 +165,7 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["optim.lr=0"], "`optim.lr` must be > 0, got 0.0"),
         (["optim.lr=nan"], "`optim.lr` must be finite, got nan"),
         (["optim.schedule=step"], "expected one of ['constant', 'linear', 'cosine']"),
+        (["actors.notices=hetzner"], "`actors.notices` must be none, aws, gcp or azure, got 'hetzner'; CLOUD@http"),
         (["learner.publish_every=0"], "`learner.publish_every` must be >= 1, got 0"),
         (["warm_start.noise=1"], "`warm_start.noise` must be in [0, 1), got 1.0"),
         (["replay.lease_ttl_s=.inf"], "`replay.lease_ttl_s` must be finite, got inf; 10.0 is the default"),
@@ -326,12 +327,12 @@ def test_a_wrong_value_names_the_file_that_it_is_in_unless_the_command_line_is_a
     ],
 )
 def test_a_text_stays_as_it_is_written_where_yaml_reads_a_number(tmp_path: Path, name: str) -> None:
-    (tmp_path / "run.yaml").write_text(f"run:\n  name: {name}\nactors: {{zone: {name}, count: 2}}\n")
+    (tmp_path / "run.yaml").write_text(f"run:\n  name: {name}\nactors: {{count: 2}}\nweights: {{host: {name}}}\n")
     for config in (
         load_config(str(tmp_path / "run.yaml"), []),
-        load_config(None, [f"run.name={name}", f"actors.zone={name}", "actors.count=2"]),
+        load_config(None, [f"run.name={name}", f"weights.host={name}", "actors.count=2"]),
     ):
-        assert (config.run.name, config.actors.zone, config.actors.count) == (name, name, 2)
+        assert (config.run.name, config.weights.host, config.actors.count) == (name, name, 2)
         (tmp_path / "dumped.yaml").write_text(dump_config(config))
         assert load_config(str(tmp_path / "dumped.yaml"), []).run.name == name
 

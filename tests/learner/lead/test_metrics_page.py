@@ -111,7 +111,7 @@ def test_what_is_shown_by_the_clock_is_written_by_the_clock() -> None:
     add_cost(
         metrics,
         Cost(
-            shares=[ActorCost(instance_kind="spot", zone="", price_per_hour=1.0, dollars=1.0)],
+            shares=[ActorCost(instance_kind="spot", price_per_hour=1.0, dollars=1.0)],
             dollars_per_hour=1.0,
             spot_dollars_per_hour=1.0,
             tokens_trained=1,

@@ -337,7 +337,6 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
     assert cost.to_dict()["shares"] == [
         {
             "instance_kind": "spot",
-            "zone": "eu-1a",
             "price_per_hour": price,
             "num_actors": 1,
             "hours": hours,

@@ -25,7 +25,6 @@ MEMBER = Member(
     name="a",
     host="host",
     role="actor",
-    zone="eu-1a",
     instance_kind="spot",
     price_per_hour=0.5,
     engine="scripted",

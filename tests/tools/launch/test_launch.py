@@ -112,7 +112,9 @@ def test_skypilot_gets_keys_that_it_knows(verb: str) -> None:
 
 def test_hosts_of_actors_need_no_volume_and_no_file_and_get_their_own_settings() -> None:
     """The settings that the command has are those of `actors` that the run's configuration has changed."""
-    config = configured("actors.max_episodes=64", "actors.drain_s=20", f"actors.zone={ODD}", "optim.lr=1e-5")
+    config = configured(
+        "actors.max_episodes=64", "actors.drain_s=20", f"actors.notices=aws@http://{ODD}", "optim.lr=1e-5"
+    )
     pod = objects(config)["Job", f"{NAMED}-actors"]["spec"]["template"]["spec"]
     assert [volume["name"] for volume in pod["volumes"]] == ["memory"]
     scripts = [
@@ -165,7 +167,7 @@ def test_what_an_engine_cannot_use_is_refused() -> None:
     with pytest.raises(ConfigError, match="`--actor-hosts` must be >= 1, got 0"):
         launch(configured(), engine="ray", actor_hosts=0, dry_run=True)
     config = configured()
-    config.actors.zone = "a\nb"
+    config.actors.notices = "a\nb"
     with pytest.raises(ConfigError, match="`actors` must be printable text on one line"):
         launch(config, engine="slurm", actor_hosts=3, dry_run=True)
 

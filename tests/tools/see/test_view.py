@@ -65,7 +65,7 @@ def test_a_fleet_of_300_actors_is_one_line_for_each_kind_in_80_columns(redis_cli
             MEMBER,
             name=f"a{number}",
             policy_version=40 + number % 5,
-            zone="eu-1a" if number < 200 else "us-1b",
+            instance_kind="spot" if number < 200 else "reserved",
             state=MemberState.DRAINING if number == 299 else MemberState.SERVING,
         )
         for number in range(300)
@@ -82,12 +82,11 @@ def test_a_fleet_of_300_actors_is_one_line_for_each_kind_in_80_columns(redis_cli
 
 def test_actors_with_long_names_that_run_on_the_same_are_a_line_each_in_80_columns() -> None:
     fleet = [
-        msgspec.structs.replace(MEMBER, name=f"vm-27898-7141ba78-{number}", price_per_hour=0.5, zone="eu-west-1a")
-        for number in range(3)
+        msgspec.structs.replace(MEMBER, name=f"vm-27898-7141ba78-{number}", price_per_hour=0.5) for number in range(3)
     ]
     lines = [line.strip() for line in drawn(actors_table(fleet)).splitlines() if line.strip()]
     assert [line.split()[0] for line in lines[2:5]] == [member.name for member in fleet]
-    assert len(lines) == 6 and lines[5].startswith("runs on: ") and "eu-west-1a 0.5 $/h" in lines[5]
+    assert len(lines) == 6 and lines[5].startswith("runs on: ") and "spot 0.5 $/h" in lines[5]
 
 
 def test_cost_and_time_left_are_of_the_newest_steps(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ def test_what_members_say_is_shown_as_text(redis_client: redis.Redis, run_id: st
     console = Console(file=out, width=400, force_terminal=True, color_system=None)
     console.print(View([redis_client], run_dir, run_id, num_steps=12, max_lag=4).render())
     shown = text.encode("unicode_escape").decode() if not text.isprintable() else text
-    assert out.getvalue().count(shown) >= 3  # the actor's name and zone, the relay's name
+    assert out.getvalue().count(shown) >= 3  # the actor's name and kind, the relay's name
     assert not any(character in out.getvalue() for character in "\x1b\x9b\r\u202e\x07")
 
 
