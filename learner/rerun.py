@@ -21,6 +21,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.metrics import MetricsWriter
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
+from slipstream.common.records.trajectory import MAX_TRAJECTORY_BYTES
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.conditions import THREADS, conditions_of, differences
@@ -146,11 +147,10 @@ def _make_steps(learner: Learner, archive: Archive, lead: "_Lead | Follower", sh
 
 def _step(learner: Learner, archive: Archive, lead: "_Lead | Follower", clock: Clock) -> None:
     learner.checkpoints.raise_failure()
-    replay = learner.config.replay
     archived = archive.read(
         learner.progress.step + 1,
         vocab_size=learner.model.vocab_size,
-        max_group_bytes=replay.group_size * replay.max_trajectory_bytes,
+        max_group_bytes=learner.config.replay.group_size * MAX_TRAJECTORY_BYTES,
     )
     for group in archived.groups:
         if why := why_not_trained(group.trajectories, learner.config.objective):

@@ -23,9 +23,7 @@ class ActorsConfig:
     price_per_hour: NonNegative = 0.0  # dollars, of one actor's share of its host; recorded in every trajectory
     devices: list[str] = field(default_factory=list)  # GPUs for engines; empty: CUDA_VISIBLE_DEVICES, or all GPUs
     kv_policy: Literal["keep", "recompute"] = "keep"  # KV of running requests after a refresh
-    notices: str = (
-        "none"  # who announces when this host is taken away: aws, gcp, azure, or one of them with @http://...
-    )
+    notices: str = "none"  # who warns that this host is taken away: aws, gcp or azure; CLOUD@http://... asks there
     join_timeout_s: NonNegative = 120.0  # how long an actor waits for its run to appear
     drain_s: NonNegative = 5.0  # after SIGTERM or a notice: how long running episodes may finish; the rest is handed in
 

@@ -30,6 +30,7 @@ from slipstream.common.config.replay_config import ReplayConfig, SamplingConfig
 from slipstream.common.config.suggestion import setting_hint, word_hint
 from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.process.yaml_file import reason
+from slipstream.common.records.trajectory import MAX_TRAJECTORY_BYTES
 
 RECIPES = Path(__file__).parents[2] / "conf"  # in the repository, and beside the packages of a wheel
 # Not sections, although they look like some: their keys are options of these verbs.
@@ -124,12 +125,12 @@ def check_sections(config: Config) -> None:
     )
     kept_bytes = 4 * config.sampling.top_k * config.model.max_tokens
     require(
-        kept_bytes <= replay.max_trajectory_bytes // 2,
+        kept_bytes <= MAX_TRAJECTORY_BYTES // 2,
         "sampling.top_k",
-        f"at most replay.max_trajectory_bytes / 8 / model.max_tokens = "
-        f"{replay.max_trajectory_bytes // 8 // config.model.max_tokens}",
+        f"at most {MAX_TRAJECTORY_BYTES // 8 // config.model.max_tokens} with model.max_tokens = "
+        f"{config.model.max_tokens}",
         config.sampling.top_k,
-        "an episode records the kept set of every token; or raise replay.max_trajectory_bytes",
+        "an episode records the kept set of every token",
     )
     _check_groups(config)
     num_shards = config.redis.num_shards

@@ -66,7 +66,6 @@ class ReplayConfig:
     keep_fraction: PositiveShare = 1.0  # share of a step's candidates to keep, those whose returns differ most
     lease_ttl_s: AtLeast1 = 10.0  # an actor that sends no heartbeat for this long loses its leases
     max_attempts: Count = 4  # attempts at a member before its group is dropped
-    max_trajectory_bytes: Count = 8 << 20  # larger trajectories are refused
     archive: bool = True  # write the data of each step to trajectories/; without it the run cannot be re-run
     compress: bool = False  # send and store trajectories in zstd: about a third of the bytes, for CPU time on both ends
 

@@ -7,6 +7,7 @@ import redis
 from slipstream.common.config.replay_config import ReplayConfig
 from slipstream.common.process.wire import WireError, compressed
 from slipstream.common.records.trajectory import (
+    MAX_TRAJECTORY_BYTES,
     InvalidTrajectory,
     Outcome,
     Trajectory,
@@ -64,12 +65,11 @@ class Payloads:
     """The payloads of one stream. The key of each one contains the attempt and the fence under which it was sent."""
 
     def __init__(self, client: redis.Redis, base: str, run_id: str, replay: ReplayConfig, *, vocab_size: int) -> None:
-        """`replay.max_trajectory_bytes` limits a frame, and also its size when decompressed."""
-        self.bulk = Bulk(client, base, max_bytes=replay.max_trajectory_bytes)
+        """`MAX_TRAJECTORY_BYTES` limits a frame, and also its size when decompressed."""
+        self.bulk = Bulk(client, base, max_bytes=MAX_TRAJECTORY_BYTES)
         self._base = base
         self._run_id = run_id
         self._vocab_size = vocab_size
-        self._max_bytes = replay.max_trajectory_bytes
         self._compress = replay.compress  # of the frames that are sent
 
     def name(self, kind: str, group_id: int, member: int, attempt: int, fence: int) -> str:
@@ -84,10 +84,9 @@ class Payloads:
             frame = encode_trajectory(trajectory)
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidTrajectory(f"cannot be encoded: {error}") from error
-        if len(frame) > self._max_bytes:
+        if len(frame) > MAX_TRAJECTORY_BYTES:
             raise InvalidTrajectory(
-                f"{len(frame)} bytes, the limit `replay.max_trajectory_bytes` is {self._max_bytes}; raise it, or lower "
-                "`model.max_tokens`"
+                f"{len(frame)} bytes, the limit is {MAX_TRAJECTORY_BYTES}; lower `model.max_tokens`"
             )
         return compressed(frame) if self._compress else frame
 
@@ -108,7 +107,7 @@ class Payloads:
         if isinstance(frame, WireError):
             return frame
         try:
-            trajectory = decode_trajectory(frame, max_bytes=self._max_bytes, vocab_size=self._vocab_size)
+            trajectory = decode_trajectory(frame, max_bytes=MAX_TRAJECTORY_BYTES, vocab_size=self._vocab_size)
             entry.ticket.check_owns(trajectory, run_id=self._run_id, outcome=outcome)
         except (WireError, InvalidTrajectory) as error:
             return error

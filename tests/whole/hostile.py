@@ -23,7 +23,7 @@ import zstandard
 
 from slipstream.common.process.connection import connect
 from slipstream.common.process.wire import SCHEMA, WireError, decode, encode
-from slipstream.common.records.trajectory import InvalidTrajectory, Trajectory, check
+from slipstream.common.records.trajectory import MAX_TRAJECTORY_BYTES, InvalidTrajectory, Trajectory, check
 from slipstream.common.transfer.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus
 from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import Adapted, Anchor, Delta, Invitation, Manifest, Offer, TensorEntry
@@ -33,8 +33,7 @@ from tests.common.records.test_trajectory import VOCAB_SIZE, WHOLE
 from tests.replay.buffer.every_verb import FACTS, MEMBER, RELAY
 from tests.replay.records.attempts import make_buffer, ticket
 
-MAX_BYTES = 8 << 20  # `replay.max_trajectory_bytes`
-ROOM = MAX_BYTES - 4096  # what a bomb fills of a frame
+ROOM = MAX_TRAJECTORY_BYTES - 4096  # what a bomb fills of a frame
 PLAIN, ZSTD = 0, 1
 
 TENSOR = TensorEntry(name="a", dtype="float32", shape=[2, 3], offset=0, num_bytes=24, xxh3=1 << 63)
@@ -137,9 +136,9 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "a hundred thousand maps deep": lambda: with_field("turns", turn_with_rewards(b"\x81\xa1a" * 100_000 + b"\x00")),
     "an unknown field that is large": lambda: frame(b"\x81\xa7unknown" + array_of(b"\x90")),
     "a gibibyte in zstd, a little declared": lambda: zstd_of_nothing(1 << 30, declared=1000),
-    "a gibibyte in zstd, all that is allowed declared": lambda: zstd_of_nothing(1 << 30, declared=MAX_BYTES),
+    "a gibibyte in zstd, all that is allowed declared": lambda: zstd_of_nothing(1 << 30, declared=MAX_TRAJECTORY_BYTES),
     "a gibibyte in zstd, declared": lambda: zstd_of_nothing(1 << 30, declared=1 << 30),
-    "larger than is allowed": lambda: frame(bytes(MAX_BYTES + 1)),
+    "larger than is allowed": lambda: frame(bytes(MAX_TRAJECTORY_BYTES + 1)),
 }
 
 
@@ -178,7 +177,7 @@ def damaged(data: bytes, chance: random.Random, *, other: bytes) -> bytes:
 def refusal_of(kind: type[msgspec.Struct], data: bytes) -> str | None:
     """Why a frame is refused; None for one that is a sound record. Anything else that is raised is a hole."""
     try:
-        record = decode(kind, data, max_bytes=MAX_BYTES)
+        record = decode(kind, data, max_bytes=MAX_TRAJECTORY_BYTES)
         if isinstance(record, Trajectory):
             check(record, vocab_size=VOCAB_SIZE)
     except (WireError, InvalidTrajectory) as error:
@@ -209,7 +208,7 @@ def bombs(files: list[str]) -> dict[str, object]:
 
 def claim(url: str, run_id: str, count: int) -> dict[str, object]:
     with connect(url) as client:
-        buffer = make_buffer(client, run_id, max_bytes=MAX_BYTES)
+        buffer = make_buffer(client, run_id)
         buffer.learner.acquire_epoch()
         started = time.perf_counter()
         groups = buffer.learner.claim(1, count, policy_version=0, max_lag=100)

@@ -16,7 +16,7 @@ from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import InsertResult
 from tests.common.records.test_trajectory import VOCAB_SIZE, WHOLE, a_span, a_turn
 from tests.replay.records.attempts import attempt_at, make_buffer, ticket
-from tests.whole.hostile import BOMBS, MAX_BYTES
+from tests.whole.hostile import BOMBS
 
 NUM_MUTATIONS = int(os.environ.get("SLIPSTREAM_MUTATIONS", "5000"))
 MAX_GROWN_KIB = 64 * 1024
@@ -60,7 +60,7 @@ def test_bombs_in_the_buffer_are_set_aside_with_their_senders(
     redis_client: redis.Redis, redis_url: str, run_id: str
 ) -> None:
     """Each sender commits a sound trajectory, and puts its bomb in the place of the payload."""
-    buffer = make_buffer(redis_client, run_id, max_bytes=MAX_BYTES)
+    buffer = make_buffer(redis_client, run_id)
     buffer.learner.acquire_epoch()
     buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(len(BOMBS) + 1)])
     for bomb in [*BOMBS.values(), None]:

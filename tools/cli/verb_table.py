@@ -220,7 +220,7 @@ VERBS = {
     ),
     "replay": Verb(
         "slipstream.tools.replay.questions:ask",
-        (*RUN, "model.path", "replay.lease_ttl_s", "replay.max_attempts", "replay.max_trajectory_bytes"),
+        (*RUN, "model.path", "replay.lease_ttl_s", "replay.max_attempts"),
         lambda given: {"arguments": given},
         joins=True,
         asks=True,

@@ -6,6 +6,7 @@ import redis
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.records.trajectory import MAX_TRAJECTORY_BYTES
 from slipstream.replay.buffer.audit import audit
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.run.archive import Archive
@@ -27,7 +28,7 @@ def what_is_lost(client: redis.Redis, config: Config, *, last_step: int) -> list
     archive = Archive(RunDir(config.run.root, run_id).trajectories, run_id)
     missing = set(range(1, last_step + 1)) - set(archive.steps)
     lost += [f"step {step} is not in the archive" for step in sorted(missing)]
-    limit = config.replay.group_size * config.replay.max_trajectory_bytes
+    limit = config.replay.group_size * MAX_TRAJECTORY_BYTES
     uses = Counter(group for step in archive.steps for group in archive.group_ids(step, max_group_bytes=limit))
     lost += [f"group {group} was trained {num} times" for group, num in uses.items() if num > config.replay.max_uses]
     return lost

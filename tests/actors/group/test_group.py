@@ -279,12 +279,15 @@ class Deadly:
         raise EngineDied("half a character")
 
 
-def test_a_record_that_the_buffer_refuses_fails_its_attempt(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id, max_attempts=2, max_bytes=100)
+def test_a_record_that_the_buffer_refuses_fails_its_attempt(
+    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.replay.buffer.payloads.MAX_TRAJECTORY_BYTES", 100)
+    buffer = buffer_with_a_group(redis_client, run_id, max_attempts=2)
     Actor("actor", run_id, turns=TURNS).plays(buffer)
     ledger = buffer.learner.ledger()
     assert (ledger.dropped, ledger.inserted) == ({"infra_failure": 1}, 0)
-    assert "`replay.max_trajectory_bytes` is 100" in buffer.learner.failures()[0].reason
+    assert "bytes, the limit is 100" in buffer.learner.failures()[0].reason
 
 
 def test_a_task_of_no_environment_of_the_run_is_an_env_failure(redis_client: redis.Redis, run_id: str) -> None:

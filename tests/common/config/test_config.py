@@ -165,7 +165,7 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["optim.lr=0"], "`optim.lr` must be > 0, got 0.0"),
         (["optim.lr=nan"], "`optim.lr` must be finite, got nan"),
         (["optim.schedule=step"], "expected one of ['constant', 'linear', 'cosine']"),
-        (["actors.notices=hetzner"], "`actors.notices` must be none, aws, gcp or azure, got 'hetzner'; CLOUD@http"),
+        (["actors.notices=hetzner"], "`actors.notices` must be none, aws, gcp or azure, got 'hetzner'"),
         (["learner.publish_every=0"], "`learner.publish_every` must be >= 1, got 0"),
         (["warm_start.noise=1"], "`warm_start.noise` must be in [0, 1), got 1.0"),
         (["replay.lease_ttl_s=.inf"], "`replay.lease_ttl_s` must be finite, got inf; 10.0 is the default"),
@@ -197,8 +197,8 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         ),
         (["learner.publish_every=8"], "learner.publish_every + replay.max_uses - 2 = 9, got 8"),
         (
-            ["sampling.top_k=200", "replay.max_trajectory_bytes=524288"],
-            "`sampling.top_k` must be at most replay.max_trajectory_bytes / 8 / model.max_tokens = 128, got 200; an",
+            ["sampling.top_k=200", "model.max_tokens=8192"],
+            "`sampling.top_k` must be at most 128 with model.max_tokens = 8192, got 200; an episode records the kept",
         ),
         (
             ["model.context=sumary"],

@@ -205,12 +205,15 @@ def test_only_what_was_preempted_is_handed_in(buffer: Views, run_id: str) -> Non
         buffer.actor.insert(lease, partial_of(lease, 0, run_id=run_id))
 
 
-def test_an_insert_is_judged_before_it_is_sent(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = make_buffer(redis_client, run_id, max_bytes=700)
+def test_an_insert_is_judged_before_it_is_sent(
+    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.replay.buffer.payloads.MAX_TRAJECTORY_BYTES", 700)
+    buffer = make_buffer(redis_client, run_id)
     buffer.learner.acquire_epoch()
     buffer.learner.open([ticket(0)])
     lease = leased(buffer)
-    with pytest.raises(InvalidTrajectory, match=r"bytes, the limit `replay.max_trajectory_bytes` is 700"):
+    with pytest.raises(InvalidTrajectory, match=r"bytes, the limit is 700"):
         buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id, num_sampled=100))
     with pytest.raises(InvalidTrajectory, match="the ticket's is"):
         buffer.actor.insert(lease, attempt_at(lease, 0, run_id="another run"))

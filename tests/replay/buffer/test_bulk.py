@@ -176,9 +176,10 @@ def test_a_connection_cut_midway_costs_nothing_and_repeats_nothing(
 
 
 def test_a_group_with_an_oversized_payload_is_quarantined_and_its_sender_named(
-    redis_client: redis.Redis, run_id: str
+    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buffer = make_buffer(redis_client, run_id, max_bytes=4000)
+    monkeypatch.setattr("slipstream.replay.buffer.payloads.MAX_TRAJECTORY_BYTES", 4000)
+    buffer = make_buffer(redis_client, run_id)
     lease = leased(buffer, 2)
     buffer.actor.insert_all((lease, attempt_at(lease, member, run_id=run_id, actor="mallory")) for member in (0, 1))
     redis_client.setrange(key(run_id, "train", "blob", 0, 1, 0, lease.fence), 1 << 20, b"x")
@@ -188,7 +189,7 @@ def test_a_group_with_an_oversized_payload_is_quarantined_and_its_sender_named(
 
 
 def test_a_buffer_that_compresses_holds_less_and_gives_back_the_same(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = make_buffer(redis_client, run_id, max_bytes=20_000, compress=True)
+    buffer = make_buffer(redis_client, run_id, compress=True)
     lease = leased(buffer, 2)
     sent = [attempt_at(lease, member, run_id=run_id, num_sampled=2000) for member in (0, 1)]
     buffer.actor.insert_all((lease, trajectory) for trajectory in sent)
@@ -198,11 +199,12 @@ def test_a_buffer_that_compresses_holds_less_and_gives_back_the_same(redis_clien
 
 
 def test_the_limit_is_of_what_a_payload_becomes_not_of_what_it_is_compressed_to(
-    redis_client: redis.Redis, run_id: str
+    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buffer = make_buffer(redis_client, run_id, max_bytes=10_000, compress=True)
+    monkeypatch.setattr("slipstream.replay.buffer.payloads.MAX_TRAJECTORY_BYTES", 10_000)
+    buffer = make_buffer(redis_client, run_id, compress=True)
     lease = leased(buffer, 2)
-    with pytest.raises(InvalidTrajectory, match="max_trajectory_bytes` is 10000"):
+    with pytest.raises(InvalidTrajectory, match="bytes, the limit is 10000"):
         buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id, num_sampled=2000))
 
 

@@ -68,12 +68,11 @@ def make_buffer(
     *,
     lease_ttl_s: float = 600.0,
     max_attempts: int = 3,
-    max_bytes: int = 1 << 20,
     compress: bool = False,
     stream: str = "train",
     shard: int = 0,
 ) -> Views:
-    replay = ReplayConfig(max_attempts=max_attempts, max_trajectory_bytes=max_bytes, compress=compress)
+    replay = ReplayConfig(max_attempts=max_attempts, compress=compress)
     replay.lease_ttl_s = lease_ttl_s  # afterwards, so that it may be shorter than a configuration allows
     return Views(client, run_id, replay, vocab_size=100, stream=stream, shard=shard)
 

@@ -68,7 +68,7 @@ class Acknowledged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def replay_of(work: Work) -> ReplayConfig:
     """The settings of the buffer that all stand-ins share."""
     # Kills must not use up the attempts at a group.
-    return ReplayConfig(lease_ttl_s=work.lease_ttl_s, max_attempts=10_000, max_trajectory_bytes=1 << 20)
+    return ReplayConfig(lease_ttl_s=work.lease_ttl_s, max_attempts=10_000)
 
 
 def digest(trajectory: Trajectory) -> str:

@@ -130,7 +130,7 @@ class Groups:
 
 def groups_of(client: redis.Redis, stream: str, *, compress: bool = False) -> Groups:
     """The groups of a stream, with a new epoch; their ids continue those that it has had."""
-    replay = ReplayConfig(lease_ttl_s=60.0, max_attempts=2, max_trajectory_bytes=8 << 20, compress=compress)
+    replay = ReplayConfig(lease_ttl_s=60.0, max_attempts=2, compress=compress)
     learner = LearnerBuffer(client, RUN_ID, replay, vocab_size=VOCAB_SIZE, stream=stream)
     actor = ActorBuffer(client, RUN_ID, replay, vocab_size=VOCAB_SIZE, stream=stream)
     learner.acquire_epoch()
