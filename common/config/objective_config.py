@@ -12,7 +12,6 @@ from slipstream.common.config.setting_bounds import (
     Positive,
     PositiveShare,
     Share,
-    ShareBelow1,
     Whole,
     check_bounds,
 )
@@ -69,8 +68,7 @@ class ObjectiveConfig:
     entropy_bonus: NonNegative = 0.0  # weight of the entropy, which is subtracted from the loss; 0 is off
     normalisation: Literal["tokens", "sequences", "constant"] = "tokens"  # what the loss is a mean over
     normalisation_tokens: Count = 512  # constant: the length with which every trajectory counts
-    guard_min_ess: ShareBelow1 = 0.3  # a step with an effective sample size below this share is shrunk; 0 is off
-    guard_max_ratio: float = 2.0  # a step with a mean ratio above this, or below its inverse, is skipped; 0 is off
+    guard: bool = True  # shrink a step with a small effective sample size, and skip one with a mean ratio far from 1
 
     @property
     def compares(self) -> str:
@@ -144,13 +142,6 @@ class ObjectiveConfig:
             "0.5 and 5 are usual",
         )
         require(self.ratio_high > 1, "objective.ratio_high", "> 1", self.ratio_high, "5 is usual")
-        require(
-            self.guard_max_ratio == 0 or self.guard_max_ratio > 1,
-            "objective.guard_max_ratio",
-            "0 or > 1",
-            self.guard_max_ratio,
-            "2 is the default, 0 is off",
-        )
 
     def _check_reward_model(self) -> None:
         require(

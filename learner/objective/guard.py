@@ -12,6 +12,8 @@ from torch import Tensor
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 
+MIN_ESS = 0.3  # a step with a smaller effective sample size is shrunk
+MAX_RATIO = 2.0  # a step with a mean weight above this, or below its inverse, is skipped
 # Nats. One trajectory of 64 at this bound costs 13 % of the effective sample size, for any ratios.
 MAX_DRIFT = 3.0
 
@@ -36,26 +38,27 @@ class GuardDecision:
 def decide(evidence: Evidence, *, objective: ObjectiveConfig) -> GuardDecision:
     """Decide about a step from the weights of its tokens and trajectories in the gradient.
 
-        skip     if mean(weight) is outside [1 / guard_max_ratio, guard_max_ratio]; at any lag it should be near 1
-        scale    by sqrt(ESS / guard_min_ess) if ESS is below guard_min_ess
+        skip     if mean(weight) is outside [1 / MAX_RATIO, MAX_RATIO]; at any lag it should be near 1
+        scale    by sqrt(ESS / MIN_ESS) if ESS is below MIN_ESS
 
-    ESS is the smaller effective sample size of tokens and trajectories. A threshold of 0 switches a rule off. As in
-    VCPO, https://arxiv.org/abs/2602.17616, a batch that is worth fewer samples gets a smaller step, by the square root,
+    ESS is the smaller effective sample size of tokens and trajectories. As in VCPO,
+    https://arxiv.org/abs/2602.17616, a batch that is worth fewer samples gets a smaller step, by the square root,
     as Adam's learning rate scales with the batch size: with a threshold of 0.3, an ESS of 0.075 halves the step. VCPO
     has no threshold, and shrinks every step that is not on-policy.
     """
-    most, least = objective.guard_max_ratio, objective.guard_min_ess
-    if most and not 1 / most <= evidence.weight_mean <= most:
+    if not objective.guard:
+        return GuardDecision(scale=1.0, reason="")
+    if not 1 / MAX_RATIO <= evidence.weight_mean <= MAX_RATIO:
         return GuardDecision(
             scale=0.0,
-            reason=f"the mean weight in the gradient is {evidence.weight_mean:.3g}, outside [{1 / most:.3g}, "
-            f"{most:.3g}] (objective.guard_max_ratio)",
+            reason=f"the mean weight in the gradient is {evidence.weight_mean:.3g}, outside [{1 / MAX_RATIO:g}, "
+            f"{MAX_RATIO:g}] (objective.guard)",
         )
     ess, of = min((evidence.token_ess, "tokens"), (evidence.trajectory_ess, "trajectories"))
-    if ess < least:
+    if ess < MIN_ESS:
         return GuardDecision(
-            scale=math.sqrt(ess / least),
-            reason=f"the effective sample size is {ess:.3g} of the {of}, below {least:.3g} (objective.guard_min_ess)",
+            scale=math.sqrt(ess / MIN_ESS),
+            reason=f"the effective sample size is {ess:.3g} of the {of}, below {MIN_ESS:g} (objective.guard)",
         )
     return GuardDecision(scale=1.0, reason="")
 

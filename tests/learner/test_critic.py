@@ -123,9 +123,10 @@ def hotter(batch: Batch) -> Batch:
 
 
 def test_a_step_that_the_guard_refuses_leaves_the_critic_alone(
-    model_folder: Path, tmp_path: Path, ranks: Ranks
+    model_folder: Path, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of(model_folder, "own", "objective.guard_max_ratio=1.0000000001")
+    monkeypatch.setattr("slipstream.learner.objective.guard.MAX_RATIO", 1.0000000001)
+    config = config_of(model_folder, "own")
     learner, player = load_player(config, tmp_path, ranks)
     policy, value = policy_of(learner), critic_of(learner)
     step = train_on(learner, hotter(play(learner, player)), Clock(ranks.device))
@@ -138,7 +139,7 @@ def test_a_step_that_the_guard_refuses_leaves_the_critic_alone(
 def test_a_critics_gradient_that_is_not_finite_skips_the_policys_step_as_well(
     model_folder: Path, tmp_path: Path, ranks: Ranks
 ) -> None:
-    config = config_of(model_folder, "own", "objective.guard_max_ratio=0", "objective.guard_min_ess=0")
+    config = config_of(model_folder, "own", "objective.guard=false")
     learner, _ = load_player(config, tmp_path, ranks)
     policy, value = policy_of(learner), critic_of(learner)
 

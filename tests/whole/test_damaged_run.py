@@ -40,8 +40,7 @@ SETTINGS = [
     "learner.checkpoint_every=2",
     "learner.keep_checkpoints=9",
     "eval.num_tasks=0",
-    "objective.guard_min_ess=0",
-    "objective.guard_max_ratio=0",
+    "objective.guard=false",
     "objective.max_negative_kl=0",
 ]
 

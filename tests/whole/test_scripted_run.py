@@ -19,8 +19,7 @@ SETTINGS = [
     *GUESS,
     f"learner.steps={NUM_STEPS}",
     "learner.checkpoint_every=2",
-    "objective.guard_min_ess=0",
-    "objective.guard_max_ratio=0",
+    "objective.guard=false",
     "objective.max_negative_kl=0",
 ]
 

@@ -160,8 +160,6 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["objective.ratio_high=0.5"], "`objective.ratio_high` must be > 1, got 0.5; 5 is usual"),
         (["objective.gamma=0"], "`objective.gamma` must be in (0, 1], got 0.0; 1.0 is the default"),
         (["objective.max_negative_kl=-1"], "`objective.max_negative_kl` must be >= 0, got -1.0; "),
-        (["objective.guard_min_ess=1"], "`objective.guard_min_ess` must be in [0, 1), got 1.0"),
-        (["objective.guard_max_ratio=0.5"], "`objective.guard_max_ratio` must be 0 or > 1, got 0.5"),
         (["optim.lr=0"], "`optim.lr` must be > 0, got 0.0"),
         (["optim.lr=nan"], "`optim.lr` must be finite, got nan"),
         (["optim.schedule=step"], "expected one of ['constant', 'linear', 'cosine']"),

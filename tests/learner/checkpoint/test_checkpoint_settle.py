@@ -25,8 +25,7 @@ SETTINGS = [
     f"learner.steps={NUM_STEPS}",
     "learner.checkpoint_every=2",
     "eval.num_tasks=0",
-    "objective.guard_min_ess=0",
-    "objective.guard_max_ratio=0",
+    "objective.guard=false",
     "objective.max_negative_kl=0",
 ]
 

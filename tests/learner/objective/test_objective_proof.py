@@ -74,8 +74,6 @@ SWITCHED_ON = {
     "max_negative_kl": 0.05,
     "kl_coefficient": 0.05,
     "entropy_bonus": 0.01,
-    "guard_min_ess": 0.3,
-    "guard_max_ratio": 2.0,
 }
 NUMBERS = [item.name for item in dataclasses.fields(ObjectiveConfig) if item.name not in {**ELSEWHERE, **WORDS}]
 SURENESS = ((0.02, 2.0), (3.0, 9.0))  # nats below a probability of 1: some bounds are of probabilities
@@ -129,8 +127,11 @@ def changes(objective: ObjectiveConfig) -> Iterator[tuple[str, str | float]]:
         )
     for name in NUMBERS:
         value = getattr(objective, name)
+        if isinstance(value, bool):
+            yield name, not value
+            continue
         for changed in [value * 0.7, value * 1.3] if value else [SWITCHED_ON[name]] if name in SWITCHED_ON else []:
-            if isinstance(value, int) and not isinstance(value, bool):
+            if isinstance(value, int):
                 changed = round(changed)
             if valid(objective, name, changed):
                 yield name, changed

@@ -21,6 +21,7 @@ from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.proximal import Proximal
 from slipstream.learner.model.weight_shards import full_tensors
+from slipstream.learner.objective import guard
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics
@@ -111,11 +112,13 @@ def test_tokens_that_are_masked_do_not_shrink_the_step(model_folder: Path, ranks
     assert any(bool(change.abs().max() > 0) for change in moved.values())
 
 
-def test_a_step_of_few_effective_samples_is_shrunk_by_their_square_root(model_folder: Path, ranks: Ranks) -> None:
-    unguarded = ObjectiveConfig(guard_min_ess=0.0, guard_max_ratio=0.0)
-    guarded = ObjectiveConfig(guard_min_ess=0.99, guard_max_ratio=0.0)
-    whole, moved_whole, _ = step(model_folder, ranks, unguarded, shift=1.0)
-    shrunk, moved_shrunk, schedule_step = step(model_folder, ranks, guarded, shift=1.0)
+def test_a_step_of_few_effective_samples_is_shrunk_by_their_square_root(
+    model_folder: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, moved_whole, _ = step(model_folder, ranks, ObjectiveConfig(guard=False), shift=1.0)
+    monkeypatch.setattr(guard, "MIN_ESS", 0.99)
+    monkeypatch.setattr(guard, "MAX_RATIO", 9.0)
+    shrunk, moved_shrunk, schedule_step = step(model_folder, ranks, ObjectiveConfig(), shift=1.0)
     assert whole.evidence.token_ess < 0.9
     assert shrunk.guard_scale == pytest.approx(math.sqrt(whole.evidence.token_ess / 0.99))
     assert shrunk.lr == pytest.approx(1e-3 * shrunk.guard_scale)

@@ -39,7 +39,7 @@ QWEN: dict[str, Any] = {
 MAX_TOKENS = 8192
 # In bytes, by the tokens of a micro-batch. A fake GPU needs PyTorch's build for CPUs, and a GPU the one for CUDA.
 PLANNED = {8192: 31_732_979_490, 32_768: 37_085_962_628}
-OBJECTIVE = ObjectiveConfig(correction="none", max_negative_kl=0, guard_min_ess=0, guard_max_ratio=0)
+OBJECTIVE = ObjectiveConfig(correction="none", max_negative_kl=0, guard=False)
 
 
 def write_model(folder: Path, *, num_layers: int, num_tokens: int) -> Config:

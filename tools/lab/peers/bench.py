@@ -75,7 +75,7 @@ BENCHES = {
 }
 ALL_GROUPS = ("replay.drop_zero_variance=false",)  # as TRL
 ON_POLICY = ("replay.target_lag=0", "replay.max_lag=0")
-UNMASKED = ("objective.correction=none", "objective.max_negative_kl=0", "objective.guard_min_ess=0")
+UNMASKED = ("objective.correction=none", "objective.max_negative_kl=0", "objective.guard=false")
 ARMS = {
     "default": Arm(),
     "two threads": Arm(threads=2),
@@ -83,7 +83,7 @@ ARMS = {
     "synchronous": Arm(settings=(*ALL_GROUPS, *ON_POLICY)),
     "synchronous dropping": Arm(settings=ON_POLICY),
     "lag 1": Arm(settings=(*ALL_GROUPS, "replay.target_lag=1")),
-    "unmasked": Arm(settings=(*ALL_GROUPS, *UNMASKED, "objective.guard_max_ratio=0")),
+    "unmasked": Arm(settings=(*ALL_GROUPS, *UNMASKED)),
     "sequences": Arm(settings=(*ALL_GROUPS, "objective.normalisation=sequences")),
     "clip 0.2": Arm(settings=(*ALL_GROUPS, "objective.clip_high=0.2")),
     "by hand": Arm(kind="by hand", settings=ALL_GROUPS),

@@ -27,7 +27,7 @@ from slipstream.tools.lab.study.run import run, warm_start
 TASK = str(Path(__file__).with_name("shop.yaml"))
 STEPS, HELD_OUT_TASKS = 60, 300
 DEFAULT = "objective.advantage=group_standardised"  # the quickstart's own advantage is another
-NOTHING_ELSE = ("objective.max_negative_kl=0", "objective.guard_min_ess=0", "objective.guard_max_ratio=0")
+NOTHING_ELSE = ("objective.max_negative_kl=0", "objective.guard=false")
 DECOUPLED = (
     *("objective.correction=decoupled", "objective.max_behaviour_weight=5", "objective.dual_clip=3"),
     *NOTHING_ELSE,
