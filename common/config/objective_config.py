@@ -41,10 +41,8 @@ class ObjectiveConfig:
     advantage: str = "group_standardised"  # or group_centred, leave_one_out, gigpo, tree, gae, module:function, ...
     allocation: Literal["last_token", "per_turn"] = "last_token"  # which token gets a reward: episode's or turn's
     gamma: PositiveShare = 1.0  # discount of a reward for each sampled token before it; gigpo: for each turn
-    same_state_weight: NonNegative = 1.0  # gigpo: weight of the comparison of turns that began in one state; 0 is GRPO
     gae_lambda: Share = 1.0  # gae, bi_level_gae: 1 uses only the rewards, 0 only the critic's next value
     turn_gamma: PositiveShare = 1.0  # bi_level_gae: discount of a reward for each turn before it
-    turn_lambda: Share = 1.0  # bi_level_gae: like gae_lambda, between turns
     critic: Literal["none", "own", "shared"] = "none"  # shared: a value head on the policy's model
     critic_warmup_steps: Whole = 0  # steps at the start in which only the critic learns
     surrogate: str = "ppo_clip"  # or gspo, cispo, dppo_tv, policy_gradient, module:function

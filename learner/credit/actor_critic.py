@@ -45,9 +45,8 @@ def _estimate(episode: MeasuredTrajectory, objective: ObjectiveConfig) -> Advant
                 values,
                 tokens_of_turns(episode.trajectory),
                 turn_gamma=objective.turn_gamma,
-                turn_lam=objective.turn_lambda,
                 token_gamma=objective.gamma,
-                token_lam=objective.gae_lambda,
+                lam=objective.gae_lambda,
             )
         case "vtrace":
             found = vtrace(rewards, values=values, lagged_ratio=episode.lagged_ratios, gamma=objective.gamma)

@@ -37,26 +37,24 @@ def bi_level_gae(
     turn_tokens: Int[np.ndarray, " turns"],
     *,
     turn_gamma: float,
-    turn_lam: float,
     token_gamma: float,
-    token_lam: float,
+    lam: float,
 ) -> Float[np.ndarray, " tokens"]:
     """VAGEN's bi-level GAE, https://arxiv.org/abs/2510.16907: first over turns, then over the tokens inside each.
 
-        A_turn = gae(turn_rewards, values at each turn's last token, turn_gamma, turn_lam)
-        inside turn k: A = gae(rewards that are 0 but on the last token, values, token_gamma, token_lam)
+        A_turn = gae(turn_rewards, values at each turn's last token, turn_gamma, lam)
+        inside turn k: A = gae(rewards that are 0 but on the last token, values, token_gamma, lam)
                        where the last token's reward is A_turn[k] + its value, so that its advantage is A_turn[k]
 
     >>> turns, values = np.array([2, 1]), np.array([0.4, 0.5, 0.8])
-    >>> bi_level_gae(np.array([0.0, 1.0]), values, turns, turn_gamma=1.0, turn_lam=0.5, token_gamma=1.0,
-    ...              token_lam=0.5).round(3).tolist()
+    >>> bi_level_gae(np.array([0.0, 1.0]), values, turns, turn_gamma=1.0, token_gamma=1.0, lam=0.5).round(3).tolist()
     [0.3, 0.4, 0.2]
     """
     ends = np.cumsum(turn_tokens)
-    turn_advantages = gae(turn_rewards, values=values[ends - 1], gamma=turn_gamma, lam=turn_lam)
+    turn_advantages = gae(turn_rewards, values=values[ends - 1], gamma=turn_gamma, lam=lam)
     advantages = np.zeros(len(values))
     for turn, (start, stop) in enumerate(zip(ends - turn_tokens, ends, strict=True)):
         rewards = np.zeros(stop - start)
         rewards[-1] = turn_advantages[turn] + values[stop - 1]
-        advantages[start:stop] = gae(rewards, values=values[start:stop], gamma=token_gamma, lam=token_lam)
+        advantages[start:stop] = gae(rewards, values=values[start:stop], gamma=token_gamma, lam=lam)
     return advantages

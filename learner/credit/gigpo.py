@@ -50,7 +50,6 @@ def _of_turns(
         rewards,
         [[turn.state_key for turn in trajectory.turns] for trajectory in trajectories],
         gamma=objective.gamma,
-        same_state_weight=objective.same_state_weight,
         compared=compared,
     )
 
@@ -60,7 +59,6 @@ def gigpo_advantages(
     state_keys: Sequence[Sequence[str]],
     *,
     gamma: float,
-    same_state_weight: float,
     compared: Callable[[Sequence[float]], npt.NDArray[np.float64]],
 ) -> list[Float[np.ndarray, " _turns"]]:
     """GiGPO, https://arxiv.org/abs/2505.10978: compares attempts with siblings, and turns with those in the same state.
@@ -70,7 +68,7 @@ def gigpo_advantages(
         A_E[i] = compared(sums of turn_rewards)[i]                             of the episode, undiscounted (eq. 3)
         G[i, t] = turn_rewards[i][t] + gamma * G[i, t + 1]                     (eq. 5)
         A_S[i, t] = same_state_advantages(state_keys, G)[i, t]                 (eq. 7)
-        advantage[i, t] = A_E[i] + same_state_weight * A_S[i, t]               (eq. 8)
+        advantage[i, t] = A_E[i] + A_S[i, t]                                   (eq. 8, with a weight of 1)
 
     verl-agent, by GiGPO's authors, takes mean and deviation of A_E over turns, so a long episode counts more often.
     This function follows the paper: over episodes.
@@ -79,7 +77,7 @@ def gigpo_advantages(
 
     >>> both = gigpo_advantages(
     ...     [np.array([1.0]), np.array([0.0, 0.0, 1.0])], [["s"], ["s", "t", "s"]],
-    ...     gamma=0.5, same_state_weight=1.0, compared=centred_advantages,
+    ...     gamma=0.5, compared=centred_advantages,
     ... )
     >>> [each.tolist() for each in both]  # A_E is 0; in s, returns of 1, 0.25 and 1 have a mean of 0.75
     [[0.25], [-0.5, 0.0, 0.25]]
@@ -89,8 +87,7 @@ def gigpo_advantages(
     stops = np.cumsum([len(rewards) for rewards in turn_rewards])[:-1]
     of_episodes = compared([math.fsum(rewards) for rewards in turn_rewards])
     return [
-        of_episode + same_state_weight * of_turns
-        for of_episode, of_turns in zip(of_episodes, np.split(same_state, stops), strict=True)
+        of_episode + of_turns for of_episode, of_turns in zip(of_episodes, np.split(same_state, stops), strict=True)
     ]
 
 

@@ -99,16 +99,15 @@ def load_reward_scorer(
         raise ConfigError(
             f"`objective.reward_model` {objective.reward_model} is a process reward model, which rewards every turn, "
             f"but objective.advantage {objective.advantage} with objective.allocation {objective.allocation} adds the "
-            "turns up; set objective.allocation=per_turn, or use an advantage that reads turns: bi_level_gae, or gigpo "
-            "with same_state_weight above 0"
+            "turns up; set objective.allocation=per_turn, or use an advantage that reads turns: bi_level_gae or gigpo"
         )
     return scorer
 
 
 def reads_turns(objective: ObjectiveConfig) -> bool:
     """Whether the advantages depend on which turn earned a reward, and not on the return alone."""
-    by_state = objective.compares == "states" and objective.same_state_weight > 0
-    return objective.allocation == "per_turn" or by_state or objective.advantage == "bi_level_gae"
+    by_turn = objective.compares == "states" or objective.advantage == "bi_level_gae"
+    return by_turn or objective.allocation == "per_turn"
 
 
 def load_scorer(

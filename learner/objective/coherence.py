@@ -31,10 +31,8 @@ _SIBLINGS, _STATES, _CRITIC = (
 _ONLY_WITH = {
     "allocation": ("advantage", {"reinforce_pp", "gae", "vtrace", *_SIBLINGS}),
     "gamma": ("advantage", {"reinforce_pp", *_STATES, *_CRITIC}),
-    "same_state_weight": ("advantage", set(_STATES)),
     "gae_lambda": ("advantage", {"gae", "bi_level_gae"}),
     "turn_gamma": ("advantage", {"bi_level_gae"}),
-    "turn_lambda": ("advantage", {"bi_level_gae"}),
     "critic_warmup_steps": ("critic", {"own", "shared"}),
     "clip_low": ("surrogate", {"ppo_clip", "gspo"}),
     "clip_high": ("surrogate", {"ppo_clip", "gspo"}),
@@ -285,13 +283,6 @@ def _check_effect(objective: ObjectiveConfig) -> None:
                 f"it has no effect with objective.{other_key} {getattr(objective, other_key)}",
                 f"leave it out, or choose {' or '.join(sorted(allowed))}",
             )
-    if objective.compares == "states" and objective.same_state_weight == 0 and objective.gamma != 1:
-        refuse(
-            "gamma",
-            objective.gamma,
-            "it discounts what follows a state, and objective.same_state_weight is 0",
-            "leave it out, or choose a weight above 0",
-        )
     if objective.reward_model and objective.reward_model_weight == 0:
         refuse("reward_model_weight", 0.0, "the reward model would have no effect", "leave objective.reward_model out")
 

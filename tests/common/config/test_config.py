@@ -142,7 +142,6 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         ),
         (["objective.advantage=siblings"], "vtrace or module:function, got 'siblings'; try group_standardised first"),
         (["objective.critic=both"], "expected one of ['none', 'own', 'shared']"),
-        (["objective.same_state_weight=-1"], "`objective.same_state_weight` must be >= 0, got -1.0; "),
         (["objective.surrogate=vtrace"], "policy_gradient or module:function, got 'vtrace'; try ppo_clip first"),
         (["objective.kl_place=gradient"], "expected one of ['loss', 'reward']"),
         (["objective.normalisation=batch"], "expected one of ['tokens', 'sequences', 'constant']"),

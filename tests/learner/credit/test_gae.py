@@ -65,23 +65,18 @@ def test_bi_level_gae_by_hand() -> None:
         np.array([0.4, 0.5, 0.8]),
         np.array([2, 1]),
         turn_gamma=1.0,
-        turn_lam=0.5,
         token_gamma=1.0,
-        token_lam=0.5,
+        lam=0.5,
     )
     assert found == pytest.approx([0.3, 0.4, 0.2])
 
 
-@given(
-    st.lists(st.tuples(NUMBER, st.lists(NUMBER, min_size=1, max_size=4)), min_size=1, max_size=4), FRACTION, FRACTION
-)
-def test_bi_level_gae_equals_explicit_sums_inside_each_turn(
-    turns: list[tuple[float, list[float]]], lam: float, token_lam: float
-) -> None:
+@given(st.lists(st.tuples(NUMBER, st.lists(NUMBER, min_size=1, max_size=4)), min_size=1, max_size=4), FRACTION)
+def test_bi_level_gae_equals_explicit_sums_inside_each_turn(turns: list[tuple[float, list[float]]], lam: float) -> None:
     rewards = np.array([reward for reward, _ in turns])
     values = np.array([value for _, inside in turns for value in inside])
     tokens = np.array([len(inside) for _, inside in turns])
-    found = bi_level_gae(rewards, values, tokens, turn_gamma=0.9, turn_lam=lam, token_gamma=0.95, token_lam=token_lam)
+    found = bi_level_gae(rewards, values, tokens, turn_gamma=0.9, token_gamma=0.95, lam=lam)
     ends = [inside[-1] for _, inside in turns]
     turn_deltas = temporal_differences(rewards, np.array(ends), 0.9)
     place = 0
@@ -90,7 +85,7 @@ def test_bi_level_gae_equals_explicit_sums_inside_each_turn(
         # Inside a turn nothing is earned before its end, which earns the turn's advantage above its own value.
         deltas = [0.95 * after - value for value, after in itertools.pairwise(inside)] + [of_turn]
         for token in range(len(inside)):
-            expected = math.fsum((0.95 * token_lam) ** away * delta for away, delta in enumerate(deltas[token:]))
+            expected = math.fsum((0.95 * lam) ** away * delta for away, delta in enumerate(deltas[token:]))
             assert found[place] == pytest.approx(expected, abs=1e-9)
             place += 1
 
@@ -105,9 +100,8 @@ def test_with_one_token_a_turn_bi_level_gae_is_gae_over_turns(
         values,
         np.ones(len(turns), dtype=np.int64),
         turn_gamma=gamma,
-        turn_lam=lam,
         token_gamma=0.5,
-        token_lam=0.5,
+        lam=lam,
     )
     assert found == pytest.approx(gae(rewards, values=values, gamma=gamma, lam=lam), abs=1e-9)
 

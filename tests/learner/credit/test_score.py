@@ -165,7 +165,6 @@ OBJECTIVES: list[dict[str, Any]] = [
         {"critic": "own"},
         {"critic": "shared"},
         {"critic": "own", "surrogate": "policy_gradient", "correction": "none"},
-        {"same_state_weight": 0.0},
     )
 ]
 

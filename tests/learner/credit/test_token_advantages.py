@@ -168,10 +168,10 @@ def test_gigpo_adds_what_turns_from_the_same_state_earned_to_what_the_episode_di
     group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0), two_turns(0.0, 1.0, states=("start", "start")))
     # Returns to go by turn at gamma 1/2: (1/2, 1), (0, 0), (1/2, 1). Episodes: 1, 0, 1, with a mean of 2/3. In "start"
     # are 1/2, 0, 1/2 and 1, with a mean of 1/2; in "end" are 1 and 0.
-    found = advantages([group], advantage="gigpo_centred", gamma=0.5, same_state_weight=3.0)
-    assert found[0] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 3 / 2], rel=1e-5)
-    assert found[1] == pytest.approx([-2 / 3 - 3 / 2, -2 / 3 - 3 / 2, -2 / 3 - 3 / 2], rel=1e-5)
-    assert found[2] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 3 / 2], rel=1e-5)
+    found = advantages([group], advantage="gigpo_centred", gamma=0.5)
+    assert found[0] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 1 / 2], rel=1e-5)
+    assert found[1] == pytest.approx([-2 / 3 - 1 / 2, -2 / 3 - 1 / 2, -2 / 3 - 1 / 2], rel=1e-5)
+    assert found[2] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 1 / 2], rel=1e-5)
 
 
 def test_gigpo_divides_both_by_their_own_deviation() -> None:
@@ -185,11 +185,10 @@ def test_gigpo_divides_both_by_their_own_deviation() -> None:
     assert found[1] == pytest.approx([-math.sqrt(2), -math.sqrt(2), -math.sqrt(1 / 2)], rel=1e-5)
 
 
-def test_without_weight_or_without_states_gigpo_is_grpo() -> None:
+def test_without_states_gigpo_is_grpo() -> None:
     known = [group_of(two_turns(0.0, 1.0), two_turns(0.5, 0.0))]
     unknown = [group_of(two_turns(0.0, 1.0, states=("", "")), two_turns(0.5, 0.0, states=("", "")))]
     grpo = advantages(known, advantage="group_standardised")
-    assert advantages(known, advantage="gigpo", same_state_weight=0.0) == grpo
     assert advantages(unknown, advantage="gigpo", gamma=0.5) == grpo
     assert advantages(known, advantage="gigpo", gamma=0.5) != grpo
 
@@ -207,7 +206,6 @@ def test_a_group_teaches_where_something_in_it_has_an_advantage() -> None:
     grpo, gigpo = ObjectiveConfig(), ObjectiveConfig(advantage="gigpo", gamma=0.9)
     assert not teaches(same_end, objective=grpo)
     assert teaches(same_end, objective=gigpo)
-    assert not teaches(same_end, objective=ObjectiveConfig(advantage="gigpo", gamma=0.9, same_state_weight=0.0))
     for objective in (grpo, gigpo):
         assert teaches(group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0)), objective=objective)
         assert not teaches(group_of(two_turns(0.0, 1.0), two_turns(0.0, 1.0)), objective=objective)

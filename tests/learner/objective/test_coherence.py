@@ -99,11 +99,6 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
         ),
         (["gamma=0.9"], "it has no effect with objective.advantage group_standardised", "leave it out"),
         (
-            ["same_state_weight=2"],
-            "it has no effect with objective.advantage group_standardised",
-            "choose gigpo or gigpo_centred",
-        ),
-        (
             ["surrogate=cispo", "max_negative_kl=0"],
             "such runs collapsed at a lag of 8",
             "use 0.1, with which they did not collapse",
