@@ -16,7 +16,6 @@ class Allowance:
     max_tokens: int
     step_timeout_s: float
     episode_timeout_s: float
-    max_invalid_turns: int = 0  # in a row, after which the episode ends; 0: no limit
     rules: ChatRules = field(default_factory=ChatRules)
     shows_admissible: bool = False  # whether each prompt lists the admissible actions
     enforces_admissible: bool = False  # whether actions are sampled among them
@@ -30,7 +29,6 @@ class Allowance:
             max_tokens=config.model.max_tokens,
             step_timeout_s=config.env.step_timeout_s,
             episode_timeout_s=config.env.episode_timeout_s,
-            max_invalid_turns=config.env.max_invalid_turns,
             rules=ChatRules.of(config.model),
             shows_admissible=config.env.show_admissible,
             enforces_admissible=config.env.enforce_admissible,
@@ -45,7 +43,4 @@ class Allowance:
             return StopReason.MAX_TURNS
         if len(record.tokens) - record.branch_starts[-1] >= self.max_tokens:
             return StopReason.MAX_TOKENS
-        most = self.max_invalid_turns
-        if 0 < most <= len(record.turns) and not any(turn.valid_action for turn in record.turns[-most:]):
-            return StopReason.MAX_INVALID_TURNS
         return None

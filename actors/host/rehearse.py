@@ -46,11 +46,10 @@ def check_template(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
     _check_judges(run, tokenizer)
     for label, part in run.env.entries().items():
         if part.name in DRIVING:
-            for key, off in (("show_admissible", False), ("enforce_admissible", False), ("max_invalid_turns", 0)):
-                if getattr(run.env, key) != off:
+            for key in ("show_admissible", "enforce_admissible"):
+                if getattr(run.env, key):
                     raise ConfigError(
-                        f"`env.{key}` must be {str(off).lower()} for `env.name` {part.name}: it plays its episodes "
-                        "itself"
+                        f"`env.{key}` must be false for `env.name` {part.name}: it plays its episodes itself"
                     )
             continue  # it renders its prompts itself
         try:

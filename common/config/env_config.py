@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from slipstream.common.config.setting_bounds import Count, Positive, Whole, check_bounds
+from slipstream.common.config.setting_bounds import Count, Positive, check_bounds
 from slipstream.common.process.config_error import require
 
 TOOLS = "tools"  # the action format in which actions are calls of tools
@@ -35,7 +35,6 @@ class EnvConfig:
     min_success: float = 0.0  # an environment of the mixture with less success than this is too hard for now
     max_success: float = 1.0  # an environment of the mixture with more success than this is too easy by now
     max_turns: Count = 12  # of an episode; to reach it is an outcome that the policy is responsible for
-    max_invalid_turns: Whole = 0  # an episode ends after so many turns in a row without a valid action; 0: no limit
     action_format: str = "plain"  # plain, action_tag, react, outcome, tools, a name in env.formats, or `module:Class`
     formats: dict[str, Any] = field(default_factory=dict)  # your own: {NAME: {instructions, write, pattern}}
     show_admissible: bool = False  # every observation ends with the list of the actions that are possible in it
@@ -46,13 +45,6 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "env.")
-        require(
-            self.max_invalid_turns < self.max_turns,
-            "env.max_invalid_turns",
-            f"< env.max_turns = {self.max_turns}",
-            self.max_invalid_turns,
-            "an episode ends after that many turns anyway",
-        )
         require(
             not (self.rewards and self.mixture),
             "env.rewards",

@@ -42,8 +42,6 @@ class StopReason(enum.Enum):
     """All turns that the task allows were used."""
     MAX_TOKENS = "max_tokens"
     """The next prompt would not fit into the context."""
-    MAX_INVALID_TURNS = "max_invalid_turns"
-    """As many turns in a row as the run allows had no valid action."""
     TIME_LIMIT = "time_limit"
     """The episode took longer than its time limit."""
     ENV_ERROR = "env_error"
@@ -72,7 +70,6 @@ OUTCOME_OF = {
     # The policy itself uses up turns and tokens, and writes the actions; the wall clock does not depend on it.
     StopReason.MAX_TURNS: Outcome.POLICY,
     StopReason.MAX_TOKENS: Outcome.POLICY,
-    StopReason.MAX_INVALID_TURNS: Outcome.POLICY,
     StopReason.TIME_LIMIT: Outcome.TRUNCATED,
     StopReason.ENV_ERROR: Outcome.ENV_FAILURE,
     StopReason.INFRA_ERROR: Outcome.INFRA_FAILURE,

@@ -35,7 +35,7 @@ class Episode:
     max_turns: int  # `env.max_turns`
     score: float  # in [0, 1]: of the environment, or of the part with `success_from`
     success: bool
-    stop_reason: str  # done, max_turns, max_tokens or max_invalid_turns
+    stop_reason: str  # done, max_turns or max_tokens
     completion_ids: Sequence[int]  # the tokens from the first reply to the last
     scored: ScoredEpisode | None = None  # all tokens, for a reward model; None if there are only texts
 

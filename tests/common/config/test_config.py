@@ -167,7 +167,6 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["warm_start.noise=1"], "`warm_start.noise` must be in [0, 1), got 1.0"),
         (["replay.lease_ttl_s=.inf"], "`replay.lease_ttl_s` must be finite, got inf; 10.0 is the default"),
         (["replay.max_uses=0"], "`replay.max_uses` must be >= 1, got 0; 1 is the default"),
-        (["env.max_invalid_turns=12"], "`env.max_invalid_turns` must be < env.max_turns = 12, got 12; an episode ends"),
         (["env.mixture.a.name=kg", "env.name=grid"], "`env.name` must be left out with env.mixture (a), got 'grid'"),
         (["env.mixture.a.name=kg", "env.options.hops=1"], "env.mixture.LABEL.options; env.mixture={} removes them all"),
         (["model.lora.alpha=64"], "`model.lora.alpha` must be left out with model.lora.rank 0, got [64]"),

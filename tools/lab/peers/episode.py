@@ -40,7 +40,6 @@ class Episode:
         self.success = False
         self.done = False
         self._num_turns = 0
-        self._num_invalid = 0  # turns in a row
 
     @property
     def room(self) -> int:
@@ -54,16 +53,13 @@ class Episode:
         self._chat.reply(list(sampled))
         action = self._format.parse(self._chat.answer)
         observation = at_once(self._env.step(action.text))
-        self._num_invalid = 0 if action.valid and observation.valid_action else self._num_invalid + 1
         self.total_reward += math.fsum(observation.rewards.values())
         self.success = self.success or observation.success
         self.done = observation.done
         if not self.done:
             following = self._chat.extend(observation.messages).tokens
             full = len(self.tokens) + len(following) >= self._config.model.max_tokens
-            env = self._config.env
-            stuck = 0 < env.max_invalid_turns <= self._num_invalid
-            self.done = full or stuck or self._num_turns >= env.max_turns
+            self.done = full or self._num_turns >= self._config.env.max_turns
             self._add(() if self.done else following, trained=False)
 
     def _add(self, tokens: Sequence[int], *, trained: bool) -> None:
