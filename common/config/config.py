@@ -182,11 +182,11 @@ def _check_groups(config: Config) -> None:
         "the bonus of a turn depends on when it is given, so attempts that share the turn would differ in it",
     )
     require(
-        replay.num_trees == 0 or replay.max_fork_turn < config.env.max_turns,
-        "replay.max_fork_turn",
-        f"< env.max_turns = {config.env.max_turns} with replay.num_trees",
-        replay.max_fork_turn,
-        "a fork has a turn of its own",
+        replay.num_trees == 0 or config.env.max_turns > 1,
+        "replay.num_trees",
+        "0 with env.max_turns 1",
+        replay.num_trees,
+        "an attempt forks from another after a turn of it, and has a turn of its own",
     )
 
 

@@ -57,7 +57,6 @@ class SamplingConfig:
 class ReplayConfig:
     group_size: Annotated[int, Interval(ge=1, le=4096)] = 8  # sibling attempts at one task
     num_trees: int = 0  # attempts of a group that begin at the start; the others fork from them; 0: all, and no trees
-    max_fork_turn: Count = 4  # a fork begins after 1 to this many turns, drawn before the group is played
     groups_per_step: Count = 8  # groups that one optimizer step consumes
     target_lag: Whole = 2  # optimizer steps of work that actors may be ahead; 0 is synchronous
     drop_zero_variance: bool = True  # replace groups in which nothing has an advantage; false: train every group

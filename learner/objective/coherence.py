@@ -11,7 +11,6 @@ import math
 
 from slipstream.common.config.config import Config
 from slipstream.common.config.objective_config import ADVANTAGES, ObjectiveConfig
-from slipstream.common.config.replay_config import ReplayConfig
 from slipstream.common.process.config_error import ConfigError
 
 # GSPO's ratio is a mean over a whole sequence, so usual clips are a few 1e-4; for single tokens they are around 0.2.
@@ -136,12 +135,6 @@ def _check_trees(config: Config) -> None:
             "with replay.num_trees a fork trains only its own tokens, and each of these would weigh the more, the "
             "later the fork begins",
             "choose tokens or constant",
-        )
-    default = ReplayConfig().max_fork_turn
-    if not replay.num_trees and replay.max_fork_turn != default:
-        raise ConfigError(
-            f"`replay.max_fork_turn` must be {default} without replay.num_trees, got {replay.max_fork_turn}: nothing "
-            "forks; leave it out"
         )
 
 

@@ -31,6 +31,7 @@ from slipstream.replay.run.outlook import Outlook, outlook
 POLL_S = 0.02
 EXPLAIN_EVERY_S = 10.0
 USEFUL_WINDOW = 64  # claimed groups; the share of them that taught is expected of the next ones
+MAX_FORK_TURN = 4  # a fork begins after 1 to this many turns of another attempt
 FEWEST_USEFUL = 1 / 8  # never open more than this many times the groups that are needed
 IS_JUDGE_RUNNING = "is `slipstream serve judge` running? See its log"
 ARE_ACTORS_RUNNING = "are actors running, and do their episodes end?"
@@ -381,7 +382,7 @@ def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: 
         task=task,
         num_members=config.replay.group_size,
         num_trees=config.replay.num_trees,
-        max_fork_turn=config.replay.max_fork_turn if config.replay.num_trees else 0,
+        max_fork_turn=min(MAX_FORK_TURN, config.env.max_turns - 1) if config.replay.num_trees else 0,
         min_policy_version=min_policy_version,
         sampling=Sampling(
             temperature=sampling.temperature,

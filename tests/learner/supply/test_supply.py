@@ -326,7 +326,7 @@ def test_what_was_sampled_otherwise_than_the_learner_reckons_is_dropped(scene: S
 def test_groups_of_trees_are_dropped_where_a_resumed_objective_would_count_shared_tokens_again(
     scene: Scene, advantage: str
 ) -> None:
-    trees = ["replay.group_size=3", "replay.num_trees=2", "objective.advantage=tree", "replay.max_fork_turn=1"]
+    trees = ["replay.group_size=3", "replay.num_trees=2", "objective.advantage=tree"]
     scene.admitted(*trees)
     while (lease := scene.actor.lease("a")) is not None:
         for member in range(3):
