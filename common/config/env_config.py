@@ -32,8 +32,7 @@ class EnvConfig:
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the environment's class
     rewards: dict[str, Any] = field(default_factory=dict)  # parts of the reward beside the environment's own, by name
     mixture: dict[str, MixtureEntry] = field(default_factory=dict)  # several: {LABEL: {name, options, rewards, weight}}
-    min_success: float = 0.0  # an environment of the mixture with less success than this is too hard for now
-    max_success: float = 1.0  # an environment of the mixture with more success than this is too easy by now
+    curriculum: bool = False  # environments of the mixture that are too hard or too easy for now get less weight
     max_turns: Count = 12  # of an episode; to reach it is an outcome that the policy is responsible for
     action_format: str = "plain"  # plain, action_tag, react, outcome, tools, a name in env.formats, or `module:Class`
     formats: dict[str, Any] = field(default_factory=dict)  # your own: {NAME: {instructions, write, pattern}}
@@ -63,7 +62,7 @@ class EnvConfig:
         self._check_mixture()
 
     def _check_mixture(self) -> None:
-        """Raise ConfigError for an entry, or bounds, that cannot be."""
+        """Raise ConfigError for an entry that cannot be."""
         for label, entry in self.mixture.items():
             require(
                 LABEL.fullmatch(label) is not None,
@@ -79,13 +78,6 @@ class EnvConfig:
                 entry.weight,
                 "remove the entry to leave its environment out",
             )
-        require(
-            0 <= self.min_success < self.max_success <= 1,
-            "env.min_success, env.max_success",
-            "0 <= min < max <= 1",
-            (self.min_success, self.max_success),
-            "0.1 and 0.9 are usual",
-        )
 
     def comparisons(self) -> dict[str, Any]:
         """How judges compare whole groups, by the key of their part, such as `env.rewards.NAME`."""

@@ -10,13 +10,14 @@ from slipstream.envhub.catalogue import num_train_tasks
 from slipstream.learner.supply.task_order import task_index
 from slipstream.replay.records.ticket import Group
 
+MIN_SUCCESS, MAX_SUCCESS = 0.02, 0.95  # outside, an environment is too hard for now, or too easy by now
 WINDOW = 32  # groups of one environment; its success is their mean
 ASIDE_WEIGHT = 0.2  # of its own, that what is too hard or too easy keeps: some groups, so that a change is seen
 FEWEST = 8  # groups of one environment before it may get less weight: fewer are too noisy
 
 
 class Curriculum:
-    """Distributes groups over the entries of `env.mixture` by weight; what is too hard or too easy gets less.
+    """Distributes groups over the entries of `env.mixture` by weight; with `env.curriculum`, unfit ones get less.
 
     It measures success on all claimed groups, including those that teach nothing. A restarted learner begins with no
     measurements, and has them again after a few groups of each environment.
@@ -63,6 +64,6 @@ class Curriculum:
 
     def _is_aside(self, label: str) -> bool:
         measured = self._success[label]
-        if len(measured) < FEWEST:
+        if not self._config.curriculum or len(measured) < FEWEST:
             return False
-        return not self._config.min_success <= sum(measured) / len(measured) <= self._config.max_success
+        return not MIN_SUCCESS <= sum(measured) / len(measured) <= MAX_SUCCESS
