@@ -44,7 +44,7 @@ class ReceiverInfo:
     redis_url: str
     run_id: str
     actor: str
-    transport: str  # broadcast, pull or disk
+    transport: str  # `actors.transport`; to an actor, relay is pull
     chunk_bytes: int
     timeout_s: float  # for pulling one version; a broadcast, which comes before, has its group's own deadline
     disk: str  # `weights.disk`, a path or fsspec URL

@@ -80,7 +80,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     instance_kind: str  # "reserved" or "spot"
     price_per_hour: Amount  # dollars; 0 if not configured
     engine: str  # the engine's name, version and kind of device; "" for a learner
-    transport: str  # how it receives weights: "broadcast", "pull" or "disk"; "" for a learner
+    transport: str  # `actors.transport`; "" for a learner
     policy_version: Annotated[int, msgspec.Meta(ge=-1, le=MAX_COUNT)]
     num_episodes: Count  # running now
     max_episodes: Count  # its slots

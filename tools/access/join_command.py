@@ -23,7 +23,7 @@ def join_command(config: Config, *, options: FleetOption) -> int:
             "`redis.url` is empty; give the URL at which the new host reaches the run's server, as redis://HOST:6379"
         )
     url = _actors_url(config, options.fleet)
-    transport = "disk" if config.actors.transport == "disk" else "pull"  # a host that comes and goes
+    transport = "pull" if config.actors.transport == "broadcast" else config.actors.transport  # it comes and goes
     print(shlex.join(["slipstream", "actors", *host_settings(config, transport=transport, redis_url=url)]))
     for need in _needs(config, urlsplit(url)):
         print(need, file=sys.stderr)

@@ -88,8 +88,8 @@ def advice_of(config: Config, speed: Speed, options: PlanOptions) -> str:
     """What limits the run, and what to change."""
     if speed.refresh_s > speed.step_s:
         return (
-            f"the weights: {speed.refresh_s:.1f} s to all engines, {speed.step_s:.1f} s a step: use actors.relay=true, "
-            "adapters or a faster link; deltas, which this leaves out, are smaller"
+            f"the weights: {speed.refresh_s:.1f} s to all engines, {speed.step_s:.1f} s a step: use "
+            "actors.transport=relay, adapters or a faster link; deltas, which this leaves out, are smaller"
         )
     if config.replay.target_lag == 0:
         return "waiting: learner and actors take turns; raise replay.target_lag to let them overlap"
@@ -162,7 +162,7 @@ def _transfer_s(config: Config, step: MeasuredStep, options: PlanOptions, *, eng
     """
     if not options.actor_gpus:
         return step.published_bytes / (HOST_BYTES_PER_S)
-    receivers = options.actor_hosts if config.actors.relay else engines
+    receivers = options.actor_hosts if config.actors.transport == "relay" else engines
     return receivers * step.published_bytes / (options.link_gbit_per_s / 8 * GIGA)
 
 

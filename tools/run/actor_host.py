@@ -150,8 +150,8 @@ def actor_command(name: str, settings: Path) -> list[str]:
 
 @contextlib.contextmanager
 def host_relay(config: Config, settings: Path) -> Iterator[Child | None]:
-    """Run this host's relay until the actors have ended; yield None if `actors.relay` is off."""
-    if not config.actors.relay:
+    """Run this host's relay until the actors have ended; yield None if its actors need none."""
+    if config.actors.transport != "relay":
         yield None
         return
     relay = Child(

@@ -16,7 +16,7 @@ def host_settings(config: Config, *, transport: str, redis_url: str) -> list[str
         for setting in _changed("actors", config.actors, ActorsConfig())
         if not setting.startswith(("actors.transport=", *(f"{key}=" for key in _OF_A_HOST)))
     ]
-    if config.actors.relay:
+    if transport == "relay":
         relays = _changed("weights", config.weights, Config().weights)
         settings += [setting for setting in relays if setting.startswith(tuple(f"{key}=" for key in _OF_A_RELAY))]
     return settings

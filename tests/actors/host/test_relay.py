@@ -377,7 +377,7 @@ def test_an_actor_host_keeps_its_own_relay_up(
 ) -> None:
     monkeypatch.setattr("slipstream.tools.run.child.BACK_OFF_S", (0.0,) * 5)
     config = load_config(
-        None, [f"run.root={tmp_path}", f"run.name={run_id}", f"redis.url={redis_url}", "actors.relay=true"]
+        None, [f"run.root={tmp_path}", f"run.name={run_id}", f"redis.url={redis_url}", "actors.transport=relay"]
     )
     settings = tmp_path / "settings.yaml"
     settings.write_text(dump_config(config))

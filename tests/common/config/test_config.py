@@ -135,7 +135,7 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
             " members of a group",
         ),
         (["replay.max_lag=-3"], "`replay.max_lag` must be >= 0, got -3; 8 is the default: optimizer steps"),
-        (["actors.transport=smoke"], "expected one of ['broadcast', 'pull', 'disk']"),
+        (["actors.transport=smoke"], "expected one of ['broadcast', 'pull', 'relay', 'disk']"),
         (
             ["objective.correction=clip"],
             "`objective.correction` must be none, token_mask, truncated_is, decoupled or module:function, got 'clip'",

@@ -85,7 +85,7 @@ def test_what_changes_each_stage() -> None:
 def test_versions_go_to_every_engine_of_other_hosts_or_once_to_each_host_with_relays() -> None:
     """2e9 bytes over a link of 1e9 bytes/s, to 3 hosts of 2 engines."""
     assert speed(actor_gpus=2, actor_hosts=3).refresh_s == pytest.approx(0.2 + 12)
-    assert speed("actors.relay=true", actor_gpus=2, actor_hosts=3).refresh_s == pytest.approx(0.2 + 6)
+    assert speed("actors.transport=relay", actor_gpus=2, actor_hosts=3).refresh_s == pytest.approx(0.2 + 6)
 
 
 def test_requests_are_bounded_by_slots_memory_or_admission() -> None:
