@@ -167,7 +167,6 @@ def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config
             run_id=run.run.name,
             actor=name,
             transport=mine.actors.transport,
-            chunk_bytes=run.weights.chunk_bytes,
             timeout_s=2 * BROADCAST_TIMEOUT_S,
             disk=disk,
         ),

@@ -28,9 +28,7 @@ def model_folder(facts: RunFacts, run: Config, mine: Config, bulletin: Bulletin,
     log.info("the learner's folder %s is not on this host, or differs; pulling what is missing", facts.model_path)
     return cached_folder(
         facts.model_files,
-        make_puller=lambda: actors_puller(
-            mine.redis.url, run.run.name, actor=name, chunk_bytes=run.weights.chunk_bytes
-        ),
+        make_puller=lambda: actors_puller(mine.redis.url, run.run.name, actor=name),
         newest=bulletin.latest,
         timeout_s=mine.actors.join_timeout_s,
     )

@@ -222,11 +222,7 @@ def relay(config: Config) -> int:
             name=f"{host}-{os.getpid()}-{secrets.token_hex(4)}",
             host=host,
             address=config.weights.host,
-            limits=ServerLimits(
-                fan_out=config.weights.fan_out,
-                bytes_per_s=config.weights.pull_bytes_per_s,
-                chunk_bytes=run.weights.chunk_bytes,
-            ),
+            limits=ServerLimits(),
             timeout_s=2 * BROADCAST_TIMEOUT_S,
         ),
         key=checked_key(run),

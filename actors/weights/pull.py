@@ -26,7 +26,7 @@ from slipstream.actors.weights.fetch import (
 )
 from slipstream.actors.weights.sources import NoSource, Sources
 from slipstream.common.process.connection import connect
-from slipstream.common.transfer.chunks import Blob
+from slipstream.common.transfer.chunks import CHUNK_BYTES, Blob
 from slipstream.common.transfer.encryption import CurveKey, key_from_environment
 from slipstream.common.transfer.weights import WeightsError
 from slipstream.replay.fleet.bulletin import Bulletin
@@ -52,7 +52,7 @@ class Puller:
     """Pulls one blob at a time. Its calls block."""
 
     def __init__(
-        self, sources: Sources, *, blame: Callable[[str], None], chunk_bytes: int, key: CurveKey | None
+        self, sources: Sources, *, blame: Callable[[str], None], chunk_bytes: int = CHUNK_BYTES, key: CurveKey | None
     ) -> None:
         """`blame` is called with the endpoint of each source of corrupt bytes; it may raise RedisError."""
         self.counts = PullCounts()
@@ -149,7 +149,7 @@ class Puller:
                 log.warning("could not report the corrupt data of %s to Redis: %s", giver, error)
 
 
-def actors_puller(redis_url: str, run_id: str, *, actor: str, chunk_bytes: int) -> Puller:
+def actors_puller(redis_url: str, run_id: str, *, actor: str, chunk_bytes: int = CHUNK_BYTES) -> Puller:
     """The puller of an actor, which asks the relays of its run, the one on its own host first, then the publisher."""
     bulletin = Bulletin(connect(redis_url, patience_s=RELAYS_PATIENCE_S), run_id)
     sources = Sources(bulletin.relays, name=actor, host=socket.gethostname(), patience_s=RELAY_PATIENCE_S)

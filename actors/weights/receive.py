@@ -17,7 +17,7 @@ from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.actors.weights.weights_memory import WeightsMemory
 from slipstream.common.process.connection import connect
 from slipstream.common.transfer.blob_store import BlobStore, StoreError, run_store
-from slipstream.common.transfer.chunks import Blob
+from slipstream.common.transfer.chunks import CHUNK_BYTES, Blob
 from slipstream.common.transfer.delta import apply_delta
 from slipstream.common.transfer.encryption import key_from_environment
 from slipstream.common.transfer.weights import (
@@ -45,7 +45,7 @@ class ReceiverInfo:
     run_id: str
     actor: str
     transport: str  # `actors.transport`; to an actor, relay is pull
-    chunk_bytes: int
+    chunk_bytes: int = CHUNK_BYTES
     timeout_s: float  # for pulling one version; a broadcast, which comes before, has its group's own deadline
     disk: str  # `weights.disk`, a path or fsspec URL
 

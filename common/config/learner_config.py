@@ -3,12 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Interval
+from annotated_types import Ge
 
 from slipstream.common.config.setting_bounds import Count, NonNegative, Positive, ShareBelow1, Whole, check_bounds
 from slipstream.common.process.config_error import require
-
-MAX_CHUNK_BYTES = 64 << 20  # the most memory that a publisher uses for one request
 
 
 @dataclass(kw_only=True, slots=True)
@@ -107,19 +105,5 @@ class EvalConfig:
 @dataclass(kw_only=True, slots=True)
 class WeightsConfig:
     host: str = "127.0.0.1"  # address that the publisher or a relay binds to; other hosts must be able to connect to it
-    chunk_bytes: Annotated[int, Interval(ge=1, le=MAX_CHUNK_BYTES)] = 4 << 20  # bytes in one reply to a pull
-    anchor_every: Count = 10  # publish a full snapshot every N versions; those between are deltas; 1: no deltas
     disk: str = ""  # path or fsspec URL where versions are also written, for actors.transport=disk; empty: nowhere
-    fan_out: Count = 8  # receivers that a publisher or a relay serves at a time
-    pull_bytes_per_s: int = 0  # the most that a publisher or a relay sends to each receiver; 0: no limit
     key_file: str = ""  # file that `slipstream access key` wrote, the same on every host; empty: no authentication
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "weights.")
-        require(
-            self.pull_bytes_per_s == 0 or self.pull_bytes_per_s >= self.chunk_bytes,
-            "weights.pull_bytes_per_s",
-            f"0, or >= weights.chunk_bytes = {self.chunk_bytes}",
-            self.pull_bytes_per_s,
-            "lower weights.chunk_bytes",
-        )

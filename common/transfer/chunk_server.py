@@ -13,7 +13,7 @@ import xxhash
 import zmq
 
 from slipstream.common.process.wire import MALFORMED, WireError
-from slipstream.common.transfer.chunks import ChunkReply, ChunkRequest, ChunkStatus, Farewell, Request
+from slipstream.common.transfer.chunks import CHUNK_BYTES, ChunkReply, ChunkRequest, ChunkStatus, Farewell, Request
 from slipstream.common.transfer.encryption import CurveKey
 
 MAX_REQUEST_BYTES = 4096
@@ -35,9 +35,8 @@ Read = Callable[[ChunkRequest], bytes | memoryview | None]
 class ServerLimits:
     """The limits of one server."""
 
-    fan_out: int  # receivers at a time
-    bytes_per_s: int  # to each of them; 0: no limit
-    chunk_bytes: int  # in one request
+    fan_out: int = 8  # receivers at a time
+    chunk_bytes: int = CHUNK_BYTES  # the most in one request
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,7 +56,7 @@ class _Child:
     waiting: deque[ChunkRequest] = field(default_factory=deque)
     moved_at: float  # when it got its place, or last finished taking the bytes of a chunk
     taken_bytes: int = 0  # since then
-    next_at: float = 0.0  # the earliest time of its next chunk
+    next_at: float = 0.0  # the earliest time of its next chunk, if it took none
 
 
 class ChunkServer:
@@ -177,8 +176,6 @@ class ChunkServer:
         if child.taken_bytes >= min(self._limits.chunk_bytes, LEAST_BYTES):
             child.moved_at, child.taken_bytes = now, 0
         self.load.served_bytes += len(chunk)  # before sending: a receiver may read this counter as soon as it has them
-        if self._limits.bytes_per_s:
-            child.next_at = max(child.next_at, now) + len(chunk) / self._limits.bytes_per_s
         self._send_rest(request, ChunkStatus.HERE, chunk)
 
     def _send(self, peer: bytes, request: ChunkRequest, answer: ChunkStatus, data: bytes) -> None:

@@ -7,6 +7,8 @@ import enum
 
 import msgspec
 
+CHUNK_BYTES = 4 << 20  # in one reply; the last one of a blob has fewer
+
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Some bytes that can be pulled."""

@@ -2,9 +2,11 @@
 
 import msgspec
 
+from slipstream.common.transfer.chunks import CHUNK_BYTES
 from slipstream.common.transfer.model_folder import ModelFile
 from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import Adapted, TensorEntry
+from slipstream.learner.publisher.lineage import ANCHOR_EVERY
 
 
 class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -18,10 +20,8 @@ class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     run_id: str
     learner_epoch: int
     host: str
-    chunk_bytes: int
-    anchor_every: int
-    fan_out: int = 8
-    pull_bytes_per_s: int = 0
+    chunk_bytes: int = CHUNK_BYTES
+    anchor_every: int = ANCHOR_EVERY  # 1: no deltas
     broadcast_timeout_s: float
     disk: str = ""  # path or fsspec URL where each version is written as well; empty for none
     device: str = "cpu"  # of the weights, for the broadcast's backend

@@ -81,9 +81,7 @@ class WeightServer:
         self._server = ChunkServer(
             settings.host,
             self._read,
-            limits=ServerLimits(
-                fan_out=settings.fan_out, bytes_per_s=settings.pull_bytes_per_s, chunk_bytes=settings.chunk_bytes
-            ),
+            limits=ServerLimits(chunk_bytes=settings.chunk_bytes),
             key=key,
         )
         self._store = self._start_store() if settings.disk else None

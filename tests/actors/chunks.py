@@ -1,5 +1,6 @@
 """One blob in chunks: servers of it, pullers of it, and requests for a chunk."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,12 +67,13 @@ class Pulling:
 
 @contextmanager
 def serving(
-    data: bytes = DATA, *, fan_out: int = 8, bytes_per_s: int = 0, key: CurveKey | None = None
+    data: bytes = DATA, *, fan_out: int = 8, bytes_per_s: float = math.inf, key: CurveKey | None = None
 ) -> Iterator[ChunkServer]:
     def read(request: ChunkRequest) -> bytes | None:
+        time.sleep(request.num_bytes / bytes_per_s)
         return data[request.offset : request.offset + request.num_bytes] if request.root == BLOB.root else None
 
-    limits = ServerLimits(fan_out=fan_out, bytes_per_s=bytes_per_s, chunk_bytes=CHUNK_BYTES)
+    limits = ServerLimits(fan_out=fan_out, chunk_bytes=CHUNK_BYTES)
     server = ChunkServer("127.0.0.1", read, limits=limits, key=key)
     try:
         yield server

@@ -77,7 +77,7 @@ def start(name: str, *, run: Config, mine: Config, model_path: str) -> PullingEn
     tokenizer = load_tokenizer(model_path)
     turns = [tokenizer.encode(word + end_of_turn_text(tokenizer), add_special_tokens=False) for word in WORDS]
     return PullingEngine(
-        actors_puller(mine.redis.url, run.run.name, actor=name, chunk_bytes=run.weights.chunk_bytes),
+        actors_puller(mine.redis.url, run.run.name, actor=name),
         len(tokenizer),
         script=lambda tokens, seed: list(random.Random(f"{seed}/{len(tokens)}").choice(turns)),
         policy_version=-1,

@@ -42,7 +42,7 @@ class Offers:
         self.gate = threading.Event()
         self.gate.set()
         self._buffers: dict[str, bytearray] = {}
-        limits = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=1 << 16)
+        limits = ServerLimits(chunk_bytes=1 << 16)
         self._server = ChunkServer("127.0.0.1", self._read, limits=limits, key=None)
 
     def offer(self, model: Qwen3ForCausalLM, *, policy_version: int) -> Offer:

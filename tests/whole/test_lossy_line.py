@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not os.access(TUN, os.W_OK), reason=f"{TUN} cann
 
 def test_a_pull_over_a_slow_line_continues_after_a_cut_with_what_is_missing(tmp_path: Path) -> None:
     """A chunk of the configured 4 MiB takes 18 s on this line; a source that is silent for 5 s counts as failed."""
-    limits = ServerLimits(fan_out=1, bytes_per_s=0, chunk_bytes=4 << 20)
+    limits = ServerLimits(fan_out=1, chunk_bytes=4 << 20)
     server = ChunkServer(
         "127.0.0.1", lambda asked: DATA[asked.offset : asked.offset + asked.num_bytes], limits=limits, key=None
     )

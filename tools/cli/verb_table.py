@@ -73,8 +73,6 @@ RELAY = (
     *RUN,
     "actors.join_timeout_s",
     "weights.host",
-    "weights.fan_out",
-    "weights.pull_bytes_per_s",
     "weights.key_file",
 )
 LEARNER = (
@@ -274,7 +272,7 @@ VERBS = {
     "doctor": Verb("slipstream.tools.run.doctor:doctor", (*RUN, *REWARDS), joins=True),
     "plan": Verb(
         "slipstream.tools.plan.plan:plan",
-        ("model", "learner", "actors", "objective", "replay", "weights.anchor_every", *REWARDS),
+        ("model", "learner", "actors", "objective", "replay", *REWARDS),
         own=PlanOptions,
     ),
     "simulate": Verb(

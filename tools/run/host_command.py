@@ -5,7 +5,6 @@ from slipstream.common.config.config import Config
 
 # What belongs to one host: its GPUs. All other settings of `actors` are taken over.
 _OF_A_HOST = ("actors.devices",)
-_OF_A_RELAY = ("weights.fan_out", "weights.pull_bytes_per_s")
 
 
 def host_settings(config: Config, *, transport: str, redis_url: str) -> list[str]:
@@ -16,9 +15,6 @@ def host_settings(config: Config, *, transport: str, redis_url: str) -> list[str
         for setting in _changed("actors", config.actors, ActorsConfig())
         if not setting.startswith(("actors.transport=", *(f"{key}=" for key in _OF_A_HOST)))
     ]
-    if transport == "relay":
-        relays = _changed("weights", config.weights, Config().weights)
-        settings += [setting for setting in relays if setting.startswith(tuple(f"{key}=" for key in _OF_A_RELAY))]
     return settings
 
 

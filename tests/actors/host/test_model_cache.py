@@ -1,7 +1,9 @@
 """The model's files on a host that has none: they are pulled by hash, checked, kept, and pulled by one process."""
 
+import math
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,15 +68,17 @@ def puller_of_none() -> Puller:
 class Served:
     """The files of a folder on offer, and how often they were pulled."""
 
-    def __init__(self, folder: Path, files: list[ModelFile], *, bytes_per_s: int = 0) -> None:
+    def __init__(self, folder: Path, files: list[ModelFile], *, bytes_per_s: float = math.inf) -> None:
         self.files = files
         self.is_away = False
         self.counts: list[PullCounts] = []
         self._read = OfferedFolder(folder, files).read
-        limits = ServerLimits(fan_out=8, bytes_per_s=bytes_per_s, chunk_bytes=CHUNK_BYTES)
+        self._bytes_per_s = bytes_per_s
+        limits = ServerLimits(chunk_bytes=CHUNK_BYTES)
         self.server = ChunkServer("127.0.0.1", self._answer, limits=limits, key=None)
 
     def _answer(self, request: ChunkRequest) -> bytes | None:
+        time.sleep(request.num_bytes / self._bytes_per_s)
         return None if self.is_away else self._read(request)
 
     def newest(self) -> Offer:
@@ -98,7 +102,7 @@ def serve() -> Iterator[type[Served]]:
     with ExitStack() as stack:
 
         class Closed(Served):
-            def __init__(self, folder: Path, files: list[ModelFile], *, bytes_per_s: int = 0) -> None:
+            def __init__(self, folder: Path, files: list[ModelFile], *, bytes_per_s: float = math.inf) -> None:
                 super().__init__(folder, files, bytes_per_s=bytes_per_s)
                 stack.callback(self.server.close)
 

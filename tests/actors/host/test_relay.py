@@ -1,12 +1,13 @@
 """Relays with real processes: what the publisher is spared, and what becomes of the others when one fails."""
 
 import json
+import math
 import random
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,18 @@ from tests.replay.buffer.every_verb import FACTS
 CHUNK_BYTES = 64 << 10
 NUM_CHUNKS = 48
 NUM_BYTES = NUM_CHUNKS * CHUNK_BYTES
-SLOWLY = 16 * CHUNK_BYTES  # bytes a second: a blob takes 3 s
-LIMITS = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=CHUNK_BYTES)
+SLOWLY = 16 * CHUNK_BYTES  # bytes a second, to all together: a blob takes 3 s
+LIMITS = ServerLimits(chunk_bytes=CHUNK_BYTES)
 
 
 class Origin:
     """A publisher in this process, so that what it serves can be counted; each version is one blob."""
 
-    def __init__(self, bulletin: Bulletin, *, bytes_per_s: int = 0, key: CurveKey | None = None) -> None:
+    def __init__(self, bulletin: Bulletin, *, bytes_per_s: float = math.inf, key: CurveKey | None = None) -> None:
         self._bulletin = bulletin
         self._data: dict[str, bytes] = {}
-        limits = replace(LIMITS, bytes_per_s=bytes_per_s)
-        self.server = ChunkServer("127.0.0.1", self._read, limits=limits, key=key)
+        self._bytes_per_s = bytes_per_s
+        self.server = ChunkServer("127.0.0.1", self._read, limits=LIMITS, key=key)
         self.endpoint = self.server.endpoint
 
     def publish(self, version: int) -> Manifest:
@@ -75,6 +76,7 @@ class Origin:
         return self._data[manifest.root]
 
     def _read(self, request: ChunkRequest) -> bytes | None:
+        time.sleep(request.num_bytes / self._bytes_per_s)
         data = self._data.get(request.root)
         return None if data is None else data[request.offset : request.offset + request.num_bytes]
 
@@ -89,7 +91,7 @@ class Plane:
         self._tmp_path = tmp_path
         self._processes: list[Process] = []
         fleet = Fleet(client, run_id)
-        config_yaml = f"run: {{name: {run_id}}}\nweights: {{chunk_bytes: {CHUNK_BYTES}}}\n"
+        config_yaml = f"run: {{name: {run_id}}}\n"
         fleet.describe_run(msgspec.structs.replace(FACTS, config_yaml=config_yaml, model_path=""))
         fleet.set_run_state(RunState.TRAINING)
         self.fleet = fleet
@@ -99,9 +101,11 @@ class Plane:
             if process.exit_code is None:
                 process.kill()
 
-    def start_relay(self, *settings: str, environment: dict[str, str] | None = None) -> Process:
+    def start_relay(
+        self, *settings: str, bytes_per_s: float = math.inf, environment: dict[str, str] | None = None
+    ) -> Process:
         run = [f"redis.url={self._redis_url}", f"run.name={self._run_id}"]
-        arguments = ["slipstream.tools.cli.cli", "serve", "relay", *run, *settings]
+        arguments = ["tests.actors.small_chunks", str(CHUNK_BYTES), str(bytes_per_s), *run, *settings]
         return self._start(f"relay{len(self._processes)}", arguments, environment)
 
     def start_receiver(self, name: str, *, environment: dict[str, str] | None = None) -> "Receiving":
@@ -156,7 +160,7 @@ def plane(redis_url: str, run_id: str, redis_client: redis.Redis, tmp_path: Path
 
 
 @contextmanager
-def origin_of(plane: Plane, *, bytes_per_s: int = 0, key: CurveKey | None = None) -> Iterator[Origin]:
+def origin_of(plane: Plane, *, bytes_per_s: float = math.inf, key: CurveKey | None = None) -> Iterator[Origin]:
     origin = Origin(plane.bulletin, bytes_per_s=bytes_per_s, key=key)
     try:
         yield origin
@@ -194,7 +198,7 @@ def test_eight_receivers_of_one_relay_cost_the_publisher_one_copy_and_a_late_one
 
 
 def test_the_children_of_a_relay_that_is_killed_in_mid_blob_go_on_from_another(plane: Plane) -> None:
-    relay = plane.start_relay(f"weights.chunk_bytes={CHUNK_BYTES}", f"weights.pull_bytes_per_s={SLOWLY}")
+    relay = plane.start_relay(bytes_per_s=2 * SLOWLY)
     plane.wait_for_relays()
     with origin_of(plane) as origin:
         manifest = origin.publish(1)

@@ -147,7 +147,7 @@ def test_a_relay_outlives_garbage_from_its_receivers_and_from_its_source(
     redis_url: str, redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.actors.host.relay.RETRY_S", 0.0)
-    limits = ServerLimits(fan_out=2, bytes_per_s=0, chunk_bytes=CHUNK_BYTES)
+    limits = ServerLimits(fan_out=2, chunk_bytes=CHUNK_BYTES)
     info = RelayInfo(
         redis_url=redis_url, run_id=run_id, name="relay", host="here", address="127.0.0.1", limits=limits, timeout_s=5.0
     )

@@ -70,17 +70,13 @@ def test_a_pull_waits_for_room_at_the_publisher() -> None:
 
 
 def test_one_that_asks_for_everything_gets_no_more_than_its_share_and_keeps_nobody_waiting() -> None:
-    per_s = 16 * CHUNK_BYTES
-    with serving(bytes_per_s=per_s) as server, client(server) as greedy:
-        begun = time.monotonic()
+    with serving(bytes_per_s=64 * CHUNK_BYTES) as server, client(server) as greedy:
         for number in range(1000):
             ask(greedy, number % NUM_CHUNKS)
-        pulling = Pulling()
+        pulling, before = Pulling(), server.load.served_bytes
         assert pulling.pull(server.endpoint) == DATA
-        to_greedy = server.load.served_bytes - len(DATA)
-        elapsed_s = time.monotonic() - begun
-        assert to_greedy <= elapsed_s * per_s + 2 * CHUNK_BYTES
-        assert to_greedy <= 20 * CHUNK_BYTES, "more than 16 of its requests were kept"
+        to_greedy = server.load.served_bytes - before - len(DATA)
+        assert to_greedy <= len(DATA) + MAX_WAITING * CHUNK_BYTES, "more than one chunk for each of the other's"
         pulling.puller.close()
 
 
@@ -141,16 +137,6 @@ def test_receivers_without_progress_lose_their_places_for_good(
         finally:
             closing.set()
             thread.join()
-
-
-def test_a_receiver_gets_no_more_bytes_a_second_than_it_may() -> None:
-    per_s = 16 * CHUNK_BYTES
-    with serving(bytes_per_s=per_s) as server:
-        pulling = Pulling()
-        begun = time.monotonic()
-        assert pulling.pull(server.endpoint) == DATA
-        assert time.monotonic() - begun >= 0.95 * (len(DATA) - CHUNK_BYTES) / per_s
-        pulling.puller.close()
 
 
 def test_rubbish_and_requests_out_of_range_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:

@@ -95,7 +95,7 @@ def history(versions: list[Tensors], *, anchor_every: int) -> Iterator[History]:
             asked.append(request.root)
         return blobs[request.root][request.offset : request.offset + request.num_bytes]
 
-    limits = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=CHUNK_BYTES)
+    limits = ServerLimits(chunk_bytes=CHUNK_BYTES)
     server = ChunkServer("127.0.0.1", read, limits=limits, key=None)
     try:
         yield History(manifests=manifests, blobs=blobs, endpoint=server.endpoint, asked=asked)

@@ -40,9 +40,9 @@ def test_a_run_without_secrets_needs_the_command_alone(capsys: pytest.CaptureFix
 def test_the_settings_of_the_runs_actors_are_taken_over_except_its_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["actors.count=1", "actors.devices=['0','1']", "actors.max_episodes=64"]
     settings += ["actors.notices=aws", "actors.transport=relay"]
-    words, _ = printed(capsys, OTHERS, REACHABLE, "run.name=demo", "weights.fan_out=3", "optim.lr=1e-5", *settings)
+    words, _ = printed(capsys, OTHERS, REACHABLE, "run.name=demo", "optim.lr=1e-5", *settings)
     own = load_config(None, words[2:])
-    expected = load_config(None, ["run.name=demo", OTHERS, "weights.fan_out=3", *settings])
+    expected = load_config(None, ["run.name=demo", OTHERS, *settings])
     expected.actors.devices = []
     assert dataclasses.asdict(own) == dataclasses.asdict(expected)
 

@@ -56,8 +56,6 @@ def _publisher(config: Config, folder: Path, connections: Connections, redis_url
         run_id=config.run.name,
         learner_epoch=connections.epoch,
         host=config.weights.host,
-        chunk_bytes=config.weights.chunk_bytes,
-        anchor_every=config.weights.anchor_every,
         broadcast_timeout_s=BROADCAST_TIMEOUT_S,
     )
     return Publisher(settings, log_path=Path(config.run.root) / "publisher.log")

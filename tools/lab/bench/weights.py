@@ -25,6 +25,7 @@ from slipstream.actors.weights.receive import Receiver
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.transfer.chunk_server import ServerLimits
 from slipstream.common.transfer.weights import Offer, buffer_bytes, layout
+from slipstream.learner.publisher.lineage import ANCHOR_EVERY
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.lab.bench import benchmark
@@ -189,7 +190,7 @@ def relayed(bench: Bench) -> Row:
 
 
 def _relay(bench: Bench) -> None:
-    limits = ServerLimits(fan_out=NUM_RELAYED, bytes_per_s=0, chunk_bytes=WEIGHTS.chunk_bytes)
+    limits = ServerLimits(fan_out=NUM_RELAYED)
     info = RelayInfo(
         redis_url=bench.redis_url,
         run_id="relayed",
@@ -215,7 +216,7 @@ def deltas(bench: Bench) -> tuple[Row, Row]:
     trace = Trace()
     bulletin, receiver = bench.bulletin("deltas"), Receiver(bench.receiver_info("deltas", "actor", "pull"))
     whole_bytes, delta_bytes, num_exact = [], [], 0
-    with bench.publishing("deltas", trace.published(), anchor_every=WEIGHTS.anchor_every) as publisher:
+    with bench.publishing("deltas", trace.published(), anchor_every=ANCHOR_EVERY) as publisher:
         for version in range(NUM_VERSIONS + 1):
             tensors = trace.published()
             publisher.publish(tensors, policy_version=version)

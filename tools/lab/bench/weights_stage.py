@@ -45,7 +45,6 @@ class Bench:
             run_id=run,
             learner_epoch=0,
             host=WEIGHTS.host,
-            chunk_bytes=WEIGHTS.chunk_bytes,
             anchor_every=anchor_every,
             broadcast_timeout_s=TIMEOUT_S,
         )
@@ -64,7 +63,6 @@ class Bench:
             run_id=run,
             actor=actor,
             transport=transport,
-            chunk_bytes=WEIGHTS.chunk_bytes,
             timeout_s=TIMEOUT_S,
             disk="",
         )

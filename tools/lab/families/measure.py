@@ -81,7 +81,7 @@ class Versions:
 
     def __init__(self) -> None:
         self._buffers: dict[str, memoryview] = {}
-        limits = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=1 << 20)
+        limits = ServerLimits()
         self._server = ChunkServer("127.0.0.1", self._read, limits=limits, key=None)
 
     def offer(self, model: PackedModel, *, policy_version: int, dtype: str) -> Offer:
@@ -133,7 +133,6 @@ def engine_settings(folder: Path, dtype: str) -> EngineSettings:
             run_id="families",
             actor="a0",
             transport="pull",
-            chunk_bytes=1 << 20,
             timeout_s=60.0,
             disk="",
         ),

@@ -76,7 +76,7 @@ class _Server:
 
     def __init__(self) -> None:
         self._buffers: dict[str, bytearray] = {}
-        limits = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=1 << 20)
+        limits = ServerLimits()
         self._server = ChunkServer("127.0.0.1", self._read, limits=limits, key=None)
 
     def offer(self, model: Any, version: int, dtype: str) -> Offer:
@@ -138,7 +138,6 @@ async def _run(
             run_id="exact",
             actor="actor",
             transport="pull",
-            chunk_bytes=1 << 20,
             timeout_s=120.0,
             disk="",
         ),

@@ -88,7 +88,6 @@ async def _ours(options: argparse.Namespace, begun: float) -> None:
             run_id="speed",
             actor="actor",
             transport="pull",
-            chunk_bytes=1 << 20,
             timeout_s=60.0,
             disk="",
         ),

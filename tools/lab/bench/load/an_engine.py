@@ -37,7 +37,6 @@ def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Connec
             run_id=config.run.name,
             actor="actor",
             transport="pull",
-            chunk_bytes=config.weights.chunk_bytes,
             timeout_s=TIMEOUT_S,
             disk="",
         )
