@@ -24,7 +24,14 @@ from slipstream.tools.plan.memory import (
     problems,
 )
 from slipstream.tools.plan.plan_options import GPUS, PlanOptions
-from slipstream.tools.plan.speed import Speed, advice_of, speed_of
+from slipstream.tools.plan.speed import (
+    ENGINE_EFFICIENCY,
+    LEARNER_EFFICIENCY,
+    SAMPLED_SHARE,
+    Speed,
+    advice_of,
+    speed_of,
+)
 from slipstream.tools.run.check_input import check_model_config
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.run.devices import split_devices
@@ -181,11 +188,10 @@ def _speed_rows(speed: Speed) -> dict[str, str]:
 def _assumptions(config: Config, options: PlanOptions) -> str:
     """What the estimates assume, in one line."""
     price = f"{options.gpu_price:g} $/h a GPU" if options.gpu_price else "no --gpu-price"
-    tokens, learner, engine = options.tokens_of(config), options.learner_efficiency, options.engine_efficiency
     gpu = GPUS[options.gpu]
     return (
-        f"Assumed: a GPU of {gpu.tflops:g} TFLOP/s, of which the learner reaches {learner:.0%} and an engine "
-        f"{engine:.0%}, and {gpu.gbyte_per_s:g} GB/s; a link of {options.link_gbit_per_s:g} Gbit/s; episodes "
-        f"of {tokens:.0f} tokens, {options.sampled_share:.0%} of them sampled, with {options.env_seconds:g} s of the "
-        f"environment; {options.useful_share:.0%} of the groups teach; {price}. Each is an option."
+        f"Assumed: a GPU of {gpu.tflops:g} TFLOP/s, of which the learner reaches {LEARNER_EFFICIENCY:.0%} and an "
+        f"engine {ENGINE_EFFICIENCY:.0%}, and {gpu.gbyte_per_s:g} GB/s; a link of {options.link_gbit_per_s:g} Gbit/s; "
+        f"episodes of {options.tokens_of(config):.0f} tokens, {SAMPLED_SHARE:.0%} of them sampled, with "
+        f"{options.env_seconds:g} s of the environment; all groups teach; {price}."
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from slipstream.common.config.config import Config
-from slipstream.common.config.setting_bounds import Count, NonNegative, Positive, PositiveShare, Whole, check_bounds
+from slipstream.common.config.setting_bounds import Count, NonNegative, Positive, Whole, check_bounds
 from slipstream.common.process.config_error import require
 
 
@@ -35,13 +35,9 @@ class PlanOptions:
     gpu: str = "H100"  # their kind: A100-40, A100, H100, H200, B200, L40S, A10, L4 or RTX4090
     actor_gpus: Whole = 0  # of each host of actors; 0: the actors are on the learner's host
     actor_hosts: Count = 1  # hosts with actors.count actors each; for speed and cost
-    learner_efficiency: PositiveShare = 0.35  # assumed share of that peak that the learner reaches
-    engine_efficiency: PositiveShare = 0.5  # assumed share of peak and bandwidth that an engine reaches
     link_gbit_per_s: Positive = 25.0  # of the learner's host, to hosts of actors
     episode_tokens: Whole = 0  # assumed length of an episode, prompts included; 0: half of model.max_tokens
-    sampled_share: PositiveShare = 0.3  # assumed share of these tokens that the policy samples
     env_seconds: NonNegative = 5.0  # assumed time of the environment in an episode
-    useful_share: PositiveShare = 1.0  # assumed share of finished groups that are trained
     gpu_price: NonNegative = 0.0  # dollars an hour of one GPU; 0 if unknown
 
     def __post_init__(self) -> None:

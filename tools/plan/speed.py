@@ -12,6 +12,9 @@ from slipstream.tools.plan.measured_step import MeasuredStep
 from slipstream.tools.plan.memory import ENGINE_DTYPE_BYTES, engine_memory
 from slipstream.tools.plan.plan_options import GPUS, PlanOptions
 
+LEARNER_EFFICIENCY = 0.35  # share of a GPU's peak that the learner reaches
+ENGINE_EFFICIENCY = 0.5  # share of peak and bandwidth that an engine reaches
+SAMPLED_SHARE = 0.3  # of an episode's tokens: the policy samples them
 FORWARD = 1 / 3  # of the operations of a training step; the backward pass has the other two thirds
 GIGA, TERA = 1e9, 1e12
 HOST_BYTES_PER_S = 10 * GIGA  # from a GPU to its host and back: what pageable memory reaches over PCIe 4
@@ -44,7 +47,7 @@ def speed_of(config: Config, step: MeasuredStep, options: PlanOptions) -> Speed:
         token    = (weights + requests * kept tokens * bytes of a token's keys and values) / memory bandwidth,
                    or requests * operations of a token / peak, if that is longer
         episode  = sampled tokens * token + requests * prefill + environment
-        collect  = episodes of a step / useful share / (engines * requests / episode)
+        collect  = episodes of a step / (engines * requests / episode)
         train    = operations of a step / (ranks * peak)
         step     = the longer of collect and train; both, and the weights' way, if target_lag is 0
 
@@ -55,11 +58,11 @@ def speed_of(config: Config, step: MeasuredStep, options: PlanOptions) -> Speed:
     engines = options.actor_hosts * config.actors.count
     requests, by = _requests(config, step, options, engines=engines, tokens=tokens)
     token_s = _token_s(config, step, options, requests=requests, tokens=tokens)
-    sampled = tokens * options.sampled_share
+    sampled = tokens * SAMPLED_SHARE
     prefill_s = FORWARD * _operations(step, tokens - sampled) / _engine_flops(config, options)
     episode_s = sampled * token_s + requests * prefill_s + options.env_seconds
     episodes_per_s = engines * requests / episode_s
-    collect_s = episodes / options.useful_share / episodes_per_s
+    collect_s = episodes / episodes_per_s
     train_s = _train_s(config, step, options, episodes=episodes, tokens=tokens)
     publish_s = step.published_bytes / (HOST_BYTES_PER_S)
     refresh_s = publish_s + _transfer_s(config, step, options, engines=engines)
@@ -115,7 +118,7 @@ def _requests(
 ) -> tuple[int, str]:
     """The requests of one engine at a time, and what bounds them."""
     replay = config.replay
-    open_episodes = replay.group_size * replay.groups_per_step * (replay.target_lag + 1) / options.useful_share
+    open_episodes = replay.group_size * replay.groups_per_step * (replay.target_lag + 1)
     memory = engine_memory(config, step, gpu_bytes=int(GPUS[options.gpu].memory_gib * (1 << 30)))
     bounds = {
         "slots": config.actors.max_episodes,
@@ -133,13 +136,13 @@ def _token_s(config: Config, step: MeasuredStep, options: PlanOptions, *, reques
     """
     kept_bytes = requests * tokens / 2 * step.kv_token_bytes
     num_bytes = ENGINE_DTYPE_BYTES * step.num_base_parameters + kept_bytes
-    bandwidth = config.actors.tensor_parallel * GPUS[options.gpu].gbyte_per_s * GIGA * options.engine_efficiency
+    bandwidth = config.actors.tensor_parallel * GPUS[options.gpu].gbyte_per_s * GIGA * ENGINE_EFFICIENCY
     operations = requests * FORWARD * step.flops_per_token
     return max(num_bytes / bandwidth, operations / _engine_flops(config, options))
 
 
 def _engine_flops(config: Config, options: PlanOptions) -> float:
-    return config.actors.tensor_parallel * GPUS[options.gpu].tflops * TERA * options.engine_efficiency
+    return config.actors.tensor_parallel * GPUS[options.gpu].tflops * TERA * ENGINE_EFFICIENCY
 
 
 def _operations(step: MeasuredStep, tokens: float) -> float:
@@ -152,7 +155,7 @@ def _train_s(config: Config, step: MeasuredStep, options: PlanOptions, *, episod
     objective = config.objective
     passes = [config.learner.activation_checkpointing, bool(objective.kl_coefficient), objective.has_proximal]
     operations = episodes * _operations(step, tokens) * (1 + FORWARD * sum(passes))
-    return operations / (config.learner.ranks * GPUS[options.gpu].tflops * TERA * options.learner_efficiency)
+    return operations / (config.learner.ranks * GPUS[options.gpu].tflops * TERA * LEARNER_EFFICIENCY)
 
 
 def _transfer_s(config: Config, step: MeasuredStep, options: PlanOptions, *, engines: int) -> float:

@@ -88,7 +88,7 @@ def test_a_plan_is_printed_with_what_it_is_made_of(tmp_path: Path, capsys: pytes
     config = load_config(str(write_step(tmp_path / "dense", DENSE, {})), ["actors.count=1"])
     assert plan(config, PlanOptions(gpus=2, gpu="L4", gpu_price=3.0)) == 0
     printed = capsys.readouterr().out
-    for part in ("estimates from assumptions, never measured", "Each is an option", "the bottleneck is", "6.00 $/h"):
+    for part in ("estimates from assumptions, never measured", "all groups teach", "the bottleneck is", "6.00 $/h"):
         assert part in printed
     for part in ("peak of a step", "shadow model", "KV cache", "a publish", "split: learner 0; actors 1", "It fits"):
         assert part in printed

@@ -26,14 +26,17 @@ GPUS["round"] = Gpu(memory_gib=80, tflops=100, gbyte_per_s=1000)
 GPUS["slow"] = Gpu(memory_gib=80, tflops=1, gbyte_per_s=1000)
 OPTIONS = PlanOptions(
     gpu="round",
-    learner_efficiency=0.4,
-    engine_efficiency=0.5,
     link_gbit_per_s=8.0,
     episode_tokens=1000,
-    sampled_share=0.5,
     env_seconds=2.3,
     gpu_price=2.0,
 )
+
+
+@pytest.fixture(autouse=True)
+def round_assumptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LEARNER_EFFICIENCY", 0.4), ("ENGINE_EFFICIENCY", 0.5), ("SAMPLED_SHARE", 0.5)):
+        monkeypatch.setattr(f"slipstream.tools.plan.speed.{name}", value)
 
 
 def settings(*overrides: str) -> Config:
@@ -71,7 +74,6 @@ def test_what_changes_each_stage() -> None:
     assert speed("learner.ranks=2").train_s == pytest.approx(1.5)
     assert speed("learner.activation_checkpointing=true").train_s == pytest.approx(4.0)
     assert speed("objective.kl_coefficient=0.1").train_s == pytest.approx(4.0)
-    assert speed(useful_share=0.5).collect_s == pytest.approx(10.0)
     assert speed("replay.target_lag=0", "replay.max_lag=0").step_s == pytest.approx(5.0 + 3.0 + 0.4)
     assert speed("replay.target_lag=0", "replay.max_lag=0").lag == 0
     pairs = msgspec.structs.replace(BILLION, flops_per_pair=1e6)
@@ -119,8 +121,6 @@ def test_the_bottleneck_is_named_with_a_remedy(overrides: list[str], changes: di
         ({"gpu": "H1"}, "--gpu"),
         ({"link_gbit_per_s": 0.0}, "--link-gbit-per-s"),
         ({"link_gbit_per_s": float("inf")}, "--link-gbit-per-s"),
-        ({"learner_efficiency": 1.5}, "--learner-efficiency"),
-        ({"useful_share": 0.0}, "--useful-share"),
         ({"env_seconds": -1.0}, "--env-seconds"),
         ({"actor_hosts": 2}, "--actor-hosts"),
     ],
