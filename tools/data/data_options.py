@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from slipstream.common.config.setting_bounds import Count, Share, ShareBelow1, Whole, check_bounds
+from slipstream.common.config.setting_bounds import Share, ShareBelow1, check_bounds
 from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.text.action_format import ToolCalls, action_format
 
@@ -13,9 +13,6 @@ class DataOptions:
     data: tuple[str, ...] = ()  # .jsonl or .parquet files, or hub:NAME:SPLIT, in any shape of docs/data.md
     successes: bool = False  # drop rows whose `success` is not true
     min_return: float = -math.inf  # drop rows with a lower `return`
-    min_replies: Count = 1  # drop rows with fewer messages of the assistant
-    max_replies: Whole = 0  # drop rows with more; 0: no limit
-    max_chars: Whole = 0  # drop rows with more characters in all messages; 0: no limit
     action_format: str = ""  # drop rows with a reply in another format than this env.action_format; empty: any reply
     max_repetition: Share = 1.0  # drop rows in which a larger share of the assistant's 5-word runs came before
     near_duplicates: Share = 0.0  # drop rows this similar to an earlier one (Jaccard, 5-word runs); 0: equal rows only
@@ -28,8 +25,6 @@ class DataOptions:
     def __post_init__(self) -> None:
         check_bounds(self, "--")
         require(not math.isnan(self.min_return), "--min-return", "a number", self.min_return, "leave it out")
-        most = self.max_replies
-        require(most == 0 or most >= self.min_replies, "--max-replies", "0, or >= --min-replies", most, "0 is no limit")
         if self.action_format:
             require(
                 not isinstance(action_format(self.action_format), ToolCalls),

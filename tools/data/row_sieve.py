@@ -36,7 +36,7 @@ class Sieve:
 
     def reason_to_drop(self, conversation: Conversation, row: Row) -> str:
         """Why it is dropped; empty if it is kept. Raises BadRow for a return that is no number."""
-        options, count = self._options, num_replies(conversation)
+        options = self._options
         if not any(map(conversation.is_learnt, range(len(conversation.messages)))):
             return "no assistant message to learn from"
         if conversation.messages[0].role == "assistant":
@@ -45,10 +45,6 @@ class Sieve:
             return "no success"
         if options.min_return > -math.inf and return_of(row, needed=True) < options.min_return:
             return "return below --min-return"
-        if count < options.min_replies or (options.max_replies and count > options.max_replies):
-            return "too few or too many replies"
-        if options.max_chars and num_chars(conversation) > options.max_chars:
-            return "longer than --max-chars"
         return self._reason_in_text(conversation, row)
 
     def _reason_in_text(self, conversation: Conversation, row: Row) -> str:
@@ -76,14 +72,6 @@ class Sieve:
                 return "nearly identical to another row"
             self._minima_file.write(minima.astype("<u4").tobytes())
         return ""
-
-
-def num_replies(conversation: Conversation) -> int:
-    return sum(message.role == "assistant" for message in conversation.messages)
-
-
-def num_chars(conversation: Conversation) -> int:
-    return sum(len(message.content) for message in conversation.messages)
 
 
 def repetition(replies: Sequence[str]) -> float:

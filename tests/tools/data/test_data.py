@@ -46,9 +46,6 @@ def read(path: Path) -> list[Row]:
     [
         ("--successes", [talk("a", "b", success=True), talk("a", "c", success=False)], "no success"),
         ("--min-return=0.5", [talk("a", "b", **{"return": 1}), talk("a", "c", **{"return": 0.2})], "return below"),
-        ("--min-replies=2", [talk("a", "b", "c", "d"), talk("a", "c")], "too few or too many replies"),
-        ("--max-replies=1", [talk("a", "b"), talk("a", "b", "c", "d")], "too few or too many replies"),
-        ("--max-chars=6", [talk("abc", "def"), talk("abc", "defg")], "longer than --max-chars"),
         (
             "--action-format=action_tag",
             [talk("a", "I go. <action>go</action>"), talk("a", "go")],
@@ -163,7 +160,6 @@ def test_nothing_is_left_where_nothing_is_kept_or_read(tmp_path: Path, capsys: p
     assert "`--data` must name one file of conversations or several" in complaint()
     assert "`--near-duplicates` must be in [0, 1]" in complaint(good, "--near-duplicates=2")
     assert "did you mean react?" in complaint(good, "--action-format=reakt")
-    assert "`--max-replies` must be 0, or >= --min-replies" in complaint(good, "--min-replies=3", "--max-replies=2")
     assert main(["data", str(tmp_path / "out.parquet"), good]) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.parquet", "out.jsonl", "rows.jsonl"]
     assert (tmp_path / "out.jsonl").read_text() == "precious"
