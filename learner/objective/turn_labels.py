@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float64
 
 NUM_BINS = 10
-AGGREGATES = ("last", "min", "product")
 Turns = Float64[np.ndarray, " turns"]
 
 
@@ -44,22 +43,6 @@ def progress(probabilities: Turns) -> Turns:
     Their sum is the last probability, so long episodes do not earn more. (0.5, 0.25, 1) gives (0.5, -0.25, 0.75).
     """
     return np.diff(probabilities, prepend=0.0)
-
-
-def aggregated(probabilities: Turns, how: str) -> float:
-    """One value for an episode: the last of its turns' probabilities, their minimum, or their product.
-
-    (0.5, 0.25, 1) gives 1, 0.25 and 0.125.
-    """
-    match how:
-        case "last":
-            return float(probabilities[-1])
-        case "min":
-            return float(probabilities.min())
-        case "product":
-            return float(probabilities.prod())
-        case unknown:
-            raise ValueError(f"no aggregate {unknown!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,5 @@
 """One attempt of an evaluation, the ways to choose among attempts at a task, and when there are enough of them."""
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -78,17 +77,3 @@ def chosen(attempts: Sequence[Played], *, way: str, size: int) -> tuple[float, f
     parts = [attempts[start : start + size] for start in range(0, whole, size)] or [attempts]
     success = statistics.fmean(WAYS[way](part).success for part in parts)
     return success, statistics.fmean(sum(each.num_written for each in part) for part in parts)
-
-
-def certainty(attempts: Sequence[Played]) -> float:
-    """The probability that the most common end is commoner than the second one, whatever follows.
-
-        P(p > 1/2) for p ~ Beta(a + 1, b + 1)      Aggarwal et al. 2023, Adaptive-Consistency, arXiv 2305.11860
-
-    with a and b attempts at the two ends, and a uniform prior. It is the chance of at most a heads in a + b + 1 tosses:
-    4 attempts that agree, a = 4, b = 0: (1 + 5 + 10 + 10 + 5) / 32 = 0.969.
-    """
-    counts = [count for _, count in Counter(each.end for each in attempts).most_common(2)]
-    first, second = (*counts, 0, 0)[:2]
-    tosses = first + second + 1
-    return sum(math.comb(tosses, heads) for heads in range(first + 1)) / (1 << tosses)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from slipstream.common.process.config_error import require
-from slipstream.learner.objective.turn_labels import AGGREGATES
 from slipstream.tools.run.collect_options import SEARCHES
 
 MAX_ATTEMPTS = 1000
@@ -12,25 +11,18 @@ MAX_ATTEMPTS = 1000
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalOptions:
     attempts: int = 1  # sampled episodes of each task; from 2 on, pass@k is reported, and how well attempts are chosen
-    certainty: float = 0.0  # attempts: end them where the majority is this certain, such as 0.95; 0 plays all
     revise: bool = False  # attempts: show each one to the next, which tries again (sequential revision)
     server: str = ""  # a file that names a chat server, which plays instead of a model: see docs/collect.md
     search: tuple[str, ...] = ()  # searches to compare with sampled episodes on the same tasks, such as mcts,dfsdt
     compare: tuple[str, ...] = ()  # values of env.action_format to compare on the same tasks, with the same model
     reward_model: str = ""  # attempts: a folder of `fit prm` or `fit reward`, or a URL; it chooses one of each task
-    aggregate: str = "last"  # prm: what ranks an attempt: the last, min or product of its turns' probabilities
     rank: str = ""  # with env.enforce_admissible: take the likeliest action, by total or mean (per token) likelihood
-    by: str = "type"  # the column of a task by whose values success is reported too, where the environment has it
 
     def __post_init__(self) -> None:
         require(
             1 <= self.attempts <= MAX_ATTEMPTS, "--attempts", f"1 to {MAX_ATTEMPTS}", self.attempts, "1 is the default"
         )
-        for name, given in (
-            ("--reward-model", self.reward_model),
-            ("--certainty", self.certainty),
-            ("--revise", self.revise),
-        ):
+        for name, given in (("--reward-model", self.reward_model), ("--revise", self.revise)):
             require(
                 self.attempts > 1 or not given,
                 name,
@@ -38,27 +30,6 @@ class EvalOptions:
                 given,
                 "it concerns several attempts",
             )
-        require(
-            self.certainty == 0 or 0.5 < self.certainty < 1,
-            "--certainty",
-            "0, or above 0.5 and below 1",
-            self.certainty,
-            "0.95 ends after 4 attempts that agree",
-        )
-        require(
-            not (self.revise and self.certainty),
-            "--certainty",
-            "0 with --revise",
-            self.certainty,
-            "attempts that were shown each other agree for that reason",
-        )
-        require(
-            self.aggregate in AGGREGATES,
-            "--aggregate",
-            f"one of {', '.join(AGGREGATES)}",
-            self.aggregate,
-            "last is the default",
-        )
         require(
             set(self.search) <= set(SEARCHES[1:]),
             "--search",
@@ -90,8 +61,3 @@ class EvalOptions:
             ",".join(self.compare),
             "leave it out for env.action_format alone",
         )
-
-    @property
-    def are_alike(self) -> bool:
-        """Whether the attempts at a task are independent, and their number fixed."""
-        return not self.revise and not self.certainty

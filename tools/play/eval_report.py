@@ -25,10 +25,10 @@ def report(episodes: Sequence[Played], options: EvalOptions = USUAL) -> dict[str
     low, high = wilson(success, len(tasks))
     fewest, most = (number(map(len, tasks.values())) for number in (min, max))
     more: dict[str, Any] = {}
-    if fewest > 1 and options.are_alike:
+    if fewest > 1 and not options.revise:
         more["pass_at"] = {str(size): _passed(tasks, size) for size in _powers(fewest)}
     if most > 1:
-        more["best_of"] = _best_of(tasks, sizes=sorted({*_powers(fewest), most}) if options.are_alike else [most])
+        more["best_of"] = _best_of(tasks, sizes=sorted({*_powers(fewest), most}) if not options.revise else [most])
     if options.revise:
         more["by_attempt"] = {str(place + 1): _at(tasks, place) for place in range(most)}
     kinds = sorted({episode.kind for episode in episodes} - {""})

@@ -16,16 +16,15 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.long_work import LongWork, report_on_stderr
-from slipstream.common.records.reward_protocol import CRITICS, OUTCOME
+from slipstream.common.records.reward_protocol import CRITICS
 from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.common.text.action_format import action_format
 from slipstream.common.text.chat import reply_form
 from slipstream.envhub.catalogue import DRIVING, num_rows
-from slipstream.learner.objective.turn_labels import aggregated
 from slipstream.tools.data.chat_file import ChatServer
 from slipstream.tools.play.collect import play_task
 from slipstream.tools.play.collect_server import Served, read_server, served_setup
-from slipstream.tools.play.eval_attempt import Played, certainty
+from slipstream.tools.play.eval_attempt import Played
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.eval_report import compared, report
 from slipstream.tools.play.fixed_policy import fixed_model_folder, start_fixed_policy
@@ -59,7 +58,7 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
         check_collect(config, CollectOptions(search=search, server="" if options.search else options.server))
     formats = options.compare or (config.env.action_format,)
     with reward_model_beside(config, options.reward_model) as values:
-        check_aggregate(values, options.aggregate)
+        check_no_critic(values)
         if options.server:
             return _evaluate_served(config, options, read_server(Path(options.server)), values)
         return evaluate_on(start_fixed_policy(config, name="eval", formats=formats), config, options, values=values)
@@ -97,17 +96,12 @@ def check_revisable(config: Config, options: EvalOptions) -> None:
             )
 
 
-def check_aggregate(values: StateValues | None, how: str) -> None:
-    """Raise ConfigError for a critic, and for a model of outcome, which has one score, unless `how` is last."""
+def check_no_critic(values: StateValues | None) -> None:
+    """Raise ConfigError for a critic."""
     if values and values.kind in CRITICS:
         raise ConfigError(
             f"`--reward-model` {values.name} is a critic: its value of a finished episode is the return itself, which "
             "is not known where attempts must be chosen; give a model of `slipstream fit prm` or `fit reward`"
-        )
-    if values and how != "last" and values.kind == OUTCOME:
-        raise ConfigError(
-            f"`--aggregate` must be last for a reward model of outcome, which has one score for an episode, got {how}; "
-            "leave it out, or give a model of `slipstream fit prm`"
         )
 
 
@@ -127,7 +121,7 @@ async def _evaluate(
         )
         for name in options.compare or (config.env.action_format,)
     }
-    greedy = dataclasses.replace(options, attempts=1, reward_model="", certainty=0.0, revise=False)
+    greedy = dataclasses.replace(options, attempts=1, reward_model="", revise=False)
     sampled = ("sampled", config.sampling.temperature, options, values)
     ways = [("server", 1.0, options, values)] if server else [sampled, ("greedy", 0.0, greedy, None)]
     tables = []
@@ -185,15 +179,12 @@ class _Test:
         members = range(self.options.attempts)
         if self.search:
             return await self._searched(task, room, work)
-        if self.options.are_alike:
+        if not self.options.revise:
             alike = await asyncio.gather(*(self._play(task, member, room, work) for member in members))
             return [each.played for each in alike if each is not None]
         attempts: list[_Ended] = []
         for member in members:
-            if self.options.certainty and certainty([each.played for each in attempts]) >= self.options.certainty:
-                work.done(len(members) - member)
-                break
-            shown = [attempts[-1].exchanges] if self.options.revise and attempts else []
+            shown = [attempts[-1].exchanges] if attempts else []
             if (ended := await self._play(task, member, room, work, hint=hint_of(shown))) is not None:
                 attempts.append(ended)
         return [each.played for each in attempts]
@@ -223,16 +214,14 @@ class _Test:
                     hint=hint,
                     sampler=self._served(record),
                 )
-            value = None
-            if self.values:
-                value = aggregated(await self.values.of_turns(stretch.record), self.options.aggregate)
+            value = float((await self.values.of_turns(stretch.record))[-1]) if self.values else None
         except EpisodeFailed as failure:
             log.warning("%s: %s", task.task_id, failure)
             return None
         finally:
             work.done()
         action = stretch.actions[-1] if stretch.exchanges else None
-        kind = str(record.columns.get(self.options.by, ""))
+        kind = str(record.columns.get("type", ""))
         played = Played.of(stretch.record, action=action, kind=kind, value=value)
         return _Ended(played=played, exchanges=stretch.exchanges)
 

@@ -6,7 +6,6 @@ import torch
 
 from slipstream.learner.objective.turn_labels import (
     Bin,
-    aggregated,
     calibration,
     calibration_error,
     probability,
@@ -45,13 +44,6 @@ def test_progress_adds_up_to_the_last_probability() -> None:
     assert progress(np.array([0.5, 0.25, 1.0])).tolist() == [0.5, -0.25, 0.75]
     found = np.random.default_rng(1).random(9)
     assert progress(found).sum() == pytest.approx(found[-1])
-
-
-def test_an_episode_is_worth_the_last_the_least_or_the_product_of_its_turns() -> None:
-    turns = np.array([0.5, 0.25, 1.0])
-    assert [aggregated(turns, how) for how in ("last", "min", "product")] == [1.0, 0.25, 0.125]
-    with pytest.raises(ValueError, match="no aggregate 'mean'"):
-        aggregated(turns, "mean")
 
 
 def test_the_calibration_is_that_counted_by_hand() -> None:

@@ -18,7 +18,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.headline import wilson
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
-from slipstream.tools.play.eval_attempt import WAYS, Played, certainty, chosen
+from slipstream.tools.play.eval_attempt import WAYS, Played, chosen
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.eval_report import compared, pass_at, report, spread
 from slipstream.tools.play.evaluate import check_revisable, evaluate, evaluate_on
@@ -132,17 +132,8 @@ def test_a_choice_is_the_mean_over_whole_parts_of_the_attempts() -> None:
     best = report(episodes)["best_of"]
     assert list(best) == ["likelihood", "majority"] and list(best["majority"]) == ["1", "2", "5"]
     assert best["likelihood"]["2"]["rate"] == 0.75 and best["likelihood"]["2"]["tokens_written"] == 11.5
-    assert list(report(episodes, EvalOptions(attempts=5, certainty=0.9))["best_of"]["majority"]) == ["5"]
-    assert "pass_at" not in report(episodes, EvalOptions(attempts=5, certainty=0.9))
-
-
-@pytest.mark.parametrize("ends", ["", "a", "aa", "aaaa", "aabb", "aaab", "abc", "aaabbc"])
-def test_the_certainty_of_a_majority_is_the_share_of_the_posterior_above_one_half(ends: str) -> None:
-    first, second = [*sorted((ends.count(end) for end in set(ends)), reverse=True), 0, 0][:2]
-    chances = [(place + 0.5) / 20_000 for place in range(20_000)]
-    density = [chance**first * (1 - chance) ** second for chance in chances]
-    share = sum(density[10_000:]) / sum(density)
-    assert certainty([played(0, success=True, end=end) for end in ends]) == pytest.approx(share, abs=1e-6)
+    assert list(report(episodes, EvalOptions(attempts=5, revise=True))["best_of"]["majority"]) == ["5"]
+    assert "pass_at" not in report(episodes, EvalOptions(attempts=5, revise=True))
 
 
 OWN = {"call": {"write": "CALL {action} END"}}
@@ -242,16 +233,6 @@ def test_an_evaluation_of_one_format_prints_no_table(tmp_path: Path, capsys: pyt
     assert all("format" not in line for line in results)
 
 
-def test_attempts_end_where_the_majority_is_certain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = EvalOptions(attempts=8, certainty=0.95)
-    sampled, greedy = evaluated(options, tmp_path, capsys, write=lambda prompt, seed: "red")[0]
-    assert (sampled["num_episodes"], greedy["num_episodes"]) == (6 * 4, 6)
-    spent = sampled["best_of"]["majority"]["4"]["tokens_written"]
-    assert spent == 4 * sampled["tokens_written"]
-    (sampled, _), _ = evaluated(options, tmp_path, capsys, write=lambda prompt, seed: str(seed))
-    assert sampled["num_episodes"] == 6 * 8
-
-
 def test_a_revision_is_shown_the_attempt_before_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The policy writes the wanted word only where it reads an attempt that failed."""
     prompts = set[str]()
@@ -279,20 +260,9 @@ def test_a_revision_of_an_environment_that_writes_its_prompts_itself_is_refused(
         check_revisable(config, EvalOptions(attempts=2, revise=True))
 
 
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [
-        ({"revise": True}, "revise"),
-        ({"certainty": 0.9}, "certainty"),
-        ({"attempts": 4, "certainty": 0.5}, "certainty"),
-        ({"attempts": 4, "certainty": 1.0}, "certainty"),
-        ({"attempts": 4, "certainty": math.nan}, "certainty"),
-        ({"attempts": 4, "certainty": 0.9, "revise": True}, "certainty"),
-    ],
-)
-def test_options_of_attempts_without_effect_are_refused(given: dict, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"`--{name}` must be"):
-        EvalOptions(**given)
+def test_a_revision_of_one_attempt_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`--revise` must be left out without --attempts from 2 on"):
+        EvalOptions(revise=True)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from slipstream.tools.cli.fit_verb import _examples
 from slipstream.tools.data.fit_rows import read_samples
 from slipstream.tools.play.collect import collect_on
 from slipstream.tools.play.eval_options import EvalOptions
-from slipstream.tools.play.evaluate import check_aggregate, evaluate_on
+from slipstream.tools.play.evaluate import evaluate_on
 from slipstream.tools.play.state_values import StateValues, check_searches, scored_here
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
@@ -280,9 +280,6 @@ def test_what_outcome_cannot_do_is_refused(config: Config, scorer: RewardScorer,
         ConfigError, match="a search needs a value of every state; give a model of `slipstream fit prm`"
     ):
         check_searches(outcome)
-    check_aggregate(outcome, "last")
-    with pytest.raises(ConfigError, match="`--aggregate` must be last for a reward model of outcome"):
-        check_aggregate(outcome, "min")
 
 
 def test_options_without_effect_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -295,7 +292,6 @@ def test_options_without_effect_are_refused(capsys: pytest.CaptureFixture[str], 
         (["collect", rows, "--search=mcts", "--completions=2"], "`--completions` must be 0 with --search or --expert"),
         (["collect", rows, "--completions=-1"], "`--completions` must be >= 0"),
         (["eval", "--reward-model=x"], "`--reward-model` must be left out without --attempts from 2 on"),
-        (["eval", "--attempts=2", "--reward-model=x", "--aggregate=mean"], "`--aggregate` must be one of last, min"),
         (["collect", str(tmp_path / "rows.parquet"), "--completions=2"], "the file name must end in .jsonl"),
     ):
         assert main(arguments) == 2
