@@ -1,7 +1,5 @@
 """`slipstream simulate`: what another fleet, or other settings, would give, by a simulation calibrated on a run."""
 
-import dataclasses
-import json
 import statistics
 from collections.abc import Sequence
 
@@ -16,6 +14,7 @@ from slipstream.tools.terminal.table import print_rows
 
 MANY_REQUESTS_PER_S = 30_000  # a server takes about 32 us for each: docs/benchmarks.md
 BUSY, IDLE, FULL = 0.9, 0.7, 0.9
+NUM_STEPS = 100  # optimizer steps that are measured
 RESTART_S = 120.0  # until a lost actor is replaced: a new spot instance boots and loads its model
 COLUMNS = ("actors", "steps/h", "episodes/s", "lag", "masked", "busy", "slots", "wasted", "$/h", "$/step", "limit")
 
@@ -36,13 +35,6 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
     counts = [int(number) for number in options.actors] or [facts.num_actors]
     plans = [plan_of(config, options, facts, num_actors=count) for count in counts]
     outcomes = [World(plan, facts).run() for plan in plans]
-    if options.json:
-        print(
-            json.dumps(
-                [{"plan": dataclasses.asdict(p), "outcome": dataclasses.asdict(o)} for p, o in _pairs(plans, outcomes)]
-            )
-        )
-        return 0
     print(_measured(config, facts))
     print_rows(COLUMNS, [_row(plan, outcome) for plan, outcome in _pairs(plans, outcomes)])
     return 0
@@ -67,11 +59,9 @@ def plan_of(config: Config, options: SimulateOptions, facts: Calibration, *, num
         num_shards=config.redis.num_shards,
         target_lag=replay.target_lag,
         max_lag=replay.max_lag,
-        steps=options.steps,
-        lease_ttl_s=replay.lease_ttl_s,
+        steps=NUM_STEPS,
         price_per_hour=config.actors.price_per_hour,
         preemptions_per_hour=options.preemptions_per_hour,
-        kills_per_hour=options.kills_per_hour,
         restart_s=RESTART_S,
         seed=config.run.seed,
     )

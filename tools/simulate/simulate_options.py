@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slipstream.common.config.setting_bounds import Count, NonNegative, Positive, check_bounds
+from slipstream.common.config.setting_bounds import NonNegative, Positive, check_bounds
 from slipstream.common.process.config_error import require
 
 
@@ -10,10 +10,7 @@ from slipstream.common.process.config_error import require
 class SimulateOptions:
     actors: tuple[str, ...] = ()  # numbers of actors, such as 4,16,64; empty: those of the run
     preemptions_per_hour: NonNegative = 0.0  # of each actor; it leaves in order, and its episodes continue elsewhere
-    kills_per_hour: NonNegative = 0.0  # of each actor; its episodes begin again once their leases have expired
     learner_speed: Positive = 1.0  # of what was measured: 8 for eight times the ranks, if they scale
-    steps: Count = 100  # optimizer steps that are measured
-    json: bool = False  # print one JSON object
 
     def __post_init__(self) -> None:
         check_bounds(self, "--")

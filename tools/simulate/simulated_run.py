@@ -16,9 +16,7 @@ class Plan:
     target_lag: int
     max_lag: int
     steps: int  # that are measured
-    lease_ttl_s: float
     price_per_hour: float  # dollars, of one actor
     preemptions_per_hour: float  # of one actor; its episodes continue elsewhere
-    kills_per_hour: float  # of one actor; its episodes begin again once their leases have expired
     restart_s: float  # until a lost actor is replaced
     seed: int

@@ -208,15 +208,14 @@ class World:
     def _host(self) -> Process:
         """Keep one actor running: each life ends by chance, and another begins after a while."""
         plan = self._plan
-        losses_per_s = (plan.preemptions_per_hour + plan.kills_per_hour) / 3600
+        losses_per_s = plan.preemptions_per_hour / 3600
         while True:
             actor = self.add_actor()
             if not losses_per_s:
                 return
             yield self._env.timeout(self._random.expovariate(losses_per_s))
             self._tally.num_lost_actors += 1
-            killed = self._random.random() < plan.kills_per_hour / (plan.preemptions_per_hour + plan.kills_per_hour)
-            self.end_actor(actor, killed=killed)
+            self._end_actor(actor)
             yield self._env.timeout(plan.restart_s)
 
     def add_actor(self) -> Actor:
@@ -228,13 +227,14 @@ class World:
         self._env.process(self._serve(actor))
         return actor
 
-    def end_actor(self, actor: Actor, *, killed: bool) -> int:
-        """End the life of `actor`, in order or by a kill; return the tokens that are lost with it."""
+    def _end_actor(self, actor: Actor) -> None:
+        """End the life of `actor`, and queue its groups again: their episodes continue elsewhere."""
         actor.ended = True
         del self._actors[actor]
-        self._env.process(self._requeue(actor, killed=killed))
-        members = [group.members[number] for group in actor.groups for number in group.unfinished]
-        return sum(tokens for member in members for _, tokens in member.sampled) if killed else 0
+        for group in actor.groups:
+            if not group.dropped:
+                self._num_leased -= 1
+                self._queue.put(group)
 
     def advised_actors(self) -> int:
         """What the learner advises now."""
@@ -250,21 +250,6 @@ class World:
             slots_used=used / slots if slots else 0.0,
             has_queue=bool(self._queue.items),
         )
-
-    def _requeue(self, actor: Actor, *, killed: bool) -> Process:
-        """Queue an ended actor's groups again: at once, or once their leases have expired and without their turns."""
-        groups = list(actor.groups)
-        if killed:
-            yield self._env.timeout(self._plan.lease_ttl_s)
-        for group in groups:
-            if group.dropped:
-                continue
-            for number in group.unfinished if killed else ():
-                member = group.members[number]
-                self._tally.num_wasted += sum(tokens for _, tokens in member.sampled)
-                member.num_played, member.sampled = 0, []
-            self._num_leased -= 1
-            self._queue.put(group)
 
     def _serve(self, actor: Actor) -> Process:
         """Lease a group while a slot is free, as `slipstream.actors.host.act` does."""

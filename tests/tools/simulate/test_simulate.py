@@ -42,10 +42,8 @@ PLAN = Plan(
     target_lag=0,
     max_lag=8,
     steps=100,
-    lease_ttl_s=10.0,
     price_per_hour=0.0,
     preemptions_per_hour=0.0,
-    kills_per_hour=0.0,
     restart_s=5.0,
     seed=0,
 )
@@ -151,17 +149,15 @@ def test_tokens_older_than_the_cap_are_masked() -> None:
     assert outcome(facts, target_lag=20, max_episodes=20, max_lag=40).masked_share == 0
 
 
-def test_killed_actors_cost_what_they_played_and_the_time_of_their_leases_and_preempted_ones_neither() -> None:
+def test_preempted_actors_cost_the_time_until_they_are_replaced_and_no_episode() -> None:
     """Episodes of ten turns of 1 s. Half a minute is the mean life of an actor."""
     facts = with_episodes([PlayedTurn(num_tokens=10, env_s=0.0)] * 10, refresh_s=0.0, step_s=[0.1])
     unhurt = outcome(facts, target_lag=2, num_actors=4, steps=300)
-    killed = outcome(facts, target_lag=2, num_actors=4, steps=300, kills_per_hour=120.0, price_per_hour=1.0)
-    preempted = outcome(facts, target_lag=2, num_actors=4, steps=300, preemptions_per_hour=120.0)
+    preempted = outcome(facts, target_lag=2, num_actors=4, steps=300, preemptions_per_hour=120.0, price_per_hour=1.0)
     assert unhurt.num_lost_actors == 0 and unhurt.wasted_share == 0
-    assert killed.num_lost_actors > 20 and killed.wasted_share > 0.05
     assert preempted.num_lost_actors > 20 and preempted.wasted_share == 0
-    assert killed.dollars_per_hour == pytest.approx(4 * 30 / 35, rel=0.1)  # 5 s of 35 are free of charge
-    assert killed.steps_per_hour < preempted.steps_per_hour < unhurt.steps_per_hour
+    assert preempted.dollars_per_hour == pytest.approx(4 * 30 / 35, rel=0.1)  # 5 s of 35 are free of charge
+    assert preempted.steps_per_hour < unhurt.steps_per_hour
 
 
 def test_failed_attempts_are_repeated() -> None:
@@ -171,8 +167,8 @@ def test_failed_attempts_are_repeated() -> None:
 
 def test_the_same_seed_gives_the_same_outcome() -> None:
     facts = with_episodes(SECOND, [PlayedTurn(num_tokens=50, env_s=0.3)], useful_share=0.7)
-    first, again = (outcome(facts, target_lag=2, num_actors=3, kills_per_hour=60.0) for _ in range(2))
-    assert first == again != outcome(facts, target_lag=2, num_actors=3, kills_per_hour=60.0, seed=1)
+    first, again = (outcome(facts, target_lag=2, num_actors=3, preemptions_per_hour=60.0) for _ in range(2))
+    assert first == again != outcome(facts, target_lag=2, num_actors=3, preemptions_per_hour=60.0, seed=1)
 
 
 def turn(num_tokens: int, generate_s: float) -> Turn:
@@ -220,8 +216,8 @@ def test_a_plan_has_the_settings_of_the_run_and_what_is_changed_of_them() -> Non
     config = Config()
     config.replay.target_lag, config.actors.price_per_hour = 5, 0.4
     config.replay.group_size = FACTS.group_size
-    plan = plan_of(config, SimulateOptions(kills_per_hour=2.0, steps=7), FACTS, num_actors=3)
-    assert (plan.num_actors, plan.target_lag, plan.kills_per_hour, plan.steps) == (3, 5, 2.0, 7)
+    plan = plan_of(config, SimulateOptions(preemptions_per_hour=2.0), FACTS, num_actors=3)
+    assert (plan.num_actors, plan.target_lag, plan.preemptions_per_hour) == (3, 5, 2.0)
     assert World(dataclasses.replace(plan, max_episodes=8), FACTS).run().dollars_per_hour == pytest.approx(1.2)
 
 
@@ -235,7 +231,7 @@ def test_another_size_of_groups_is_refused_where_some_teach_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"actors": ("x",)}, "--actors"), ({"steps": 0}, "--steps"), ({"learner_speed": 0.0}, "--learner-speed")],
+    [({"actors": ("x",)}, "--actors"), ({"learner_speed": 0.0}, "--learner-speed")],
 )
 def test_options_without_a_meaning_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
