@@ -15,7 +15,6 @@ class FitOptions:
     held_out: ShareBelow1 = 0.05  # fraction of the groups that is only measured, before the first and after each epoch
     min_return: float = -math.inf  # sft: rows with a lower return are left out (rejection sampling)
     best_of_group: Whole = 0  # sft: the most rows of a group, those with the highest return; 0 takes all
-    hard: bool = False  # prm: every label above 0 counts as 1, so that one completion that succeeded is enough
     beta: Positive = 0.1  # dpo: scale of a difference in log-probability; a small one lets the policy move far
 
     def __post_init__(self) -> None:

@@ -180,10 +180,10 @@ def prompt_task(conversation: Conversation) -> str:
     return f"prompt/{prompt.hexdigest()}"
 
 
-def labelled(row: Row, conversation: Conversation, *, hard: bool) -> Conversation:
+def labelled(row: Row, conversation: Conversation) -> Conversation:
     """The conversation with `turn_labels`: a number in [0, 1], or null, for each message of the assistant's.
 
-    If `hard`, a label above 0 is 1. Raises BadRow.
+    Raises BadRow.
     """
     given = row.get("turn_labels")
     first = conversation.learn_from
@@ -197,7 +197,7 @@ def labelled(row: Row, conversation: Conversation, *, hard: bool) -> Conversatio
     for _, label in known:
         if not isinstance(label, int | float) or not 0 <= label <= 1:
             raise BadRow(f"a label in `turn_labels` must be a number in [0, 1], or null, got {label!r:.80}")
-    labels = tuple((index, float(label > 0 if hard else label)) for index, label in known)
+    labels = tuple((index, float(label)) for index, label in known)
     return replace(conversation, labels=labels)
 
 

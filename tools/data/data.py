@@ -219,7 +219,7 @@ class _Call:
             raise BadRow("a pair (`chosen`), which `slipstream fit dpo` and `reward` read as it is")
         conversation = conversation_of(line.row)
         if line.row.get("turn_labels") is not None:
-            conversation = labelled(line.row, conversation, hard=False)
+            conversation = labelled(line.row, conversation)
         conversation = described(conversation)
         row = _row(conversation, line.row, source=f"{Path(source.path).name}:{line.number}")
         columns = self.judge.columns if self.judge else []

@@ -119,7 +119,7 @@ def _conversations(
             else:
                 conversation = conversation_of(row)
                 if with_labels:
-                    conversation = labelled(row, conversation, hard=options.hard)
+                    conversation = labelled(row, conversation)
                 samples.append(_sample(number, row, earned, (conversation,)))
     if options.best_of_group:  # before repeats go: the best row of a group may repeat that of another group
         samples = list(_best_of_groups(samples, options.best_of_group, left_out))

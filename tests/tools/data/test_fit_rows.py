@@ -159,15 +159,13 @@ def test_a_task_that_comes_again_is_on_one_side_only(tmp_path: Path) -> None:
         assert held_out and not {sample.task for sample in held_out} & {sample.task for sample in taught}
 
 
-def test_turns_with_labels_are_read_soft_or_hard_and_those_without_are_passed_over(tmp_path: Path) -> None:
+def test_turns_with_labels_are_read_and_those_without_are_passed_over(tmp_path: Path) -> None:
     rows = [
         {"messages": said("a", "b", "c", "d", "e", "f"), "turn_labels": [0.25, None, True]},
         {"prompt": said("a", "b", "c"), "completion": said("a", "d")[1:], "turn_labels": [0]},  # the prompt has none
     ]
     taught, _ = read(tmp_path, rows, goal="prm")
     assert [sample.sides[0].labels for sample in taught] == [((1, 0.25), (5, 1.0)), ((3, 0.0),)]
-    taught, _ = read(tmp_path, rows, goal="prm", hard=True)
-    assert [sample.sides[0].labels for sample in taught] == [((1, 1.0), (5, 1.0)), ((3, 0.0),)]
 
 
 def test_a_repeat_is_not_among_the_best(tmp_path: Path) -> None:

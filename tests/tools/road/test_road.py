@@ -30,7 +30,7 @@ BEST = {"best": "fit sft --data=@play --best-of-group=2 --min-return=1"}
 JUDGE = {"judge": "fit reward --data=@play"}
 EXPLORE = {"explore": "up objective.reward_model=@judge learner.steps=3"}
 LABEL = {"label": "collect --num-tasks=2 --completions=3"}
-PROCESS = {"process": "fit prm --data=@label --hard"}
+PROCESS = {"process": "fit prm --data=@label --epochs=2"}
 GUIDED = {"guided": "collect --num-tasks=4 --search=tree_of_thoughts --reward-model=@process"}
 BY_TURN = {"by-turn": "up objective.reward_model=@process objective.allocation=per_turn learner.steps=3"}
 
