@@ -39,6 +39,8 @@ from slipstream.tools.run.collect_options import DEFAULT_NUM_TASKS, CollectOptio
 from slipstream.tools.run.prepare import NoisyExpert, expert_episodes, load_tokenizer
 
 PROGRESS_S = 5.0  # between two lines of progress
+BEAM = 2  # tree_of_thoughts: states expanded at each depth; graph_of_thoughts: attempts shown to a new one
+EXPLORATION = 1.4  # mcts: the constant of PUCT, for returns between 0 and 1
 STATE = "collected"
 
 
@@ -272,13 +274,13 @@ async def play_task(tree: EpisodeTree, config: Config, options: CollectOptions) 
 async def _search(tree: EpisodeTree, options: CollectOptions) -> None:
     match options.search:
         case "tree_of_thoughts":
-            await tree_of_thoughts(tree, width=options.width, beam=options.beam)
+            await tree_of_thoughts(tree, width=options.width, beam=BEAM)
         case "dfsdt":
             await dfsdt(tree, width=options.width, budget=options.budget)
         case "graph_of_thoughts":
-            await graph_of_thoughts(tree, width=options.width, beam=options.beam, budget=options.budget)
+            await graph_of_thoughts(tree, width=options.width, beam=BEAM, budget=options.budget)
         case _:
-            await mcts(tree, width=options.width, budget=options.budget, exploration=options.exploration)
+            await mcts(tree, width=options.width, budget=options.budget, exploration=EXPLORATION)
 
 
 def _chosen(trajectories: Iterable[Trajectory], *, search: str) -> list[Trajectory]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from slipstream.common.config.env_config import EnvConfig
-from slipstream.common.config.setting_bounds import Count, NonNegative, ShareBelow1, Whole, check_bounds
+from slipstream.common.config.setting_bounds import Count, ShareBelow1, Whole, check_bounds
 from slipstream.common.process.config_error import require
 from slipstream.envhub.catalogue import num_rows, num_train_tasks
 
@@ -18,9 +18,7 @@ class CollectOptions:
     held_out: bool = False  # play held-out tasks instead, for comparisons: `slipstream fit` refuses their rows
     search: str = "none"  # none plays replay.group_size episodes per task; or tree_of_thoughts, dfsdt, mcts, ...
     width: Count = 3  # actions that a search tries in one state; graph_of_thoughts: attempts in one round
-    beam: Count = 2  # tree_of_thoughts: states expanded at each depth; graph_of_thoughts: attempts shown to a new one
     budget: Count = 60  # dfsdt, mcts, graph_of_thoughts: turns that are generated for one task
-    exploration: NonNegative = 1.4  # mcts: the constant of PUCT, for returns between 0 and 1
     reward_model: str = ""  # guides a search, not dfsdt: a folder of `fit prm` or `export --critic`, or a URL
     completions: Whole = 0  # label each turn with the share of N episodes from there that succeed, for `fit prm`
     server: str = ""  # a file that names a chat server, which plays instead of a model: see docs/collect.md

@@ -197,7 +197,7 @@ def test_the_options_of_a_verb_are_the_arguments_of_its_function(verb: str) -> N
     ("verb", "given"),
     [
         ("fit sft", FitOptions(data="a b.jsonl", min_return=-1.5)),
-        ("collect", CollectOptions(search="mcts", exploration=0.3)),
+        ("collect", CollectOptions(search="mcts", budget=9)),
         ("serve envs", EnvsOptions(names=("kg", "my.envs:Maze"), lease_s=5.0)),
     ],
 )

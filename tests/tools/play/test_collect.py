@@ -295,7 +295,9 @@ def test_an_end_that_was_met_is_no_other_row_of_a_search(tmp_path: Path, capsys:
     assert len(rows_of(config, always_red, tmp_path, num_tasks=1)) == 3
 
 
-def test_where_every_turn_earns_a_search_finds_more_successes_in_as_many_turns(tmp_path: Path) -> None:
+def test_where_every_turn_earns_a_search_finds_more_successes_in_as_many_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The policy says the wanted word one time in four, and so earns more than half in one episode of six."""
 
     def num_successes(*overrides: str, **chosen: Any) -> int:
@@ -304,8 +306,9 @@ def test_where_every_turn_earns_a_search_finds_more_successes_in_as_many_turns(t
 
     alone = num_successes("replay.group_size=6")  # 18 turns of each task
     assert 25 < alone < 50
-    assert num_successes(search="mcts", budget=18, exploration=0.3) > 1.2 * alone
-    assert num_successes(search="tree_of_thoughts", beam=2) > 2 * alone  # 20 turns at most
+    monkeypatch.setattr("slipstream.tools.play.collect.EXPLORATION", 0.3)
+    assert num_successes(search="mcts", budget=18) > 1.2 * alone
+    assert num_successes(search="tree_of_thoughts") > 2 * alone  # 20 turns at most
 
 
 def test_where_no_episode_ended_the_best_state_is_played_out(tmp_path: Path) -> None:

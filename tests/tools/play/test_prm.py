@@ -164,10 +164,13 @@ def values(scorer: RewardScorer) -> StateValues:
     return scored_here(scorer)
 
 
-def test_a_guided_search_solves_more_in_as_many_turns(config: Config, values: StateValues, tmp_path: Path) -> None:
+def test_a_guided_search_solves_more_in_as_many_turns(
+    config: Config, values: StateValues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No turn earns anything here. Then a search without values follows the likeliest action, and all are alike."""
     silent = replace(config, env=replace(config.env, options={"worth": 0.0}))
-    chosen = {"search": "tree_of_thoughts", "width": 4, "beam": 1}
+    monkeypatch.setattr("slipstream.tools.play.collect.BEAM", 1)
+    chosen = {"search": "tree_of_thoughts", "width": 4}
 
     def solved(values: StateValues | None) -> int:
         path = tmp_path / f"guided-{values is not None}.jsonl"

@@ -57,7 +57,7 @@ from tests.tools.play.test_prm import TURNS, collected, config_of, stage_on
 Score = Callable[[Sequence[ScoredEpisode]], list[Numbers]]
 PART = {"weight": 2.0, "deadline_s": 60.0}
 KEY = "a-key-of-mine"
-SEARCH = {"search": "tree_of_thoughts", "width": 3, "beam": 2, "num_tasks": 12}
+SEARCH = {"search": "tree_of_thoughts", "width": 3, "num_tasks": 12}
 
 
 @pytest.fixture(scope="module")
