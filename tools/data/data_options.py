@@ -14,7 +14,6 @@ class DataOptions:
     successes: bool = False  # drop rows whose `success` is not true
     min_return: float = -math.inf  # drop rows with a lower `return`
     action_format: str = ""  # drop rows with a reply in another format than this env.action_format; empty: any reply
-    max_repetition: Share = 1.0  # drop rows in which a larger share of the assistant's 5-word runs came before
     near_duplicates: Share = 0.0  # drop rows this similar to an earlier one (Jaccard, 5-word runs); 0: equal rows only
     judge: str = ""  # a YAML file with a judge, which marks the rows that passed all filters; see docs/data.md
     min_mark: Share = 0.0  # drop rows with a lower mark

@@ -1,7 +1,6 @@
 """Decides which recorded conversations `slipstream data` keeps."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import xxhash
@@ -12,7 +11,7 @@ from slipstream.tools.data.conversation_rows import Conversation, label_of
 from slipstream.tools.data.data_files import DataFiles
 from slipstream.tools.data.data_options import DataOptions
 from slipstream.tools.data.fit_rows import return_of
-from slipstream.tools.data.near_duplicates import NUM_HASHES, NearDuplicates, shingle_hashes
+from slipstream.tools.data.near_duplicates import NUM_HASHES, NearDuplicates
 
 RESTORED = 1 << 12  # texts at a time
 
@@ -53,8 +52,6 @@ class Sieve:
         ]
         if self._format and not all(self._format.parse(reply).valid for reply in replies):
             return f"a reply is not in the format {self._options.action_format}"
-        if self._options.max_repetition < 1 and repetition(replies) > self._options.max_repetition:
-            return "repeats itself"
         digest = xxhash.xxh3_64_intdigest(
             "\0".join(
                 f"{message.role}\0{message.content}\0{conversation.is_learnt(index)}"
@@ -72,9 +69,3 @@ class Sieve:
                 return "nearly identical to another row"
             self._minima_file.write(minima.astype("<u4").tobytes())
         return ""
-
-
-def repetition(replies: Sequence[str]) -> float:
-    """The share of the runs of five words in `replies` that came before in them. "a b a b a b a b": 1/2."""
-    runs = shingle_hashes(replies)
-    return 1 - len(np.unique(runs)) / len(runs)

@@ -13,7 +13,6 @@ from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.fit_rows import read_samples
 from slipstream.tools.data.near_duplicates import NearDuplicates
-from slipstream.tools.data.row_sieve import repetition
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.data.published_rows import published_rows
 
@@ -51,7 +50,6 @@ def read(path: Path) -> list[Row]:
             [talk("a", "I go. <action>go</action>"), talk("a", "go")],
             "a reply is not in the format action_tag",
         ),
-        ("--max-repetition=0.4", [talk("a", "b c d e f g h"), talk("a", "look " * 9)], "repeats itself"),
         ("--held-out=0", [talk("a", "b"), talk("a", "b", id="again")], "identical to another row"),
         (
             "--near-duplicates=0.7",
@@ -163,12 +161,6 @@ def test_nothing_is_left_where_nothing_is_kept_or_read(tmp_path: Path, capsys: p
     assert main(["data", str(tmp_path / "out.parquet"), good]) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.parquet", "out.jsonl", "rows.jsonl"]
     assert (tmp_path / "out.jsonl").read_text() == "precious"
-
-
-def test_repetition_is_the_share_of_runs_that_came_before() -> None:
-    assert repetition(["a b a b a b a b"]) == pytest.approx(0.5)
-    assert repetition(["one two three four five six"]) == repetition([""]) == repetition(["once"]) == 0
-    assert repetition(["look"] * 20) > 0.9
 
 
 def test_texts_are_near_duplicates_where_they_share_most_runs_of_words() -> None:

@@ -24,7 +24,7 @@ from tests.tools.data.published_rows import published_rows
 from tests.tools.data.test_data import read, talk, written
 from tests.tools.data.test_judge_rows import RUBRIC
 
-OPTIONS = ("--near-duplicates=0.8", "--max-repetition=0.5", "--held-out=0.1", "--noise=0.2")
+OPTIONS = ("--near-duplicates=0.8", "--held-out=0.1", "--noise=0.2")
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
