@@ -140,7 +140,7 @@ def grpo_config(config: Config, folder: Path, changes: Mapping[str, Any]) -> GRP
         max_completion_length=config.model.max_tokens,
         temperature=config.sampling.temperature,
         learning_rate=config.optim.lr,
-        lr_scheduler_type="constant_with_warmup",
+        lr_scheduler_type={"constant": "constant_with_warmup"}.get(config.optim.schedule, config.optim.schedule),
         warmup_steps=config.optim.warmup_steps,
         weight_decay=config.optim.weight_decay,
         adam_beta2=0.95,
