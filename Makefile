@@ -10,8 +10,8 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs image-root
 .PHONY: bench-actors bench-learner bench-peers bench-real bench-replay bench-weights families gpu-check
-.PHONY: sim mutations study-lag
-.PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-long test-python test-spot test-transformers-4
+.PHONY: ci-long sim mutations study-lag
+.PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-python test-spot test-transformers-4
 
 setup: $(STAMP)
 
@@ -57,7 +57,7 @@ test: setup check
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
 
 # The long tests, which `make test` leaves out; and all of the laboratory's.
-test-long: setup
+ci-long: setup
 	$(BIN)/pytest -m long
 
 test-lab: setup
