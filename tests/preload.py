@@ -52,6 +52,7 @@ class Image(msgspec.Struct, frozen=True):
     leaves: tuple[str, ...]  # those that start no program of an image
 
 
+LEARNER = ("slipstream.tools.cli.cli learner", "slipstream.learner.model.reader", "slipstream.learner.publisher.serve")
 IMAGES = {  # by the package that it needs
     "torch": Image(
         imports=(
@@ -67,12 +68,10 @@ IMAGES = {  # by the package that it needs
             "tests.several_ranks",
         ),
         programs=(
-            "slipstream.tools.cli.cli learner",
+            *LEARNER,
             "slipstream.tools.cli.cli fit",
             "slipstream.tools.run.torchrun",
             "tests.several_ranks",
-            "slipstream.learner.model.reader",
-            "slipstream.learner.publisher.serve",
             "slipstream.learner.probation.bounds",
         ),
         leaves=(
@@ -87,6 +86,11 @@ IMAGES = {  # by the package that it needs
             "slipstream.tools.cli.cli",
             "slipstream.tools.run.up",
             "slipstream.tools.run.actor_host",
+            "slipstream.tools.run.train",
+            "slipstream.tools.play.evaluate",
+            "slipstream.learner.learn",
+            "slipstream.learner.model.reader",
+            "slipstream.learner.publisher.serve",
             "slipstream.actors.__main__",
             "slipstream.actors.engine.serve_engine",
             "slipstream.learner.probation.bounds",
@@ -95,6 +99,8 @@ IMAGES = {  # by the package that it needs
         programs=(
             "slipstream.tools.cli.cli up",
             "slipstream.tools.cli.cli actors",
+            "slipstream.tools.cli.cli eval",
+            *LEARNER,  # of `up`, which is a fork of this image
             "slipstream.actors",
             "slipstream.actors.engine.serve_engine",
             "tests.actors.exchanging_engine",
@@ -103,6 +109,8 @@ IMAGES = {  # by the package that it needs
         ),
         leaves=(
             "slipstream.actors.engine.serve_engine",
+            "slipstream.learner.model.reader",
+            "slipstream.learner.publisher.serve",
             "tests.actors.exchanging_engine",
             "tests.actors.overlapped_engine",
             "slipstream.learner.probation.bounds",

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from slipstream.common.records.kept_sets import KeptSets, joined, no_sets
 from slipstream.common.records.tool_call import ParsedAnswer
@@ -107,17 +107,6 @@ class Sampler(Protocol):
         """Continue `tokens`. Cancelling the awaiting task aborts the request.
 
         Raises EngineError if only this request failed, EngineDied if every other one would fail too.
-        """
-
-
-@runtime_checkable
-class Scorer(Protocol):
-    """Says how likely given tokens are."""
-
-    async def score(self, tokens: list[int], start: int) -> Completion:
-        """Return tokens[start:] as if they had been generated, each with its log-probability at temperature 1.
-
-        Nothing is cut off or restricted. Raises EngineError, EngineDied.
         """
 
 

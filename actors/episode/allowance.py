@@ -20,7 +20,6 @@ class Allowance:
     shows_admissible: bool = False  # whether each prompt lists the admissible actions
     enforces_admissible: bool = False  # whether actions are sampled among them
     max_thought_tokens: int = 0  # after which a thought is closed; 0: no limit of its own
-    rank: str = ""  # with enforced actions: take the likeliest instead, by its log-probability's "total" or "mean"
 
     @classmethod
     def of(cls, config: Config) -> "Allowance":

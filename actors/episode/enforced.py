@@ -5,24 +5,20 @@ closing mark. Those are two requests to the engine. The tokens of the first have
 the vocabulary. Those of the second have the tokens that continue an action.
 """
 
-import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import msgspec
-from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.choices import widest
-from slipstream.actors.engine.engine import Completion, Restriction, Sampler, Scorer
+from slipstream.actors.engine.engine import Completion, Restriction, Sampler
 from slipstream.actors.episode.actions import Actions, bare
 from slipstream.actors.episode.answer import Boundary
 from slipstream.actors.episode.episode_record import mixed
 from slipstream.common.records.kept_sets import MAX_KEPT_TOKENS
 from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.action_format import marks_of
-from slipstream.common.text.chat import end_of_turn_text
 from slipstream.common.text.chat_template import turn_marks
 from slipstream.common.text.codec import CONTEXT_TOKENS, encoder, end_tokens, following
 from slipstream.envhub.env import EnvError
@@ -33,16 +29,13 @@ MAX_ACTION_TOKENS = 100_000  # of all admissible actions of one state together
 class Enforcer(Sampler):
     """Generates the turns of one episode as `sampler` does, each with one of the actions that are possible then."""
 
-    def __init__(self, sampler: Sampler, actions: Actions, *, max_tokens: int, rank: str = "") -> None:
-        """`max_tokens` is the size of the context. With `rank` the likeliest action is taken, see `_likeliest`.
-
-        Raises EnvError for a format without marks.
-        """
+    def __init__(self, sampler: Sampler, actions: Actions, *, max_tokens: int) -> None:
+        """`max_tokens` is the size of the context. Raises EnvError for a format without marks."""
         marks = marks_of(actions.action_format)
         if marks is None:
             raise EnvError("`env.enforce_admissible` needs an action format with marks, or plain")
         self._sampler, self._actions, self._tokenizer = sampler, actions, actions.chat.tokenizer
-        self._max_tokens, self._rank = max_tokens, rank
+        self._max_tokens = max_tokens
         self._encode, self._ends = encoder(self._tokenizer), end_tokens(self._tokenizer)
         self._opening = marks.opening.rstrip()
         self._gap = marks.opening[len(self._opening) :]  # between the opening mark and the action
@@ -71,10 +64,6 @@ class Enforcer(Sampler):
             wrote_more = written is not None and not all(choices or [[]])
             if left <= 0 or wrote_more:
                 return replace(found, finish_reason="length")
-            # Without those that would be cut off: less of an action is likelier than all of it.
-            whole = [choice for choice in choices if len(choice) < left] if self._rank else []
-            if whole:
-                return found.then(await self._likeliest([*tokens, *found.tokens], whole))
             more = await self._sampler.generate(
                 [*tokens, *found.tokens],
                 msgspec.structs.replace(sampling, max_turn_tokens=left),
@@ -86,21 +75,6 @@ class Enforcer(Sampler):
             if choices or more.finish_reason == "length" or more.tokens[-1] in self._ends:
                 break
         return found
-
-    async def _likeliest(self, prompt: list[int], choices: list[list[int]]) -> Completion:
-        """The choice, with an end of turn, that is likeliest as a whole, unmasked: by "total", or "mean" of a token.
-
-            total = sum of log p(token), mean = total / tokens
-
-        Long actions have a low total. Raises the errors of the sampler.
-        """
-        assert isinstance(self._sampler, Scorer)  # an engine
-        end, room = _end_of_turn(self._tokenizer), self._max_tokens - 1
-        scored = await asyncio.gather(
-            *(self._sampler.score([*prompt, *choice, end][:room], len(prompt)) for choice in choices)
-        )
-        per = len if self._rank == "mean" else lambda logprobs: 1
-        return max(scored, key=lambda each: sum(each.logprobs) / per(each.logprobs))
 
     def _written(self, answer: str) -> str | None:
         """What of an action is in `answer`; None before the opening mark."""
@@ -149,17 +123,6 @@ class Enforcer(Sampler):
 
     def _decoded(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens)))
-
-
-@lru_cache(maxsize=8)  # each turn asks
-def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token with which the chat template ends a reply; a model may have others, such as the end of a text."""
-    try:
-        text = end_of_turn_text(tokenizer)
-    except ValueError:  # a template that rewrites every answer
-        text = str(tokenizer.eos_token)
-    ends = end_tokens(tokenizer)
-    return next((token for token in reversed(encoder(tokenizer)(text)) if token in ends), min(ends))
 
 
 NOTHING = Completion(tokens=[], logprobs=[], kept=None, version_spans=[], finish_reason="length")

@@ -125,7 +125,7 @@ async def rollout(
                 enforces=allowance.enforces_admissible,
             )
             if allowance.enforces_admissible:
-                sampler = Enforcer(sampler, actions, max_tokens=allowance.max_tokens, rank=allowance.rank)
+                sampler = Enforcer(sampler, actions, max_tokens=allowance.max_tokens)
             stop_reason = await _play(record, checked, sampler, actions, allowance)
             if not record.turns:
                 raise EnvError(

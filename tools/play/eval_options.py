@@ -16,7 +16,6 @@ class EvalOptions:
     search: tuple[str, ...] = ()  # searches to compare with sampled episodes on the same tasks, such as mcts,dfsdt
     compare: tuple[str, ...] = ()  # values of env.action_format to compare on the same tasks, with the same model
     reward_model: str = ""  # attempts: a folder of `fit prm` or `fit reward`, or a URL; it chooses one of each task
-    rank: str = ""  # with env.enforce_admissible: take the likeliest action, by total or mean (per token) likelihood
 
     def __post_init__(self) -> None:
         require(
@@ -38,21 +37,18 @@ class EvalOptions:
             "sampled episodes are played anyway",
         )
         require(
-            not self.search or not (self.server or self.compare or self.attempts > 1 or self.rank),
+            not self.search or not (self.server or self.compare or self.attempts > 1),
             "--search",
-            "empty with --server, --compare, --attempts and --rank",
+            "empty with --server, --compare and --attempts",
             ",".join(self.search),
             "evaluate them one after the other",
         )
         require(
-            not self.server or not (self.revise or self.rank),
+            not (self.server and self.revise),
             "--server",
-            "empty with --revise and --rank",
+            "empty with --revise",
             self.server,
             "a server plays whole episodes",
-        )
-        require(
-            self.rank in ("", "total", "mean"), "--rank", "total or mean", self.rank, "leave it out to sample actions"
         )
         require(
             len(set(self.compare)) == len(self.compare) != 1,

@@ -13,7 +13,7 @@ from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.search.episode_tree import Collected, EpisodeTree
 from slipstream.actors.search.stretch import play_stretch
 from slipstream.common.config.config import Config
-from slipstream.common.process.config_error import ConfigError, require
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.long_work import LongWork, report_on_stderr
 from slipstream.common.records.reward_protocol import CRITICS
@@ -47,13 +47,6 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
     """
     log_to_stderr(logging.WARNING)
     check_revisable(config, options)
-    require(
-        config.env.enforce_admissible or not options.rank,
-        "--rank",
-        "empty without env.enforce_admissible=true",
-        options.rank,
-        "it ranks the actions that this key allows",
-    )
     for search in options.search or ("none",):
         check_collect(config, CollectOptions(search=search, server="" if options.search else options.server))
     formats = options.compare or (config.env.action_format,)
@@ -117,7 +110,6 @@ async def _evaluate(
         name: dataclasses.replace(
             stage,
             action_format=action_format(name, config.env.formats),
-            allowance=dataclasses.replace(stage.allowance, rank=options.rank),
         )
         for name in options.compare or (config.env.action_format,)
     }

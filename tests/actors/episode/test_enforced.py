@@ -30,7 +30,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.trajectory import Sampling, StopReason, Trajectory, check
 from slipstream.common.text.action_format import ActionFormat, action_format
-from slipstream.common.text.chat import ChatRules, reply_form
+from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.codec import end_tokens
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.batch.pack import pack, sequences_of
@@ -41,7 +41,7 @@ from slipstream.tools.run.check_input import check_env
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, completion_of, ids, play
-from tests.common.text.chat_templates import FAMILIES, family_tokenizer
+from tests.common.text.chat_templates import family_tokenizer
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer, shop_tokenizer
 from tests.tools.run.tiny_model import FLOAT32, without_absent
 
@@ -241,73 +241,6 @@ def test_a_preempted_episode_continues_with_its_kept_sets() -> None:
     assert resumed.kept[0].count_array().tolist() == whole.kept.count_array().tolist()[: sum(resumed.loss_mask)]
     continued = played(resumed, Listing())
     assert (continued.tokens, continued.kept) == (whole.tokens, whole.kept)
-
-
-class Ranking(Writer):
-    """A writer that also scores: a token of a search has -1 nats, any other -1.2."""
-
-    async def score(self, tokens: list[int], start: int) -> Completion:
-        each = -1.0 if "search[" in self._tokenizer.decode(tokens[start:]) else -1.2
-        return completion_of(tokens[start:], [each] * len(tokens[start:]), policy_version=3)
-
-
-@pytest.mark.parametrize(("rank", "likeliest"), [("total", "click[red]"), ("mean", "search[plain dress]")])
-@pytest.mark.parametrize("name", ["plain", "action_tag"])
-def test_a_ranked_action_is_the_likeliest_as_a_whole(rank: str, likeliest: str, name: str) -> None:
-    tokenizer = byte_tokenizer(CHATML)
-    env = Listing("click[green]", "click[red]", "search[plain dress]")
-    episode = play(
-        env,
-        Ranking(tokenizer, lambda turn: "so <action>x"),
-        attempt=attempt_on(max_turn_tokens=200),
-        tokenizer=tokenizer,
-        action_format=action_format(name),
-        allowance=replace(LONG, rank=rank),
-    )
-    check(episode, vocab_size=len(tokenizer))
-    assert set(env.got) == {likeliest} and episode.kept is None
-    assert all(turn.finish_reason == "stop" for turn in episode.turns)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_ranked_action_ends_as_the_chat_template_ends_it(family: str, tmp_path: Path) -> None:
-    """A model may have other end tokens: the end of a text is unlikely after an action, and would count for all."""
-    tokenizer = family_tokenizer(family, tmp_path)
-    episode = play(
-        Listing("click[green]", "click[red]"),
-        Ranking(tokenizer, lambda turn: "so </think> <action>x"),
-        attempt=attempt_on(max_turn_tokens=200),
-        tokenizer=tokenizer,
-        action_format=action_format("action_tag"),
-        allowance=replace(LONG, rank="mean", rules=ChatRules(roles="alternate")),
-    )
-    written = {int(episode.token_array()[turn.stop - 1]) for turn in episode.turns}
-    assert [tokenizer.decode(token) for token in written] == [reply_form(tokenizer).ends["user"].strip()]
-
-
-@pytest.mark.parametrize(
-    ("room", "context", "written"),
-    [(200, 200, "search[plain dress]"), (15, 200, "click[red]"), (200, 15, "click[red]"), (5, 200, None)],
-)
-def test_only_actions_that_fit_are_ranked(room: int, context: int, written: str | None) -> None:
-    """What is left of an action that is cut off would be likelier than all of it. `context` is behind the prompt."""
-    tokenizer, attempt = byte_tokenizer(CHATML), attempt_on(max_turn_tokens=room)
-    env = Listing("click[red]", "search[plain dress]")
-
-    def played(max_tokens: int) -> Trajectory:
-        return play(
-            env,
-            Ranking(tokenizer, lambda turn: ""),
-            attempt=attempt,
-            tokenizer=tokenizer,
-            action_format=action_format("plain"),
-            allowance=replace(LONG, rank="mean", max_turns=1, max_tokens=max_tokens),
-        )
-
-    num_prompt = played(LONG.max_tokens).turns[0].start
-    (turn,) = played(num_prompt + context).turns
-    assert turn.stop - turn.start <= min(room, context)
-    assert (env.got[-1], turn.finish_reason) == (written, "stop") if written else turn.finish_reason == "length"
 
 
 # --- What is no action.

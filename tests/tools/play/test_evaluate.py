@@ -21,7 +21,7 @@ from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from slipstream.tools.play.eval_attempt import WAYS, Played, chosen
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.eval_report import compared, pass_at, report, spread
-from slipstream.tools.play.evaluate import check_revisable, evaluate, evaluate_on
+from slipstream.tools.play.evaluate import check_revisable, evaluate_on
 from tests.actors.episode.episodes import ids
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer
 
@@ -146,13 +146,6 @@ SETTINGS = [
 ]
 
 
-def test_a_rank_needs_a_list_of_actions_and_a_known_name() -> None:
-    with pytest.raises(ConfigError, match="`--rank` must be total or mean, got 'best'"):
-        EvalOptions(rank="best")
-    with pytest.raises(ConfigError, match=r"`--rank` must be empty without env\.enforce_admissible=true, got 'mean'"):
-        evaluate(load_config(None, []), options=EvalOptions(rank="mean"))
-
-
 def evaluated(
     options: EvalOptions,
     folder: Path,
@@ -217,9 +210,9 @@ def test_searches_play_the_same_tasks_as_sampled_episodes_and_their_whole_cost_c
     ("options", "complaint"),
     [
         ({"search": ("none",)}, "`--search` must be some of tree_of_thoughts, dfsdt, mcts, graph_of_thoughts"),
-        ({"search": ("mcts",), "server": "x"}, "`--search` must be empty with --server, --compare, --attempts and"),
-        ({"search": ("mcts",), "attempts": 2}, "`--search` must be empty with --server, --compare, --attempts and"),
-        ({"server": "x", "attempts": 2, "revise": True}, "`--server` must be empty with --revise and --rank"),
+        ({"search": ("mcts",), "server": "x"}, "`--search` must be empty with --server, --compare and --attempts"),
+        ({"search": ("mcts",), "attempts": 2}, "`--search` must be empty with --server, --compare and --attempts"),
+        ({"server": "x", "attempts": 2, "revise": True}, "`--server` must be empty with --revise"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], complaint: str) -> None:
