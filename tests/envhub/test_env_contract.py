@@ -390,7 +390,7 @@ def test_memory_stays_flat_over_many_episodes(case: Case) -> None:
 
     tracemalloc.start(NUM_FRAMES)
     try:
-        held = [play(334 if FULL_LENGTH else case.count(40)) for _ in range(3)]
+        held = [play(334 if FULL_LENGTH else case.count(15)) for _ in range(3)]
     finally:
         tracemalloc.stop()
     # A leak grows in each of the three measurements; a cache is filled once.
