@@ -120,10 +120,12 @@ def test_an_interrupt_that_only_the_caller_gets_ends_the_run_in_order(
             time.sleep(POLL_S)
         os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     (asking := threading.Thread(target=interrupt, daemon=True)).start()
     with pytest.raises(KeyboardInterrupt, match=re.escape(said.format(root=tmp_path))):
         slipstream.train(name="mine", **{"run.root": str(tmp_path)})
     asking.join()
+    signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().out == "step 1\na checkpoint is written\n"
 
 

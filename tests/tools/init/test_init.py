@@ -31,7 +31,7 @@ def test_a_run_of_what_is_written_is_accepted(kind: str, folder: Path, capsys: p
     assert f"wrote {', '.join(file.format('mine') for file in FILES[kind])}" in capsys.readouterr().out
     assert not any("NAME" in path.read_text() for path in folder.iterdir())
     check_input(load_config("mine.yaml", ["model.path=model"] if kind == "agent" else []), to_come=["model"])
-    before = {path: path.read_text() for path in folder.iterdir()}
+    before = {path: path.read_text() for path in folder.iterdir() if path.is_file()}
     assert main(["init", kind, "mine"]) == 2
     assert "mine.py, mine.yaml, " in capsys.readouterr().err
     assert {path: path.read_text() for path in folder.iterdir() if path.is_file()} == before
