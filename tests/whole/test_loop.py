@@ -57,7 +57,7 @@ def test_up_trains_from_nothing_to_a_better_policy(run_id: str, tmp_path: Path) 
 
 @pytest.mark.timeout(1200)
 def test_up_runs_from_nothing_to_its_end_and_leaves_a_whole_account(run_id: str, tmp_path: Path) -> None:
-    length = Length(num_steps=8, eval_every=3, num_tasks=16, checkpoint_every=4, warm_start=200, drops_equal=False)
+    length = Length(num_steps=10, eval_every=4, num_tasks=16, checkpoint_every=5, warm_start=200, drops_equal=False)
     run_to_the_end(run_id, tmp_path, length)
 
 
