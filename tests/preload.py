@@ -37,8 +37,8 @@ FIRST_HIGH_FD = 256  # files move there until the program's own have their numbe
 # What is read when a module is imported: a program that sets it to something else starts as before.
 READ_BY_IMPORTS = ("CUDA", "HF_", "HOME", "LD_", "MKL_", "PYTHON", "TMPDIR", "TORCH", "TRANSFORMERS_", "VLLM_")
 READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_")  # what torchrun tells its ranks: read when they join
-# What torch and vLLM set when they are imported; so a process that has imported them passes it on.
-SET_BY_IMPORTS = {"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"}
+# What torch, vLLM and TRL set when they are imported; so a process that has imported them passes it on.
+SET_BY_IMPORTS = {"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "VLLM_LOGGING_LEVEL"}
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
