@@ -81,11 +81,10 @@ def blocks(task: dict[str, Any], client: openai.OpenAI) -> float:
 
 
 def leaves_half_a_request(task: dict[str, Any], client: openai.OpenAI) -> float:
-    blocks(task, client)
     connection = socket.create_connection((client.base_url.host, client.base_url.port or 0))
     connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer " + client.api_key.encode())
     LEFT_OPEN.append(connection)
-    return 1.0
+    return blocks(task, client)  # once it is answered, the server has the other connection too
 
 
 async def rewrites(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
