@@ -147,18 +147,10 @@ def _command(stage: Stage, saved: str) -> list[str]:
 
 
 def _export(stage: Stage) -> list[str]:
-    """The command that writes the episodes on which the run of a stage was trained."""
+    """The command that writes the episodes on which the run of a stage was trained, in the tokens of its model."""
     run, steps = stage.config.run, f"1:{stage.config.learner.steps}"
-    return [
-        *CLI,
-        "replay",
-        "export",
-        str(stage.rows),
-        f"run.name='{run.name}'",
-        f"run.root='{run.root}'",
-        "--steps",
-        steps,
-    ]
+    settings = [f"run.name='{run.name}'", f"run.root='{run.root}'", f"model.path='{stage.config.model.path}'"]
+    return [*CLI, "replay", "export", str(stage.rows), *settings, "--steps", steps]
 
 
 def _run(name: str, command: list[str], log: Path, shutdown: Shutdown, *, output: Path | None = None) -> int:

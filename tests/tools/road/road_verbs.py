@@ -26,10 +26,11 @@ def main(verb: str, *arguments: str) -> int:
     else:
         path = Path(arguments[1] if verb == "collect" else arguments[0])
     if verb == "replay":
-        run, root = (text.partition("=")[2].strip("'") for text in arguments[2:4])
+        run, root, model = (text.partition("=")[2].strip("'") for text in arguments[2:5])
+        assert (Path(model) / "trained_by").exists(), "the tokens of a run are those of its model"
         Path(arguments[1]).write_text(json.dumps({"of": run}) + "\n")
         with (Path(root) / "calls.txt").open("a") as calls:
-            calls.write(f"{run}: replay {' '.join([arguments[0], *arguments[4:]])}\n")
+            calls.write(f"{run}: replay {' '.join([arguments[0], *arguments[5:]])}\n")
         return 0
     config = yaml.safe_load(path.read_text())
     run, root = config["run"]["name"], Path(config["run"]["root"])
