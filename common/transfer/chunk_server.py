@@ -56,7 +56,7 @@ class _Child:
     waiting: deque[ChunkRequest] = field(default_factory=deque)
     moved_at: float  # when it got its place, or last finished taking the bytes of a chunk
     taken_bytes: int = 0  # since then
-    next_at: float = 0.0  # the earliest time of its next chunk, if it took none
+    next_at: float = 0.0  # when it is tried again, after it could take nothing
 
 
 class ChunkServer:

@@ -1,4 +1,4 @@
-"""One attempt of an evaluation, the ways to choose among attempts at a task, and when there are enough of them."""
+"""One attempt of an evaluation, and the ways to choose among attempts at a task."""
 
 import statistics
 from collections import Counter

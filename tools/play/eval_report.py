@@ -56,7 +56,7 @@ def compared(episodes_of: Mapping[str, Sequence[Played]]) -> tuple[list[str], li
     The last column is the difference of success to the first one, over the tasks that both have played.
     """
     first, *_ = episodes_of
-    head = ["format", "tasks", "success", "invalid actions", "tokens written", f"success less that of {first}"]
+    head = ["way", "tasks", "success", "invalid actions", "tokens written", f"success less that of {first}"]
     rows = []
     for name, episodes in episodes_of.items():
         tasks = _by_task(episodes)

@@ -47,8 +47,10 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
     """
     log_to_stderr(logging.WARNING)
     check_revisable(config, options)
-    for search in options.search or ("none",):
-        check_collect(config, CollectOptions(search=search, server="" if options.search else options.server))
+    for name in options.search:
+        check_collect(config, CollectOptions(search=name))
+    if options.server:
+        check_collect(config, CollectOptions(server=options.server))
     formats = options.compare or (config.env.action_format,)
     with reward_model_beside(config, options.reward_model) as values:
         check_no_critic(values)
@@ -107,10 +109,7 @@ async def _evaluate(
     server: ChatServer | None = None,
 ) -> None:
     formats = {
-        name: dataclasses.replace(
-            stage,
-            action_format=action_format(name, config.env.formats),
-        )
+        name: dataclasses.replace(stage, action_format=action_format(name, config.env.formats))
         for name in options.compare or (config.env.action_format,)
     }
     greedy = dataclasses.replace(options, attempts=1, reward_model="", revise=False)

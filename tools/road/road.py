@@ -5,6 +5,7 @@ command continues a road that was stopped.
 """
 
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ def road(config: Config, *, path: str, settings: Sequence[str], dry_run: bool) -
             title, number = stage.part
             if stage.name in finished or (number > 1 and len(good_rounds(title, stages, records)) < number - 1):
                 continue
-            if stage.command == ["rounds"]:
+            if stage.command[0] == "rounds":
                 _take(stage, stages, config, records, run_dir.path)
             elif code := _finish(stage, stages, config, records, run_dir, shutdown):
                 return code
@@ -94,7 +95,7 @@ def _take(stage: Stage, stages: Sequence[Stage], config: Config, records: Record
     write_whole(folder / f"{stage.name}.yaml", dump_config(stage.config))
     stage.run_dir.path.mkdir(mode=0o700, exist_ok=True)
     stage.made.unlink(missing_ok=True)
-    stage.made.symlink_to(taken.made.resolve())
+    stage.made.symlink_to(os.path.relpath(taken.made.resolve(), stage.run_dir.path.resolve()))
     note = f"{len(good)} of at most {parts[-1].part[1]} rounds gained; the model of {taken.name}"
     evaluation = records[taken.name].evaluation
     records[stage.name] = Done(command=stage.command, finished=True, note=note, evaluation=evaluation)
@@ -111,9 +112,9 @@ def _finish(
     done = records.setdefault(stage.name, Done(command=stage.command))
     save_records(records, folder, config)
     print(f"{stage.name}: {' '.join(stage.command)}, {run_dir.log(stage.name)}", flush=True)
-    played = [each for each in stages if each.command[0] == "up" and stage.reads == str(each.rows)]
-    for other in (each for each in played if not each.rows.exists()):
-        if code := _run(stage.name, _export(other), run_dir.log(stage.name), shutdown):
+    for other in stages:
+        is_missing = other.command[0] == "up" and stage.reads == str(other.rows) and not Path(stage.reads).exists()
+        if is_missing and (code := _run(stage.name, _export(other), run_dir.log(stage.name), shutdown)):
             return code
     started = time.monotonic()
     code = _run(stage.name, _command(stage, str(saved)), run_dir.log(stage.name), shutdown)

@@ -39,13 +39,9 @@ from slipstream.tools.run.collect_options import DEFAULT_NUM_TASKS, CollectOptio
 from slipstream.tools.terminal.options import as_arguments, options_of
 
 KINDS = ("collect", "fit sft", "fit dpo", "fit reward", "fit prm", "up")  # verbs that a stage can be
-TRAINING = (
-    "base",
-    "fit sft",
-    "fit dpo",
-    "up",
-    "rounds",
-)  # those whose model the next stage begins with, and that are evaluated
+# Those whose model the next stage begins with. All but "rounds" are evaluated.
+TRAINING = ("base", "fit sft", "fit dpo", "up", "rounds")
+WITH_ROWS = ("collect", "up")
 # What the road itself gives to each stage, or what would only print.
 OWN = ("run.name=", "run.root=", "model.path=", "--resume", "--print-config", "--dry-run")
 
@@ -71,10 +67,10 @@ class Stage:
 
     name: str
     config: Config
-    command: list[str]  # the verb and its options; "base" makes the tiny model, "rounds" takes the model of rounds
+    command: list[str]  # the verb and its options; "base" makes the tiny model, "rounds" takes that of the best round
     options: CollectOptions | FitOptions | None
     made: Path  # the rows, or the folder of the model
-    rows: Path  # those of `collect`, or the episodes that `up` was trained on, once a later stage asks for them
+    rows: Path | None = None  # of `collect`; of `up` the episodes that it trained on, once a later stage asks for them
     part: tuple[str, int] = ("", 0)  # of which rounds, and of which one
 
     @property
@@ -128,7 +124,7 @@ def read_stages(name: str, settings: Sequence[str], shared: Config) -> list[Stag
     model = [f"model.path='{shared.model.path}'"] if shared.model.path else []  # it may have been an id of the Hub
     base = load(parsed(["up", *settings, *model, f"run.name='{shared.run.name}-base'", "warm_start.episodes=0"]))
     made = Path(shared.model.path or RunDir(base.run.root, base.run.name).model)
-    stages = [Stage(name="base", config=base, command=["base"], options=None, made=made, rows=Path())]
+    stages = [Stage(name="base", config=base, command=["base"], options=None, made=made)]
     for title, given in (item for listed in read_file(name).stages for item in listed.items()):
         try:
             if isinstance(given, Rounds):
@@ -142,7 +138,7 @@ def read_stages(name: str, settings: Sequence[str], shared: Config) -> list[Stag
 
 def check_stages(stages: Sequence[Stage], *, finished: Collection[str]) -> None:
     """Check what the stages that have not finished refer to. Raises ConfigError, with the stage."""
-    to_come = {str(path) for stage in stages for path in (stage.made, stage.rows)}
+    to_come = {str(path) for stage in stages for path in (stage.made, stage.rows) if path}
     if path := stages[0].config.model.path:
         check_model_folder(Path(path), max_tokens=stages[0].config.model.max_tokens)
     for stage in (stage for stage in stages if stage.name not in finished):
@@ -164,17 +160,17 @@ def _rounds(
 ) -> Iterable[Stage]:
     """The stages of every round, as TITLE-1-NAME and so on, and one that takes the model of the last good round."""
     stages, first = list(before), len(before)
+    own = re.compile(f"@({'|'.join(name for listed in given.stages for name in listed)})$")
     for number in range(1, given.rounds + 1):
         for name, command in (item for listed in given.stages for item in listed.items()):
-            own = re.compile(f"@({'|'.join(name for listed in given.stages for name in listed)})$")
             words = [own.sub(rf"@{title}-{number}-\1", word) for word in shlex.split(command)]
             stage = _stage(f"{title}-{number}-{name}", words, stages, settings, shared, number=number)
             stages.append(replace(stage, part=(title, number)))
     if not any(stage.command[0] in TRAINING for stage in stages[first:]):
         raise ConfigError("no stage of its rounds trains the model; add `fit sft`, `fit dpo` or `up`")
     config = load(parsed(["up", *settings, f"run.name='{shared.run.name}-{title}'"]))
-    made = RunDir(config.run.root, config.run.name).trained_model
-    return [*stages[first:], Stage(name=title, config=config, command=["rounds"], options=None, made=made, rows=Path())]
+    made, verb = RunDir(config.run.root, config.run.name).trained_model, ["rounds", str(given.rounds)]
+    return [*stages[first:], Stage(name=title, config=config, command=verb, options=None, made=made)]
 
 
 def _stage(
@@ -205,7 +201,8 @@ def _stage(
         options = replace(options, first_task=_first_task(options, config, number))
     made = rows if file else RunDir(config.run.root, config.run.name).trained_model
     command = [verb, *(as_arguments(options) if options else [])]
-    return Stage(name=name, config=config, command=command, options=options, made=made, rows=rows)
+    own_rows = rows if verb in WITH_ROWS else None
+    return Stage(name=name, config=config, command=command, options=options, made=made, rows=own_rows)
 
 
 def _first_task(options: CollectOptions, config: Config, number: int) -> int:
@@ -220,7 +217,7 @@ def _with_path(word: str, after: str, before: Sequence[Stage]) -> str:
     if (found := re.fullmatch(r"((?:[^=@]*=)?)@([^@]*)", word)) is None:
         return word
     wants_rows = (found[1] or f"{after}=") in ("--data=", "--retrace=")
-    made = {stage.name: str(stage.rows if wants_rows and stage.command[0] == "up" else stage.made) for stage in before}
+    made = {stage.name: str((wants_rows and stage.rows) or stage.made) for stage in before}
     if found[2] not in made:
         raise ConfigError(f"`{word}` must name an earlier stage: {', '.join(made)}")
     is_setting = found[1] and not word.startswith("-")

@@ -56,7 +56,7 @@ def test_a_mean_is_the_sum_over_the_count() -> None:
     metrics.add("loss", 1.0, count=1)
     metrics.add("loss", 0.0, count=0)
     metrics.add("reward", 0.0, count=0)
-    assert metrics.means() == {"loss": 1.75}, "what nobody observed is left out, and not 0"
+    assert metrics.means() == {"loss": 1.75}, "a mean without observations is left out, and not 0"
 
 
 def test_a_step_is_one_line_and_one_point(tmp_path: Path) -> None:

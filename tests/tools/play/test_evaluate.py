@@ -94,7 +94,7 @@ def test_the_difference_of_two_formats_is_over_the_tasks_that_both_played() -> N
     first = [played(index, success=index == 0) for index in range(4)]
     second = [played(index, success=True) for index in (0, 1, 2)]
     head, rows = compared({"plain": first, "own": second})
-    assert head[0] == "format" and head[-1] == "success less that of plain"
+    assert head[0] == "way" and head[-1] == "success less that of plain"
     assert [row[0] for row in rows] == ["plain", "own"] and rows[0][-1] == ""
     assert rows[1][-1] == spread([0.0, 1.0, 1.0], digits=3, sign="+")
     assert spread([0.0, 1.0, 1.0], digits=3, sign="+") == "+0.667 (+0.01 to +1.32)"
@@ -185,7 +185,7 @@ def test_formats_play_the_same_tasks_and_a_table_shows_all(tmp_path: Path, capsy
         assert (sampled["num_tasks"], sampled["num_episodes"], greedy["num_episodes"]) == (6, 12, 6)
         assert sampled["invalid_actions"] == greedy["invalid_actions"] == invalid
         assert set(sampled["pass_at"]) == {"1", "2"} and "pass_at" not in greedy
-    assert table.count("format") == 2 and table.count("action_tag") == 2
+    assert table.count("way ") == 2 and table.count("action_tag") == 2
     assert "success less that of call" in table
 
 

@@ -120,7 +120,7 @@ def test_each_stage_begins_with_the_model_of_the_one_before(tmp_path: Path) -> N
 
 
 def test_rounds_end_when_one_gains_nothing_and_the_next_stage_has_the_model_of_the_last_good_one(
-    tmp_path: Path,
+    tmp_path: Path, refusal: Refusal
 ) -> None:
     """Each training raises success by a fifth, from a fifth: the fifth round cannot."""
     again = {"rounds": 7, "stages": [{"play": "collect --num-tasks=4"}, {"best": "fit sft --data=@play"}]}
@@ -137,6 +137,8 @@ def test_rounds_end_when_one_gains_nothing_and_the_next_stage_has_the_model_of_t
     assert first_tasks == [["collect", "--num-tasks=4", *more] for more in ([], ["--first-task=4"], ["--first-task=8"])]
     assert recorded(tmp_path)["again"]["evaluation"]["sampled"] == {"solved": 100, "num_tasks": 100}
     assert walked(tmp_path, *stages).returncode == 0 and calls(tmp_path) == []
+    more = refusal({"again": again | {"rounds": 8}}, stages[1])
+    assert "stage 'again' has begun with other settings: rounds 7 -> rounds 8" in more
 
 
 def test_rounds_of_which_none_gains_leave_the_model_as_it_was(tmp_path: Path) -> None:
