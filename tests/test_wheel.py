@@ -1,6 +1,7 @@
 """The wheel that is built from this tree, in an environment that does not have the tree."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,15 @@ def run(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProc
         capture_output=True,
         text=True,
         timeout=300,
+    )
+
+
+def test_its_extras_are_those_of_the_page(installed: Path) -> None:
+    (metadata,) = installed.glob("*.dist-info/METADATA")
+    extras = re.findall(r"^Provides-Extra: (.*)$", metadata.read_text(), re.MULTILINE)
+    page = (REPOSITORY / "docs" / "install.md").read_text()
+    assert sorted(extras) == sorted(
+        re.findall(r"`(\w+)`", page.split("extras ")[1].split(". ")[0].replace("`hub:NAME`", ""))
     )
 
 
