@@ -60,6 +60,7 @@ class ArchiveWriter:
     """Appends the steps of one learner to the archive of its run.
 
     `check` raises FencedOut if another learner has taken over: it removes files of this one, which then fails to write.
+    Its epoch may be the lower one, where the server has lost its newest writes, and a reader takes the highest.
     """
 
     def __init__(self, folder: Path, run_id: str, *, epoch: int, check: Callable[[], None] = lambda: None) -> None:
@@ -79,6 +80,11 @@ class ArchiveWriter:
         except OSError as error:
             self._check()
             raise _unwritten(path, error) from error
+        try:
+            self._check()  # a successor that has taken over before the write cannot have removed the file
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
         self._unsynced.append(path)
 
     def sync(self) -> None:

@@ -3,6 +3,7 @@
 import os
 import struct
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from slipstream.common.process.wire import MAX_FRAME_BYTES, SCHEMA, encode
 from slipstream.common.records.frame_file import read_frames, write_frames
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.versions import Resumption
+from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.records.ticket import Group, Lease
 from slipstream.replay.run.archive import Archive, ArchivedStep, ArchiveError, ArchiveWriter, _with_hash
 from tests.full_disk import largest_file
@@ -124,6 +126,15 @@ def test_a_learner_that_was_fenced_out_does_not_overwrite_its_successor(folder: 
     successor.append(step(3, group(50)))
     zombie.append(step(3, group(60)))
     assert Archive(folder, RUN).read(3, **LIMITS) == step(3, group(50))
+
+
+def test_nor_does_one_whose_epoch_is_higher_than_its_successors(folder: Path) -> None:
+    """The server forgot the higher epoch, and gave the run to the learner before."""
+    fenced = FencedOut("another learner has taken over")
+    zombie = ArchiveWriter(folder, RUN, epoch=2, check=Mock(side_effect=fenced))
+    with pytest.raises(FencedOut):
+        zombie.append(step(3, group(60)))
+    assert Archive(folder, RUN).read(3, **LIMITS) == step(3)
 
 
 @pytest.mark.parametrize(

@@ -186,9 +186,13 @@ class Play:
             learner.shutdown.requested.set()
         if not self.world.run(20.0, lambda: not any(learner.is_running for learner in self.learners)):
             return self.fail("a learner did not end")
+        ended = [learner for learner in self.learners if learner.error is None]  # others may have been fenced out
         for process in [*self.learners, *self.actors]:
             if process.error is not None:
                 self._judge(process)
+        if not ended:
+            return self.fail("no learner ended in order")
+        self.learners = ended
         for actor in self.actors:
             if actor.is_running:
                 self.world.kill(actor)
