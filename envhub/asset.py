@@ -54,6 +54,18 @@ def read_lines(path: Path, kind: type[T]) -> list[T]:
 
 
 @functools.lru_cache(maxsize=16)
+def read_records(path: Path, kind: type[T]) -> list[T]:
+    """Return the rows of a .jsonl, .json or .parquet file, cached. Raises ValueError with the number of a bad one."""
+    records = []
+    for number, row in read_rows(path):
+        try:
+            records.append(msgspec.convert({k: v for k, v in row.items() if v is not None}, kind, strict=False))
+        except MALFORMED as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return records
+
+
+@functools.lru_cache(maxsize=16)
 def read_json(path: Path, kind: type[T]) -> T:
     """Return the content of a JSON file, cached. Raises ValueError if it is not of type `kind`."""
     try:

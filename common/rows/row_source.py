@@ -1,9 +1,10 @@
-"""Reads the rows of a .jsonl or .parquet file, or of a data set on a hub, a few in memory.
+"""Reads the rows of a .jsonl, .json or .parquet file, or of a data set on a hub.
 
-Both formats give the same values. Arrow has one type for a column, so it adds a null where another row has a field, and
-makes 1 to 1.0 where another row has 1.5; and all its objects have their fields in one order. So in every file a field
-that is null is no field, a whole number has no fraction, and the fields of an object have the same order. What is in a
-JSON text stays as it is, and so does a null in a list.
+A few rows are in memory at a time; of a .json file that is one array, all are. All formats give the same values. Arrow
+has one type for a column, so it adds a null where another row has a field, and makes 1 to 1.0 where another row has
+1.5; and all its objects have their fields in one order. So in every file a field that is null is no field, a whole
+number has no fraction, and the fields of an object have the same order. What is in a JSON text stays as it is, and so
+does a null in a list.
 """
 
 import datetime
@@ -55,11 +56,12 @@ def read_lines(source: Path | str, *, skip: int = 0) -> Iterator[Line]:
         match path.suffix:
             case ".jsonl":
                 yield from _jsonl(path, skip)
+            case ".json":
+                yield from _json(path, skip)
             case ".parquet":
                 yield from _parquet(path, skip)
             case _:
-                cure = f"jq -c '.[]' {path.name} > rows.jsonl converts a .json file"
-                raise ConfigError(f"{path}: the name must end in .jsonl or .parquet; {cure}")
+                raise ConfigError(f"{path}: the name must end in .jsonl, .json or .parquet; rename or convert the file")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}; correct the path or the file") from error
 
@@ -127,6 +129,21 @@ def _jsonl(path: Path, skip: int) -> Iterator[Line]:
                 if text
                 else Line(number=number, row={}, fault=f"is longer than {MAX_LINE_BYTES} bytes")
             )
+
+
+def _json(path: Path, skip: int) -> Iterator[Line]:
+    """The rows of one array; of a file that is none, those of its lines. Raises ConfigError."""
+    with path.open("rb") as file:
+        is_array = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+    if not is_array:
+        yield from _jsonl(path, skip)
+        return
+    try:
+        rows = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not a JSON array: {error}; restore it from a copy, or write it again") from error
+    for number, row in enumerate(rows[skip:], skip + 1):
+        yield _line(number, json.dumps(row).encode())
 
 
 def _line(number: int, text: bytes) -> Line:

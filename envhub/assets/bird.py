@@ -15,7 +15,7 @@ import msgspec
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.asset import asset_path, item_of, named_files, read_json
+from slipstream.envhub.asset import asset_path, item_of, named_files, read_records
 from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.sqldb.sqldb import RULES, shown_rows, verb_and_rest
 from slipstream.envhub.sqldb.sqlite_engine import POLICY_LIMITS, USER_LIMITS, SqlError, declarations, query_file
@@ -117,7 +117,7 @@ def make_bird(task: Task, *, items: dict[str, list[BirdItem]], folder: Path) -> 
 @functools.lru_cache(maxsize=4)
 def _playable(path: Path, folder: Path) -> list[BirdItem]:
     """Return the file's questions. Raises ValueError if a question has no query or its database is missing."""
-    items: list[BirdItem] = read_json(path, list[BirdItem])
+    items = read_records(path, BirdItem)
     for number, item in enumerate(items):
         if not item.true_sql:
             raise ValueError(f"{path}, question {number}: it must have its true query in SQL or query; {FETCH}")

@@ -8,19 +8,17 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.asset import asset_path, item_of, named_files, read_lines
+from slipstream.envhub.asset import asset_path, item_of, named_files, read_records, read_rows
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
 from slipstream.envhub.isolation.file_tree import Node, Tree, file
 from slipstream.envhub.isolation.program import program_in
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
-from slipstream.envhub.package import require_package
 from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.gaia_score import is_gaia_match
 from slipstream.envhub.world import Change, WorldEnv
@@ -42,21 +40,21 @@ _CALL = re.compile(r"\s*(read|calculate|answer)\s*\((.*)\)\s*", re.IGNORECASE | 
 _PYTHON = re.compile(r"\s*python\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
 
 
-class GaiaItem(msgspec.Struct):
-    """The fields of a line of metadata.jsonl that this environment uses."""
-
-    question: str = msgspec.field(name="Question")
-    answer: str = msgspec.field(name="Final answer")
-    level: int = msgspec.field(name="Level")
-    file_name: str = ""
-
-
-class _Variant(msgspec.Struct):
-    """A line in OpenManus's format, which has no files."""
+class OpenManusItem(msgspec.Struct, kw_only=True):
+    """The fields of a row that this environment uses, as OpenManus names them."""
 
     question: str
     answer: str
     level: int
+    file_name: str = ""
+
+
+class GaiaItem(OpenManusItem, kw_only=True):
+    """The same, as GAIA's metadata.jsonl names them."""
+
+    question: str = msgspec.field(name="Question")
+    answer: str = msgspec.field(name="Final answer")
+    level: int = msgspec.field(name="Level")
 
 
 class GaiaState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,7 +65,7 @@ class GaiaState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class GaiaWorld:
     """One question, with the folder of its attached file."""
 
-    item: GaiaItem
+    item: OpenManusItem
     folder: Path
     limits: Limits
     secrets: tuple[str, ...] = ()  # empty: people wrote the questions, which may contain an answer's words
@@ -153,13 +151,13 @@ def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0, python
     )
 
 
-def make_gaia(task: Task, *, items: dict[str, list[tuple[GaiaItem, Path]]], limits: Limits) -> GaiaWorld:
+def make_gaia(task: Task, *, items: dict[str, list[tuple[OpenManusItem, Path]]], limits: Limits) -> GaiaWorld:
     item, folder = item_of(task, items)
     return GaiaWorld(item=item, folder=folder, limits=limits)
 
 
 @functools.lru_cache(maxsize=8)
-def _playable(path: Path, level: int) -> list[tuple[GaiaItem, Path]]:
+def _playable(path: Path, level: int) -> list[tuple[OpenManusItem, Path]]:
     """Return the questions of a level. Raises ValueError if an answer or an attached file is missing."""
     items = [item for item in _items(path) if level in (0, item.level)]
     for item in items:
@@ -179,17 +177,7 @@ def _playable(path: Path, level: int) -> list[tuple[GaiaItem, Path]]:
     return [(item, path.parent) for item in items]
 
 
-def _items(path: Path) -> list[GaiaItem]:
-    if path.suffix == ".parquet":
-        table: list[dict[str, Any]] = require_package("pyarrow.parquet", install="pyarrow").read_table(path).to_pylist()
-        return [msgspec.convert(row, GaiaItem, strict=False) for row in table]
-    try:
-        return read_lines(path, GaiaItem)
-    except ValueError as error:
-        try:
-            return [
-                GaiaItem(question=line.question, answer=line.answer, level=line.level)
-                for line in read_lines(path, _Variant)
-            ]
-        except ValueError:
-            raise error from None
+def _items(path: Path) -> list[OpenManusItem]:
+    (_, first), *_ = read_rows(path)
+    form: type[OpenManusItem] = GaiaItem if "Question" in first else OpenManusItem
+    return read_records(path, form)

@@ -9,13 +9,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.envhub.asset import read_json, read_lines
-from slipstream.envhub.package import require_package
+from slipstream.envhub.asset import read_records
 
 _NAMES = {"instance_id": r"[\w.-]+", "repo": r"[\w.-]+/[\w.-]+", "base_commit": r"[0-9a-f]{7,64}"}
 
@@ -33,8 +31,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     test_patch: str  # the tests of the repair
     fail_to_pass: str | tuple[str, ...] = msgspec.field(name="FAIL_TO_PASS")  # a list, or JSON of one
     pass_to_pass: str | tuple[str, ...] = msgspec.field(name="PASS_TO_PASS")
-    hints_text: str | None = ""  # comments on the issue before the repair
-    version: str | None = ""
+    hints_text: str = ""  # comments on the issue before the repair
+    version: str = ""
 
     def __post_init__(self) -> None:
         for name, pattern in _NAMES.items():
@@ -74,7 +72,7 @@ def read_playable(path: Path, clones: Path, environments: Path) -> tuple[Playabl
     """
     found: list[Playable] = []
     left_out: Counter[str] = Counter()
-    for instance in _read(path):
+    for instance in read_records(path, Instance):
         clone = clones / instance.repo.replace("/", "__")
         environment = _environment(instance, environments)
         if not all(re.match(r"[^:\s]+\.py::", name) for name in instance.tests):
@@ -96,16 +94,6 @@ def read_playable(path: Path, clones: Path, environments: Path) -> tuple[Playabl
     if reasons:
         log.warning("%s: %d instances work here; left out:%s", path, len(found), reasons)
     return tuple(found)
-
-
-def _read(path: Path) -> list[Instance]:
-    if path.suffix == ".parquet":
-        table: list[dict[str, Any]] = require_package("pyarrow.parquet", install="pyarrow").read_table(path).to_pylist()
-        try:
-            return [msgspec.convert(row, Instance) for row in table]
-        except msgspec.ValidationError as error:
-            raise ValueError(f"{path}: {error}") from error
-    return read_json(path, list[Instance]) if path.suffix == ".json" else read_lines(path, Instance)
 
 
 def _environment(instance: Instance, environments: Path) -> Path | None:

@@ -28,7 +28,7 @@ from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.world import Change, WorldEnv
 
 NONE = "none"
-FETCH = "give the path of a .jsonl or .parquet file, with one task in each row, or hub:NAME:SPLIT"
+FETCH = "give the path of a .jsonl, .json or .parquet file, with one task in each row, or hub:NAME:SPLIT"
 
 
 class DatasetState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,7 +118,7 @@ def make_dataset_env(
     tools: str = "",
     tool_function: str = "",
 ) -> Env:
-    """Make an environment of the rows of `train` and `held_out`: .jsonl or .parquet files, or `hub:NAME:SPLIT`.
+    """Make an environment of the rows of `train` and `held_out`: .jsonl, .json or .parquet files, or `hub:NAME:SPLIT`.
 
     Without `held_out`, one prompt in eight of `train` is held out. `prompt`, `answer` and `solution` are columns; a
     prompt is a text or a list of messages. `system`: a system message before every prompt. `answer_pattern`: a regular

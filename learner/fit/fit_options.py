@@ -9,7 +9,7 @@ from slipstream.common.process.config_error import require
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitOptions:
-    data: str = ""  # a .jsonl or .parquet file, or hub:NAME:SPLIT, with rows in a shape of docs/data.md
+    data: str = ""  # a .jsonl, .json or .parquet file, or hub:NAME:SPLIT, with rows in a shape of docs/data.md
     epochs: Count = 1  # passes over the rows
     batch_rows: Count = 32  # conversations, or pairs of conversations, in one optimizer step
     held_out: ShareBelow1 = 0.05  # fraction of the groups that is only measured, before the first and after each epoch

@@ -70,7 +70,7 @@ def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> in
         raise ConfigError("`--data` must name one file of conversations or several; see docs/data.md")
     for source in sources:
         if not is_hub(source) and not source.is_file():
-            raise ConfigError(f"`--data` {source} is not a file; name .jsonl or .parquet files of conversations")
+            raise ConfigError(f"`--data` {source} is not a file; name .jsonl, .json or .parquet files of conversations")
     seed = config.run.seed
     judge = read_judge(Path(options.judge)) if options.judge else None
     paraphraser = (

@@ -10,7 +10,7 @@ from slipstream.common.text.action_format import ToolCalls, action_format
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataOptions:
-    data: tuple[str, ...] = ()  # .jsonl or .parquet files, or hub:NAME:SPLIT, in any shape of docs/data.md
+    data: tuple[str, ...] = ()  # .jsonl, .json or .parquet files, or hub:NAME:SPLIT, in any shape of docs/data.md
     successes: bool = False  # drop rows whose `success` is not true
     min_return: float = -math.inf  # drop rows with a lower `return`
     action_format: str = ""  # drop rows with a reply in another format than this env.action_format; empty: any reply

@@ -327,7 +327,7 @@ def test_a_file_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
     torn.write_bytes(b"PAR1 and nothing else PAR1")
     for path, message in (
         (empty, "has no rows"),
-        (named, r"must end in \.jsonl or \.parquet"),
+        (named, r"must end in \.jsonl, \.json or \.parquet"),
         (torn, "is damaged after row 0"),
         (tmp_path / "gone.jsonl", "does not exist; give the path of a .jsonl"),
     ):

@@ -220,7 +220,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str, complaint: str) -> N
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must end in .jsonl or .parquet"):
+    with pytest.raises(ConfigError, match=r"must end in .jsonl, .json or .parquet"):
         read_samples(FitOptions(data=written(tmp_path / "rows.csv", [])), goal="sft")
 
 

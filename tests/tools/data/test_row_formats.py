@@ -17,6 +17,7 @@ import pytest
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Task
+from slipstream.common.rows.row_source import read_lines
 from slipstream.envhub.catalogue import make_env
 from slipstream.learner.batch.examples import Goal
 from slipstream.learner.fit.fit_options import FitOptions
@@ -49,6 +50,11 @@ def text_of(name: str, **arguments: Any) -> str:
 
 def as_jsonl(path: Path, rows: Sequence[Row]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def as_json(path: Path, rows: Sequence[Row]) -> Path:
+    path.write_text(json.dumps(rows, indent=1))
     return path
 
 
@@ -169,12 +175,26 @@ OF_KEYS: dict[str, tuple[Goal, list[Row]]] = {
 
 
 @pytest.mark.parametrize("name", OF_KEYS)
-def test_a_file_of_either_format_gives_the_same_samples(name: str, tmp_path: Path) -> None:
+def test_a_file_of_each_format_gives_the_same_samples(name: str, tmp_path: Path) -> None:
     goal, rows = OF_KEYS[name]
     from_jsonl, _ = read(as_jsonl(tmp_path / "rows.jsonl", rows), goal)
     from_parquet, _ = read(as_parquet(tmp_path / "rows.parquet", rows), goal)
-    assert from_parquet == from_jsonl and len(from_jsonl) == len(rows)
+    from_json, _ = read(as_json(tmp_path / "rows.json", rows), goal)
+    from_lines, _ = read(as_jsonl(tmp_path / "lines.json", rows), goal)
+    assert from_parquet == from_json == from_lines == from_jsonl and len(from_jsonl) == len(rows)
     assert "null" not in str(from_jsonl) and "None" not in str([sample.sides for sample in from_jsonl])
+
+
+def test_rows_of_an_array_are_numbered_and_one_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('\ufeff [{"a": 1.0, "b": {"c": null}}, 2, {"a": "\\ud800"}, {"a": 4}]', encoding="utf-8")
+    whole, number, half, last = read_lines(path)
+    assert (whole.row, last.number, last.row) == ({"a": 1, "b": {}}, 4, {"a": 4})
+    assert number.fault == "must be a JSON object, got a int" and "half a character" in half.fault
+    assert [line.number for line in read_lines(path, skip=2)] == [3, 4]
+    path.write_text(path.read_text()[:-1])
+    with pytest.raises(ConfigError, match=r"rows\.json is not a JSON array: .*; restore it from a copy"):
+        list(read_lines(path))
 
 
 def test_a_call_from_parquet_has_the_arguments_that_its_row_states(tmp_path: Path) -> None:
