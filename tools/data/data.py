@@ -175,7 +175,8 @@ class _Call:
             missing = [f"{number} {reason}" for reason, number in counts.dropped.items()]
             missing += [f"{counts.num_held_out} held out by --held-out"] if counts.num_held_out else []
             why = ", ".join(missing) or "no rows"
-            raise ConfigError(f"nothing is written to {self.files.kept}: {why}, {counts.num_malformed} cannot be read")
+            why += f", {counts.num_malformed} cannot be read" + "".join(f": {fault}" for fault in counts.faults[:1])
+            raise ConfigError(f"nothing is written to {self.files.kept}: {why}")
         _, late = _settings(self.options, self.judge, self.paraphraser, self.seed)
         text = card(self.files.kept.name, counts, self.options, digests=self.files.digests())
         self.files.save(late=late, card=text)

@@ -1,5 +1,9 @@
-"""Reward functions as others write them: with the signatures and habits of TRL, open-r1 and verl, in our own words."""
+"""Reward functions as others write them: with the signatures and habits of TRL, open-r1 and verl, in our own words.
 
+Those from `verifies` to `repeats` are of the kinds that OpenManus-RL's GRPO script names, which are open-r1's.
+"""
+
+import math
 import os
 import re
 import signal
@@ -29,6 +33,58 @@ def verifies(completions: list[Any], solution: list[str], **kwargs: Any) -> list
 def has_tags(completions: list[Any], **kwargs: Any) -> list[float]:
     texts = [each[0]["content"] for each in completions]
     return [float(re.match(r"<think>.*</think>", text, re.DOTALL) is not None) for text in texts]
+
+
+def counts_tags(completions: list[Any], **kwargs: Any) -> list[float]:
+    marks = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
+    return [sum(each[0]["content"].count(mark) == 1 for mark in marks) / 4 for each in completions]
+
+
+def is_short(completions: list[Any], solution: list[str], **kwargs: Any) -> list[float]:
+    """Compares the replies that it gets with each other."""
+    lengths = [len(each[0]["content"]) for each in completions]
+    shortest, longest = min(lengths), max(lengths)
+    if shortest == longest:
+        return [0.0 for _ in lengths]
+    shares = [0.5 - (length - shortest) / (longest - shortest) for length in lengths]
+    right = verifies(completions, solution)
+    return [share if is_right else min(0.0, share) for share, is_right in zip(shares, right, strict=True)]
+
+
+def made_cosine(*, wrong: tuple[float, float], right: tuple[float, float], max_chars: int) -> Any:
+    def cosine(completions: list[Any], solution: list[str], **kwargs: Any) -> list[float]:
+        """From the second of a pair to the first, as a reply grows to its maximum."""
+        found = []
+        for each, is_right in zip(completions, verifies(completions, solution), strict=True):
+            long, short = right if is_right else wrong[::-1]
+            progress = len(each[0]["content"]) / max_chars
+            found.append(long + (short - long) * (1 + math.cos(math.pi * progress)) / 2)
+        return found
+
+    return cosine
+
+
+cosine = made_cosine(wrong=(-1.0, -0.5), right=(0.5, 1.0), max_chars=10)
+
+
+def has_steps(completions: list[Any], **kwargs: Any) -> list[float]:
+    marks = re.compile(r"Step \d+:|^\d+\.|\n[-*]|First,|Then,|Finally,", re.MULTILINE)
+    return [min(1.0, len(marks.findall(each[0]["content"])) / 3) for each in completions]
+
+
+def made_repeats(*, num_words: int, penalty: float) -> Any:
+    def repeats(completions: list[Any], **kwargs: Any) -> list[float]:
+        found = []
+        for each in completions:
+            words = each[0]["content"].lower().split()
+            runs = [tuple(words[start : start + num_words]) for start in range(len(words) - num_words + 1)]
+            found.append((1 - len(set(runs)) / len(runs)) * penalty if runs else 0.0)
+        return found
+
+    return repeats
+
+
+repeats = made_repeats(num_words=2, penalty=-1.0)
 
 
 def reads_text(prompts: list[Any], completions: list[Any], **kwargs: Any) -> list[float]:

@@ -44,6 +44,16 @@ def replied(reply: str, prompts: Any, **columns: Any) -> Episode:
         ("verifies", r"it is \boxed{6}", {"solution": "none"}, None),
         ("has_tags", "<think>2 and 3</think>5", {}, 1.0),
         ("has_tags", "5", {}, 0.0),
+        ("counts_tags", "<think>\n2 and 3\n</think>\n<answer>\n5\n</answer>", {}, 1.0),
+        ("counts_tags", "<think>\n2 and 3\n</think>\n5", {}, 0.5),
+        ("is_short", r"\boxed{5}", SUM, 0.0),  # it gets one reply of the group
+        ("cosine", r"\boxed{5} ", SUM, 0.5),  # ten characters
+        ("cosine", r"$5$", SUM, pytest.approx(0.896946)),
+        ("cosine", r"$6$", SUM, pytest.approx(-0.896946)),
+        ("has_steps", "Step 1: 2\nStep 2: 3\nStep 3: 5", {}, 1.0),
+        ("has_steps", "First, 2 and 3", {}, pytest.approx(1 / 3)),
+        ("repeats", "a b a b a b", {}, pytest.approx(-0.6)),
+        ("repeats", "5", {}, 0.0),
         ("reads_text", "it is 5", {}, 1.0),
         ("compute_score", "it is 5", VERL, 1.0),
         ("compute_score", "it is 5", {"ground_truth": 5}, 1.0),

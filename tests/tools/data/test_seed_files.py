@@ -1,0 +1,272 @@
+"""The files of OpenManus-RL, AgentInstruct, Agent-FLAN, AgentGym, ToolBench and GAIA, each by each verb.
+
+The texts are ours; keys, nesting and marks are theirs. A parquet file has the nulls that Arrow adds.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from slipstream.common.config.model_config import ModelConfig
+from slipstream.common.records.trajectory import Task
+from slipstream.common.text.chat import ChatRules
+from slipstream.common.text.dialogue import Tokeniser
+from slipstream.envhub.catalogue import make_env
+from slipstream.learner.batch.examples import Goal
+from slipstream.tools.cli.cli import main
+from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
+from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
+from tests.tools.data.test_row_formats import Row, as_json, as_jsonl, as_parquet, read
+
+FILES: dict[str, Callable[[Path, list[Row]], Path]] = {"jsonl": as_jsonl, "json": as_json, "parquet": as_parquet}
+
+
+@dataclass(kw_only=True)
+class Form:
+    """Rows, and what each verb makes of them: how many it reads, or a part of the reason why it refuses them."""
+
+    rows: list[Row]
+    reads: int | str  # by `data` and `fit sft`
+    dpo: int | str = "`return` must be a number"
+    learned: tuple[str, ...] = ()  # the text of the tokens that `fit sft` learns, of each row
+    env: str = ""  # an environment that plays them
+    options: Row = field(default_factory=dict)
+    plays: tuple[tuple[int, str, float], ...] = ()  # task, last action, score
+
+
+def shares(*texts: tuple[str, str, bool | None], marks: bool = True) -> list[Row]:
+    """A conversation of from and value; AgentInstruct and AgentGym mark every message, people's with null."""
+    return [{"from": who, **({"loss": loss} if marks else {}), "value": text} for who, text, loss in texts]
+
+
+def chat(*texts: tuple[str, str], **marks: bool) -> list[Row]:
+    return [{"role": who, "content": text, **dict.fromkeys(marks, who == "assistant")} for who, text in texts]
+
+
+LS = "Think: I list it.\n\nAct: bash\n\n```bash\nls /srv | wc -l\n```"
+ANSWER = "Think: There are three.\n\nAct: answer(3)"
+NOT_MINE = "I have no tool that books flights. I can look up the weather instead."
+CRAFT = "Thought:\nI need a plank.\n\nAction:\nget 1 oak log"
+END = "<|im_end|>"
+
+FORMS: dict[str, Form] = {
+    "AgentInstruct": Form(
+        rows=[
+            {
+                "id": "os_0",
+                "conversations": shares(
+                    ("human", "You act on a Linux system.", None),
+                    ("gpt", "Ok?", False),
+                    ("human", "How many entries has /srv?", None),
+                    ("gpt", LS, True),
+                    ("human", "The output of the OS:\n\n3", None),
+                    ("gpt", ANSWER, True),
+                ),
+            },
+            {
+                "id": "db_0",
+                "conversations": shares(
+                    ("human", "You query MySQL.", None),
+                    ("gpt", "Ok.", False),
+                    ("human", "Who won?", None),
+                    ("gpt", 'Action: Answer\nFinal Answer: ["Yale"]', True),
+                ),
+            },
+        ],
+        reads=2,
+        learned=(f"{LS}{END}{ANSWER}{END}", f'Action: Answer\nFinal Answer: ["Yale"]{END}'),
+        env="dataset",
+        options={"conversation": "conversations", "answer": "id", "check": "exact"},
+        plays=((0, "os_0", 1.0), (0, "os_1", 0.0)),
+    ),
+    "Agent-FLAN, with a negative sample of ToolBench": Form(
+        rows=[
+            {
+                "dataset": "toolbench_tflan",
+                "id": 7,
+                "conversation": chat(
+                    ("system", "You can call weather(town)."),
+                    ("user", "Is it warm in Bern?"),
+                    ("assistant", "I look it up.\nweather(town='Bern')"),
+                    ("system", "response: 21"),
+                    ("assistant", "Yes, 21 degrees."),
+                    loss=True,
+                ),
+            },
+            {
+                "dataset": "toolbench_negative",
+                "id": None,
+                "conversation": chat(
+                    ("system", "You can call weather(town)."),
+                    ("user", "Book me a flight."),
+                    ("assistant", NOT_MINE),
+                    loss=True,
+                ),
+            },
+        ],
+        reads=2,
+        learned=(f"I look it up.\nweather(town='Bern'){END}Yes, 21 degrees.{END}", f"{NOT_MINE}{END}"),
+        env="dataset",
+        options={"conversation": "conversation", "answer": "dataset", "check": "exact"},
+        plays=((1, "toolbench_negative", 1.0), (1, NOT_MINE, 0.0)),
+    ),
+    "OpenManus-RL's set": Form(
+        rows=[
+            {
+                "id": "textcraft_4",
+                "conversations": chat(
+                    ("system", "You craft."), ("user", "Craft planks."), ("assistant", CRAFT), ("user", "Got 1 oak log")
+                ),
+            },
+            {"id": "os_1", "conversations": chat(("user", "How many?"), ("assistant", ANSWER))},
+        ],
+        reads=2,
+        learned=(f"{CRAFT}{END}", f"{ANSWER}{END}"),
+    ),
+    "AgentGym's trajectories of TextCraft": Form(
+        rows=[
+            {
+                "item_id": "textcraft_0",
+                "conversations": shares(
+                    ("human", "You craft.", None),
+                    ("gpt", "OK.", False),
+                    ("human", "Goal: planks", None),
+                    ("gpt", CRAFT, True),
+                ),
+            }
+        ],
+        reads=1,
+        learned=(f"{CRAFT}{END}",),
+    ),
+    "ToolBench's conversations": Form(
+        rows=[
+            {
+                "id": "Step 2: warm in Bern?",
+                "conversations": shares(
+                    ("system", "You are AutoGPT.", None),
+                    ("user", "Is it warm in Bern?", None),
+                    ("assistant", "Thought: \nAction: weather\nAction Input: {}", None),
+                    ("function", '{"error": "", "response": "21"}', None),
+                    ("assistant", "Yes.", None),
+                    marks=False,
+                ),
+            }
+        ],
+        reads=1,
+        learned=(f"Thought: \nAction: weather\nAction Input: {{}}{END}Yes.{END}",),
+    ),
+    "OpenManus-RL's TextCraft, in verl's seven columns": Form(
+        rows=[
+            {
+                "data_source": "textcraft",
+                "prompt": chat(("user", f"Goal: craft {number} planks.")),
+                "ability": "agent",
+                "reward_model": {
+                    "style": "rule",
+                    "ground_truth": f"{number} planks",
+                    "extra": [1.0] if number else None,
+                },
+                "extra_info": {"split": "train", "index": number},
+                "env_name": "textcraft",
+                "item_id": f"textcraft_{number}",
+            }
+            for number in range(3)
+        ],
+        reads="rows with only a prompt are tasks",
+        dpo="neither `chosen` and `rejected` nor `messages`",
+        env="dataset",
+        options={"answer": "reward_model.ground_truth"},
+        plays=((2, "2 planks", 1.0), (2, "3 planks", 0.0)),
+    ),
+    "OpenManus-RL's GAIA": Form(
+        rows=[
+            {"pid": "0", "question": "How many legs have 3 spiders?", "answer": "24", "task_id": "a-1", "level": 1},
+            {"pid": "1", "question": "Who, and when?", "answer": "Ada, 1843", "task_id": "a-2", "level": "2"},
+        ],
+        reads="neither `messages` nor",
+        dpo="neither `chosen` and `rejected` nor `messages`",
+        env="gaia",
+        plays=((0, "answer($24)", 1.0), (0, "answer(8)", 0.0), (1, "answer(ada,1843)", 1.0), (1, "answer(Ada)", 0.0)),
+    ),
+    "GAIA": Form(
+        rows=[
+            {
+                "task_id": "a-1",
+                "Question": "How many legs have 3 spiders?",
+                "Level": "1",
+                "Final answer": "24",
+                "file_name": "",
+                "Annotator Metadata": {"Steps": "1. multiply", "Number of steps": "1"},
+            },
+            {"task_id": "a-2", "Question": "Who?", "Level": "2", "Final answer": "Ada", "file_name": None},
+        ],
+        reads="neither `messages` nor",
+        dpo="neither `chosen` and `rejected` nor `messages`",
+        env="gaia",
+        plays=((0, "answer(24.0)", 1.0), (0, "answer(25)", 0.0), (1, "answer(ada)", 1.0)),
+    ),
+}
+OF_FILES = [
+    pytest.param(form, as_file, id=f"{name}, {ext}") for name, form in FORMS.items() for ext, as_file in FILES.items()
+]
+of_files = pytest.mark.parametrize(("form", "as_file"), OF_FILES)
+
+
+def written(tmp_path: Path, form: Form, as_file: Callable[[Path, list[Row]], Path]) -> Path:
+    (ending,) = [ending for ending, each in FILES.items() if each is as_file]
+    rows = form.rows
+    if ending == "parquet" and {type(row.get("level")) for row in rows} == {int, str}:
+        rows = [row | {"level": str(row["level"])} for row in rows]  # a column has one type
+    return as_file(tmp_path / f"rows.{ending}", rows)
+
+
+@of_files
+def test_slipstream_data_keeps_their_rows_or_says_what_they_are(
+    form: Form, as_file: Callable[[Path, list[Row]], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, kept = written(tmp_path, form, as_file), tmp_path / "kept.jsonl"
+    code = main(["data", str(kept), f"--data={path}"])
+    if isinstance(form.reads, int):
+        assert (code, len(kept.read_text().splitlines())) == (0, form.reads)
+    else:
+        assert code == 2 and form.reads in capsys.readouterr().err
+
+
+@of_files
+def test_fits_learn_the_tokens_that_their_marks_leave(
+    form: Form, as_file: Callable[[Path, list[Row]], Path], tmp_path: Path
+) -> None:
+    path = written(tmp_path, form, as_file)
+    wanted: dict[Goal, int | str] = {"sft": form.reads, "dpo": form.dpo}
+    for goal, number in wanted.items():
+        if isinstance(number, str):
+            with pytest.raises(ValueError, match=number):
+                read(path, goal)
+            continue
+        samples, left_out = read(path, goal)
+        assert (len(samples), left_out) == (number, {})
+        tokenizer = byte_tokenizer(CHATML)
+        tokeniser = Tokeniser(tokenizer, rules=ChatRules.of(ModelConfig()))
+        for sample, text in zip(samples, form.learned, strict=True):
+            (side,) = sample.sides
+            (branch,) = tokeniser.branches(side.messages, learn_from=side.learn_from, unlearnt=side.unlearnt)
+            marked = [token for token, is_learnt in zip(branch.tokens, branch.loss_mask, strict=True) if is_learnt]
+            assert tokenizer.decode(marked) == text
+
+
+@pytest.mark.parametrize(("form", "as_file"), [each for each in OF_FILES if each.values[0].env])
+def test_their_tasks_are_scored(form: Form, as_file: Callable[[Path, list[Row]], Path], tmp_path: Path) -> None:
+    path = str(written(tmp_path, form, as_file))
+
+    async def play() -> None:
+        env = make_env(form.env, {"train": path, "held_out": path} | form.options)
+        for index, action, score in form.plays:
+            seen = await env.reset(Task(env=form.env, split="train", index=index))
+            while not seen.terminated:
+                seen = await env.step(action)
+            assert (index, action, seen.score) == (index, action, score)
+
+    asyncio.run(play())
