@@ -132,7 +132,7 @@ def _jsonl(path: Path, skip: int) -> Iterator[Line]:
 
 
 def _json(path: Path, skip: int) -> Iterator[Line]:
-    """The rows of one array; of a file that is none, those of its lines. Raises ConfigError."""
+    """The rows of one array; of another file, those of its lines. Raises ConfigError."""
     with path.open("rb") as file:
         is_array = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
     if not is_array:

@@ -119,12 +119,6 @@ def test_nothing_but_the_attached_file_can_be_read(folder: Path) -> None:
     assert sorted(json.loads(said(listed).replace("'", '"'))) == sorted(["program.py", QUESTIONS[1]["file_name"]])
 
 
-def test_openmanus_form_is_read_too(tmp_path: Path) -> None:
-    path = tmp_path / "gaia.jsonl"
-    path.write_text(json.dumps({"pid": "1", "question": "Who?", "answer": "Ada", "task_id": "x", "level": 1}))
-    assert acted("gaia", {"train": str(path)}, 0, ["answer( ada )"])[-1].success
-
-
 def test_what_is_missing_is_said_with_what_to_fetch(folder: Path) -> None:
     lines = folder / "lines.jsonl"
     for row, why in (

@@ -15,7 +15,6 @@ from slipstream.common.records.trajectory import Task
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.envhub.catalogue import make_env
-from slipstream.learner.batch.examples import Goal
 from slipstream.tools.cli.cli import main
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
@@ -30,7 +29,7 @@ class Form:
 
     rows: list[Row]
     reads: int | str  # by `data` and `fit sft`
-    dpo: int | str = "`return` must be a number"
+    dpo: str = "`return` must be a number"
     learned: tuple[str, ...] = ()  # the text of the tokens that `fit sft` learns, of each row
     env: str = ""  # an environment that plays them
     options: Row = field(default_factory=dict)
@@ -209,25 +208,23 @@ FORMS: dict[str, Form] = {
         plays=((0, "answer(24.0)", 1.0), (0, "answer(25)", 0.0), (1, "answer(ada)", 1.0)),
     ),
 }
-OF_FILES = [
-    pytest.param(form, as_file, id=f"{name}, {ext}") for name, form in FORMS.items() for ext, as_file in FILES.items()
-]
-of_files = pytest.mark.parametrize(("form", "as_file"), OF_FILES)
+OF_FILES = {f"{name}, {ending}": (form, FILES[ending]) for name, form in FORMS.items() for ending in FILES}
+PLAYED = [name for name, (form, _) in OF_FILES.items() if form.env]
 
 
-def written(tmp_path: Path, form: Form, as_file: Callable[[Path, list[Row]], Path]) -> Path:
-    (ending,) = [ending for ending, each in FILES.items() if each is as_file]
-    rows = form.rows
+def written(folder: Path, name: str) -> Path:
+    form, as_file = OF_FILES[name]
+    ending, rows = name.rpartition(" ")[2], form.rows
     if ending == "parquet" and {type(row.get("level")) for row in rows} == {int, str}:
         rows = [row | {"level": str(row["level"])} for row in rows]  # a column has one type
-    return as_file(tmp_path / f"rows.{ending}", rows)
+    return as_file(folder / f"rows.{ending}", rows)
 
 
-@of_files
+@pytest.mark.parametrize("name", OF_FILES)
 def test_slipstream_data_keeps_their_rows_or_says_what_they_are(
-    form: Form, as_file: Callable[[Path, list[Row]], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, kept = written(tmp_path, form, as_file), tmp_path / "kept.jsonl"
+    (form, _), path, kept = OF_FILES[name], written(tmp_path, name), tmp_path / "kept.jsonl"
     code = main(["data", str(kept), f"--data={path}"])
     if isinstance(form.reads, int):
         assert (code, len(kept.read_text().splitlines())) == (0, form.reads)
@@ -235,31 +232,29 @@ def test_slipstream_data_keeps_their_rows_or_says_what_they_are(
         assert code == 2 and form.reads in capsys.readouterr().err
 
 
-@of_files
-def test_fits_learn_the_tokens_that_their_marks_leave(
-    form: Form, as_file: Callable[[Path, list[Row]], Path], tmp_path: Path
-) -> None:
-    path = written(tmp_path, form, as_file)
-    wanted: dict[Goal, int | str] = {"sft": form.reads, "dpo": form.dpo}
-    for goal, number in wanted.items():
-        if isinstance(number, str):
-            with pytest.raises(ValueError, match=number):
-                read(path, goal)
-            continue
-        samples, left_out = read(path, goal)
-        assert (len(samples), left_out) == (number, {})
-        tokenizer = byte_tokenizer(CHATML)
-        tokeniser = Tokeniser(tokenizer, rules=ChatRules.of(ModelConfig()))
-        for sample, text in zip(samples, form.learned, strict=True):
-            (side,) = sample.sides
-            (branch,) = tokeniser.branches(side.messages, learn_from=side.learn_from, unlearnt=side.unlearnt)
-            marked = [token for token, is_learnt in zip(branch.tokens, branch.loss_mask, strict=True) if is_learnt]
-            assert tokenizer.decode(marked) == text
+@pytest.mark.parametrize("name", OF_FILES)
+def test_fits_learn_the_tokens_that_their_marks_leave(name: str, tmp_path: Path) -> None:
+    (form, _), path = OF_FILES[name], written(tmp_path, name)
+    with pytest.raises(ValueError, match=form.dpo):
+        read(path, "dpo")
+    if isinstance(form.reads, str):
+        with pytest.raises(ValueError, match=form.reads):
+            read(path)
+        return
+    samples, left_out = read(path)
+    assert (len(samples), left_out) == (form.reads, {})
+    tokenizer = byte_tokenizer(CHATML)
+    tokeniser = Tokeniser(tokenizer, rules=ChatRules.of(ModelConfig()))
+    for sample, text in zip(samples, form.learned, strict=True):
+        (side,) = sample.sides
+        (branch,) = tokeniser.branches(side.messages, learn_from=side.learn_from, unlearnt=side.unlearnt)
+        marked = [token for token, is_learnt in zip(branch.tokens, branch.loss_mask, strict=True) if is_learnt]
+        assert tokenizer.decode(marked) == text
 
 
-@pytest.mark.parametrize(("form", "as_file"), [each for each in OF_FILES if each.values[0].env])
-def test_their_tasks_are_scored(form: Form, as_file: Callable[[Path, list[Row]], Path], tmp_path: Path) -> None:
-    path = str(written(tmp_path, form, as_file))
+@pytest.mark.parametrize("name", PLAYED)
+def test_their_tasks_are_scored(name: str, tmp_path: Path) -> None:
+    (form, _), path = OF_FILES[name], str(written(tmp_path, name))
 
     async def play() -> None:
         env = make_env(form.env, {"train": path, "held_out": path} | form.options)

@@ -1,0 +1,346 @@
+"""Ten rows in the form of each benchmark of docs/assets.md: what is right scores 1, and what is wrong scores less."""
+
+import asyncio
+import json
+import re
+import sqlite3
+import tempfile
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.common.records.trajectory import Task
+from slipstream.envhub.catalogue import ASSETS, make_env
+from slipstream.envhub.env import Env
+from tests.envhub.assets import test_asset_os, test_asset_textcraft, test_asset_webshop
+from tests.envhub.assets.swebench_files import write_clone, write_environment
+from tests.envhub.assets.test_asset_sql import ROWS, line
+
+NUMBERS = range(10)
+Actions = list[str]
+EXPERT: Actions = []  # what the file itself gives as its solution
+
+
+@dataclass(kw_only=True)
+class Form:
+    """An environment on ten rows, with actions that are right, and actions that are wrong, for each."""
+
+    env: str
+    options: dict[str, Any]
+    right: list[Actions]
+    wrong: list[Actions]
+    end: Callable[[], None] = lambda: None
+
+
+def both(path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Options with a file of `rows` as both splits."""
+    is_lines = path.suffix == ".jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) if is_lines else json.dumps(rows))
+    return {"train": str(path), "held_out": str(path)}
+
+
+def answers(right: list[str], wrong: list[str]) -> dict[str, list[Actions]]:
+    return {"right": [[f"answer({each})"] for each in right], "wrong": [[f"answer({each})"] for each in wrong]}
+
+
+TRUE = ["7", "1200", "St. Ives", "a, 2", "red; blue", "3.5", "Ada", "-4", "right", "10%"]
+GIVEN = ["7.0", "$1,200", "st ives", "A,2", "Red;blue", "3.50", "ada ", "-4", "Right.", "10 %"]
+FALSE = ["8", "1,201", "St. Ive", "2, a", "red", "3.4", "Ada L", "4", "left", "11%"]
+
+
+def gaia(folder: Path) -> Form:
+    rows = [
+        {"task_id": str(n), "Question": f"Q{n}?", "Level": 1 + n % 3, "Final answer": TRUE[n], "file_name": ""}
+        for n in NUMBERS
+    ]
+    return Form(env="gaia", options=both(folder / "metadata.jsonl", rows), **answers(GIVEN, FALSE))
+
+
+def gaia_of_openmanus(folder: Path) -> Form:
+    rows = [
+        {"pid": str(n), "question": f"Q{n}?", "answer": TRUE[n], "task_id": str(n), "level": 1 + n % 3} for n in NUMBERS
+    ]
+    return Form(env="gaia", options=both(folder / "gaia.json", rows), **answers(GIVEN, FALSE))
+
+
+def dbbench(folder: Path) -> Form:
+    table = '"Team Results"'
+    update, insert, delete = (
+        f"UPDATE {table} SET \"Win %\"='60' WHERE Team='Yale'",
+        f"INSERT INTO {table} VALUES ('Penn', '9')",
+        f"DELETE FROM {table} WHERE Team='Brown'",
+    )
+    asked = [(["Yale"], "other", '["Yale"]', '["Brown"]'), (["2.0"], "counting", "[2]", "[3]")]
+    asked += [
+        (["Brown", "Yale"], "ranking", '["Yale", "Brown"]', '["Yale"]'),
+        (["45"], "aggregation-AVG", "[45]", "[4]"),
+    ]
+    asked += [(["none"], "other", '["none"]', "[]"), (["50"], "aggregation-MAX", '["50"]', '["40"]')]
+    changes = [(update, "UPDATE"), (insert, "INSERT"), (delete, "DELETE"), (insert, "INSERT")]
+    lines = [line(f"Q{n}?", label, kind, ROWS) for n, (label, kind, *_) in enumerate(asked)]
+    lines += [line(f"Change {n}.", [statement], kind, ROWS) for n, (statement, kind) in enumerate(changes)]
+    return Form(
+        env="dbbench",
+        options=both(folder / "standard.jsonl", lines),
+        right=[*([f"answer {given}"] for *_, given, _ in asked), *([f"sql {each}", "commit"] for each, _ in changes)],
+        wrong=[*([f"answer {given}"] for *_, given in asked), *([f"sql {update} OR 1", "commit"] for _ in changes)],
+    )
+
+
+def questions_of_sql(folder: Path, *, query: str) -> Form:
+    """BIRD's form, or Spider's, by the name of the column with the query."""
+    (folder / "databases" / "shop").mkdir(parents=True)
+    connection = sqlite3.connect(folder / "databases" / "shop" / "shop.sqlite")
+    with connection:
+        connection.execute("CREATE TABLE sales (item TEXT, number INTEGER)")
+        connection.executemany("INSERT INTO sales VALUES (?, ?)", [(f"item{n}", n) for n in NUMBERS])
+    connection.close()
+    rows = [
+        {
+            "db_id": "shop",
+            "question": f"How many of item{n}?",
+            query: f"SELECT number FROM sales WHERE item = 'item{n}'",
+        }
+        for n in NUMBERS
+    ]
+    return Form(
+        env="bird",
+        options=both(folder / "dev.json", rows) | {"databases": str(folder / "databases")},
+        right=[[f"commit SELECT {n}"] for n in NUMBERS],
+        wrong=[[f"commit SELECT {n + 1}"] for n in NUMBERS],
+    )
+
+
+def bird(folder: Path) -> Form:
+    return questions_of_sql(folder, query="SQL")
+
+
+def spider(folder: Path) -> Form:
+    return questions_of_sql(folder, query="query")
+
+
+def agentbench_os(folder: Path) -> Form:
+    options = test_asset_os.written(folder)
+    rows = [
+        test_asset_os.WORD
+        | {"description": f"Word {n}?", "create": {"init": f"echo w{n} > /root/word"}, "evaluation": {"match": f"w{n}"}}
+        for n in range(4)
+    ]
+    rows += [
+        test_asset_os.asked(f"Files {n}?", f"mkdir /d && touch $(seq -f /d/%g {n})", "ls /d | wc -l")
+        for n in range(1, 4)
+    ]
+    rows += [test_asset_os.MODES | {"description": f"Modes {n}."} for n in range(3)]
+    (folder / "data/5/new.json").write_text(json.dumps(rows))
+    given = [*(f"w{n}" for n in range(4)), "1", "2", "3"]
+    return Form(
+        env="agentbench_os",
+        options={"train": options["train"]},
+        right=[*([f"Act: answer({each})"] for each in given), *([["bash chmod 660 ~/notes/*", "Act: finish"]] * 3)],
+        wrong=[*([f"Act: answer({each}0)"] for each in given), *([["Act: finish"]] * 3)],
+    )
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    """Knows of each maker m.N that it makes m.1N and m.2N, and of nothing else."""
+
+    def do_POST(self) -> None:
+        query = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())["query"][0]
+        (number,) = re.findall(r"ns:m\.(\d+) ns:made\.by\.it \?x", query)
+        if "COUNT" in query:
+            rows: list[dict[str, Any]] = [{"n": {"value": "2"}}]
+        else:
+            rows = [{"x": {"value": f"http://rdf.freebase.com/ns/m.{tens}{number}"}} for tens in (1, 2)]
+        content = json.dumps({"results": {"bindings": rows}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def agentbench_kg(folder: Path) -> Form:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+
+    found = [["2"] if n % 2 else [f"m.1{n}", f"m.2{n}"] for n in NUMBERS]
+    rows = [
+        {
+            "qid": f"{n}_grailqa",
+            "question": f"What does {n} make?",
+            "entities": {f"maker {n}": f"m.{n}"},
+            "answer": [{"answer_type": "Entity", "answer_argument": each} for each in found[n]],
+            "actions": [],
+        }
+        for n in NUMBERS
+    ]
+    (folder / "vocab.json").write_text(json.dumps({"relations": ["made.by.it"], "attributes": [], "classes": []}))
+    (folder / "fb_roles").write_text("maker made.by.it thing\n")
+    options = {"ontology": str(folder), "sparql_url": f"http://127.0.0.1:{server.server_port}/sparql"}
+    ways = [
+        [f"get_neighbors(m.{n},made.by.it)", *(["count(#0)", "answer(#1)"] if n % 2 else ["answer(#0)"])]
+        for n in NUMBERS
+    ]
+    return Form(
+        env="agentbench_kg",
+        options=both(folder / "std.json", rows) | options,
+        right=ways,
+        wrong=[
+            [*way[:-1], f"get_neighbors(m.{9 - n},made.by.it)", "answer(#0)" if n % 2 else "answer(#1)"]
+            for n, way in enumerate(ways)
+        ],
+        end=end,
+    )
+
+
+def webshop(folder: Path) -> Form:
+    items = [test_asset_webshop.item(number) for number in range(40)]
+    asked = {
+        each["asin"]: [
+            {
+                "asin": each["asin"],
+                "instruction": f"i want number {number}.",
+                "instruction_attributes": ["machine wash"],
+                "instruction_options": ["navy"] if number % 5 else [],
+            }
+        ]
+        for number, each in enumerate(items)
+    }
+    (folder / "items_shuffle_1000.json").write_text(json.dumps(items))
+    (folder / "items_ins_v2_1000.json").write_text(
+        json.dumps({each["asin"]: {"attributes": ["machine washable"]} for each in items})
+    )
+    (folder / "items_human_ins.json").write_text(json.dumps(asked))
+    other = ["search[Acme1 lamp]", "click[B000000001]", "click[Buy Now]"]  # dear, and without an option
+    return Form(env="webshop", options={"folder": str(folder)}, right=[EXPERT] * 10, wrong=[other] * 10)
+
+
+def textcraft(folder: Path) -> Form:
+    for name, recipe in test_asset_textcraft.RECIPES.items():
+        (folder / f"{name}.json").write_text(json.dumps(recipe))
+    return Form(env="textcraft", options={"recipes": str(folder)}, right=[EXPERT] * 10, wrong=[["get 1 coal"]] * 10)
+
+
+def swebench(folder: Path) -> Form:
+    instance = write_clone(folder / "clones")
+    write_environment(folder / "environments" / "acme__fruit-1.2")
+    rows = [instance | {"instance_id": f"acme__fruit-{n}"} for n in NUMBERS]
+    options = {name: str(folder / name) for name in ("clones", "environments", "checkouts")}
+    return Form(
+        env="swebench",
+        options=both(folder / "test.jsonl", rows) | options,
+        right=[EXPERT] * 10,
+        wrong=[["edit src/fruit/scales.py 9\n    return max(sorted(weights), key=weights.get)", "submit"]] * 10,
+    )
+
+
+def calls(folder: Path) -> Form:
+    """BFCL's single calls, one answer for each alternative."""
+    rows = [
+        {
+            "prompt": [{"role": "system", "content": "area(base, height)"}, {"role": "user", "content": f"Area {n}?"}],
+            "answer": [{"name": "area", "arguments": {"base": n, "height": 5} | more} for more in ({}, {"unit": "cm"})],
+        }
+        for n in NUMBERS
+    ]
+    said = '{{"name": "area", "arguments": {{"height": {}, "base": {}}}}}'
+    return Form(
+        env="dataset",
+        options=both(folder / "calls.jsonl", rows) | {"check": "json"},
+        right=[[said.format(5, n)] for n in NUMBERS],
+        wrong=[[said.format(6, n)] for n in NUMBERS],
+    )
+
+
+def recorded_calls(folder: Path) -> Form:
+    """ToolBench's and tau-bench's kind: tools whose results were recorded, then an answer."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Weather of town {n}?"},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"function": {"name": "weather", "arguments": json.dumps({"town": n})}}],
+                },
+                {"role": "tool", "content": f"{n + 20} degrees"},
+                {"role": "assistant", "content": f"{n + 20}"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}],
+            "answer": n + 20,
+        }
+        for n in NUMBERS
+    ]
+    call = '<tool_call>{{"name": "weather", "arguments": {{"town": {}}}}}</tool_call>'
+    return Form(
+        env="dataset",
+        options=both(folder / "trips.jsonl", rows) | {"conversation": "messages", "tools": "tools", "check": "number"},
+        right=[[call.format(n), f"{n + 20} degrees"] for n in NUMBERS],
+        wrong=[[call.format(n), f"{n} degrees"] for n in NUMBERS],
+    )
+
+
+FORMS: tuple[Callable[[Path], Form], ...] = (
+    *(gaia, gaia_of_openmanus, dbbench, bird, spider, agentbench_os, agentbench_kg, webshop, textcraft, swebench),
+    *(calls, recorded_calls),
+)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Not in pytest's own folder, which the sandbox cannot read if these tests run as root."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
+        Path(scratch).chmod(0o755)
+        yield Path(scratch)
+
+
+async def score(env: Env, task: Task, actions: Actions) -> float:
+    """The score after `actions`, or after those of the environment's own expert."""
+    seen = await env.reset(task)
+    try:
+        for action in actions:
+            seen = await env.step(action)
+        while actions is EXPERT and not seen.terminated:
+            seen = await env.step(env.expert())
+        return seen.score
+    finally:
+        await env.close()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(form, id=form.__name__, marks=[pytest.mark.long] * (form is swebench)) for form in FORMS],
+)
+def test_ten_rows_are_scored_right_and_wrong(form: Callable[[Path], Form], folder: Path) -> None:
+    made, scores = form(folder), []
+    for index, (right, wrong) in enumerate(zip(made.right, made.wrong, strict=True)):
+        env, task = make_env(made.env, made.options), Task(env=made.env, split="train", index=index)
+        scores.append((asyncio.run(score(env, task, right)), asyncio.run(score(env, task, wrong))))
+    made.end()
+    assert [right for right, _ in scores] == [1.0] * 10
+    assert [wrong for _, wrong in scores if wrong >= 1] == []
+
+
+def test_the_page_says_of_each_benchmark_how_it_is_scored_or_why_it_is_not_played() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "assets.md").read_text()
+    played, others, *_ = (
+        [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
+        for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
+    )
+    names = {re.findall(r"`(\w+)`", row[1])[0] for row in played}
+    assert names == ASSETS.keys() - {"dataset"} == names & {form.__name__ for form in FORMS}
+    assert [row for row in played if not all(row[:4])] == [] == [row for row in others if not all(row)]
+    asked = "BFCL, ToolBench, tau-bench, WebArena, OSWorld, AndroidWorld, TheAgentCompany"
+    assert ", ".join(row[0] for row in others) == asked
