@@ -1,10 +1,10 @@
 """Reads the rows of a .jsonl, .json or .parquet file, or of a data set on a hub.
 
-A few rows are in memory at a time; of a .json file that is one array, all are. All formats give the same values. Arrow
-has one type for a column, so it adds a null where another row has a field, and makes 1 to 1.0 where another row has
-1.5; and all its objects have their fields in one order. So in every file a field that is null is no field, a whole
-number has no fraction, and the fields of an object have the same order. What is in a JSON text stays as it is, and so
-does a null in a list.
+A few rows are in memory at a time; of a .json file, all are. All formats give the same values. Arrow has one type for a
+column, so it adds a null where another row has a field, and makes 1 to 1.0 where another row has 1.5; and all its
+objects have their fields in one order. So in every file a field that is null is no field, a whole number has no
+fraction, and the fields of an object have the same order. What is in a JSON text stays as it is, and so does a null in
+a list.
 """
 
 import datetime
@@ -133,13 +133,12 @@ def _jsonl(path: Path, skip: int) -> Iterator[Line]:
 
 def _json(path: Path, skip: int) -> Iterator[Line]:
     """The rows of one array; of another file, those of its lines. Raises ConfigError."""
-    with path.open("rb") as file:
-        is_array = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-    if not is_array:
+    text = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    if not text[:1000].lstrip().startswith(b"["):
         yield from _jsonl(path, skip)
         return
     try:
-        rows = json.loads(path.read_bytes().decode("utf-8-sig"))
+        rows = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not a JSON array: {error}; restore it from a copy, or write it again") from error
     for number, row in enumerate(rows[skip:], skip + 1):

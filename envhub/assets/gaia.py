@@ -159,7 +159,9 @@ def make_gaia(task: Task, *, items: dict[str, list[tuple[OpenManusItem, Path]]],
 @functools.lru_cache(maxsize=8)
 def _playable(path: Path, level: int) -> list[tuple[OpenManusItem, Path]]:
     """Return the questions of a level. Raises ValueError if an answer or an attached file is missing."""
-    items = [item for item in _items(path) if level in (0, item.level)]
+    (_, first), *_ = read_rows(path)
+    form: type[OpenManusItem] = GaiaItem if "Question" in first else OpenManusItem
+    items = [item for item in read_records(path, form) if level in (0, item.level)]
     for item in items:
         if item.answer == UNKNOWN:
             raise ValueError(f"{path} has no answers, like GAIA's test split; use the validation split")
@@ -175,9 +177,3 @@ def _playable(path: Path, level: int) -> list[tuple[OpenManusItem, Path]]:
     if not items:
         raise ValueError(f"{path} has no questions of level {level}; use `env.options.level=0` for all levels")
     return [(item, path.parent) for item in items]
-
-
-def _items(path: Path) -> list[OpenManusItem]:
-    (_, first), *_ = read_rows(path)
-    form: type[OpenManusItem] = GaiaItem if "Question" in first else OpenManusItem
-    return read_records(path, form)
