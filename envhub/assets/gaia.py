@@ -159,7 +159,7 @@ def make_gaia(task: Task, *, items: dict[str, list[tuple[OpenManusItem, Path]]],
 @functools.lru_cache(maxsize=8)
 def _playable(path: Path, level: int) -> list[tuple[OpenManusItem, Path]]:
     """Return the questions of a level. Raises ValueError if an answer or an attached file is missing."""
-    (_, first), *_ = read_rows(path)
+    _, first = next(iter(read_rows(path)), (0, {}))
     form: type[OpenManusItem] = GaiaItem if "Question" in first else OpenManusItem
     items = [item for item in read_records(path, form) if level in (0, item.level)]
     for item in items:
