@@ -52,7 +52,8 @@ class AgentGymClient:
 
     Options: `url` of the server; `server`, its kind, a key of SERVERS; `train` and `held_out`, the first and the last
     number of the tasks of each split; `rules`, a system message, because the servers do not explain the actions;
-    `key_file`, a file with the secret for a server that requires one.
+    `key_file`, a file with the secret for a server that requires one; `server_command`, which starts the server with
+    the run.
     """
 
     replay_only: ClassVar[bool] = True
@@ -66,6 +67,7 @@ class AgentGymClient:
         held_out: Sequence[int] = (),
         rules: str = "",
         key_file: str = "",
+        server_command: str = "",
     ) -> None:
         """Raises ValueError for invalid options. Does not connect yet: the server may start later."""
         if not url.startswith(("http://", "https://")):

@@ -53,10 +53,18 @@ class EnvClient:
 
     waits_for_server = True
 
-    def __init__(self, *, url: str, env: str, options: Mapping[str, Any] | None = None, key_file: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        url: str,
+        env: str,
+        options: Mapping[str, Any] | None = None,
+        key_file: str = "",
+        server_command: str = "",
+    ) -> None:
         """`env` is the environment's name at the server, `options` are its options. Raises ValueError if invalid.
 
-        Does not connect yet: the server may start later.
+        Does not connect yet: the server may start later, and `server_command` starts it with the run.
         """
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"`env.options.url` must be http://HOST:PORT of `slipstream serve envs`, got {url!r}")

@@ -43,7 +43,7 @@ class OpenEnvClient:
     Options: `url`, to which `/ws` is added; `action_field`, the field of its action that takes the text;
     `observation_field`, the field of its observation that is shown, or "" for all of it as JSON; `rules`, a system
     message, because the servers rarely explain the actions; `key_file`, a file with the secret for a server that
-    requires one.
+    requires one; `server_command`, which starts the server with the run.
     """
 
     replay_only: ClassVar[bool] = True
@@ -56,6 +56,7 @@ class OpenEnvClient:
         observation_field: str = "",
         rules: str = "",
         key_file: str = "",
+        server_command: str = "",
     ) -> None:
         """Raises ValueError for invalid options. Does not connect yet: the server may start later."""
         if not url.startswith(("http://", "https://")):

@@ -37,6 +37,7 @@ from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run.check_input import check_collect, check_env, check_model_folder
 from slipstream.tools.run.collect_options import DEFAULT_NUM_TASKS, CollectOptions
 from slipstream.tools.run.prepare import NoisyExpert, expert_episodes, load_tokenizer
+from slipstream.tools.run.server_command import playing_on_servers
 
 PROGRESS_S = 5.0  # between two lines of progress
 BEAM = 2  # tree_of_thoughts: states expanded at each depth; graph_of_thoughts: attempts shown to a new one
@@ -50,8 +51,8 @@ def collect(config: Config, *, path: Path, force: bool, options: CollectOptions)
     The model is `model.path` if given, else the trained model of `run.name`.
     """
     log_to_stderr(logging.WARNING)
-    with rows_to(path, force=force, inputs=[options.retrace, options.server]):
-        check_collect(config, options)
+    check_collect(config, options)
+    with rows_to(path, force=force, inputs=[options.retrace, options.server]), playing_on_servers(config):
         if options.expert:
             return _collect_expert(config, options, path=path)
         if options.server:

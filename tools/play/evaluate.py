@@ -32,6 +32,7 @@ from slipstream.tools.play.state_values import StateValues, reward_model_beside
 from slipstream.tools.run.check_input import check_collect, check_env, check_model_folder
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.prepare import load_tokenizer
+from slipstream.tools.run.server_command import playing_on_servers
 from slipstream.tools.terminal.table import print_rows
 
 DEFAULT_NUM_TASKS = 100
@@ -52,7 +53,7 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
     if options.server:
         check_collect(config, CollectOptions(server=options.server))
     formats = options.compare or (config.env.action_format,)
-    with reward_model_beside(config, options.reward_model) as values:
+    with playing_on_servers(config), reward_model_beside(config, options.reward_model) as values:
         check_no_critic(values)
         if options.server:
             return _evaluate_served(config, options, read_server(Path(options.server)), values)

@@ -191,7 +191,7 @@ async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part], *, t
     functions = [reward for reward in rewards if is_own(reward.kind)]
     shown = {reward.key: shown_columns(reward) for reward in rewards if shown_columns(reward)}
     try:
-        if (functions or shown) and not isinstance(env, DrivingEnv):
+        if (functions or shown) and not isinstance(env, DrivingEnv) and not part.options.get("server_command"):
             first = await env.reset(task)
             columns = first.columns
             for reward in functions:

@@ -35,6 +35,7 @@ from slipstream.tools.run.check_input import check_input
 from slipstream.tools.run.child import EXIT_BAD_INPUT, RESTARTED, Child, failed_code, kill_descendants, print_failure
 from slipstream.tools.run.devices import VARIABLE, split_devices, visible_devices
 from slipstream.tools.run.doctor import check_machine, print_missing
+from slipstream.tools.run.server_command import ended, env_servers, server_commands
 from slipstream.tools.run.sharing import share_gpus
 from slipstream.tools.see.dashboard import redirect_to_charts
 from slipstream.tools.see.report_page import REPORT, page, report_of
@@ -63,7 +64,8 @@ def up(config: Config, *, resume: bool, dry_run: bool, trackers: Sequence[str] =
     run_dir = _checked(config, resume=resume)
     share_gpus(config)
     shutdown = Shutdown(at_once=_kill_everything)
-    with run_dir.held(), _redis(config, run_dir) as server:
+    stop = shutdown.requested
+    with run_dir.held(), _redis(config, run_dir) as server, env_servers(config, stop=stop) as env_hosts:
         environment = {PASSWORD_VARIABLE: server.password} if server else {}
         run_dir.create()
         run_dir.start_clock()
@@ -74,7 +76,7 @@ def up(config: Config, *, resume: bool, dry_run: bool, trackers: Sequence[str] =
         write_whole(run_dir.config, dump_config(config))
         children = _children(config, run_dir, environment)
         tracking = _trackers(run_dir, trackers)
-        return training(run_dir, lambda: _supervise(config, run_dir, children, tracking, server, shutdown))
+        return training(run_dir, lambda: _supervise(config, run_dir, children, tracking, server, env_hosts, shutdown))
 
 
 def _print_plan(config: Config, trackers: Sequence[str]) -> int:
@@ -83,6 +85,8 @@ def _print_plan(config: Config, trackers: Sequence[str]) -> int:
     share_gpus(config)
     print(f"redis: {config.redis.url or 'a server of its own'}")
     print(f"GPUs: {split_devices(config, visible_devices())}")
+    for command, (label, _) in server_commands(config.env).items():
+        print(f"server-{label}: {command}")
     for child in [*_children(config, run_dir, environment={}), *_trackers(run_dir, trackers)]:
         print(f"{child.name}: {' '.join(child.command)}")
     return 0
@@ -215,6 +219,7 @@ def _supervise(
     children: list[Child],
     tracking: list[Child],
     server: Server | None,
+    env_hosts: list[Child],
     shutdown: Shutdown,
 ) -> int:
     learner, actors, *judges, tensorboard = children
@@ -223,7 +228,7 @@ def _supervise(
     try:
         for child in [*children, *tracking]:
             child.start()
-        failed = _watch(console, config, run_dir, children, tracking, server, shutdown)
+        failed = _watch(console, config, run_dir, children, tracking, server, env_hosts, shutdown)
         if failed:
             print_failure("up", failed)
             if failed.exit_code != EXIT_BAD_INPUT and not newest_metrics(run_dir.metrics, 1):
@@ -277,6 +282,7 @@ def _watch(
     children: list[Child],
     tracking: list[Child],
     server: Server | None,
+    env_hosts: list[Child],
     shutdown: Shutdown,
 ) -> Child | None:
     """Show progress until the learner is done or a signal asks to stop; return a child that cannot be restarted."""
@@ -303,6 +309,8 @@ def _watch(
             for child in (learner, actors, *judges):
                 if not child.keep_up():
                     return child
+            if gone := ended(env_hosts):
+                return gone
             for line in actors.new_lines(RESTARTED):
                 console.print(cell(line), soft_wrap=True)
             for child in (tensorboard, *tracking):  # training does not depend on them

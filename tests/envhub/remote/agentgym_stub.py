@@ -1,4 +1,4 @@
-"""`python -m tests.envhub.remote.agentgym_stub`: AgentGym servers that accept exactly what was recorded.
+"""`python -m tests.envhub.remote.agentgym_stub [PORT]`: AgentGym servers that accept exactly what was recorded.
 
 Each one counts down from 2 plus the task's number modulo 4. Its requests and replies are written out here, and share no
 code with the client that they test. Each /step first gets a 503, as from a busy server.
@@ -7,6 +7,7 @@ code with the client that they test. Each /step first gets a 503, as from a busy
 import asyncio
 import itertools
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,7 +163,7 @@ async def main() -> None:
     app.router.add_get("/{name}/tally", tally)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", int(next(iter(sys.argv[1:]), 0))).start()
     print(f"port {runner.addresses[0][1]}", flush=True)
     await asyncio.Event().wait()
 

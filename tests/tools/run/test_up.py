@@ -27,6 +27,7 @@ from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.server.redis_server import Server, _socket_of, password_of
+from slipstream.tools.run.up import free_port
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
 from tests.replay.buffer.every_verb import FACTS
 
@@ -98,10 +99,14 @@ class Sittings:
 
     def left(self) -> list[list[str]]:
         """The command lines of what still runs."""
-        lines = []
+        return list(self.running().values())
+
+    def running(self) -> dict[psutil.Process, list[str]]:
+        """The processes, with their command lines."""
+        lines = {}
         for process in marked(self._mark):
             with contextlib.suppress(psutil.NoSuchProcess):  # it ended between the two looks
-                lines.append(process.cmdline())
+                lines[process] = process.cmdline()
         return lines
 
     def end(self) -> None:
@@ -252,6 +257,27 @@ def the_trained_model_can_be_evaluated(root: Path) -> None:
     served = json.loads((RunDir(str(root), NAME).trained_model / "generation_config.json").read_text())
     assert (served["temperature"], served["top_k"]) == (1.0, 0), "those of sampling, though the run names none"
     assert all(result["num_tasks"] == 2 and 0 <= result["success"] <= 1 for result in results)
+
+
+def test_a_run_ends_with_the_server_of_its_environment_and_continues_with_a_new_one(
+    tmp_path: Path, start: Sittings
+) -> None:
+    port = free_port(0)
+    serve = f"{sys.executable} -m slipstream.tools.cli.cli serve envs --names tests.guess:GuessEnv --port {port}"
+    options = {"url": f"http://127.0.0.1:{port}", "env": "tests.guess:GuessEnv", "server_command": serve}
+    settings = ["env.name=remote", f"env.options={json.dumps(options)}", f"learner.steps={ENDLESS}"]
+    up = start(f"run.name={NAME}", *SMALL, *settings)
+    up.wait_until(lambda: up.last_step() >= 1, "the first step")
+    (server,) = (each for each, line in start.running().items() if line[0] != "sh" and line[-1:] == [str(port)])
+    server.kill()
+    assert up.wait() == 1
+    assert "slipstream up: server-remote ended with code 137" in up._everything()
+    assert start.left() == []
+    reached = up.last_step()
+    again = start("--resume", NAME)
+    again.wait_until(lambda: again.last_step() > reached, "another step")
+    again.process.kill()
+    everything_ends_soon(start)
 
 
 def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path, start: Sittings) -> None:
