@@ -56,6 +56,11 @@ class RunDir:
         return self.path / "trajectories"
 
     @property
+    def preferences(self) -> Path:
+        """Pairs of sibling episodes, of which a person prefers one: see slipstream.tools.viewer.marks."""
+        return self.path / "preferences.jsonl"
+
+    @property
     def tokens(self) -> Path:
         """What each step did with its tokens: see slipstream.replay.records.token_record."""
         return self.path / "tokens"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.common.process.run_dir import RunDir
+from slipstream.tools.viewer.marks import Mark, keep_mark
 from tests.browser.pages import dom_of
 from tests.common.text.small_tokenizer import END
 from tests.tools.viewer.viewed import HOSTILE, make_viewed_run
@@ -99,6 +100,13 @@ def test_siblings_are_drawn_as_a_tree_of_what_they_did(served: str, tmp_path: Pa
     shown = dom_of(f"{served}#steps/6/groups/1/tree", tmp_path)
     assert shown.count('<ul class="tree">') == 1 and shown.count('<div class="leaf">') == 2
     assert "click[0] ü" in shown and "click[1] ü" in shown and "return 1.000" in shown
+
+
+def test_what_a_person_prefers_is_shown_and_can_be_undone(served: str, run_dir: RunDir, tmp_path: Path) -> None:
+    mark = Mark(step=6, group_id=1, better=1, worse=0)
+    keep_mark(run_dir.preferences, mark, {"group_id": 1, "member": [1, 0]})
+    shown = dom_of(f"{served}#steps/6/groups/1", tmp_path)
+    assert "better than 0 <button>undo</button>" in shown and shown.count('aria-label="better than"') == 2
 
 
 def test_a_search_shows_its_hits(served: str, tmp_path: Path) -> None:

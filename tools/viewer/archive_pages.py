@@ -26,7 +26,9 @@ from slipstream.replay.run.archive import Archive
 from slipstream.tools.replay.diff import group_facts, step_facts
 from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep, read_archived, transcriber_of
 from slipstream.tools.replay.show import member_facts, trajectory_facts
+from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run.prepare import model_folder
+from slipstream.tools.viewer.marks import Mark, keep_mark, marked_rows
 
 MAX_HITS = 50  # of one search
 SEARCH_S = 2.0  # then the search returns what it has found, and where it stopped
@@ -74,14 +76,8 @@ class ArchivePages:
         recorded = self._step(step)
         if group is None:
             return self._step_page(recorded)
-        held = next((each for each in recorded.groups if each.ticket.group_id == group), None)
-        if held is None:
-            raise NotRecorded(f"step {step} was not trained on group {group}")
-        if member is None:
-            return self._group_page(held, recorded)
-        if member not in held.trajectories:
-            raise NotRecorded(f"group {group} has no member {member}")
-        return self._episode_page(held.trajectories[member], recorded)
+        held = _group(recorded, group)
+        return self._group_page(held, recorded) if member is None else self._episode_page(_of(held, member), recorded)
 
     def run(self, steps: Sequence[int]) -> dict[str, Any]:
         """The run, whose archive has `steps`."""
@@ -115,6 +111,25 @@ class ArchivePages:
                 hits += self._hits(trajectory, text.casefold(), step)
         return {"hits": hits, "unreadable": unreadable, "next": following}
 
+    def mark(self, mark: Mark) -> dict[str, Any]:
+        """Keep a person's mark; return the marks of its group. Raises NotRecorded, ConfigError."""
+        group = _group(self._step(mark.step), mark.group_id)
+        better, worse = (
+            row_of(_of(group, member), self._transcriber, state=group.state, step=mark.step)
+            for member in (mark.better, mark.worse)
+        )
+        if not better["messages"] or not worse["messages"]:
+            raise NotRecorded("the messages of these episodes are not known, so nothing can be learned from a mark")
+        row = {name: better[name] for name in ("run_id", "task", "group_id", "step")}
+        sides = {"chosen": better["messages"], "rejected": worse["messages"], "member": [mark.better, mark.worse]}
+        keep_mark(self._run_dir.preferences, mark, row | sides)
+        return {"marks": self._marks(mark.group_id)}
+
+    def _marks(self, group_id: int) -> list[list[int]]:
+        """The pairs of members of a group of which people prefer the first."""
+        rows = [row for row in marked_rows(self._run_dir.preferences) if row.get("group_id") == group_id]
+        return [row["member"] for row in rows if isinstance(row.get("member"), list)]
+
     def _listed(self) -> Archive:
         return Archive(self._run_dir.trajectories, self._config.run.name)
 
@@ -135,7 +150,7 @@ class ArchivePages:
         for trajectory in group.trajectories.values():
             facts = trajectory_facts(trajectory, self._transcriber.turns(trajectory))
             members.append(_member(trajectory, recorded) | {"turns": facts["turns"]})
-        return group_facts(group, recorded) | {"members": members}
+        return group_facts(group, recorded) | {"members": members, "marks": self._marks(group.ticket.group_id)}
 
     def _episode_page(self, trajectory: Trajectory, recorded: RecordedStep) -> dict[str, Any]:
         facts = trajectory_facts(trajectory, self._transcriber.turns(trajectory)) | _member(trajectory, recorded)
@@ -197,6 +212,19 @@ class TokenLoss:
         """The numbers of a turn's tokens; none if it was trained in another attempt, or is not recorded."""
         found = {name: values[start:stop] for name, values in self.values.items()}
         return {name: values.tolist() for name, values in found.items() if not np.isnan(values).any()}
+
+
+def _group(recorded: RecordedStep, group_id: int) -> RecordedGroup:
+    found = next((each for each in recorded.groups if each.ticket.group_id == group_id), None)
+    if found is None:
+        raise NotRecorded(f"step {recorded.step} was not trained on group {group_id}")
+    return found
+
+
+def _of(group: RecordedGroup, member: int) -> Trajectory:
+    if member not in group.trajectories:
+        raise NotRecorded(f"group {group.ticket.group_id} has no member {member}")
+    return group.trajectories[member]
 
 
 def _member(trajectory: Trajectory, recorded: RecordedStep) -> dict[str, Any]:

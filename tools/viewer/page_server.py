@@ -14,9 +14,10 @@ from slipstream.common.process.border import Border
 from slipstream.common.process.config_error import ConfigError
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.tools.viewer.archive_pages import ArchivePages
+from slipstream.tools.viewer.marks import read_mark
 
 MAX_SEARCH_CHARS = 1000
-MAX_BODY_BYTES = 1 << 10  # no request needs one
+MAX_BODY_BYTES = 1 << 10  # of a mark
 # A page of another site may make a browser connect here under a name of its own, to read as that site: such a name is
 # refused. The port is not compared, as it differs behind a tunnel.
 NAMES = ("127.0.0.1", "localhost")
@@ -60,8 +61,8 @@ def make_app(pages: ArchivePages, front: Callable[[], str]) -> web.Application:
 
         try:
             return _json(await asyncio.get_running_loop().run_in_executor(reader, encoded))
-        except NotRecorded as error:
-            return _json(json.dumps({"error": str(error)}), status=404)
+        except (NotRecorded, ConfigError) as error:
+            return _refused(str(error), status=404 if isinstance(error, NotRecorded) else 409)
 
     async def whole(_: web.Request) -> web.Response:
         text = await asyncio.get_running_loop().run_in_executor(reader, front)
@@ -74,14 +75,28 @@ def make_app(pages: ArchivePages, front: Callable[[], str]) -> web.Application:
         text, before = request.query.get("text", ""), request.query.get("before", "")
         if not text or len(text) > MAX_SEARCH_CHARS or not (before.isascii() and before.isdecimal()):
             message = f"a search has a text of 1 to {MAX_SEARCH_CHARS} characters and a step"
-            return _json(json.dumps({"error": message}), status=400)
+            return _refused(message, status=400)
         return await answer(lambda: pages.search(text, before=int(before[:9])))
+
+    async def mark(request: web.Request) -> web.Response:
+        if request.headers.get("Origin") != f"http://{request.host}":  # browsers say whose page asks
+            return _refused("only the viewer's own page may mark; open it and mark there", status=403)
+        try:
+            read = read_mark(await request.read())
+        except ValueError as error:
+            return _refused(str(error), status=400)
+        return await answer(lambda: pages.mark(read))
 
     app = web.Application(middlewares=[_guard])
     app.router.add_get("/", whole)
     app.router.add_get("/api/search", search)
     app.router.add_get("/api/{path:.*}", page)
+    app.router.add_post("/api/marks", mark)
     return app
+
+
+def _refused(why: str, *, status: int) -> web.Response:
+    return _json(json.dumps({"error": why}), status=status)
 
 
 def _json(text: str, *, status: int = 200) -> web.Response:

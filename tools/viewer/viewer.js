@@ -23,6 +23,14 @@ async function get(path) {
   return found;
 }
 
+// Keeps that a person prefers one sibling to another; returns the marks of their group.
+async function keepMark(mark) {
+  const response = await fetch("/api/marks", { method: "POST", body: JSON.stringify(mark), referrerPolicy: "same-origin" });
+  const kept = await response.json();
+  if (!response.ok) throw new Error(kept.error);
+  return kept.marks;
+}
+
 // Invisible characters, which could hide or reorder what is shown, are escaped.
 function printable(text) {
   return text.replace(/[^\P{C}\n\t]|[\u2028\u2029]/gu, (c) => "\\u{" + c.codePointAt(0).toString(16) + "}");
@@ -194,6 +202,17 @@ async function showGroup(step, groupId, as) {
   const wanted = { order: "member", prompts: "shown", as: as === "tree" ? "a tree" : "side by side" };
   const mean = group.returns.reduce((sum, value) => sum + value, 0) / group.returns.length;
   const list = el("div", {});
+  const mark = (better, worse, undo) => guarded(async () => {
+    group.marks = await keepMark({ step, group_id: groupId, better, worse, undo });
+    draw();
+  });
+  // What people say of a member; a file cannot keep any more.
+  const preferred = ({ member }) => [
+    group.marks.filter(([better]) => better === member).map(([, worse]) => el("div", {}, `better than ${worse} `,
+      embedded ? null : el("button", { onclick: () => mark(member, worse, true) }, "undo"))),
+    embedded ? null : choice("better than", [["", ""], ...group.members.filter((other) => other.member !== member)
+      .map((other) => [other.member, "member " + other.member])], "", (worse) => mark(member, Number(worse), false)),
+  ].flat();
   function draw() {
     const members = [...group.members];
     if (wanted.order === "return") members.sort((one, other) => other.return - one.return);
@@ -204,7 +223,7 @@ async function showGroup(step, groupId, as) {
       el("div", { class: "reward" }, rewardText(member.rewards)),
       el("div", { class: "reward" }, `lag ${member.lag}, versions ${member.oldest_policy_version} to ` +
         `${member.newest_policy_version}, ${member.stop_reason}`),
-      el("div", { class: "reward" }, member.actor)));
+      el("div", { class: "reward" }, member.actor), preferred(member)));
     const longest = Math.max(...members.map((member) => member.turns.length));
     const rows = Array.from({ length: longest }, (_, index) => el("tr", {}, members.map((member) => {
       const turn = member.turns[index];
