@@ -270,7 +270,7 @@ def test_a_run_ends_with_the_server_of_its_environment_and_continues_with_a_new_
     up.wait_until(lambda: up.last_step() >= 1, "the first step")
     (server,) = (each for each, line in start.running().items() if line[0] != "sh" and line[-1:] == [str(port)])
     server.kill()
-    assert up.wait() == 1
+    assert up.wait() == 137
     assert "slipstream up: server-remote ended with code 137" in up._everything()
     assert start.left() == []
     reached = up.last_step()
