@@ -56,8 +56,8 @@ test: setup check
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder || \
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
 
-# The long tests, which `make test` leaves out; and all of the laboratory's.
-ci-long: setup
+# The long tests, which `make test` leaves out, with foreign scripts and their packages; and all of the laboratory's.
+ci-long: setup test-adapters-agents test-adapters-verifiers
 	$(BIN)/pytest -m long
 
 test-lab: setup
@@ -238,6 +238,7 @@ test-adapters-agents test-adapters-langgraph: test-adapters-%: setup
 	  > $$(echo build/adapters-$*/lib/python3.*/site-packages)/ours.pth
 	build/adapters-$*/bin/pip install $(PIP_FLAGS) -r requirements/adapters-$*.txt
 	AGENTS_PYTHON=build/adapters-$*/bin/python $(BIN)/pytest tests/adapters/agents/test_$*.py
+	if [ $* = agents ]; then build/adapters-agents/bin/python -m pytest tests/adapters/agents/test_foreign.py; fi
 
 test-adapters-verifiers: setup
 	test -x build/adapters-verifiers/bin/python || $(PYTHON) -m venv build/adapters-verifiers

@@ -39,7 +39,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBa
 
 @pytest.fixture(autouse=True)
 def tasksets_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    examples = Path(__file__).parents[3] / "docs" / "examples" / "foreign"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(examples)]))
 
 
 def part(config: dict[str, Any], **options: Any) -> MixtureEntry:
@@ -86,7 +87,7 @@ def texts(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> list[st
 
 def test_an_episode_with_its_own_harness_is_recorded_and_scored(tokenizer: PreTrainedTokenizerBase) -> None:
     started = time.monotonic()
-    first, second = play(part({"taskset": {"id": "sums"}, "agent": NULL}), tokenizer, "1", members=2)
+    first, second = play(part({"taskset": {"id": "verifiers_sums"}, "agent": NULL}), tokenizer, "1", members=2)
     print(f"two episodes of one turn: {time.monotonic() - started:.1f} s")
     check(first, vocab_size=len(tokenizer))
     (text,) = texts(first, tokenizer)
@@ -130,11 +131,17 @@ def test_a_full_context_ends_an_episode_in_order(tokenizer: PreTrainedTokenizerB
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        ({"taskset": {"id": "sums"}, "agent": {**DIRECT, "sampling": {"temperature": 0.3}}}, "temperature is 1.0"),
-        ({"taskset": {"id": "sums"}}, "the harness bash of agent runs the policy's code; set a runtime"),
+        (
+            {"taskset": {"id": "verifiers_sums"}, "agent": {**DIRECT, "sampling": {"temperature": 0.3}}},
+            "temperature is 1.0",
+        ),
+        ({"taskset": {"id": "verifiers_sums"}}, "the harness bash of agent runs the policy's code; set a runtime"),
         ({"taskset": {"id": "no_such_taskset"}, "agent": DIRECT}, "no_such_taskset"),
-        ({"taskset": {"id": "sums"}, "id": "best_of_n", "n": 2, "agent": DIRECT}, "2 traces of the agent agent"),
-        ({"taskset": {"id": "sums"}, "agent": DIRECT, "mistake": 1}, "mistake"),
+        (
+            {"taskset": {"id": "verifiers_sums"}, "id": "best_of_n", "n": 2, "agent": DIRECT},
+            "2 traces of the agent agent",
+        ),
+        ({"taskset": {"id": "verifiers_sums"}, "agent": DIRECT, "mistake": 1}, "mistake"),
     ],
 )
 def test_what_does_not_fit_says_why(tokenizer: PreTrainedTokenizerBase, config: dict[str, Any], complaint: str) -> None:
