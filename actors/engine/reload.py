@@ -20,7 +20,7 @@ from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import sanitize_layer_refs
 from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
 
-from slipstream.actors.engine.shadow_model import shadow_of, swap
+from slipstream.actors.engine.shadow_model import free, shadow_of, swap
 from slipstream.actors.weights.refused import WeightsUnfit
 
 GPT_OSS_EXPERTS = {"gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"}
@@ -32,6 +32,7 @@ class Loaded:
 
     switch: Callable[[], None]  # gives the model these weights and the shadow the model's; a second call undoes it
     untouched: list[str]  # parameters of the model that its loader took no tensor for
+    free: Callable[[], None] = lambda: None  # of a shadow that is not kept: its memory, when nothing switches any more
 
 
 def reload(model: Any, tensors: dict[str, torch.Tensor], model_config: Any) -> list[str]:
@@ -99,7 +100,7 @@ def loaded_on_cpu(model: nn.Module, tensors: dict[str, torch.Tensor], model_conf
     repack_embeddings(shadow)
     give_sinks(model, shadow)
     forget_reload(shadow)
-    return Loaded(switch=partial(swap, model, shadow), untouched=untouched)
+    return Loaded(switch=partial(swap, model, shadow), untouched=untouched, free=partial(free, shadow))
 
 
 def forget_experts(shadow: nn.Module) -> None:

@@ -40,6 +40,12 @@ def swap(model: nn.Module, shadow: nn.Module) -> None:
         one._modules, other._modules = tree, others_tree
 
 
+def free(shadow: nn.Module) -> None:
+    """Free the tensors of a shadow now: its loaders refer to it, so that a garbage collection would free them later."""
+    for module in list(shadow.modules()):
+        module.__dict__.clear()
+
+
 def _own(
     tensor: torch.Tensor | None, known: dict[int, torch.Tensor], storages: dict[int, torch.UntypedStorage]
 ) -> torch.Tensor | None:

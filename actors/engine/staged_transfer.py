@@ -194,13 +194,13 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
     def settle_weights(self, *, revert: bool) -> bool:
         """Forget the weights before the last commit, or serve them again; return whether this could be done."""
         committed, self._committed = self._committed, None
-        if not revert:
-            return True
-        if committed is None or committed.loaded is None:
-            return False
-        committed.loaded.switch()
-        self._synchronize()
-        return True
+        loaded = committed.loaded if committed else None
+        if revert and loaded:
+            loaded.switch()
+            self._synchronize()
+        if loaded:
+            loaded.free()
+        return loaded is not None or not revert
 
     def untouched(self) -> list[str]:
         """The parameters of the model that the last commit brought no tensor for."""
