@@ -157,7 +157,7 @@ def make_dataset_env(
             has_tools=bool(tools or tool_function),
             tool_function=function,
         ),
-        reward="right",
+        reward="right" if compare else "unchecked",  # then it is always 0
         columns=lambda task, _: columns_of(item_of(task, items)),
         num_tasks={split: len(found) for split, found in items.items()},
     )

@@ -11,9 +11,10 @@ import redis
 
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
+from slipstream.replay.fleet.roles import STREAMS
 from slipstream.replay.records.failures import read_failures
 from slipstream.replay.records.keys import key, shard_name
-from slipstream.replay.records.ledger import Ledger
+from slipstream.replay.records.ledger import Ledger, total
 from slipstream.replay.run.diagnosis import NUM_STEPS, Facts
 from slipstream.replay.run.server_shards import read_shards
 
@@ -49,15 +50,22 @@ class Observer:
         self._run_id = run_id
         self._max_lag, self._num_steps = max_lag, num_steps
         self._readings = deque[tuple[float, Ledger]]()
+        self._streams: tuple[str, ...] = ()
         self._has_seen_actors = False
 
     def facts(self, steps: Sequence[Mapping[str, float]]) -> Facts:
         """The facts as they are now; `steps` are the records of the run's optimizer steps."""
-        ledger, state = read_shards(self._shards, self._run_id), self._state()
+        state = self._state()
+        streams = STREAMS if state is RunState.STARTING else ("train",)  # the first evaluation comes before any step
+        if streams != self._streams:
+            self._readings.clear()
+            self._streams = streams
+        ledger = total(read_shards(self._shards, self._run_id, stream=stream) for stream in streams)
         failures = [
             failure
+            for stream in reversed(streams)
             for index, client in enumerate(self._shards)
-            for failure in read_failures(client, key(shard_name(self._run_id, index), "train"))
+            for failure in read_failures(client, key(shard_name(self._run_id, index), stream))
         ]
         census = self._fleet.census()
         has_actors = any(member.role == "actor" for member in census.alive)

@@ -24,10 +24,10 @@ from slipstream.common.text.action_format import check_formats
 from slipstream.common.transfer.model_folder import check_not_quantised, weight_files
 from slipstream.envhub.catalogue import DRIVING, make_any_env, without_held_out
 from slipstream.envhub.driving import DrivingEnv
-from slipstream.envhub.env import Observation
+from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.rewards.episode import Episode, EpisodeTurn
 from slipstream.envhub.rewards.function import MADE_UP, check_call, workers_of
-from slipstream.envhub.rewards.part import Part, reward_parts, shown_columns
+from slipstream.envhub.rewards.part import Part, composed, reward_parts, shown_columns
 from slipstream.learner.objective.coherence import REFUSED, check_coherence
 from slipstream.tools.run.collect_options import CollectOptions
 
@@ -203,8 +203,12 @@ async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part], *, t
                         f"`{key}`: a judge is shown the columns {', '.join(missing)}, and a task has {known}; correct "
                         "`columns`"
                     )
-            if functions:
-                await _rehearse(functions, _made_up(task, first, await env.step(MADE_UP)), timeout_s=timeout_s)
+            episode = _made_up(task, first, await env.step(MADE_UP))
+            try:
+                composed(episode, rewards, [0.0] * len(rewards))
+            except EnvError as error:  # a name is one of the environment's rewards
+                raise ValueError(str(error)) from None
+            await _rehearse(functions, episode, timeout_s=timeout_s)
     finally:
         await env.close()
 

@@ -232,7 +232,7 @@ def test_a_data_set_without_answers_has_the_score_of_a_part(own: Own, tmp_path: 
     options = {"train": path, "held_out": path, "prompt": "question", "check": "none"}
     rewards = {"long": {"part": f"{OWN}:length", "success_from": 1}}
     end = episode_on(options, "four", rewards=rewards)
-    assert (end.turns[-1].rewards, end.score, end.success) == ({"right": 0.0, "long": 1.0}, 1.0, True)
+    assert (end.turns[-1].rewards, end.score, end.success) == ({"unchecked": 0.0, "long": 1.0}, 1.0, True)
     end = episode_on(options, "x", rewards={"long": {"part": f"{OWN}:length"}})
     assert (end.score, end.success) == (0.0, False)
 

@@ -158,6 +158,12 @@ def test_each_function_is_rehearsed_before_the_run(tmp_path: Path) -> None:
             try_function(function)
         assert complaint in str(error.value) and "must return a number, or None, for any reply" in str(error.value)
     try_function("cannot_divide", only_if="success")  # the made-up reply has none
+    config.env.rewards = {"right": {"part": f"{OTHERS}:has_tags", "success_from": 1.0}}
+    with pytest.raises(ConfigError, match=r"`env\.rewards\.right`: the environment has a reward of this name"):
+        check_env(config.env)
+    config.env.options["check"] = "none"  # then it has no reward of its own
+    check_env(config.env)
+    config.env.options["check"] = "number"
     path = tmp_path / "others.jsonl"
     path.write_text(json.dumps({"prompt": TEXT, "right": 5}) + "\n")
     config.env.options |= {"train": str(path), "held_out": str(path), "answer": "right"}

@@ -204,6 +204,18 @@ def test_an_actor_that_died_while_the_first_evaluation_waits_is_a_fault_that_quo
     assert "the log of an actor: RuntimeError: no kernel image is available" in found.evidence
 
 
+def test_an_environment_that_fails_in_the_first_evaluation_is_a_fault(scene: Scene) -> None:
+    scene.fleet.set_run_state(RunState.STARTING)
+    scene.buffer = make_buffer(scene.client, scene.run_id, stream="eval")
+    scene.buffer.learner.acquire_epoch()
+    assert scene.diagnosis().cause == "the learner starts"
+    break_the_environment(scene)
+    found = scene.diagnosis()
+    assert (found.cause, found.is_fault) == ("every attempt fails", True) and "env_failure: it broke" in found.evidence
+    scene.fleet.set_run_state(RunState.TRAINING)
+    assert not scene.diagnosis().is_fault, "the evaluation is over"
+
+
 def test_every_finder_is_provoked(scene: Scene) -> None:
     found = set()
     for number, (provoke, _) in enumerate(FAULTS.values()):
