@@ -12,6 +12,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.valid_text import valid_json, valid_text
 
 _ARGUMENTS = ("arguments", "parameters", "args", "input")  # where publishers write the arguments of a call
+_BESIDE = {"name", "function", "type", "id", "call_id", "tool_call_id", "index", *_ARGUMENTS}
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,14 +72,19 @@ def listed_tools(tools: object) -> list[object]:
 
 def written_call(call: object) -> str:
     """A call in OpenAI's format as text, between the tags that Hermes and Qwen models write. Raises ValueError."""
-    function = call.get("function", call) if isinstance(call, dict) else None
+    outer = call if isinstance(call, dict) else {}
+    function = outer.get("function", call)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError(f"a call in `tool_calls` must have a function with a name, got {call!r:.80}")
-    arguments = next((function[key] for key in _ARGUMENTS if function.get(key) is not None), None)
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            raise ValueError(f"the arguments of a call must be JSON, got {arguments!r:.80}") from None
-    called = json.dumps({"name": function["name"], "arguments": arguments or {}}, ensure_ascii=False)
+    fields = outer | function
+    arguments = next((fields[key] for key in _ARGUMENTS if fields.get(key) is not None), None)
+    if arguments is None and (others := fields.keys() - _BESIDE):
+        raise ValueError(f"`{min(others)}` of a call is not read; write its arguments as `arguments`")
+    try:
+        found = json.loads(arguments) if isinstance(arguments, str) else arguments
+        called = json.dumps({"name": function["name"], "arguments": found or {}}, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise ValueError(f"the arguments of a call must be JSON, got {arguments!r:.80}") from None
+    if not isinstance(found or {}, dict):
+        raise ValueError(f"the arguments of a call must be an object, got {found!r:.80}")
     return f"<tool_call>\n{valid_text(called)}\n</tool_call>"

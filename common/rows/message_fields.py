@@ -6,13 +6,14 @@ counts it. One whose name tells of a mark, a call or a thought is refused, as is
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.tool_call import written_call
 from slipstream.common.rows.row_source import BadRow
+from slipstream.common.text.thought import THOUGHT_MARKS, open_thought
 
 ROLES = ("system", "user", "assistant", "tool")
 ROLE_OF = {"developer": "system", "human": "user"}
@@ -30,6 +31,9 @@ READ = {"role", "from", "content", "value", "tool_calls", "function_call", *THOU
 WITHOUT_EFFECT = {"name", "tool_call_id", "id", "type", "timestamp", "annotations"}
 # In the name of a field that may be a mark, a call or a thought.
 _TELLING = re.compile("loss|mask|train|weight|learn|ignore|supervis|call|function|tool|reason|think|thought", re.I)
+# In the name of a field that may be a mark of its row, if its value is yes or no.
+_MARKING = re.compile("loss|mask|train|weight|learn|ignore|supervis|skip|exclu|discard", re.I)
+_TWICE = (("role", "from"), ("content", "value"))  # the first is read
 _NO, _YES = ("false", "0", "0.0", "no", "off"), ("true", "1", "1.0", "yes", "on")
 
 
@@ -46,10 +50,40 @@ def read_messages(value: object, column: str, *, system: object = None) -> list[
     """The messages in a column; the text `system` comes before those that do not begin with one. Raises BadRow."""
     if not isinstance(value, list) or not value:
         raise BadRow(f"`{column}` must be a list of messages with role and content, got {value!r:.80}")
+    if not isinstance(system, str | None):
+        raise BadRow(f"`system` must be a text, got {system!r:.80}")
     read = [read_message(each, column) for each in value]
-    if isinstance(system, str) and system and read[0].message.role != "system":
+    if system and read[0].message.role != "system":
         read.insert(0, Recorded(message=Message("system", system), is_learnt=True, unread=()))
+    elif system and read[0].message.content != system:
+        read[0] = replace(read[0], unread=(*read[0].unread, "column system"))
     return read
+
+
+def with_row_marks(read: Sequence[Recorded], row: Mapping[str, Any]) -> list[Recorded]:
+    """The messages with the marks of their row: one for all of them, or a list with one for each. Raises BadRow."""
+    marked = list(read)
+    for name, yes in ROW_MARKS.items():
+        given = row.get(name)
+        if not isinstance(given, list):
+            flags = [flag(given) if name in MARKS else None] * len(read)
+        else:
+            # a message that the column `system` gave has no mark
+            added = [yes] if row.get("system") == read[0].message.content and len(given) == len(read) - 1 else []
+            flags = [*added, *map(flag, given)]
+            if len(flags) != len(read) or None in flags:
+                raise BadRow(f"`{name}` must have 0 or 1 for each of the {len(read)} messages, got {given!r:.80}")
+        marked = [
+            replace(each, is_learnt=False) if said is (not yes) else each
+            for each, said in zip(marked, flags, strict=True)
+        ]
+    return marked
+
+
+def may_mark(name: str, value: object) -> bool:
+    """Whether an unknown column may say what is learned: by its name, and by yes or no as its value or in its list."""
+    values = value if isinstance(value, list) else [value]
+    return _MARKING.search(name) is not None and any(flag(each) is not None for each in values)
 
 
 def read_message(value: object, column: str) -> Recorded:
@@ -95,7 +129,8 @@ def flag(value: object) -> bool | None:
 def _marked(value: dict[str, Any], role: str) -> tuple[bool, tuple[str, ...]]:
     """Whether the marks of a message let it be learned, and its unread fields. Raises BadRow."""
     is_learnt, unread = True, list[str]()
-    replies_only = () if role == "assistant" else THOUGHTS
+    not_read = [other for name, other in _TWICE if name in value and value.get(other) != value[name]]
+    not_read += () if role == "assistant" else THOUGHTS
     for name in value:
         if name in MARKS and value[name] is not None:
             given = flag(value[name])
@@ -104,9 +139,9 @@ def _marked(value: dict[str, Any], role: str) -> tuple[bool, tuple[str, ...]]:
             is_learnt &= given is MARKS[name]
             if role != "assistant" and given and MARKS[name]:
                 unread.append(name)  # only replies are learned
-        elif name in WITHOUT_EFFECT or value[name] in (None, "", [], {}) or (name in READ and name not in replies_only):
+        elif name in WITHOUT_EFFECT or value[name] in (None, "", [], {}) or (name in READ and name not in not_read):
             continue
-        elif role == "assistant" and _TELLING.search(name):
+        elif role == "assistant" and (_TELLING.search(name) or may_mark(name, value[name])):
             raise BadRow(f"`{name}` of a reply may change what is learned, and is not known; see docs/data.md")
         else:
             unread.append(name)
@@ -118,7 +153,9 @@ def _with_thought(written: str, thoughts: Sequence[str]) -> str:
     thought = "\n\n".join(text for text in dict.fromkeys(each.strip() for each in thoughts) if text)
     if not thought:
         return written
-    if not written.lstrip().startswith("<think>"):
+    if any(mark in thought for pair in THOUGHT_MARKS for mark in pair):
+        raise BadRow(f"a thought in a field of its own must have no marks, got {thought!r:.80}")
+    if not open_thought(written, prompt="") and not any(closing in written for _, closing in THOUGHT_MARKS):
         return f"<think>\n{thought}\n</think>\n\n{written}"
     if thought not in written:
         raise BadRow(f"a reply has two thoughts, one in its text and {thought!r:.80}; leave one out")
@@ -126,12 +163,15 @@ def _with_thought(written: str, thoughts: Sequence[str]) -> str:
 
 
 def _joined_parts(parts: Sequence[object]) -> tuple[str | None, list[str]]:
-    """The text and the thoughts of a content in parts; None if a part is neither."""
+    """The text and the thoughts of a content in parts; None if a part is neither, or a thought follows a text."""
     texts, thoughts = list[str](), list[str]()
     for part in parts:
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text", part.get(kind)) if isinstance(part, dict) and kind in ("text", *THOUGHTS) else None
-        if not isinstance(text, str):
+        fields = part if isinstance(part, dict) else {}
+        kind = fields.get("type")
+        text = fields.get("text", fields.get(kind)) if kind in ("text", *THOUGHTS) else None
+        if not isinstance(text, str) or any(_TELLING.search(name) for name in fields.keys() - {"type", kind}):
+            return None, []
+        if kind != "text" and "".join(texts):
             return None, []
         (texts if kind == "text" else thoughts).append(text)
     return "".join(texts), thoughts

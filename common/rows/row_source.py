@@ -88,8 +88,8 @@ def plain(value: Any) -> Any:
             return [plain(each) for each in value]
         case Decimal() if value.is_finite() and Decimal(repr(float(value))) == value:
             return plain(float(value))
-        case datetime.date() | datetime.time():  # also a date with a time
-            return value.isoformat()
+        case datetime.date() | datetime.time():  # also a date with a time: midnight is what datasets makes of a date
+            return value.isoformat().removesuffix("T00:00:00")
         case bytes():
             try:
                 return value.decode()
@@ -185,7 +185,7 @@ def _parquet(path: Path, skip: int) -> Iterator[Line]:
     except (pa.ArrowException, OSError, ValueError) as error:
         message = " ".join(str(error).split())
         raise ConfigError(
-            f"{path} is damaged after row {num_read}: {message}; restore it from a copy, or write it again"
+            f"{path} cannot be read after row {num_read}: {message}; restore it from a copy, or write it again"
         ) from error
 
 
@@ -201,7 +201,7 @@ def _hub(name: str, skip: int) -> Iterator[Line]:
         import datasets
     except ImportError as error:
         raise ConfigError(
-            f"{name} needs the package datasets, which cannot be imported: {error}; install the extra `datasets`, or "
+            f"{name} needs the package datasets, which cannot be imported: {error}; install the extra `hub`, or "
             "run `pip install datasets`, on every host that reads it"
         ) from error
     try:

@@ -263,6 +263,12 @@ def _template_message(message: dict[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise ValueError(f"the role of a message must be one of {', '.join(ROLES)}, got {_short(role)}")
+    if message.get("function_call"):
+        raise ValueError("function_call of a message is not supported; send it in tool_calls")
+    given = {name for name, value in message.items() if value not in (None, "", [], {})}
+    for name in sorted({f"message.{name}" for name in given - {"role", *PASSED_ON}} - _warned):
+        _warned.add(name)
+        log.warning("an agent's requests have %s, which is not read; this warning is shown once", name)
     passed = {name: message[name] for name in PASSED_ON if message.get(name) is not None}
     if role != "assistant" or message.get("content") is not None:
         passed["content"] = _text_of(message.get("content"))

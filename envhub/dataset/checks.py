@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from typing import Any
+from unicodedata import normalize
 
 import regex as timed_re
 from jsonschema.exceptions import SchemaError
@@ -31,22 +32,28 @@ Compare = Callable[[str, Any], float]
 
 MAX_REPLY_CHARS = 20_000  # a longer reply is compared by its end
 MAX_MATCH_S = 1.0  # of a regular expression on one reply
+_CURRENCY = r"$\u20ac\u00a3\u00a5"
 # A minus after a letter, a digit or a bracket is a hyphen or an operator: "10-20" ends with 20.
 _NUMBER = re.compile(
-    r"(?:(?<![\w)])-)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3})?(?:\s?/\s?\d+)?|\.\d+)"
+    rf"(?:(?<![\w)])-[{_CURRENCY}]?)?"
+    r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3})?(?:\s?/\s?\d+)?|\.\d+)"
 )
 _LETTER = re.compile(r"(?<![A-Za-z'])([A-Z])(?![A-Za-z'])")
-_DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"))  # hyphens, an en dash, a minus sign
+# Hyphens, an en dash, a minus sign; and the full-width forms of ASCII.
+_PLAIN = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212"), "-") | {
+    code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)
+}
 # Inside a word, "don't" and "U.S."; around it, as emphasis, "_so_".
 _INSIDE = re.compile(r"(?<=[^\W\d_])['\u2019.](?=[^\W\d_])|(?<!\w)_+|_+(?!\w)")
 _INLINE = re.compile(r"\$([^$\n]+)\$(?!\d)")  # mathematics in LaTeX, unlike "$5 or $6"
-_SIGNS = r"%$\u20ac\u00a3\u00a5&+/<=>@\\^|~"
+_SIGNS = rf"%{_CURRENCY}&+/<=>@\\^|~"
 _LETTERS = rf"[^\s{_SIGNS}.,;:!?'\"()\[\]{{}}`*#\-\u2014\u2018-\u201e\u2026\u00ab\u00bb\u00bf\u00a1\u3001\u3002]"
 # Digits that signs join ("-5", "1,234.5", "3 / 4", "20:25", "10-20"), words, and signs. What is between is punctuation.
 _WORD = re.compile(
     r"(?:(?<![\w)])[-+])?(?:(?<![\w.])\.)?\d+(?:(?: [-/] |[^\w\s])\d+|e[-+]?\d+)*"
     rf"|{_LETTERS}+(?:\.{_LETTERS}+)*|[{_SIGNS}]"
-    r"|(?<![^\W\d_])-(?=\s*(?:\(|[$\u20ac\u00a3\u00a5]?\s*\.?\d))|(?<=\w)\*(?=\w)|(?<=\w )\*(?= \w)|(?<=\w)#"
+    rf"|(?<![^\W\d_])-(?=\s*(?:\(|[{_CURRENCY}]?\s*\.?\d))|(?<![\w)\]\-])-(?=\\|{_LETTERS})"
+    r"|(?<=\w)\*(?=\w)|(?<=\w )\*(?= \w)|(?<=\w)#"
 )
 _ARTICLES = {("a",), ("an",), ("the",)}
 RELATIVE_ERROR = 1e-6  # of numbers
@@ -117,7 +124,7 @@ def number(reply: str, answer: Any) -> float:
 
 def last_number(text: str) -> float | None:
     """The last number in `text`; None if no number is there, or it has no value. U+2212 counts as a minus sign."""
-    found = _NUMBER.findall(text.translate(_DASHES))
+    found = _NUMBER.findall(text.translate(_PLAIN))
     value = _value(found[-1]) if found else None
     return None if value is None else float(value)
 
@@ -178,7 +185,7 @@ def _words(text: str) -> list[Hashable]:
 
     A number is its value, so that 72 is 72.0, and whatever else has digits, such as 20:25, is the tuple of its parts.
     """
-    plain = _INLINE.sub(r"\1", _INSIDE.sub("", text.lower().translate(_DASHES)))
+    plain = _INLINE.sub(r"\1", _INSIDE.sub("", normalize("NFC", text).lower().translate(_PLAIN)))
     found: list[Hashable] = []
     for word in _WORD.findall(plain):
         parts = [word] if _is_number(word) else re.split("[,;]", word)  # 1,234 is a number, 1,2 are two
@@ -197,9 +204,10 @@ def _is_number(word: str) -> bool:
 
 def _value(number: str) -> Decimal | None:
     """The value of what `_NUMBER` matches; None for a fraction of 0."""
-    numerator, _, denominator = number.replace(",", "").partition("/")
-    divisor = Decimal(denominator or 1)
-    return Decimal(numerator) / divisor if divisor else None
+    numerator, has_divisor, denominator = re.sub(f"[,{_CURRENCY}]", "", number).partition("/")
+    if not has_divisor:  # a division would round to 28 digits
+        return Decimal(numerator)
+    return Decimal(numerator) / Decimal(denominator) if Decimal(denominator) else None
 
 
 def _is_same(one: Any, other: Any) -> bool:

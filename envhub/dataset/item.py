@@ -10,7 +10,7 @@ from typing import Any
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.tool_call import listed_tools, with_tools
-from slipstream.common.rows.message_fields import read_messages
+from slipstream.common.rows.message_fields import read_messages, with_row_marks
 from slipstream.common.rows.row_source import Row
 from slipstream.envhub.asset import read_rows
 from slipstream.envhub.dataset.script import Script, read_script
@@ -76,21 +76,20 @@ def _item(row: Row, columns: Columns, unread: Counter[str]) -> Item:
     if not isinstance(solution, str):
         raise ValueError(f"column {columns.solution!r} must be a text, got {solution!r}"[:500])
     messages: tuple[Message, ...]
-    if isinstance(prompt, str) and prompt.strip() and not columns.conversation:
-        messages, script = (Message("user", prompt),), Script()
+    is_chat = bool(columns.conversation) or not isinstance(prompt, str) or not prompt.strip()
+    asked = prompt if is_chat else [{"role": "user", "content": prompt}]
+    read = read_messages(asked, columns.conversation or columns.prompt, system=row.get("system"))
+    unread.update(name for each in read for name in each.unread)
+    if columns.conversation:
+        messages, script = read_script(with_row_marks(read, row | {columns.answer: None}), prompt, columns.conversation)
     else:
-        read = read_messages(prompt, columns.conversation or columns.prompt, system=row.get("system"))
-        unread.update(name for each in read for name in each.unread)
-        if columns.conversation:
-            messages, script = read_script(read, prompt, columns.conversation)
-        else:
-            messages, script = tuple(each.message for each in read), Script()
+        messages, script = tuple(each.message for each in read), Script()
     if columns.tools and (tools := listed_tools(_column(row, columns.tools))):
         messages = with_tools(messages, tools)
     return Item(
         row=row,
         prompt=messages,
-        is_chat=not isinstance(prompt, str),
+        is_chat=is_chat,
         answer=answer,
         solution=solution,
         script=script,

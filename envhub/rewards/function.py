@@ -62,7 +62,10 @@ def function_measure(key: str, name: str) -> Measure:
 
     async def once(episode: Episode, *, as_chat: bool) -> Values:
         if inspect.iscoroutinefunction(function):
-            result = await function(**arguments(function, episode, as_chat=as_chat))
+            try:
+                result = await function(**arguments(function, episode, as_chat=as_chat))
+            except SystemExit as error:  # which would end this process without a word
+                raise EnvError(f"raised SystemExit: {error}") from error
             return numbers(result, num_turns=len(episode.turns))
         return await workers_of(name).call((episode, as_chat))
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from slipstream.common.process.imported import imported
+from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.offspring import begin_episode, end_offspring, end_offspring_of
 from slipstream.envhub.rewards.episode import Episode
@@ -38,7 +39,9 @@ def returned(function: Callable[..., Any], episode: Episode, *, as_chat: bool) -
         return str(error)
     except BaseException as error:  # a user's function may raise anything
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        return f"raised {type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {error}"[:2000]
+        return valid_text(
+            f"raised {type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {error}"[:2000]
+        )
     finally:
         end_offspring(mark)
 

@@ -5,6 +5,7 @@ apart: see `described` in `fit_rows`.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +13,7 @@ import xxhash
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.tool_call import listed_tools
-from slipstream.common.rows.message_fields import ROW_MARKS, Recorded, flag, read_messages
+from slipstream.common.rows.message_fields import ROW_MARKS, Recorded, flag, may_mark, read_messages, with_row_marks
 from slipstream.common.rows.row_source import BadRow, Row
 from slipstream.common.text.thought import without_thought
 
@@ -142,6 +143,8 @@ def _as_pair(row: Row) -> Row:
     try:
         scores = [float(each.get("score", each.get("overall_score"))) for each in row["completions"]]
         replies = [[{"role": "assistant", "content": each["response"]}] for each in row["completions"]]
+        if not all(map(math.isfinite, scores)):
+            raise ValueError
         best, worst = (replies[scores.index(most)] for most in (max(scores), min(scores)))
     except (AttributeError, LookupError, TypeError, ValueError):
         given = row["completions"]
@@ -151,20 +154,21 @@ def _as_pair(row: Row) -> Row:
 
 def _conversation(row: Row, read: Sequence[Recorded], *, learn_from: int = 0) -> Conversation:
     """The conversation of messages that were read, with the marks and the tools of their row. Raises BadRow."""
-    spared = {index for index, each in enumerate(read) if not each.is_learnt}
+    read = with_row_marks(read, row)
     unread = [name for each in read for name in each.unread]
-    unread += [f"column {name}" for name, value in row.items() if name not in KNOWN and value is not None]
-    for name in ROW_MARKS:
-        given = row.get(name)
-        if isinstance(given, list):
-            flags = [flag(each) for each in given]
-            if len(flags) != len(read) or None in flags:
-                raise BadRow(f"`{name}` must have 0 or 1 for each of the {len(read)} messages, got {given!r:.80}")
-            spared |= {index for index, each in enumerate(flags) if each is not ROW_MARKS[name]}
-        elif given is not None and flag(given) is None:
-            unread.append(f"column {name}")
+    for name, value in row.items():
+        is_mark = isinstance(value, list) or flag(value) is not None
+        if value is None or (is_mark if name in ROW_MARKS else name in KNOWN):
+            continue
+        if name not in ROW_MARKS and may_mark(name, value):
+            raise BadRow(f"column `{name}` may change what is learned, and is not known; see docs/data.md")
+        unread.append(f"column {name}")
+    if row.get("tools") and row.get("functions"):
+        unread.append("column functions")
     messages = tuple(each.message for each in read)
-    unlearnt = frozenset(index for index in spared if messages[index].role == "assistant")
+    unlearnt = frozenset(
+        index for index, each in enumerate(read) if not each.is_learnt and each.message.role == "assistant"
+    )
     return _with_tools(
         row, Conversation(messages=messages, learn_from=learn_from, unlearnt=unlearnt, unread=tuple(unread))
     )

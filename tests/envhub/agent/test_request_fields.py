@@ -187,6 +187,30 @@ def test_a_field_of_vllm_does_what_the_table_says(
         assert ("let the prompt ask for the form" in answer["error"]["message"]) == is_form
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "outcome"),
+    [
+        ("name", "me", USED),
+        ("reasoning_content", "hm", USED),
+        ("refusal", "no", WARNED),
+        ("audio", {"id": "a"}, WARNED),
+        ("reasoning", "hm", WARNED),
+        ("annotations", [], INERT),
+        ("function_call", {"name": "look", "arguments": "{}"}, REFUSED),
+    ],
+)
+def test_no_field_of_a_message_is_lost_without_a_word(
+    field: str, value: object, outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    request._warned.clear()
+    said = {"role": "assistant", "content": None, field: value}
+    with caplog.at_level(logging.WARNING, request.log.name):
+        answers = [post("chat/completions", {"messages": [*CHAT["messages"], said]}) for _ in range(2)]
+    assert [status for status, _ in answers] == [400 if outcome == REFUSED else 200] * 2
+    warned = [record.args[0] for record in caplog.records if record.name == request.log.name]  # type: ignore[index]
+    assert warned == ([f"message.{field}"] if outcome == WARNED else [])
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
 def test_a_forced_call_is_refused_with_the_way_round(path: str, choice: object) -> None:

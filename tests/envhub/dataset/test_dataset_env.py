@@ -101,6 +101,8 @@ def test_a_data_set_keeps_the_contract(check: Callable[[Case], None], sums: str)
         ("number", "x = \N{MINUS SIGN}5", -5, 1),
         ("number", "x = \N{MINUS SIGN}5", 5, 0),
         ("number", "7", "\N{MINUS SIGN}7", 0),
+        ("number", "a loss of -$1,234.50", -1234.5, 1),
+        ("number", "\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH DIGIT FIVE}", -5, 1),
         ("number", "3/4", 0.75, 1),
         ("number", "1/0", 0.75, 0),
         ("number", ".5", "0.50", 1),
@@ -328,7 +330,7 @@ def test_a_file_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
     for path, message in (
         (empty, "has no rows"),
         (named, r"must end in \.jsonl, \.json or \.parquet"),
-        (torn, "is damaged after row 0"),
+        (torn, "cannot be read after row 0"),
         (tmp_path / "gone.jsonl", "does not exist; give the path of a .jsonl"),
     ):
         with pytest.raises(ValueError, match=message):

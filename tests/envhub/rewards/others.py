@@ -140,8 +140,16 @@ def exits(episode: Any) -> float:
     sys.exit(3)
 
 
+async def exits_later(episode: Any) -> float:
+    sys.exit(3)
+
+
 def interrupts(episode: Any) -> float:
     raise KeyboardInterrupt("now")
+
+
+def raises_half_a_character(episode: Any) -> float:
+    raise ValueError("\ud83d")
 
 
 def cannot_divide(episode: Any) -> float:

@@ -91,8 +91,10 @@ def test_the_functions_of_trl_itself_work(name: str, columns: dict[str, Any], re
     ("function", "complaint"),
     [
         ("exits", r"raised SystemExit at others\.py:\d+: 3"),
+        ("exits_later", "raised SystemExit: 3"),
         ("interrupts", r"raised KeyboardInterrupt at others\.py:\d+: now"),
         ("cannot_divide", r"raised ZeroDivisionError at others\.py:\d+: division by zero"),
+        ("raises_half_a_character", r"raised ValueError at others\.py:\d+: \ufffd"),
         ("crashes", "the process of the function ended: EOFError"),
     ],
 )

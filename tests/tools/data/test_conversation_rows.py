@@ -197,7 +197,7 @@ def test_parquet_is_read_in_batches_and_a_damaged_file_is_named(tmp_path: Path) 
     assert [line.number for line in lines] == list(range(1, 201))
     assert learnt(conversation_of(lines[199].row)) == ["open door"]
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=r"rows\.parquet is damaged after row 0"):
+    with pytest.raises(ConfigError, match=r"rows\.parquet cannot be read after row 0"):
         list(read_lines(path))
 
 

@@ -152,7 +152,7 @@ def test_nothing_is_left_where_nothing_is_kept_or_read(tmp_path: Path, capsys: p
         assert main(["data", name, good]) == 2
         assert f"{name or '.'!r}".strip("'") in capsys.readouterr().err
     assert "'\\udcff.jsonl' is not UTF-8" in complaint("--data=\udcff.jsonl")
-    assert "bad.parquet is damaged" in complaint(f"--data={rows},{tmp_path}/bad.parquet")
+    assert "bad.parquet cannot be read" in complaint(f"--data={rows},{tmp_path}/bad.parquet")
     assert "exists; choose another file" in complaint(good, force="run.seed=0")
     assert "nowhere.jsonl is not a file" in complaint("--data=nowhere.jsonl")
     assert "`--data` must name one file of conversations or several" in complaint()

@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import json
+import math
 import subprocess
 import sys
 import types
@@ -76,6 +77,7 @@ def learnt(samples: Sequence[Sample]) -> list[list[str]]:
 
 
 TEXT = {"type": "string"}
+THINKS = {"type": "thinking", "thinking": "hm"}
 OF_KEYS: dict[str, tuple[Goal, list[Row]]] = {
     "calls and tools": (
         "sft",
@@ -217,6 +219,28 @@ async def scores(path: Path, options: Row, *replies: str) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("as_file", [as_jsonl, as_parquet])
+@pytest.mark.parametrize(
+    "marks", [{"loss_mask": [0, 0, 0, 1]}, {"masked": [True, True, True, False]}, {"train": 0}], ids=str
+)
+def test_the_marks_and_the_system_of_a_row_are_read_by_every_verb(as_file: Any, marks: Row, tmp_path: Path) -> None:
+    talk = {"messages": [user("a"), reply("BAD"), user("b"), reply("GOOD")], "system": "s", "answer": "x", "label": "x"}
+    path = as_file(
+        tmp_path / f"rows.{as_file.__name__[3:]}", [talk | marks, {"messages": [user("c"), reply("d")], "answer": "x"}]
+    )
+    is_list = isinstance(next(iter(marks.values())), list)
+    taught, left_out = read(path)
+    assert learnt(taught) == [["GOOD"], ["d"]] if is_list else (learnt(taught) == [["d"]] and len(left_out) == 1)
+    env = make_env("dataset", {"train": str(path), "held_out": str(path), "conversation": "messages"})
+    asyncio.run(env.reset(Task(env="dataset", split="train", index=0)))
+    with pytest.raises(NotImplementedError, match="message 2 after the opening is marked, not to be learned"):
+        env.expert()
+    path = as_file(tmp_path / f"asked.{as_file.__name__[3:]}", [{"prompt": "q", "system": "s", "answer": "x"}])
+    env = make_env("dataset", {"train": str(path), "held_out": str(path)})
+    seen = asyncio.run(env.reset(Task(env="dataset", split="train", index=0)))
+    assert [(message.role, message.content) for message in seen.messages] == [("system", "s"), ("user", "q")]
+
+
+@pytest.mark.parametrize("as_file", [as_jsonl, as_parquet])
 @pytest.mark.parametrize("written", ['"town": "Bern", "day": 1', '"day": 1.0, "town": "Bern", "zone": null'])
 def test_calls_are_found_and_objects_are_right_in_either_format(as_file: Any, written: str, tmp_path: Path) -> None:
     rows = [
@@ -253,6 +277,8 @@ def test_a_value_that_json_lacks_is_read_as_one_or_refused_with_its_row_and_colu
     whole = {"prompt": "q", "answer": Decimal("3.00"), "at": datetime.date(2024, 1, 2), "raw": b"text"}
     path = as_parquet(tmp_path / "rows.parquet", [whole])
     assert asyncio.run(scores(path, {"check": "number"}, "3"))[1] == 1.0
+    midnight = as_parquet(tmp_path / "dates.parquet", [{"prompt": "q", "answer": datetime.datetime(2024, 1, 2)}])
+    assert asyncio.run(scores(midnight, {}, "2024-01-02"))[1] == 1.0
     for value in (b"\xff", datetime.timedelta(days=1), Decimal("0.1234567890123456789")):
         path = as_parquet(
             tmp_path / "rows.parquet", [whole, whole | {"raw" if isinstance(value, bytes) else "more": value}]
@@ -298,6 +324,10 @@ def test_no_reply_is_learned_that_is_marked_in_the_format_of_others(mark: Row, t
         ({"messages": [user("a"), reply("b", train_detail=[{"begin": 0}])]}, "`train_detail` of a reply may change"),
         ({"messages": [user("a"), reply("", action={"f": 1})]}, "a reply .* has no text, and `action` is not"),
         ({"messages": [user("a"), reply("<think>x</think>b", thought="y")]}, "has two thoughts"),
+        ({"messages": [user("a"), reply("[THINK]x[/THINK]b", thought="y")]}, "has two thoughts"),
+        ({"messages": [user("a"), reply("x</think>b", thought="y")]}, "has two thoughts"),
+        ({"messages": [user("a"), reply("b", thought="c </think> d")]}, "a thought .* must have no marks"),
+        ({"messages": [user("a"), reply([{"type": "text", "text": "b"}, THINKS])]}, "must have a role"),
         ({"messages": [user("a"), reply("b", reasoning=["c"])]}, "must have a role"),
         ({"messages": [user("a"), reply("b")], "loss_mask": [0]}, "must have 0 or 1 for each of the 2 messages"),
         ({"conversations": [user("a"), {"from": "function_call", "value": "weather"}]}, "a call must be JSON"),
@@ -306,6 +336,32 @@ def test_no_reply_is_learned_that_is_marked_in_the_format_of_others(mark: Row, t
         ({"messages": [user("a"), reply("b", function_calls=["f"])]}, "`function_calls` of a reply may change"),
         ({"messages": [user("a"), reply("b", chain_of_thought="f")]}, "`chain_of_thought` of a reply may change"),
         ({"preferred_output": [reply("a")]}, "`input` must have messages"),
+        ({"messages": [user("a"), reply("b", skip=True)]}, "`skip` of a reply may change"),
+        ({"messages": [user("a"), reply([{"type": "text", "text": "b", "train": False}])]}, "must have a role"),
+        *(
+            ({"messages": [user("a"), reply("b")], name: value}, f"column `{name}` may change")
+            for name, value in (("weights", [0, 1]), ("train_mask", [0.0, 0.0]), ("Loss", False), ("no_train", 1))
+        ),
+        ({"system": ["a"], "messages": [user("a"), reply("b")]}, r"`system` must be a text, got \['a'\]"),
+        (
+            {"messages": [user("a"), reply("", tool_calls=[{"name": "f", "kwargs": {"a": 1}}])]},
+            "`kwargs` of a call is not read",
+        ),
+        (
+            {"messages": [user("a"), reply("", tool_calls=[{"name": "f", "arguments": [1]}])]},
+            r"arguments of a call must be an object, got \[1\]",
+        ),
+        (
+            {"messages": [user("a"), reply("", tool_calls=[{"name": "f", "arguments": '{"a": NaN}'}])]},
+            "arguments of a call must be JSON",
+        ),
+        (
+            {
+                "instruction": "q",
+                "completions": [{"response": "a", "score": math.nan}, {"response": "b", "score": 1}],
+            },
+            "a score or overall_score",
+        ),
     ],
 )
 def test_a_field_that_may_change_what_is_learned_is_refused(row: Row, complaint: str, tmp_path: Path) -> None:
@@ -315,11 +371,19 @@ def test_a_field_that_may_change_what_is_learned_is_refused(row: Row, complaint:
 
 def test_an_unknown_field_is_named_once_with_its_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [
-        {"messages": [user("a"), reply(f"b{place}", mood="sad", name="x")], "weight": 0.5, "blend": 1}
+        {
+            "messages": [
+                {"role": "system", "content": "s"},
+                user("a"),
+                reply(f"b{place}", mood="sad", name="x", value="c"),
+            ],
+            **{"weight": 0.5, "blend": 1, "system": "other", "tools": [tool("f")], "functions": [tool("g")]},
+        }
         for place in range(3)
     ]
     read(as_jsonl(tmp_path / "rows.jsonl", rows))
-    warning = "fields of rows that are not read: mood (3), column blend (3), column weight (3); see docs/data.md"
+    columns = "column weight (3), column blend (3), column functions (3)"
+    warning = f"fields of rows that are not read: column system (3), mood (3), value (3), {columns}; see docs/data.md"
     assert [record.getMessage() for record in caplog.records] == [warning]
     assert main(["data", f"{tmp_path}/out.jsonl", f"--data={tmp_path}/rows.jsonl"]) == 0
     assert "| mood | 3 |" in (tmp_path / "out.md").read_text()
@@ -349,6 +413,7 @@ SAID = "<think>\nhm\n</think>\n\n5"
         ),
         ([user("q"), reply("", tool_calls=json.dumps([call("f", a=1)]))], [text_of("f", a=1)]),
         ([user("q"), reply("", tool_calls=[{"name": "f", "parameters": {"a": 1}}])], [text_of("f", a=1)]),
+        ([user("q"), reply("", tool_calls=[{"function": {"name": "f"}, "arguments": {"a": 1}}])], [text_of("f", a=1)]),
         (
             [
                 {"from": "human", "value": "q"},
@@ -505,7 +570,7 @@ def test_a_data_set_of_a_hub_is_read_by_every_verb(tmp_path: Path, monkeypatch: 
         assert learnt(read_samples(FitOptions(data="hub:a/b:train", held_out=0), goal=goal)[0]) == [["b"]]
     assert main(["data", f"{tmp_path}/out.jsonl", "--data=hub:a/b:train"]) == 0
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match="install the extra `datasets`"):
+    with pytest.raises(ConfigError, match="install the extra `hub`"):
         read_samples(FitOptions(data="hub:a/b:train"), goal="dpo")
 
 
