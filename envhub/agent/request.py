@@ -261,7 +261,7 @@ def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _template_message(message: dict[str, Any]) -> dict[str, Any]:
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise ValueError(f"the role of a message must be one of {', '.join(ROLES)}, got {_short(role)}")
     if message.get("function_call"):
         raise ValueError("function_call of a message is not supported; send it in tool_calls")

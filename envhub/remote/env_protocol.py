@@ -149,6 +149,17 @@ _OPTIONS = msgspec.msgpack.Decoder(dict[str, Any])
 _ENCODER = msgspec.msgpack.Encoder()
 
 
+def opening(env: str, options: bytes) -> Open:
+    """The request that opens `env` with `options`, which are JSON. Raises WireError."""
+    if len(options) > MAX_OPTIONS_BYTES:
+        raise WireError(f"options of {len(options)} bytes, the limit is {MAX_OPTIONS_BYTES}")
+    try:
+        packed = _ENCODER.encode(msgspec.json.decode(options, type=dict[str, Any]))
+    except (*MALFORMED, OverflowError) as error:  # MessagePack has no integers of more than 64 bits
+        raise WireError(f"malformed options: {error}") from error
+    return Open(env=env, options=msgspec.Raw(packed))
+
+
 def encode_message(message: EnvRequest | EnvResponse) -> bytes:
     return _ENCODER.encode(message)
 

@@ -14,17 +14,16 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from slipstream.common.process.wire import MALFORMED
+from slipstream.common.process.wire import MALFORMED, WireError
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Observation
 from slipstream.envhub.remote.agentgym_servers import SERVERS, AgentGymServer
 from slipstream.envhub.remote.env_protocol import (
-    MAX_OPTIONS_BYTES,
     Actions,
     EnvLost,
     EnvRequest,
@@ -32,11 +31,11 @@ from slipstream.envhub.remote.env_protocol import (
     ErrorResponse,
     ListActions,
     Observed,
-    Open,
     Opened,
     Reset,
     StepEnv,
     decode_response,
+    opening,
 )
 from slipstream.envhub.serving.env_pool import EnvPool, Episode
 
@@ -96,14 +95,14 @@ class AgentGymHost:
 
     async def _open(self, env: str, body: CreateBody) -> int:
         """Create an environment and return its number."""
-        options = bytes(body.options)
-        if len(options) > MAX_OPTIONS_BYTES:
-            raise _RequestFailed(f"options of {len(options)} bytes, the limit is {MAX_OPTIONS_BYTES}")
-        packed = msgspec.msgpack.encode(_read(options, dict[str, Any]))
+        try:
+            request = opening(env, bytes(body.options))
+        except WireError as error:
+            raise _RequestFailed(str(error)) from error
         slot = contextlib.AsyncExitStack()
         try:
             episode = await slot.enter_async_context(self._pool.episode())
-            await _request(episode, Open(env=env, options=msgspec.Raw(packed)), Opened)
+            await _request(episode, request, Opened)
         except BaseException:
             await slot.aclose()
             raise
@@ -150,7 +149,7 @@ class AgentGymHost:
         form, env = self._named(request)
         number = request.query.get(form.id_key, "")
         try:
-            created = self._find(env, int(number) if number.isascii() and number.isdigit() else -1)
+            created = self._find(env, int(number[:20]) if number.isascii() and number.isdigit() else -1)
         except _RequestFailed as error:
             return _json({"error": str(error)})
         return _json(_text(created.observation) if created.observation is not None else "")

@@ -23,6 +23,7 @@ from slipstream.envhub.remote.env_protocol import (
     Close,
     EnvLost,
     EnvRequest,
+    InvalidRequest,
     WorkerRequest,
     WorkerResponse,
     encode_message,
@@ -89,6 +90,8 @@ class Episode:
             write_numbered(process.requests, WorkerRequest(call=call, episode=self._number, request=request))
             async with asyncio.timeout(self._timeout_s):
                 return await response
+        except OverflowError as error:  # nothing was sent: MessagePack has no integers of more than 64 bits
+            return encode_message(InvalidRequest(why=str(error)))
         except TimeoutError:
             process.kill(f"its process did not answer for {self._timeout_s:g} s, and could not be interrupted")
             return process.loss

@@ -6,7 +6,7 @@ An action is `{"message": TEXT}`. An observation has the messages' text, and all
 
 import contextlib
 import secrets
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -14,18 +14,17 @@ from slipstream.common.process.wire import WireError
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.remote.env_protocol import (
-    MAX_OPTIONS_BYTES,
     EnvLost,
     EnvRequest,
     EnvResponse,
     ErrorResponse,
     InvalidRequest,
     Observed,
-    Open,
     Opened,
     Reset,
     StepEnv,
     decode_response,
+    opening,
 )
 from slipstream.envhub.remote.openenv import CAPACITY_REACHED, EXECUTION_ERROR, VALIDATION_ERROR, Frame, read, written
 from slipstream.envhub.serving.env_pool import EnvPool, Episode
@@ -105,12 +104,10 @@ class OpenEnvSession:
         if self._episode is None and self._pool.is_full:
             return _error(CAPACITY_REACHED, f"the server is full: {self._pool.max_episodes} episodes are running")
         await self._free_slot()
-        if len(options) > MAX_OPTIONS_BYTES:
-            return _error(VALIDATION_ERROR, f"options of {len(options)} bytes, the limit is {MAX_OPTIONS_BYTES}")
-        packed = msgspec.msgpack.encode(read(options, dict[str, Any]))
+        request = opening(self._env, options)
         self._options = options
         self._episode = await self._slot.enter_async_context(self._pool.episode())
-        response = await self._request(Open(env=self._env, options=msgspec.Raw(packed)))
+        response = await self._request(request)
         if isinstance(response, Opened):
             return None
         await self._free_slot()

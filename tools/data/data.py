@@ -81,7 +81,7 @@ def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> in
     started = time.monotonic()
     try:
         with DataFiles(path) as files:
-            check_free(path, force=force or files.is_whole)
+            files.check_free(force=force)
             check_apart(files.outputs, [*options.data, options.judge, options.paraphrase])
             saved = files.continued(
                 *_settings(options, judge, paraphraser, seed), [SourceState.of(source) for source in sources]

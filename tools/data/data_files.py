@@ -25,6 +25,7 @@ from slipstream.common.process.output import appended, held, remove_left, sync, 
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.rows.row_source import is_hub
 from slipstream.tools.data.data_card import Counts
+from slipstream.tools.data.row_files import check_writable
 from slipstream.tools.terminal.output_lines import json_line
 
 CHUNK_BYTES = 1 << 20
@@ -124,16 +125,23 @@ class DataFiles:
 
     def __enter__(self) -> "DataFiles":
         """Raises ConfigError if another process writes these files, or the progress file is damaged."""
-        self._lock.enter_context(held(self.kept))
-        for path in (self.card, self.state):
-            remove_left(path)
-        if self.state.exists():
-            try:
-                self.saved = msgspec.json.decode(self.state.read_bytes(), type=Progress)
-            except MALFORMED as error:
-                self._lock.close()
-                raise ConfigError(f"{self.state} is damaged: {error}; remove it to begin again") from None
+        with contextlib.ExitStack() as lock:
+            for path in self.outputs:
+                lock.enter_context(held(path))
+            for path in (self.card, self.state):
+                remove_left(path)
+            if self.state.exists():
+                try:
+                    self.saved = msgspec.json.decode(self.state.read_bytes(), type=Progress)
+                except MALFORMED as error:
+                    raise ConfigError(f"{self.state} is damaged: {error}; remove it to begin again") from None
+            self._lock = lock.pop_all()
         return self
+
+    def check_free(self, *, force: bool) -> None:
+        """Raise ConfigError unless `finish` can write or remove the files of a result; `force` allows them to exist."""
+        for path in (self.kept, self.held_out, self.quarantine, self.card):
+            check_writable(path, force=force or self.is_whole)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         for written in self._written.values():

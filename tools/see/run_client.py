@@ -13,7 +13,7 @@ from slipstream.common.process.redis_retry import PATIENCE_S
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.records.keys import shard_name
-from slipstream.tools.see.runs import check_running
+from slipstream.tools.see.runs import check_running, trains_alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +32,11 @@ def clients_of(config: Config, *, patience_s: float = PATIENCE_S) -> list[redis.
     """
     url = config.redis.url
     if not url and (run_dir := RunDir(config.run.root, config.run.name)).config.is_file():
+        if trains_alone(config):
+            raise ConfigError(
+                f"run {config.run.name!r} in {run_dir.path} has no Redis server, as it trains without actors; "
+                f"`slipstream top {config.run.name}` shows how far it is"
+            )
         raise ConfigError(
             f"run {config.run.name!r} in {run_dir.path} has no Redis server: its `redis.url` is empty; start one with "
             f"`slipstream up --resume {config.run.name}`, or name its Redis as redis.url=redis://host:6379"

@@ -28,12 +28,17 @@ def runs(config: Config) -> int:
     if root.exists() and not root.is_dir():
         raise ConfigError(f"`run.root` {root} is not a directory; name the folder that has the directories of the runs")
     folders = [path.parent for path in root.glob("*/config.yaml")]
-    rows = sorted((_row(RunDir(config.run.root, folder.name)) for folder in folders), key=lambda row: row[0])
+    rows = sorted((row_of(RunDir(config.run.root, folder.name)) for folder in folders), key=lambda row: row[0])
     if not rows:
         print(f"there are no runs under {config.run.root}/; start one with `slipstream up`")
         return 0
     print_rows(COLUMNS, [row for _, row in rows])
     return 0
+
+
+def trains_alone(config: Config) -> bool:
+    """Whether the run needs neither actors nor a Redis server: one of `slipstream fit`, or a re-run."""
+    return bool(config.run.rerun_of) or RunDir(config.run.root, config.run.name).fit.is_file()
 
 
 def has_ended(config: Config) -> bool:
@@ -54,7 +59,7 @@ def check_running(config: Config) -> None:
     )
 
 
-def _row(run_dir: RunDir) -> tuple[float, list[str]]:
+def row_of(run_dir: RunDir) -> tuple[float, list[str]]:
     """When the run made its last step, and its line, which says why if the run cannot be read."""
     try:
         return _read_row(run_dir)

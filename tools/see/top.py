@@ -11,21 +11,25 @@ from slipstream.common.process.flag import Flag
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.process.standing import Standing, standing
-from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
+from slipstream.replay.fleet.fleet import Fleet, UnknownRun
 from slipstream.tools.see.run_client import clients_of
+from slipstream.tools.see.runs import COLUMNS, row_of, trains_alone
 from slipstream.tools.see.summary import read_summary, summary_rows
 from slipstream.tools.see.top_options import TopOptions
 from slipstream.tools.see.view import View, show
-from slipstream.tools.terminal.table import print_table
+from slipstream.tools.terminal.table import print_rows, print_table
 
 REFRESH_S = 1.0
 
 
 def top(config: Config, *, options: TopOptions) -> int:
-    """Show the run until Ctrl-C, or once. Of a finished run, show the summary; wait for one that has not started."""
+    """Show the run until Ctrl-C, or once. Of a finished run, show the summary; wait for one that has not started.
+
+    Of a run that trains without actors, show its line of `slipstream runs`.
+    """
     run_dir = RunDir(config.run.root, config.run.name)
-    if standing(run_dir) is Standing.FINISHED:
-        return _show_finished(run_dir, as_json=options.json)
+    if (state := standing(run_dir)) is Standing.FINISHED or trains_alone(config):
+        return _show_recorded(run_dir, state, as_json=options.json)
     console = Console()
     once = options.once or options.json or not console.is_terminal
     shutdown = Shutdown()
@@ -43,14 +47,16 @@ def top(config: Config, *, options: TopOptions) -> int:
     return 0
 
 
-def _show_finished(run_dir: RunDir, *, as_json: bool) -> int:
+def _show_recorded(run_dir: RunDir, state: Standing, *, as_json: bool) -> int:
     """Raises ConfigError."""
     name, summary = run_dir.path.name, read_summary(run_dir)
     if as_json:
-        written = json.loads(run_dir.summary.read_text())
-        print(json.dumps({"run": name, "state": RunState.FINISHED.value, "summary": written}))
+        written = json.loads(run_dir.summary.read_text()) if summary else None
+        print(json.dumps({"run": name, "state": state.value, "summary": written}))
     elif summary:
         print_table(f"Slipstream: {name} has finished", summary_rows(summary))
+    else:
+        print_rows(COLUMNS, [row_of(run_dir)[1]])
     return 0
 
 

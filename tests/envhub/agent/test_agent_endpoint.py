@@ -142,6 +142,7 @@ def test_a_web_page_is_refused_even_with_the_key() -> None:
         ("chat/completions", CHAT | {"messages": ["hi"]}, "Expected `object`, got `str`"),
         ("chat/completions", CHAT | {"messages": [{"content": "hi"}]}, "role of a message must be one of"),
         ("chat/completions", CHAT | {"messages": [{"role": "robot", "content": "hi"}]}, "got 'robot'"),
+        ("chat/completions", CHAT | {"messages": [{"role": ["user"], "content": "hi"}]}, "got ['user']"),
         ("chat/completions", CHAT | {"messages": [{"role": "user", "content": 3}]}, "must be text, or parts"),
         (
             "chat/completions",

@@ -254,6 +254,16 @@ def test_what_goes_wrong_here_is_an_error_object(host: EnvHost) -> None:
     assert host.health()["episodes"] == 0
 
 
+def test_a_number_of_more_than_64_bits_is_an_error_for_its_client_alone(host: EnvHost) -> None:
+    base = f"{host.url}/agentgym/textcraft/kg"
+    number = asked(f"{base}/create", {})["id"]
+    assert "2**64" in asked(f"{base}/create", {"options": {"hops": 10**20}})["error"]
+    assert "2**64" in asked(f"{base}/reset", {"id": number, "data_idx": 10**20})["error"]
+    assert "no environment has the number" in asked(f"{base}/observation?id={'9' * 5000}")["error"]
+    assert "error" not in asked(f"{base}/reset", {"id": number, "data_idx": 0})
+    assert asked(f"{base}/close", {"id": number})["closed"] and host.health()["episodes"] == 0
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [

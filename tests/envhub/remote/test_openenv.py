@@ -20,6 +20,7 @@ from slipstream.envhub.env import Env, EnvError, Observation
 from tests.envhub.env_hosts import EnvHost, env_host, stub_server
 
 TASK = Task(env="openenv", split="train", index=1)
+HUGE = 10**20  # more than 64 bits
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +189,8 @@ def test_their_client_plays_ours_as_we_do(host: EnvHost) -> None:
         ([{"type": "step", "data": {"message": "x"}}], "EXECUTION_ERROR", "call reset first"),
         ([{"type": "dance"}], "UNKNOWN_TYPE", "dance"),
         ([{"type": "reset", "data": {"seed": "x"}}], "VALIDATION_ERROR", "Expected `int | null`"),
+        ([{"type": "reset", "data": {"seed": HUGE}}], "VALIDATION_ERROR", "2**64"),
+        ([{"type": "reset", "data": {"options": {"hops": HUGE}}}], "VALIDATION_ERROR", "2**64"),
         ([{"type": "reset", "data": {"split": "test"}}], "VALIDATION_ERROR", "Invalid enum value 'test'"),
         ([{"type": "reset", "data": {"options": {"hops": 9}}}], "VALIDATION_ERROR", "`env.options.hops` must be"),
         ([{"type": "reset", "data": {"options": {"hops": "x" * 70_000}}}], "VALIDATION_ERROR", "the limit is 65536"),

@@ -217,6 +217,21 @@ def test_a_file_that_is_read_is_not_written(case: str, place: Path, capsys: pyte
     assert files(place) == before
 
 
+@pytest.mark.parametrize("name", ["out.md", "out.held-out.jsonl", "out.quarantine.jsonl"])
+def test_a_file_beside_a_result_is_neither_replaced_nor_removed_unless_asked(
+    name: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "out.jsonl").unlink()
+    (place / name).write_text("precious")
+    before, command = files(place), ["data", "out.jsonl", "--data=rows.jsonl"]
+    assert main(command) == 2 and files(place) == before
+    with held(place / name):
+        assert main([*command, "--force"]) == 2
+    errors = capsys.readouterr().err
+    assert f"{name} exists; choose another file" in errors and f"{OWNER} is writing {name}; wait" in errors
+    assert files(place) == before
+
+
 def test_only_its_owner_can_open_the_directory_of_a_run(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "runs", "new")
     before = os.umask(0o022)

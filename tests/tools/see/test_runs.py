@@ -133,6 +133,33 @@ def test_top_shows_the_summary_of_a_finished_run(tmp_path: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out) == {"run": "done", "state": "finished", "summary": SUMMARY}
 
 
+ALONE = {"fit": [], "rerun": ["run.rerun_of=one"]}
+EXITS = {"finished": 0, "failed": 1, "stopped": 130}
+
+
+@pytest.mark.parametrize("state", EXITS)
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_run_that_trains_without_actors_has_a_state_for_each_verb(
+    kind: str, state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = RunDir(tmp_path, "alone")
+    make_run(tmp_path, "alone", age_s=60)
+    config = load_config(str(run_dir.config), ALONE[kind])
+    run_dir.config.write_text(dump_config(config))
+    if kind == "fit":
+        run_dir.fit.write_text("{}")
+    assert training(run_dir, lambda: EXITS[state]) == EXITS[state]
+    named = ["run.name=alone", f"run.root={tmp_path}"]
+    for command in (["runs", named[1]], ["top", *named]):
+        assert main(command) == 0
+        assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["alone", state, "2"]
+    assert main(["top", "--json", *named]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run": "alone", "state": state, "summary": None}
+    for verb in NEEDING[1:]:
+        assert main([*verb, *named]) == 2
+        assert "has no Redis server, as it trains without actors; `slipstream top alone`" in capsys.readouterr().err
+
+
 NEEDING = [["scale"], ["replay", "audit"], ["replay", "groups"], ["replay", "failures"]]
 ENDINGS = [(verb, SUMMARY) for verb in NEEDING] + [(verb, {}) for verb in [*NEEDING, ["top"]]]
 
