@@ -47,7 +47,7 @@ def load_tokenizer(folder: Path | str, template_arguments: Mapping[str, Any] | N
         raise
     except Exception as error:  # the tokenizer libraries raise many types for a damaged file
         raise ConfigError(
-            f"{folder} has no readable tokenizer: {' '.join(str(error).split())}; save it there again "
+            f"{folder} has no readable tokenizer or config.json: {' '.join(str(error).split())}; save it there again "
             "with save_pretrained, or restore it from a backup"
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)

@@ -53,7 +53,7 @@ class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
     """What the header of a safetensors file says of one tensor."""
 
     dtype: str
-    shape: list[_Count]
+    shape: Annotated[list[_Count], msgspec.Meta(max_length=64)]  # multiplying many numbers takes hours
     data_offsets: tuple[_Count, _Count]  # from the end of the header
 
 
@@ -217,7 +217,8 @@ def _named_files(folder: Path) -> list[Path]:
             raise ConfigError(f"{index} names {missing[0]}, which {folder} does not have; download it again")
         return files
     whole = folder / "model.safetensors"
-    return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+    # A pipe without a writer would never be read.
+    return [whole] if whole.is_file() else sorted(path for path in folder.glob("*.safetensors") if path.is_file())
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, _Tensor, memoryview]]:

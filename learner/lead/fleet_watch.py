@@ -40,13 +40,16 @@ class FleetWatch:
         run_id: str,
         max_lag: int,
         num_steps: int,
+        is_rewarded: bool,
         started_at_s: float,
         tokens_trained: Callable[[], int],
         steps: Callable[[], Sequence[Mapping[str, float]]],
     ) -> None:
         """`steps` gives the records of the newest optimizer steps."""
         self.found: Diagnosis | None = None  # at the last look
-        self._observer = Observer(connections.clients, run_id, max_lag=max_lag, num_steps=num_steps)
+        self._observer = Observer(
+            connections.clients, run_id, max_lag=max_lag, num_steps=num_steps, is_rewarded=is_rewarded
+        )
         self._started_at_s = started_at_s
         self._tokens_trained = tokens_trained
         self._steps = steps

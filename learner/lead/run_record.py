@@ -84,6 +84,7 @@ class RunRecord:
             run_id=config.run.name,
             max_lag=config.replay.max_lag,
             num_steps=config.learner.steps,
+            is_rewarded=config.objective.is_rewarded,
             started_at_s=started_at_s,
             tokens_trained=lambda: self.tally.tokens_trained,
             steps=lambda: self._newest,

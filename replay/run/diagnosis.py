@@ -43,6 +43,7 @@ class Facts:
     max_lag: int  # optimizer steps
     now_s: float  # Unix time
     num_steps: int = 0  # that the run is to make; 0 if unknown
+    is_rewarded: bool = True  # whether the objective learns from rewards: distillation does not
     last_words: str = ""  # the last line of the learner's log, where that is on this machine
     actor_words: str = ""  # the last line of an actor's log, or its last error; only while no actor is alive
     has_seen_actors: bool = False  # whether an actor was alive at a look of this observer
@@ -78,8 +79,13 @@ class Facts:
 
     @property
     def refusing(self) -> list[Member]:
-        """Those that refused the newest version because it does not fit or failed its probe; also if they have left."""
-        refused = [member for member in self.everyone if member.refusal and member.refusal.unfit]
+        """Those that refused the newest version because it does not fit or failed its probe.
+
+        Those that have left are among them unless another actor serves it.
+        """
+        is_served = any(actor.policy_version >= self.newest_version for actor in self.actors)
+        asked = self.members if is_served else self.everyone
+        refused = [member for member in asked if member.refusal and member.refusal.unfit]
         return [member for member in refused if member.refusal and member.refusal.policy_version >= self.newest_version]
 
 
@@ -273,8 +279,11 @@ def _invalid_actions(facts: Facts) -> Diagnosis | None:
 
 
 def _no_reward(facts: Facts) -> Diagnosis | None:
-    # A sum of 0 may also be one of opposites, or of costs that a good policy does not have: then some succeed.
-    if facts.num_episodes < FEWEST_EPISODES or facts.mean_return or facts.success:
+    # A sum of 0 may also be one of opposites, or of costs that a good policy does not have: then some succeed. Judges
+    # of groups and a reward model reward an episode after it was stored.
+    if facts.num_episodes < FEWEST_EPISODES or facts.mean_return or facts.success or not facts.is_rewarded:
+        return None
+    if facts.ledger.judging or any(step.get("trained/reward") for step in facts.steps):
         return None
     return Diagnosis(
         cause="no episode earns a reward",

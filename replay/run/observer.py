@@ -35,12 +35,13 @@ class Observer:
         *,
         max_lag: int,
         num_steps: int = 0,
+        is_rewarded: bool = True,
         log: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`shards` are clients of the run's Redis servers; `log` is the learner's, if this machine has it.
 
-        `num_steps` is `learner.steps`; 0 if unknown.
+        `num_steps` is `learner.steps`; 0 if unknown. `is_rewarded` says whether the objective learns from rewards.
         """
         self._clock = clock
         self._log = log
@@ -48,7 +49,7 @@ class Observer:
         self._fleet = Fleet(shards[0], run_id)
         self._bulletin = Bulletin(shards[0], run_id)
         self._run_id = run_id
-        self._max_lag, self._num_steps = max_lag, num_steps
+        self._max_lag, self._num_steps, self._is_rewarded = max_lag, num_steps, is_rewarded
         self._readings = deque[tuple[float, Ledger]]()
         self._streams: tuple[str, ...] = ()
         self._has_seen_actors = False
@@ -83,6 +84,7 @@ class Observer:
             max_lag=self._max_lag,
             now_s=time.time(),
             num_steps=self._num_steps,
+            is_rewarded=self._is_rewarded,
             last_words=last_line(self._log) if self._log and state in WITH_WORDS else "",
             actor_words="" if has_actors or not self._log else self._actor_words(self._log.parent),
             has_seen_actors=self._has_seen_actors,

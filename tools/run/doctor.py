@@ -150,6 +150,7 @@ def _observed(config: Config, run_dir: RunDir) -> Diagnosis:
         config.run.name,
         max_lag=config.replay.max_lag,
         num_steps=config.learner.steps,
+        is_rewarded=config.objective.is_rewarded,
         log=run_dir.log("learner"),
     )
     records = newest_metrics(run_dir.metrics)

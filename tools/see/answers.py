@@ -105,6 +105,7 @@ def recorded_diagnosis(run: RunFiles) -> Diagnosis | None:
         newest_version=-1,
         max_lag=run.config.replay.max_lag if run.config else 0,
         now_s=time.time(),
+        is_rewarded=run.config is None or run.config.objective.is_rewarded,
     )
     return diagnose_records(facts)
 

@@ -28,10 +28,19 @@ class View:
     """Renders a run from its metrics file and its Redis."""
 
     def __init__(
-        self, shards: Sequence[redis.Redis], run_dir: RunDir, run_id: str, *, num_steps: int, max_lag: int
+        self,
+        shards: Sequence[redis.Redis],
+        run_dir: RunDir,
+        run_id: str,
+        *,
+        num_steps: int,
+        max_lag: int,
+        is_rewarded: bool = True,
     ) -> None:
-        """`shards` are clients of the run's Redis servers."""
-        self._observer = Observer(shards, run_id, max_lag=max_lag, num_steps=num_steps, log=run_dir.log("learner"))
+        """`shards` are clients of the run's Redis servers; the rest is as in Observer."""
+        self._observer = Observer(
+            shards, run_id, max_lag=max_lag, num_steps=num_steps, is_rewarded=is_rewarded, log=run_dir.log("learner")
+        )
         self._bulletin = Bulletin(shards[0], run_id)
         self._metrics = MetricsFile(run_dir.metrics)
         self._num_steps = num_steps

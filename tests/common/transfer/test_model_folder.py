@@ -1,6 +1,7 @@
 """The root hash of a model's folder."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +91,10 @@ def test_quantised_weights_are_refused(place: str, tmp_path: Path) -> None:
 def test_a_folder_without_weights_and_a_file_that_is_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no \*\.safetensors"):
         folder_root(tmp_path)
+    os.mkfifo(tmp_path / "model.safetensors")  # opening it would wait for a writer
+    with pytest.raises(ValueError, match=r"has no \*\.safetensors"):
+        folder_root(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(ValueError, match="not a safetensors file"):
         folder_root(tmp_path)
@@ -119,6 +124,7 @@ GARBAGE = {
     "an unknown dtype": header({"a": entry(dtype="F99")}),
     "another dtype": header({"a": entry(dtype="F16")}),
     "a negative shape": header({"a": entry(shape=[-2, -2])}),
+    "a shape of many numbers": header({"a": entry(shape=[4, *[1] * 100])}),
     "another shape": header({"a": entry(shape=[5])}),
     "offsets of text": header({"a": entry(data_offsets=["0", "16"])}),
     "offsets out of order": header({"a": entry(data_offsets=[16, 0])}),

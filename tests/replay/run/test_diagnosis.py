@@ -116,6 +116,25 @@ def refuse_the_weights(scene: Scene) -> None:
 
 def earn_nothing(scene: Scene) -> None:
     scene.play(40, rewards=(0.0, 0.0))
+    scene.steps = [made_step(number, **{"trained/reward": 0.0}) for number in range(1, 6)]
+
+
+def earn_nothing_where_a_teacher_teaches(scene: Scene) -> None:
+    earn_nothing(scene)
+    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, is_rewarded=False)
+
+
+def earn_by_a_reward_model(scene: Scene) -> None:
+    scene.play(40, rewards=(0.0, 0.0))
+    scene.steps = [made_step(number, **{"trained/reward": 0.5}) for number in range(1, 6)]
+
+
+def earn_by_a_verdict(scene: Scene) -> None:
+    earn_nothing(scene)
+    scene.buffer.learner.open([ticket(40, is_judged=True)])
+    lease = leased(scene.buffer)
+    for member in lease.missing:
+        scene.buffer.actor.insert(lease, earning(attempt_at(lease, member, run_id=scene.run_id), 0.0))
 
 
 def earn_the_same(scene: Scene) -> None:
@@ -263,6 +282,11 @@ def refuse_older_weights(scene: Scene) -> None:
     scene.observer._bulletin.highest_version = lambda: 1  # type: ignore[method-assign]
 
 
+def replace_an_actor_that_refuses(scene: Scene) -> None:
+    refuse_the_weights(scene)
+    scene.fleet.beat(msgspec.structs.replace(MEMBER, name="b", policy_version=0))
+
+
 def lose_one_of_two_actors(scene: Scene) -> None:
     scene.fleet.beat(msgspec.structs.replace(MEMBER, name="b", policy_version=0))
     scene.fleet.leave("b")
@@ -275,12 +299,16 @@ def fetch_new_weights(scene: Scene) -> None:
 # For each finder, a scene in which the number that it reads is that of its fault, and another one explains it.
 WELL: dict[str, tuple[Provoke, str]] = {
     "_refused_weights": (refuse_older_weights, "neither side waits much"),
+    "_refused_weights of one that has left": (replace_an_actor_that_refuses, "neither side waits much"),
     "_engines_die": (lose_an_engine_once, "neither side waits much"),
     "_no_actor": (lose_one_of_two_actors, "neither side waits much"),
     "_attempts_fail": (fail_now_and_then, "neither side waits much"),
     "_stale_actors": (fetch_new_weights, "neither side waits much"),
     "_invalid_actions": (with_steps(**SOLVED, **{"trained/valid_actions": 0.02}), "neither side waits much"),
     "_no_reward": (earn_costs_and_rewards, "neither side waits much"),
+    "_no_reward with a teacher": (earn_nothing_where_a_teacher_teaches, "neither side waits much"),
+    "_no_reward with a reward model": (earn_by_a_reward_model, "neither side waits much"),
+    "_no_reward before a verdict": (earn_by_a_verdict, "neither side waits much"),
     "_no_gradient": (with_steps(**SOLVED, **{"optim/grad_norm": 0.0}), "the tasks are solved"),
     "_no_gradient in a critic's warm-up": (with_steps(**CRITIC_WARMS_UP), "neither side waits much"),
     "_equal_siblings": (solve_the_tasks, "the tasks are solved"),
