@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+MAX_CHARS = 1 << 25  # of a rendered conversation
 REFUSALS = (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, ValueError)  # what templates raise
 _TEXTS = ("a-first-text-4b825dc6", "a-reply-4b825dc6", "a-second-text-4b825dc6")
 _USER, _REPLY, _OTHER = (
@@ -171,7 +172,7 @@ def _by_template(
     to_reply: bool,
     tools: list[Any] | None,
 ) -> str:
-    return str(
+    text = str(
         tokenizer.apply_chat_template(
             messages,
             tools=tools,
@@ -181,3 +182,6 @@ def _by_template(
             **dates,
         )
     )
+    if len(text) > MAX_CHARS:
+        raise MemoryError(f"it makes {len(text)} characters of {len(messages)} messages, the limit is {MAX_CHARS}")
+    return text

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import resource
 import threading
 from collections import Counter
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
@@ -23,7 +25,7 @@ from slipstream.common.text.codec import encoder
 from slipstream.common.text.thought import thought_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from transformers import PreTrainedTokenizerBase
 
@@ -31,6 +33,7 @@ ASK, REPLY, ANSWER = Message("user", "Where is it?"), "The answer is 4.", Messag
 MAX_UNKNOWN = 0.01  # of all tokens
 NUM_SHOWN = 5
 TEMPLATE_S = 20.0  # for the conversations of the check, which take milliseconds
+TEMPLATE_BYTES = 1 << 30
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -62,15 +65,28 @@ def _check_renders(tokenizer: PreTrainedTokenizerBase) -> None:
     system, user = {"role": "system", "content": "probe"}, {"role": "user", "content": "probe"}
     for probe in ([user], [system, user]):
         try:
-            rendered(tokenizer, probe, today=datetime.now(UTC), to_reply=True)
+            with _little_memory():
+                rendered(tokenizer, probe, today=datetime.now(UTC), to_reply=True)
         except Exception as error:  # a template may raise anything
             refusal = error
         else:
             return
     raise ConfigError(
         f"`model.path` {tokenizer.name_or_path}: its chat template, with `model.template_arguments`, cannot be "
-        f"rendered: {' '.join(str(refusal).split())}; correct the template or the arguments"
+        f"rendered: {' '.join(str(refusal).split()) or type(refusal).__name__}; correct the template or the arguments"
     ) from refusal
+
+
+@contextlib.contextmanager
+def _little_memory() -> Iterator[None]:
+    """Let this process take at most TEMPLATE_BYTES more in the block, else it has a MemoryError."""
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + TEMPLATE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def check_pieces(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -16,6 +16,7 @@ from slipstream.common.text.codec import end_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+UNKNOWN = "\U00012000"  # of cuneiform; a tokenizer without it, and without a token for unknown words, raises
 _FILES = ("tokenizer*", "tekken*", "vocab*", "spiece*")  # a tokenizer has one of these
 
 
@@ -43,6 +44,7 @@ def load_tokenizer(folder: Path | str, template_arguments: Mapping[str, Any] | N
     try:
         with no_own_code(folder):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer.encode(UNKNOWN)
     except ConfigError:
         raise
     except Exception as error:  # the tokenizer libraries raise many types for a damaged file

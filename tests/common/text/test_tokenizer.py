@@ -39,7 +39,21 @@ def folder(tmp_path: Path) -> Path:
     return model
 
 
-@pytest.mark.parametrize(("template", "arguments"), [("{% if %}", {}), ("{{ nowhere() }}", {}), ("", {"messages": 3})])
+DOUBLED = "{% set ns = namespace(s='a') %}{% for _ in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "arguments"),
+    [
+        ("{% if %}", {}),
+        ("{{ nowhere() }}", {}),
+        ("", {"messages": 3}),
+        ("{{ 'a'.center(10**10) }}", {}),  # without a limit, all memory would be taken
+        ("{{ 'a'.center(10**8) }}", {}),
+        (DOUBLED, {}),
+        ("{% if messages[1:] %}{{ 'a'.center(10**10) }}{% endif %}", {}),
+    ],
+)
 def test_a_template_that_cannot_be_rendered_is_named(folder: Path, template: str, arguments: dict[str, object]) -> None:
     path = folder / "chat_template.jinja"
     path.write_text(template or path.read_text())
@@ -68,6 +82,16 @@ def test_a_template_may_refuse_a_conversation_without_a_system_message(folder: P
     demand = "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
     path.write_text(demand + path.read_text())
     assert load_chat_tokenizer(folder, ModelConfig()).chat_template == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [("tokenizer.json", {"unk_token": "[UNK]"}), ("tokenizer_config.json", {"model_max_length": "many"})],
+)
+def test_a_tokenizer_that_cannot_encode_every_text_is_refused(folder: Path, file: str, changes: dict[str, str]) -> None:
+    edit(folder / file, lambda content: content.get("model", content).update(changes))  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"has no readable tokenizer or config.json: "):
+        load_tokenizer(folder)
 
 
 # --- The run's tokenizer.
