@@ -33,6 +33,8 @@ WITHOUT_EFFECT = {"name", "tool_call_id", "id", "type", "timestamp", "annotation
 _TELLING = re.compile("loss|mask|train|weight|learn|ignore|supervis|call|function|tool|reason|think|thought", re.I)
 # In the name of a field that may be a mark of its row, if its value is yes or no.
 _MARKING = re.compile("loss|mask|train|weight|learn|ignore|supervis|skip|exclu|discard", re.I)
+# The same of a field of a reply.
+_MARKING_A_REPLY = re.compile(rf"{_MARKING.pattern}|label|target|hid|includ|grad(?!e)", re.I)
 _TWICE = (("role", "from"), ("content", "value"))  # the first is read
 _NO, _YES = ("false", "0", "0.0", "no", "off"), ("true", "1", "1.0", "yes", "on")
 
@@ -80,10 +82,10 @@ def with_row_marks(read: Sequence[Recorded], row: Mapping[str, Any]) -> list[Rec
     return marked
 
 
-def may_mark(name: str, value: object) -> bool:
-    """Whether an unknown column may say what is learned: by its name, and by yes or no as its value or in its list."""
+def may_mark(name: str, value: object, names: re.Pattern[str] = _MARKING) -> bool:
+    """Whether an unknown field may say what is learned: by its name, and by yes or no as its value or in its list."""
     values = value if isinstance(value, list) else [value]
-    return _MARKING.search(name) is not None and any(flag(each) is not None for each in values)
+    return names.search(name) is not None and any(flag(each) is not None for each in values)
 
 
 def read_message(value: object, column: str) -> Recorded:
@@ -104,6 +106,8 @@ def read_message(value: object, column: str) -> Recorded:
     calls = [call for name in ("function_call", "tool_calls") for call in _calls(value.get(name) or [])]
     if is_calling and isinstance(content, str):
         calls, content = [*_calls(content), *calls], ""
+    if calls and role != "assistant":
+        raise BadRow(f"only a reply can have a call, got {value!r:.80} in `{column}`")
     if content is None and calls:
         content = ""
     if role not in ROLES or not isinstance(content, str) or not all(isinstance(text, str) for text in thoughts):
@@ -141,7 +145,7 @@ def _marked(value: dict[str, Any], role: str) -> tuple[bool, tuple[str, ...]]:
                 unread.append(name)  # only replies are learned
         elif name in WITHOUT_EFFECT or value[name] in (None, "", [], {}) or (name in READ and name not in not_read):
             continue
-        elif role == "assistant" and (_TELLING.search(name) or may_mark(name, value[name])):
+        elif role == "assistant" and (_TELLING.search(name) or may_mark(name, value[name], _MARKING_A_REPLY)):
             raise BadRow(f"`{name}` of a reply may change what is learned, and is not known; see docs/data.md")
         else:
             unread.append(name)

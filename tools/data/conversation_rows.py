@@ -13,7 +13,15 @@ import xxhash
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.tool_call import listed_tools
-from slipstream.common.rows.message_fields import ROW_MARKS, Recorded, flag, may_mark, read_messages, with_row_marks
+from slipstream.common.rows.message_fields import (
+    MARKS,
+    ROW_MARKS,
+    Recorded,
+    flag,
+    may_mark,
+    read_messages,
+    with_row_marks,
+)
 from slipstream.common.rows.row_source import BadRow, Row
 from slipstream.common.text.thought import without_thought
 
@@ -158,13 +166,15 @@ def _conversation(row: Row, read: Sequence[Recorded], *, learn_from: int = 0) ->
     unread = [name for each in read for name in each.unread]
     for name, value in row.items():
         is_mark = isinstance(value, list) or flag(value) is not None
-        if value is None or (is_mark if name in ROW_MARKS else name in KNOWN):
+        if value in (None, "") or (is_mark if name in ROW_MARKS else name in KNOWN):
             continue
+        if name in MARKS or (name in LABELS and str(value).strip().lower() in ("-1", "desirable", "undesirable")):
+            raise BadRow(f"`{name}` must be 0, 1, false or true, got {value!r:.80}")
         if name not in ROW_MARKS and may_mark(name, value):
             raise BadRow(f"column `{name}` may change what is learned, and is not known; see docs/data.md")
         unread.append(f"column {name}")
-    if row.get("tools") and row.get("functions"):
-        unread.append("column functions")
+    for others in (COLUMNS, ("tools", "functions")):  # of which the first is read
+        unread += [f"column {name}" for name in list(filter(row.get, others))[1:]]
     messages = tuple(each.message for each in read)
     unlearnt = frozenset(
         index for index, each in enumerate(read) if not each.is_learnt and each.message.role == "assistant"

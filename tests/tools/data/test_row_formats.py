@@ -342,6 +342,18 @@ def test_no_reply_is_learned_that_is_marked_in_the_format_of_others(mark: Row, t
             ({"messages": [user("a"), reply("b")], name: value}, f"column `{name}` may change")
             for name, value in (("weights", [0, 1]), ("train_mask", [0.0, 0.0]), ("Loss", False), ("no_train", 1))
         ),
+        *(
+            ({"messages": [user("a"), reply("b", **{name: value})]}, f"`{name}` of a reply may change")
+            for name, value in (("label", 0), ("is_target", False), ("hidden", True), ("include", "no"), ("grad", 0))
+        ),
+        *(
+            ({"messages": [user("a"), reply("b")], name: value}, f"`{name}` must be 0, 1, false or true, got")
+            for name, value in (
+                *(("weight", 0.5), ("loss_mask", "[0, 1]"), ("loss_mask", {"1": 0}), ("train", "reply")),
+                *(("label", -1), ("label", "undesirable"), ("kto_tag", "-1")),
+            )
+        ),
+        ({"messages": [user("a") | {"tool_calls": [call("f")]}, reply("b")]}, "only a reply can have a call"),
         ({"system": ["a"], "messages": [user("a"), reply("b")]}, r"`system` must be a text, got \['a'\]"),
         (
             {"messages": [user("a"), reply("", tool_calls=[{"name": "f", "kwargs": {"a": 1}}])]},
@@ -377,12 +389,19 @@ def test_an_unknown_field_is_named_once_with_its_count(tmp_path: Path, caplog: p
                 user("a"),
                 reply(f"b{place}", mood="sad", name="x", value="c"),
             ],
-            **{"weight": 0.5, "blend": 1, "system": "other", "tools": [tool("f")], "functions": [tool("g")]},
+            **{
+                "conversations": [user("lost")],
+                "label": "x",
+                "blend": 1,
+                "system": "other",
+                "tools": [tool("f")],
+                "functions": [tool("g")],
+            },
         }
         for place in range(3)
     ]
     read(as_jsonl(tmp_path / "rows.jsonl", rows))
-    columns = "column weight (3), column blend (3), column functions (3)"
+    columns = "column label (3), column blend (3), column conversations (3), column functions (3)"
     warning = f"fields of rows that are not read: column system (3), mood (3), value (3), {columns}; see docs/data.md"
     assert [record.getMessage() for record in caplog.records] == [warning]
     assert main(["data", f"{tmp_path}/out.jsonl", f"--data={tmp_path}/rows.jsonl"]) == 0
