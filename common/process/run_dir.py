@@ -170,6 +170,12 @@ class RunDir:
         return started_at_s
 
 
+def run_of(path: Path) -> Path | None:
+    """The directory of the run that `path` is in; None for a path in no run."""
+    known = (folder for folder in path.resolve().parents if (folder / "checkpoints").is_dir())
+    return next((folder for folder in known if (folder / "config.yaml").is_file()), None)
+
+
 def find_run(word: str, root: str) -> RunDir:
     """The directory of the run `word`: a name under `root`, or a path. Raises ConfigError if there is none."""
     path = Path(word).resolve() if "/" in word else Path(root) / word

@@ -8,9 +8,11 @@ from typing import Any, BinaryIO
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import check_apart, held, remove_left, sync, whole_file
+from slipstream.common.process.run_dir import run_of
 from slipstream.tools.terminal.output_lines import json_line
 
 Row = dict[str, Any]
+RECORDS = ("metrics.jsonl", "samples.jsonl", "preferences.jsonl")  # of a run
 
 
 @contextlib.contextmanager
@@ -34,6 +36,8 @@ def check_writable(path: Path, *, force: bool) -> None:
     """Raise ConfigError unless `path` can become a file, or be replaced as one; `force` allows it to exist."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"cannot write {path}: it exists and is not a regular file; choose another")
+    if path.exists() and (run := run_of(path)) and (path.resolve().parent != run or path.name in RECORDS):
+        raise ConfigError(f"cannot write {path}: it is a record of the run in {run}; choose another")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; choose another file, or overwrite it with --force")
     if not path.parent.is_dir():

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import xxhash
@@ -53,6 +54,8 @@ def launch(config: Config, *, engine: str, actor_hosts: int, dry_run: bool) -> i
     with held(folder):
         for name, text in files.items():
             write_whole(folder / name, text)
+    if engine == "ray" and find_spec("ray") is None:
+        raise ConfigError("the package ray is not installed here; run pip install ray")
     for command in commands:
         try:
             code = subprocess.run(command).returncode

@@ -7,7 +7,7 @@ from pathlib import Path
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import held, write_whole
-from slipstream.common.process.run_dir import RunDir, find_run
+from slipstream.common.process.run_dir import RunDir, find_run, run_of
 from slipstream.tools.data.row_files import check_writable
 from slipstream.tools.see.report_page import digest, page, report_of
 from slipstream.tools.viewer.archive_pages import STEPS_A_PAGE, ArchivePages
@@ -38,8 +38,9 @@ def _write(config: Config, *, runs: Sequence[str], force: bool, options: ViewOpt
     run_dirs = [find_run(word, config.run.root) for word in runs or [config.run.name]]
     folders = [run_dir.path for run_dir in run_dirs]
     target = Path(options.file)
-    if inside := [folder for folder in folders if target.resolve().is_relative_to(folder.resolve())]:
-        raise ConfigError(f"--file {target} is in the directory of the run, {inside[0]}; choose another folder")
+    given = [folder for folder in folders if target.resolve().is_relative_to(folder.resolve())]
+    if inside := given[0] if given else run_of(target):
+        raise ConfigError(f"--file {target} is in the directory of the run, {inside}; choose another folder")
     check_writable(target, force=force)
     if options.steps and len(folders) > 1:
         raise ConfigError(f"--steps {options.steps} are of one run, got {', '.join(runs)}; write a file for each")

@@ -72,6 +72,19 @@ def test_the_card_has_the_runs_own_numbers_and_nothing_of_its_hosts(run_dir: Run
     assert [each for each in ("/home/me", "10.0.0", "redis", "secret") if each in card] == []
 
 
+def test_a_card_that_was_edited_is_kept(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    here, card = ["export", f"run.root={run_dir.path.parent}", "run.name=mine"], run_dir.trained_model / "README.md"
+    assert main(here) == 0
+    run_dir.metrics.write_text(json.dumps({**STEP, "step": 8}) + "\n")
+    assert main(here) == 0
+    ours = card.read_text()
+    assert "| optimizer steps | 8 |" in ours
+    for edited in (ours.replace("# mine", "# My own"), "# My own\n"):
+        card.write_text(edited)
+        assert main(here) == 0
+        assert card.read_text() == edited and "README.md was edited, and is kept" in capsys.readouterr().err
+
+
 def test_the_card_of_a_fit_has_its_losses_and_no_environment(run_dir: RunDir) -> None:
     (run_dir.path / "fit.json").write_text(json.dumps({"goal": "dpo", "--data": "ab" * 32, "--epochs": 2}))
     records = [{"step": 1, "fit/loss": 0.69}, {"step": 2, "fit/loss": 0.5, "fit/held_out_accuracy": 0.75}]

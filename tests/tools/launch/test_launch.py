@@ -290,6 +290,9 @@ def test_what_was_printed_is_written_and_run(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "refuses").touch()
     assert launch(configured(), engine="slurm", actor_hosts=3, dry_run=False) == 1
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="the package ray is not installed here; run pip install ray"):
+        launch(configured(), engine="ray", actor_hosts=3, dry_run=False)
     with pytest.raises(ConfigError, match="kubectl is not on this machine's PATH"):
         launch(configured(), engine="kubernetes", actor_hosts=3, dry_run=False)
 

@@ -14,6 +14,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from slipstream.common.config.config import load_config
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import held
 from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.batch.examples import Goal
@@ -23,6 +24,7 @@ from slipstream.replay.records.token_record import CLIPPED, LEFT_OUT, TRAINED, w
 from slipstream.replay.run.archive import ArchiveWriter
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.fit_rows import read_samples
+from slipstream.tools.data.row_files import check_writable
 from slipstream.tools.see.report_page import digest
 from slipstream.tools.viewer import viewer
 from slipstream.tools.viewer.archive_pages import ArchivePages
@@ -356,11 +358,13 @@ def test_one_file_replaces_no_other_nor_one_of_the_run(tmp_path: Path, capsys: p
     mine.write_text("mine")
     os.mkfifo(pipe)
     of_run = run_dir.path / "view.html"
+    other = make_viewed_run(tmp_path / "other")
     refused = {
         mine: "exists; choose another file, or overwrite it with --force",
         pipe: "it exists and is not a regular file",
         run_dir.config: "is in the directory of the run",
         of_run: "is in the directory of the run",
+        other.config: "is in the directory of the run",
     }
     before = run_dir.config.read_bytes()
     for target, why in refused.items():
@@ -368,6 +372,8 @@ def test_one_file_replaces_no_other_nor_one_of_the_run(tmp_path: Path, capsys: p
         assert str(target) in (message := capsys.readouterr().err) and why in message
         assert (main(["view", str(run_dir.path), "--file", str(target), "--force"]) == 0) is (target == mine)
     assert mine.read_text().startswith("<!doctype html>") and pipe.is_fifo()
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: it is a record of the run"):
+        check_writable(other.metrics, force=True)
     assert run_dir.config.read_bytes() == before and not of_run.exists()
 
 
