@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.metrics import Metrics, MetricsWriter
 from slipstream.common.process.output import write_json
 from slipstream.common.process.run_dir import RunDir
@@ -114,6 +115,12 @@ def fit(
     check_identity(run_dir.fit, identity, ranks=ranks)
     num_steps = options.epochs * -(-len(examples) // options.batch_rows)
     fitted = _load(goal, config, options, ranks=ranks, num_steps=num_steps)
+    sequences = (each for example in (*examples, *held_out) for side in example for each in side)
+    if (largest := max(int(each.tokens.max()) for each in sequences)) >= fitted.model.vocab_size:
+        raise ConfigError(
+            f"`model.path` {config.model.path}: its tokenizer encodes the rows with the id {largest}, and the model "
+            f"has only those below {fitted.model.vocab_size}; give it the tokenizer that it was trained with"
+        )
     # Before a checkpoint is read: until then the model is the reference policy.
     training, validation = (_material(fitted, each) for each in (examples, held_out))
     checkpoints = CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints)

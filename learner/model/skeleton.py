@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import (
@@ -61,6 +62,10 @@ def skeleton_of(folder: Path) -> PreTrainedModel:
         # Every architecture supports eager attention; it is replaced after the check that it can be.
         causal_lm = auto_class(config).from_config(
             config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+        )
+    if len(names := config.architectures or []) != 1 or not hasattr(transformers, names[0]):
+        raise ConfigError(
+            f"`model.path` {folder}: config.json must name one class of transformers in `architectures`, got {names}"
         )
     if causal_lm._is_stateful and not (stateful_kinds(causal_lm) and num_attending(causal_lm)):
         raise CannotPack(

@@ -275,6 +275,15 @@ def test_a_run_of_something_else_is_not_gone_on_with(folder: Path, tmp_path: Pat
         train("sft", folder, tmp_path / "run", ranks, epochs=3)
 
 
+def test_an_id_that_the_model_lacks_is_named(folder: Path, tmp_path: Path, ranks: Ranks) -> None:
+    made = examples("sft", 2)
+    made[1][0][0].tokens[3] = 9999
+    config, run = config_for(folder), RunDir(tmp_path, "run")
+    run.create()
+    with pytest.raises(ConfigError, match="encodes the rows with the id 9999, and the model has only those below "):
+        fit("sft", made, [], config=config, options=FitOptions(), run_dir=run, ranks=ranks, shutdown=Shutdown())
+
+
 def test_a_reward_model_scores_in_transformers_as_here(folder: Path, tmp_path: Path, ranks: Ranks) -> None:
     assert train("reward", folder, tmp_path / "run", ranks)
     trained = tmp_path / "run" / "trained_model"

@@ -1,5 +1,6 @@
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -207,3 +208,10 @@ def test_a_saved_folder_loads_in_transformers_with_its_tokenizer(tmp_path: Path,
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, ranks: Ranks) -> None:
     with pytest.raises(ValueError, match=r"`model.path` .* has no config.json"):
         load_model(tmp_path, ranks=ranks, settings=FLOAT32)
+    config = save_tiny_model(tmp_path) / "config.json"
+    for name in ('"NoSuchModel"', "", '"Qwen3ForCausalLM", "NoSuchModel"'):  # the export could not be read
+        config.write_text(re.sub(r'("architectures": )\[[^]]*\]', rf"\1[{name}]", config.read_text()))
+        with pytest.raises(
+            ValueError, match=r"config.json must name one class of transformers in `architectures`, got"
+        ):
+            load_model(tmp_path, ranks=ranks, settings=FLOAT32)
