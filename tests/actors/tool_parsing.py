@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from transformers import PreTrainedTokenizerBase
 
@@ -42,15 +43,15 @@ def parsing(
     tool_parser: str = "hermes", reasoning_parser: str = "", tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Parsing:
     """The `parse` of an engine with these parsers."""
-    os.environ.update(vllm_environment())
-    from slipstream.actors.engine.answer_parser import AnswerParser  # vLLM reads the environment when it is imported
+    with mock.patch.dict(os.environ, vllm_environment()):  # later processes of this worker shall not inherit it
+        from slipstream.actors.engine.answer_parser import AnswerParser  # vLLM reads the environment when imported
 
-    parser = AnswerParser(
-        tokenizer or merging_tokenizer(HERMES),
-        tool_parser=tool_parser,
-        reasoning_parser=reasoning_parser,
-        template_arguments={},
-    )
+        parser = AnswerParser(
+            tokenizer or merging_tokenizer(HERMES),
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+            template_arguments={},
+        )
 
     async def parse(text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]) -> ParsedAnswer:
         return parser.parsed(Parse(call=0, prompt=prompt, tokens=tokens, text=text, tools=tools))
