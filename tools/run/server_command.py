@@ -92,6 +92,9 @@ def playing_on_servers(config: Config) -> Iterator[None]:
     Raises ConfigError then.
     """
     with env_servers(config, stop=Flag()) as servers:
+        if not servers:
+            yield
+            return
         over, main = Flag(), threading.main_thread().ident
 
         def watch() -> None:
@@ -100,6 +103,9 @@ def playing_on_servers(config: Config) -> Iterator[None]:
                     signal.pthread_kill(main, signal.SIGINT)
                     return
 
+        before = signal.getsignal(signal.SIGINT)
+        if before is signal.SIG_IGN:  # in the background of a shell
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         watching = threading.Thread(target=watch, name="servers", daemon=True)
         watching.start()
         try:
@@ -110,6 +116,7 @@ def playing_on_servers(config: Config) -> Iterator[None]:
         finally:
             over.set()
             watching.join()
+            signal.signal(signal.SIGINT, before)
         if server := ended(servers):
             raise ConfigError(_with_log(server, f"{server.ending} in the middle"))
 

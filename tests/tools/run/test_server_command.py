@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,15 +90,22 @@ with playing_on_servers(load_config(sys.argv[1], [])):
     wait_until(lambda: nothing_runs(run_id), "the end of the server")
 
 
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])  # in the background of a shell
 def test_a_server_that_ends_in_the_middle_interrupts_the_verb_and_is_named(
-    tmp_path: Path, port: int, run_id: str
+    tmp_path: Path, port: int, run_id: str, handler: Any
 ) -> None:
     config = playing(tmp_path, port, f"{STUB} {port}")
     why = r"(?s)server-agentgym ended with code 137 in the middle; the last lines of .*\nport \d+\n"
-    with pytest.raises(ConfigError, match=why), playing_on_servers(config):
-        (stub,) = (each for each in marked(run_id) if each.cmdline()[1:2] == ["-m"])
-        stub.kill()
-        time.sleep(60)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(ConfigError, match=why), playing_on_servers(config):
+            (stub,) = (each for each in marked(run_id) if each.cmdline()[1:2] == ["-m"])
+            stub.kill()
+            time.sleep(600)
+            pytest.fail("nothing was interrupted")
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert nothing_runs(run_id)
 
 

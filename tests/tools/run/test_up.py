@@ -259,6 +259,7 @@ def the_trained_model_can_be_evaluated(root: Path) -> None:
     assert all(result["num_tasks"] == 2 and 0 <= result["success"] <= 1 for result in results)
 
 
+@pytest.mark.long  # test_server_command has the same of a verb that plays in its own process
 def test_a_run_ends_with_the_server_of_its_environment_and_continues_with_a_new_one(
     tmp_path: Path, start: Sittings
 ) -> None:
