@@ -68,7 +68,7 @@ BENCHES = {
         settings=("eval.every=0", "eval.num_tasks=64"),  # so points are of fresh episodes
         goals=(0.3, 0.5, 0.8),
         page="benchmarks.md",
-        json=f"benchmarks/real_{task}.json",
+        json=f"studies/real_{task}.json",
         mark=f"real {task}",
     )
     for task in ("sums", "guess")
@@ -255,7 +255,11 @@ def plan_of(
 
 
 def table(cells: Sequence[Cell], arms: Sequence[str], *, goals: Sequence[float]) -> str:
-    """In Markdown, what each arm needed: means over the seeds that reached a goal, with each seed in brackets."""
+    """In Markdown, what each arm needed: means over the seeds that reached a goal, with each seed in brackets.
+
+    A goal that no cell reached is left out.
+    """
+    goals = [goal for goal in goals if any(cell.result.reached(goal) for cell in cells)]
     rows = []
     for arm in arms:
         own = [cell for cell in cells if cell.result.arm == arm]

@@ -101,7 +101,9 @@ def between(before: Point, after: Point, share: float) -> Point:
 
 
 def spread_over_seeds(values: Sequence[float | None], form: str) -> str:
-    """The mean of the values that are known, and each value, one per seed; None is `never`."""
+    """The mean of the values that are known, and each value, one per seed; of one seed it alone."""
     known = [value for value in values if value is not None]
     each = ", ".join("never" if value is None else form.format(value) for value in values)
+    if len(values) == 1:
+        return each
     return f"**{form.format(statistics.fmean(known))}** ({each})" if known else f"({each})"
