@@ -1,7 +1,7 @@
 """The same sums, by an environment that asks twice, and one whose agents would both be played by the policy."""
 
 import verifiers.v1 as vf
-from sums import Sums
+from verifiers_sums import Sums
 
 
 class CorrectedConfig(vf.EnvConfig):
