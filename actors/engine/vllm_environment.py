@@ -14,7 +14,6 @@ ENVIRONMENT = {
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # several actors share the cores: with more threads each was 12 to 15 times slower
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise an engine with several workers needs as many NUMA nodes
-    "MALLOC_ARENA_MAX": "1",  # with glibc's 16 an engine of 135 million weights grew from 3.7 to 10.4 GB in six minutes
     "TORCHDYNAMO_DISABLE": "1",  # otherwise the first request for log-probabilities compiles for 4 to 9 s
 }
 

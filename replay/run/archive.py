@@ -21,6 +21,7 @@ from slipstream.common.process.wire import SCHEMA, WireError, decode, encode
 from slipstream.common.records.frame_file import read_frames, write_frames
 from slipstream.common.records.trajectory import InvalidTrajectory, Outcome, check
 from slipstream.common.records.versions import Resumption
+from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.records.ticket import Group, Ticket
 
 _NAME = re.compile(r"step_(\d{6,})\.epoch_(\d+)\.bin")
@@ -82,7 +83,7 @@ class ArchiveWriter:
             raise _unwritten(path, error) from error
         try:
             self._check()  # a successor that has taken over before the write cannot have removed the file
-        except BaseException:
+        except FencedOut:
             path.unlink(missing_ok=True)
             raise
         self._unsynced.append(path)

@@ -1,4 +1,7 @@
-"""A Gymnasium environment of one's own. For Slipstream its states and actions were given words, at the end."""
+"""A Gymnasium environment of one's own. For Slipstream its states and actions were given words, at the end.
+
+How to start it: foreign.yaml.
+"""
 
 from typing import Any
 

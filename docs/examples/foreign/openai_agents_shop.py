@@ -1,4 +1,7 @@
-"""A clerk on the OpenAI Agents SDK, who looks up a price with a tool. Three lines were changed for Slipstream."""
+"""A clerk on the OpenAI Agents SDK, who looks up a price with a tool. Three statements were changed for Slipstream.
+
+How to start it: foreign.yaml.
+"""
 
 from typing import Any
 

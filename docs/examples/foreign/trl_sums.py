@@ -1,4 +1,7 @@
-"""A script for TRL's GRPOTrainer: rows, two reward functions, one call. Three lines were changed for Slipstream."""
+"""A script for TRL's GRPOTrainer: rows, two reward functions, one call. Three statements were changed.
+
+How to start it: foreign.yaml.
+"""
 
 import random
 from typing import Any
@@ -28,4 +31,4 @@ if __name__ == "__main__":
     rows = Dataset.from_list(sums(200))
     rows.to_json("sums.jsonl")  # changed: a new line
     # changed: GRPOTrainer(model=..., train_dataset=rows, reward_funcs=[right, short], args=GRPOConfig(...)).train()
-    slipstream.train("models/SmolLM2-135M-Instruct", dataset="sums.jsonl", reward=[right, short], config="foreign.yaml")
+    slipstream.train(dataset="sums.jsonl", reward=[right, short], config="docs/examples/foreign/foreign.yaml")

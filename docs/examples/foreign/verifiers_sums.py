@@ -1,4 +1,4 @@
-"""A taskset of verifiers: one sum each. Nothing was changed for Slipstream, as verifiers_sums.yaml shows."""
+"""A taskset of verifiers: one sum each. Nothing was changed for Slipstream, see verifiers_sums.yaml."""
 
 import verifiers.v1 as vf
 
