@@ -31,4 +31,6 @@ if __name__ == "__main__":
     rows = Dataset.from_list(sums(200))
     rows.to_json("build/foreign_sums.jsonl")  # changed: a new line
     # changed: GRPOTrainer(model=..., train_dataset=rows, reward_funcs=[right, short], args=GRPOConfig(...)).train()
-    slipstream.train(dataset="build/foreign_sums.jsonl", reward=[right, short], config="docs/examples/foreign/foreign.yaml")
+    slipstream.train(
+        dataset="build/foreign_sums.jsonl", reward=[right, short], config="docs/examples/foreign/foreign.yaml"
+    )
