@@ -161,8 +161,6 @@ def _parser(name: str) -> argparse.ArgumentParser:
 def _before_settings(verb: Verb) -> argparse.ArgumentParser:
     """A parent parser with the arguments that come first."""
     operands = argparse.ArgumentParser(add_help=False)
-    if verb.adds:
-        placed(verb.adds)(operands)
     for flag, how in verb.arguments.items():
         if not flag.startswith("-"):
             operands.add_argument(flag, **how)

@@ -110,7 +110,6 @@ def test_a_drill_on_a_real_run_loses_nothing(
     """
     settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.3, worth: 0}"]
     config = load_config(None, settings)
-    prepare(config)
     code = drill(config, faults=["stop", "preempt"])
     said = capfd.readouterr().out
     assert code == 0, said
