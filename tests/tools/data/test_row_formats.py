@@ -49,7 +49,7 @@ def text_of(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def as_jsonl(path: Path, rows: Sequence[Row]) -> Path:
+def as_jsonl(path: Path, rows: Sequence[object]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -66,7 +66,8 @@ def as_parquet(path: Path, rows: Sequence[Row]) -> Path:
 
 
 def read(path: Path, goal: Goal = "sft", **settings: Any) -> tuple[list[Sample], dict[str, int]]:
-    taught, _, left_out = read_samples(FitOptions(data=str(path), **({"held_out": 0.0} | settings)), goal=goal)
+    taught, held_out, left_out = read_samples(FitOptions(data=str(path), held_out=0.0, **settings), goal=goal)
+    assert not held_out
     return taught, {reason: number for reason, number in left_out.items() if number}
 
 
