@@ -245,24 +245,8 @@ def test_the_marks_and_the_system_of_a_row_are_read_by_every_verb(as_file: Any, 
 @pytest.mark.parametrize("written", ['"town": "Bern", "day": 1', '"day": 1.0, "town": "Bern", "zone": null'])
 def test_calls_are_found_and_objects_are_right_in_either_format(as_file: Any, written: str, tmp_path: Path) -> None:
     rows = [
-        {
-            "messages": [
-                user("warm?"),
-                reply(None, tool_calls=[call("weather", town="Bern", day=1)]),
-                {"role": "tool", "content": "21"},
-            ],
-            "tools": [tool("weather", town=TEXT)],
-            "answer": "21",
-        },
-        {
-            "messages": [
-                user("when?"),
-                reply(None, tool_calls=[call("clock", zone="CET", day=1.5)]),
-                {"role": "tool", "content": "7"},
-            ],
-            "tools": [tool("clock", zone=TEXT)],
-            "answer": "7",
-        },
+        row | {"messages": [*row["messages"], {"role": "tool", "content": answer}], "answer": answer}
+        for row, answer in zip(OF_KEYS["calls and tools"][1], ("21", "7", "-3"), strict=True)
     ]
     path = as_file(tmp_path / f"rows.{as_file.__name__[3:]}", rows)
     called = f'<tool_call>{{"name": "weather", "arguments": {{{written}}}}}</tool_call>'
