@@ -1,4 +1,4 @@
-"""The common part of the environments of other packages, whose states cannot be saved."""
+"""The common part of the environments of other packages and servers, whose states cannot be saved."""
 
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -23,6 +23,9 @@ class ReplayedEnv(Generic[E]):
 
     def __init__(self) -> None:
         self._episode: E | None = None
+
+    async def close(self) -> None:
+        self._episode = None
 
     def snapshot(self) -> bytes:
         raise NotImplementedError(f"{type(self).__name__} cannot save its state; replay the actions")

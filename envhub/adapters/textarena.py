@@ -3,7 +3,6 @@
 An observation has the game's new messages only; TextArena's own wrappers would repeat the whole history each time.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.global_random import GlobalRandom
 from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.env_options import check_known
 from slipstream.envhub.package import require_package
 from slipstream.envhub.replayed_env import ReplayedEnv
 from slipstream.envhub.task_seed import task_rng
@@ -40,12 +40,7 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
         self._textarena = require_package("textarena", install=INSTALL)
         self._game, self._settings = game, dict(settings or {})
         names = [name for name in self._textarena.envs.registration.ENV_REGISTRY if not name.endswith(_RAW)]
-        if game not in names:
-            near = difflib.get_close_matches(game, names, n=3, cutoff=0.3)
-            raise ValueError(
-                f"`env.options.game` must be one of TextArena's ids, got {game!r}; "
-                f"did you mean {', '.join(near) or 'GuessTheNumber-v0'}?"
-            )
+        check_known("game", game, names, of="TextArena's ids", usual="GuessTheNumber-v0")
         self._check_playable()
         super().__init__()
 
@@ -83,9 +78,6 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
             score=score,
             success=score == 1.0,
         )
-
-    async def close(self) -> None:
-        self._episode = None
 
     def _start(self, seed: int) -> Any:
         game = self._textarena.make(f"{self._game}{_RAW}", **self._settings)

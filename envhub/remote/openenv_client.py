@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import ClassVar
 
 import msgspec
 
@@ -22,6 +21,7 @@ from slipstream.envhub.remote.openenv import (
     read,
     written,
 )
+from slipstream.envhub.replayed_env import ReplayedEnv
 from slipstream.envhub.task_seed import task_rng
 
 OPEN_S = 60.0  # time to reach the server and to get a session there
@@ -32,12 +32,12 @@ RETRY_S = 0.5
 @dataclass(kw_only=True, slots=True)
 class _Episode:
     connection: WebSocketConnection
-    task_id: str
+    task: Task
     total_reward: float = 0.0
     is_over: bool = False
 
 
-class OpenEnvClient:
+class OpenEnvClient(ReplayedEnv[_Episode]):
     """The `Env` of an OpenEnv server. The one reward component is `openenv`, the server's; the score is their sum.
 
     Options: `url`, to which `/ws` is added; `action_field`, the field of its action that takes the text;
@@ -45,8 +45,6 @@ class OpenEnvClient:
     message, because the servers rarely explain the actions; `key_file`, a file with the secret for a server that
     requires one; `server_command`, which starts the server with the run.
     """
-
-    replay_only: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -59,6 +57,7 @@ class OpenEnvClient:
         server_command: str = "",
     ) -> None:
         """Raises ValueError for invalid options. Does not connect yet: the server may start later."""
+        super().__init__()
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"`env.options.url` must be http://HOST:PORT of an OpenEnv server, got {url!r}")
         self._url = url.rstrip("/")
@@ -67,12 +66,11 @@ class OpenEnvClient:
         self._observation_field = observation_field
         self._rules = rules
         self._calls = SerialCalls()
-        self._episode: _Episode | None = None
 
     async def reset(self, task: Task) -> Observation:
         """Start `task` with a seed derived from it. Raises ValueError for a split that does not exist."""
         seed = task_rng(task, world="openenv").getrandbits(31)
-        return await self._calls.run(lambda: self._reset(task.task_id, seed))
+        return await self._calls.run(lambda: self._reset(task, seed))
 
     async def step(self, action: str) -> Observation:
         return await self._calls.run(lambda: self._step(action))
@@ -80,22 +78,7 @@ class OpenEnvClient:
     async def close(self) -> None:
         await self._calls.run(self._drop)
 
-    def snapshot(self) -> bytes:
-        raise NotImplementedError("OpenEnv has no snapshots; replay its actions")
-
-    def restore(self, state: bytes) -> Observation:
-        raise NotImplementedError("OpenEnv has no snapshots; replay its actions")
-
-    def admissible(self) -> list[str] | None:
-        return None
-
-    def state_key(self) -> str:
-        return ""
-
-    def expert(self) -> str:
-        raise NotImplementedError("OpenEnv has no experts; begin with `slipstream fit sft`")
-
-    async def _reset(self, task_id: str, seed: int) -> Observation:
+    async def _reset(self, task: Task, seed: int) -> Observation:
         await self._drop()
         try:
             async with asyncio.timeout(OPEN_S):
@@ -104,7 +87,7 @@ class OpenEnvClient:
             raise EnvError(
                 f"{self._url} gave no session within {OPEN_S:g} s; the server is full or not reachable"
             ) from None
-        self._episode = _Episode(connection=connection, task_id=task_id)
+        self._episode = _Episode(connection=connection, task=task)
         system = (Message("system", self._rules),) if self._rules else ()
         return Observation(messages=(*system, Message("user", self._text(data))), rewards={}, terminated=data.done)
 
@@ -125,12 +108,7 @@ class OpenEnvClient:
             await asyncio.sleep(RETRY_S)
 
     async def _step(self, action: str) -> Observation:
-        episode = self._episode
-        if episode is None:
-            raise EnvError(f"{self._url} has no episode; call reset first")
-        if episode.is_over:
-            raise EnvError(f"the episode of {episode.task_id} is over; call reset first")
-        text = valid_text(action)
+        episode, text = self._running(), valid_text(action)
         try:
             async with asyncio.timeout(ANSWER_S):
                 answer = await _request(episode.connection, written("step", {self._action_field: text}))

@@ -45,7 +45,7 @@ class RewardClient:
 
     def __post_init__(self) -> None:
         """Raise ValueError for an address that cannot be one."""
-        parts = urllib.parse.urlsplit(self.url)
+        parts = urllib.parse.urlsplit(self.url if isinstance(self.url, str) else "")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
             raise ValueError(
                 f"the address must be like http://HOST:PORT of `slipstream serve rewards`, got {self.url!r}"
