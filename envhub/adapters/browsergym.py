@@ -95,7 +95,7 @@ class _Worker:
             self._stream.flush()
             message = self._stream.readline(MAX_ANSWER_BYTES)
             return self._replies.decode(message)
-        except (OSError, *MALFORMED) as error:
+        except (OSError, ValueError, *MALFORMED) as error:  # ValueError: `end` has closed the stream
             raise EnvError(f"BrowserGym's process is lost: {error}; its log: {self._process.log_tail()}") from error
 
 
