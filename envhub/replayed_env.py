@@ -2,6 +2,7 @@
 
 from typing import ClassVar, Generic, Protocol, TypeVar
 
+from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
 
@@ -14,6 +15,27 @@ class Begun(Protocol):
 
 
 E = TypeVar("E", bound=Begun)
+
+
+def answered(
+    text: str,
+    rewards: dict[str, float],
+    *,
+    valid: bool = True,
+    terminated: bool = False,
+    truncated: bool = False,
+    score: float = 0.0,
+) -> Observation:
+    """Return an observation of one message. A score of 1 is success, and an end of both kinds is `terminated`."""
+    return Observation(
+        messages=(Message("user", text),),
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated and not terminated,
+        valid_action=valid,
+        score=score,
+        success=score == 1.0,
+    )
 
 
 class ReplayedEnv(Generic[E]):

@@ -12,7 +12,7 @@ from slipstream.envhub.env import Observation
 from slipstream.envhub.env_options import check_known
 from slipstream.envhub.isolation.chromium import require_chromium, require_readable
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import task_rng
 
 
@@ -59,19 +59,11 @@ class MiniWobEnv(ReplayedEnv[_Episode]):
         assert self._browser is not None
         parsed = parse_action(action, shown_refs(episode.look.body), self._keys)
         if parsed is None:
-            text = f"no such action here\n{page_text(episode.look.body)}"
-            return Observation(messages=(Message("user", text),), rewards={"page": 0.0}, valid_action=False)
+            return answered(f"no such action here\n{page_text(episode.look.body)}", {"page": 0.0}, valid=False)
         look = episode.look = await self._browser.do(parsed)
         episode.is_over = look.is_over
-        score = max(0.0, look.reward)
         text = "the task is over" if look.is_over else page_text(look.body)
-        return Observation(
-            messages=(Message("user", text),),
-            rewards={"page": look.reward},
-            terminated=look.is_over,
-            score=score,
-            success=score == 1.0,
-        )
+        return answered(text, {"page": look.reward}, terminated=look.is_over, score=max(0.0, look.reward))
 
     async def close(self) -> None:
         browser, self._browser, self._episode = self._browser, None, None

@@ -12,7 +12,7 @@ from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_known
 from slipstream.envhub.isolation.own_thread import in_own_thread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import split_of, task_rng
 
 INSTALL = "'reasoning-gym==0.1.19'"
@@ -83,17 +83,10 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
         episode = self._running()
         answer = action.strip()
         if not answer or len(answer) > MAX_ANSWER_CHARS:
-            text = f"say the answer, in at most {MAX_ANSWER_CHARS} characters"
-            return Observation(messages=(Message("user", text),), rewards={"solved": 0.0}, valid_action=False)
+            return answered(f"say the answer, in at most {MAX_ANSWER_CHARS} characters", {"solved": 0.0}, valid=False)
         episode.is_over = True
         score = await in_own_thread(f"reasoning_gym {self._dataset}", lambda: self._score(episode, answer))
-        return Observation(
-            messages=(Message("user", "right" if score == 1.0 else "wrong"),),
-            rewards={"solved": score},
-            terminated=True,
-            score=score,
-            success=score == 1.0,
-        )
+        return answered("right" if score == 1.0 else "wrong", {"solved": score}, terminated=True, score=score)
 
     def state_key(self) -> str:
         episode = self._started()

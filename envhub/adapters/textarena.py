@@ -13,7 +13,7 @@ from slipstream.envhub.adapters.global_random import GlobalRandom
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_known
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'textarena==0.7.4'"
@@ -60,23 +60,17 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
         with episode.random_state.within():
             episode.is_over, _ = game.step(action=action)
         if not episode.is_over:
-            understood = game.state.error_count == 0
-            return Observation(
-                messages=(Message("user", self._news(game)),), rewards={"game": 0.0}, valid_action=understood
-            )
+            return answered(self._news(game), {"game": 0.0}, valid=game.state.error_count == 0)
         rewards, info = game.close()
         if not isinstance(rewards[0], int | float):  # some games of 0.7.4 return the reason instead of the reward
             raise EnvError(f"{self._game} gave {rewards[0]!r} as its reward, not a number")
         reward = float(rewards[0])
-        score = min(1.0, max(0.0, reward))
-        text = str(info[0].get("reason") or "the game is over")
-        return Observation(
-            messages=(Message("user", text),),
-            rewards={"game": reward},
+        return answered(
+            str(info[0].get("reason") or "the game is over"),
+            {"game": reward},
+            valid=not info[0]["invalid_move"],
             terminated=True,
-            valid_action=not info[0]["invalid_move"],
-            score=score,
-            success=score == 1.0,
+            score=min(1.0, max(0.0, reward)),
         )
 
     def _start(self, seed: int) -> Any:

@@ -21,7 +21,7 @@ from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.remote.agentgym_servers import SERVERS
 from slipstream.envhub.remote.client_connection import SerialCalls
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
-from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 
 MAX_ANSWER_BYTES = 8 << 20
 OPEN_S = 60.0  # time to reach the server at the start of an episode
@@ -165,14 +165,8 @@ class AgentGymClient(ReplayedEnv[_Episode]):
         done = [_read(_field(answer, key), bool) for key in self._server.done_keys]
         episode.is_over = any(done)
         score = min(1.0, max(0.0, reward)) if episode.is_over else 0.0
-        return Observation(
-            messages=(Message("user", self._with_actions(episode, answer, _field(answer, self._server.text_key))),),
-            rewards={"agentgym": change},
-            terminated=done[0],
-            truncated=not done[0] and episode.is_over,
-            score=score,
-            success=score == 1.0,
-        )
+        text = self._with_actions(episode, answer, _field(answer, self._server.text_key))
+        return answered(text, {"agentgym": change}, terminated=done[0], truncated=episode.is_over, score=score)
 
     def _opening(self, episode: _Episode, answer: bytes) -> str:
         match self._server.reset_answer:

@@ -21,7 +21,7 @@ from slipstream.envhub.remote.openenv import (
     read,
     written,
 )
-from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import task_rng
 
 OPEN_S = 60.0  # time to reach the server and to get a session there
@@ -127,13 +127,7 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
         episode.total_reward += reward
         episode.is_over = data.done
         score = min(1.0, max(0.0, episode.total_reward)) if data.done else 0.0
-        return Observation(
-            messages=(Message("user", self._text(data)),),
-            rewards={"openenv": reward},
-            terminated=data.done,
-            score=score,
-            success=score == 1.0,
-        )
+        return answered(self._text(data), {"openenv": reward}, terminated=data.done, score=score)
 
     def _text(self, data: ObservationData) -> str:
         """Return the part of an observation that is shown: the text of a string, and any other value as JSON."""
