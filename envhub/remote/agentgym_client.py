@@ -19,7 +19,7 @@ from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.remote.agentgym_servers import SERVERS
-from slipstream.envhub.remote.client_connection import SerialCalls
+from slipstream.envhub.remote.client_connection import SerialCalls, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
 from slipstream.envhub.replayed_env import ReplayedEnv, answered
 
@@ -104,21 +104,11 @@ class AgentGymClient(ReplayedEnv[_Episode]):
         return [] if episode.is_over else episode.actions
 
     async def _reset(self, task: Task, number: int) -> Observation:
-        try:
-            async with asyncio.timeout(OPEN_S):
-                if self._episode is None:
-                    self._episode = await self._created(task)
-                body = {self._server.index_key: number, **self._server.reset_body}
-                answer = await self._request(self._episode, "reset", body)
-        except TimeoutError:
-            await self._drop()
-            raise EnvError(
-                f"{self._url} did not start an episode within {OPEN_S:g} s; the server is busy or not reachable"
-            ) from None
-        except BaseException:
-            await self._drop()
-            raise
-        episode = self._episode
+        why = f"{self._url} did not start an episode within {OPEN_S:g} s; the server is busy or not reachable"
+        async with within(OPEN_S, self._drop, why):
+            episode = self._episode = self._episode or await self._created(task)
+            body = {self._server.index_key: number, **self._server.reset_body}
+            answer = await self._request(episode, "reset", body)
         episode.task, episode.last_reward, episode.is_over, episode.actions = task, 0.0, False, None
         system = (Message("system", self._rules),) if self._rules else ()
         return Observation(messages=(*system, Message("user", self._opening(episode, answer))), rewards={})
@@ -148,16 +138,8 @@ class AgentGymClient(ReplayedEnv[_Episode]):
 
     async def _step(self, action: str) -> Observation:
         episode = self._running()
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                answer = await self._request(episode, "step", {"action": action})
-            return self._observed(episode, answer)
-        except TimeoutError:
-            await self._drop()
-            raise EnvError(f"{self._url} did not answer within {ANSWER_S:g} s") from None
-        except BaseException:  # it is unknown whether the server did the action
-            await self._drop()
-            raise
+        async with within(ANSWER_S, self._drop, f"{self._url} did not answer within {ANSWER_S:g} s"):
+            return self._observed(episode, await self._request(episode, "step", {"action": action}))
 
     def _observed(self, episode: _Episode, answer: bytes) -> Observation:
         reward = _read(_field(answer, "reward"), float)

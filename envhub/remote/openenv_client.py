@@ -10,7 +10,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.env import EnvError, Observation
-from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect
+from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
 from slipstream.envhub.remote.openenv import (
     CAPACITY_REACHED,
@@ -80,13 +80,9 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
 
     async def _reset(self, task: Task, seed: int) -> Observation:
         await self._drop()
-        try:
-            async with asyncio.timeout(OPEN_S):
-                data, connection = await self._begun(written("reset", {"seed": seed}))
-        except TimeoutError:
-            raise EnvError(
-                f"{self._url} gave no session within {OPEN_S:g} s; the server is full or not reachable"
-            ) from None
+        why = f"{self._url} gave no session within {OPEN_S:g} s; the server is full or not reachable"
+        async with within(OPEN_S, self._drop, why):
+            data, connection = await self._begun(written("reset", {"seed": seed}))
         self._episode = _Episode(connection=connection, task=task)
         system = (Message("system", self._rules),) if self._rules else ()
         return Observation(messages=(*system, Message("user", self._text(data))), rewards={}, terminated=data.done)
@@ -109,18 +105,11 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
 
     async def _step(self, action: str) -> Observation:
         episode, text = self._running(), valid_text(action)
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                answer = await _request(episode.connection, written("step", {self._action_field: text}))
+        async with within(ANSWER_S, self._drop, f"{self._url} did not answer within {ANSWER_S:g} s"):
+            answer = await _request(episode.connection, written("step", {self._action_field: text}))
             if isinstance(answer, Error):
                 raise _failure(answer)
             return self._observed(episode, answer)
-        except TimeoutError:
-            await self._drop()
-            raise EnvError(f"{self._url} did not answer within {ANSWER_S:g} s") from None
-        except BaseException:  # the reply to a cancelled request would be read as that to the next one
-            await self._drop()
-            raise
 
     def _observed(self, episode: _Episode, data: ObservationData) -> Observation:
         reward = float(data.reward or 0.0)
