@@ -145,14 +145,7 @@ def _run(config: Config) -> str:
 def _observed(config: Config, run_dir: RunDir) -> Diagnosis:
     """The diagnosis of a run whose processes are alive."""
     clients = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
-    observer = Observer(
-        clients,
-        config.run.name,
-        max_lag=config.replay.max_lag,
-        num_steps=config.learner.steps,
-        is_rewarded=config.objective.is_rewarded,
-        log=run_dir.log("learner"),
-    )
+    observer = Observer(clients, config, log=run_dir.log("learner"))
     records = newest_metrics(run_dir.metrics)
     return diagnose(observer.facts([record for record in records if "trained/reward" in record]))
 

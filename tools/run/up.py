@@ -289,16 +289,7 @@ def _watch(
     learner, actors, *judges, tensorboard = children
     # Without retries: this loop restarts a server that has ended.
     shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
-    num_steps, max_lag, is_rewarded = config.learner.steps, config.replay.max_lag, config.objective.is_rewarded
-    view = View(shards, run_dir, config.run.name, num_steps=num_steps, max_lag=max_lag, is_rewarded=is_rewarded)
-    observer = Observer(
-        shards,
-        config.run.name,
-        max_lag=max_lag,
-        num_steps=num_steps,
-        is_rewarded=is_rewarded,
-        log=run_dir.log("learner"),
-    )
+    view, observer = View(shards, run_dir, config), Observer(shards, config, log=run_dir.log("learner"))
     reporter = LineReporter(console, run_dir, observer)
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     with live or contextlib.nullcontext():

@@ -12,6 +12,8 @@ import pytest
 import redis
 from rich.console import Console
 
+from slipstream.common.config.config import Config, RunConfig
+from slipstream.common.config.replay_config import ReplayConfig
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Outcome
 from slipstream.replay.buffer.actor_buffer import InsertResult
@@ -41,7 +43,8 @@ class Scene:
         self.fleet.set_run_state(RunState.TRAINING)
         self.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=0))
         self.now = 0.0
-        self.observer = Observer([client], run_id, max_lag=4, clock=lambda: self.now)
+        self.config = Config(run=RunConfig(name=run_id), replay=ReplayConfig(max_lag=4))
+        self.observer = Observer([client], self.config, clock=lambda: self.now)
         self.steps: Steps = [made_step(number) for number in range(1, 6)]
         self.num_groups = 0
 
@@ -121,7 +124,7 @@ def earn_nothing(scene: Scene) -> None:
 
 def earn_nothing_where_a_teacher_teaches(scene: Scene) -> None:
     earn_nothing(scene)
-    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, is_rewarded=False)
+    scene.config.objective.advantage = "distillation"
 
 
 def earn_by_a_reward_model(scene: Scene) -> None:
@@ -194,7 +197,7 @@ def test_a_fault_is_named_with_its_evidence(scene: Scene, cause: str) -> None:
 
 def test_a_learner_that_failed_is_quoted(scene: Scene, tmp_path: Path) -> None:
     log = tmp_path / "learner.log"
-    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, log=log)
+    scene.observer = Observer([scene.client], scene.config, log=log)
     scene.fleet.set_run_state(RunState.FAILED)
     assert scene.diagnosis().evidence == "it set the run's state to failed", "no log is here"
     log.write_text("x" * 9000 + "\nslipstream learner: OSError: [Errno 28] No space left on device: 'metrics.jsonl'\n")
@@ -206,7 +209,7 @@ def test_a_learner_that_failed_is_quoted(scene: Scene, tmp_path: Path) -> None:
 def test_an_actor_that_died_while_the_first_evaluation_waits_is_a_fault_that_quotes_its_log(
     scene: Scene, tmp_path: Path
 ) -> None:
-    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, log=tmp_path / "learner.log")
+    scene.observer = Observer([scene.client], scene.config, log=tmp_path / "learner.log")
     (tmp_path / "actor-0.log").write_text("loading the weights: 3 of 8\n")
     scene.fleet.set_run_state(RunState.STARTING)
     scene.fleet.leave(MEMBER.name)
@@ -261,7 +264,7 @@ def earn_costs_and_rewards(scene: Scene) -> None:
 
 
 def export_the_model(scene: Scene) -> None:
-    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, num_steps=5)
+    scene.config.learner.steps = 5
     stand_still(scene)
 
 
@@ -346,7 +349,7 @@ def test_solved_hopeless_and_stuck_are_told_apart(success: float, mean_return: f
 
 def test_a_report_of_a_solved_run_names_the_side_that_waits() -> None:
     facts = Facts(
-        run_id="r",
+        config=Config(),
         state=RunState.TRAINING,
         members=(),
         everyone=(),
@@ -355,7 +358,6 @@ def test_a_report_of_a_solved_run_names_the_side_that_waits() -> None:
         failures=(),
         steps=[made_step(number, **SOLVED, **{"optim/grad_norm": 0.0}) for number in range(1, 6)],
         newest_version=-1,
-        max_lag=4,
         now_s=time.time(),
     )
     assert diagnose_records(facts).cause == "neither side waits much"
@@ -382,7 +384,7 @@ def test_without_a_fault_the_side_that_waits_is_named(scene: Scene, busy: float,
 
 
 def test_a_run_that_begins_or_has_ended_has_no_fault(scene: Scene, redis_client: redis.Redis) -> None:
-    unknown = Observer([redis_client], f"{scene.run_id}-unknown", max_lag=4)
+    unknown = Observer([redis_client], Config(run=RunConfig(name=f"{scene.run_id}-unknown")))
     assert str(diagnose(unknown.facts([]))).startswith("the run has not started: no learner has described it")
     scene.fleet.set_run_state(RunState.STARTING)
     assert not scene.diagnosis().is_fault
@@ -434,7 +436,7 @@ def test_where_the_output_is_no_terminal_a_long_start_reports_how_far_it_is(scen
     run_dir.create()
     log = run_dir.log("learner")
     log.write_text("INFO warm start, steps: 40 of 200, about 80 s more; 0.311 nats per token\n")
-    observer = Observer([scene.client], scene.run_id, max_lag=4, log=log)
+    observer = Observer([scene.client], scene.config, log=log)
     scene.fleet.set_run_state(RunState.STARTING)
     console = Console(file=out, width=80, markup=False)
     reporter = LineReporter(console, run_dir, observer, clock=lambda: scene.now)
