@@ -116,11 +116,11 @@ async def _leave(fleet: Fleet, pulse: Pulse, actor: str) -> None:
 
 
 def _later_on_disk(bulletin: Bulletin, pin: Pin, policy_version: int, *, wait_s: float) -> Offer | None:
-    """Like `Bulletin.later_stored`. It notes in `pin` if newer weights are on offer, and are not on the disk yet.
+    """`Bulletin.later` of the disk. It notes in `pin` if newer weights are on offer, and are not on the disk yet.
 
     A disk that is slow or full may get them late or never: actors that pull them play the groups that need them.
     """
-    offer = bulletin.later_stored(policy_version, wait_s=wait_s)
+    offer = bulletin.later(policy_version, wait_s=wait_s, board="stored")
     if offer is None and not pin.stuck:
         pin.stuck = bulletin.later(policy_version, wait_s=0.0) is not None
     return offer
