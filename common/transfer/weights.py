@@ -5,6 +5,7 @@ snapshot, or as an anchor (the full snapshot of an earlier version) and the delt
 the final bytes, so a receiver verifies the result in the same way for both.
 """
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,9 +94,7 @@ def layout(shapes: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorEnt
     """Place the tensors (name, dtype, shape) one after another, aligned. Their hashes stay 0 until `sealed`."""
     entries, offset = [], 0
     for name, dtype, shape in shapes:
-        num_bytes = DTYPE_BYTES[dtype]
-        for extent in shape:
-            num_bytes *= extent
+        num_bytes = DTYPE_BYTES[dtype] * math.prod(shape)
         entries.append(
             TensorEntry(name=name, dtype=dtype, shape=list(shape), offset=offset, num_bytes=num_bytes, xxh3=0)
         )

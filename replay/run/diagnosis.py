@@ -71,11 +71,6 @@ class Facts:
         return [member for member in self.members if member.role == "actor"]
 
     @property
-    def num_joined(self) -> int:
-        """How many actors ever took part."""
-        return sum(member.role == "actor" for member in self.everyone)
-
-    @property
     def refusing(self) -> list[Member]:
         """Those that refused the newest version because it does not fit or failed its probe.
 
@@ -213,7 +208,7 @@ def _engines_die(facts: Facts) -> Diagnosis | None:
 def _no_actor(facts: Facts) -> Diagnosis | None:
     if facts.actors:
         return None
-    if not facts.num_joined:
+    if not any(member.role == "actor" for member in facts.everyone):
         return Diagnosis(
             cause="no actor has joined yet",
             evidence=f"{facts.ledger.queued} groups wait for one{_quoted(facts)}",

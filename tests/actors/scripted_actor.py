@@ -16,7 +16,7 @@ from slipstream.actors.weights.pull import Puller, PullFailed, actors_puller
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.common.config.config import Config
 from slipstream.common.records.trajectory import Sampling
-from slipstream.common.text.chat import end_of_turn_text
+from slipstream.common.text.chat import reply_form
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.delta import apply_delta
@@ -75,7 +75,8 @@ def begin() -> StartEngine:
 
 def start(name: str, *, run: Config, mine: Config, model_path: str) -> PullingEngine:
     tokenizer = load_tokenizer(model_path)
-    turns = [tokenizer.encode(word + end_of_turn_text(tokenizer), add_special_tokens=False) for word in WORDS]
+    end = reply_form(tokenizer).ends["user"]
+    turns = [tokenizer.encode(word + end, add_special_tokens=False) for word in WORDS]
     return PullingEngine(
         actors_puller(mine.redis.url, run.run.name, actor=name),
         len(tokenizer),
