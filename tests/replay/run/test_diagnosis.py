@@ -107,8 +107,8 @@ def kill_two_engines(scene: Scene) -> None:
         scene.buffer.actor.release(leased(scene.buffer), death="the engine process ended with exit code -6")
 
 
-def keep_old_weights(scene: Scene) -> None:
-    scene.observer._bulletin.highest_version = lambda: 7  # type: ignore[method-assign]
+def offer(version: int) -> Provoke:
+    return lambda scene: setattr(scene.observer._bulletin, "highest_version", lambda: version)
 
 
 def refuse_the_weights(scene: Scene) -> None:
@@ -117,9 +117,9 @@ def refuse_the_weights(scene: Scene) -> None:
     scene.fleet.leave(MEMBER.name)  # it also explains why no actor is alive
 
 
-def earn_nothing(scene: Scene) -> None:
+def earn_nothing(scene: Scene, trained: float = 0.0) -> None:
     scene.play(40, rewards=(0.0, 0.0))
-    scene.steps = [made_step(number, **{"trained/reward": 0.0}) for number in range(1, 6)]
+    with_steps(**{"trained/reward": trained})(scene)
 
 
 def earn_nothing_where_a_teacher_teaches(scene: Scene) -> None:
@@ -128,8 +128,7 @@ def earn_nothing_where_a_teacher_teaches(scene: Scene) -> None:
 
 
 def earn_by_a_reward_model(scene: Scene) -> None:
-    scene.play(40, rewards=(0.0, 0.0))
-    scene.steps = [made_step(number, **{"trained/reward": 0.5}) for number in range(1, 6)]
+    earn_nothing(scene, trained=0.5)
 
 
 def earn_by_a_verdict(scene: Scene) -> None:
@@ -140,8 +139,8 @@ def earn_by_a_verdict(scene: Scene) -> None:
         scene.buffer.actor.insert(lease, earning(attempt_at(lease, member, run_id=scene.run_id), 0.0))
 
 
-def earn_the_same(scene: Scene) -> None:
-    scene.play(20, rewards=(0.5, 0.5))
+def earn_the_same(scene: Scene, reward: float = 0.5) -> None:
+    scene.play(20, rewards=(reward, reward))
     groups = scene.buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
     scene.buffer.learner.drop([group.ticket.group_id for group in groups], "zero_variance")
 
@@ -162,7 +161,7 @@ FAULTS: dict[str, tuple[Provoke, str]] = {
     ),
     "no actor is alive": (lose_the_actor, "start `slipstream actors`"),
     "every attempt fails": (break_the_environment, "8 failed and 0 finished; the last one: env_failure: it broke"),
-    "actors have old weights": (keep_old_weights, "1 of 1 are more than 6 versions behind; a has 0, the newest is 7"),
+    "actors have old weights": (offer(7), "1 of 1 are more than 6 versions behind; a has 0, the newest is 7"),
     "no episode earns a reward": (earn_nothing, "the returns of the last 80 episodes are 0"),
     "siblings earn the same": (earn_the_same, "20 of 20 groups had nothing to compare"),
     "nothing is learned": (
@@ -179,7 +178,7 @@ FAULTS: dict[str, tuple[Provoke, str]] = {
 
 
 def test_of_an_actor_that_reads_a_disk_the_disk_is_named(scene: Scene) -> None:
-    keep_old_weights(scene)
+    offer(7)(scene)
     scene.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=0, transport="disk"))
     found = scene.diagnosis()
     assert found.cause == "actors have old weights" and "`weights.disk` does not have them" in found.next_step
@@ -250,9 +249,7 @@ def test_every_finder_is_provoked(scene: Scene) -> None:
 
 
 def solve_the_tasks(scene: Scene) -> None:
-    scene.play(20, rewards=(1.0, 1.0))
-    groups = scene.buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
-    scene.buffer.learner.drop([group.ticket.group_id for group in groups], "zero_variance")
+    earn_the_same(scene, reward=1.0)
 
 
 SOLVED = {"trained/success": 1.0, "trained/reward": 1.0}
@@ -282,7 +279,7 @@ def lose_an_engine_once(scene: Scene) -> None:
 def refuse_older_weights(scene: Scene) -> None:
     refuse_the_weights(scene)
     scene.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=1))
-    scene.observer._bulletin.highest_version = lambda: 1  # type: ignore[method-assign]
+    offer(1)(scene)
 
 
 def replace_an_actor_that_refuses(scene: Scene) -> None:
@@ -295,10 +292,6 @@ def lose_one_of_two_actors(scene: Scene) -> None:
     scene.fleet.leave("b")
 
 
-def fetch_new_weights(scene: Scene) -> None:
-    scene.observer._bulletin.highest_version = lambda: 6  # type: ignore[method-assign]
-
-
 # For each finder, a scene in which the number that it reads is that of its fault, and another one explains it.
 WELL: dict[str, tuple[Provoke, str]] = {
     "_refused_weights": (refuse_older_weights, "neither side waits much"),
@@ -306,7 +299,7 @@ WELL: dict[str, tuple[Provoke, str]] = {
     "_engines_die": (lose_an_engine_once, "neither side waits much"),
     "_no_actor": (lose_one_of_two_actors, "neither side waits much"),
     "_attempts_fail": (fail_now_and_then, "neither side waits much"),
-    "_stale_actors": (fetch_new_weights, "neither side waits much"),
+    "_stale_actors": (offer(6), "neither side waits much"),
     "_invalid_actions": (with_steps(**SOLVED, **{"trained/valid_actions": 0.02}), "neither side waits much"),
     "_no_reward": (earn_costs_and_rewards, "neither side waits much"),
     "_no_reward with a teacher": (earn_nothing_where_a_teacher_teaches, "neither side waits much"),
