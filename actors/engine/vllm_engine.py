@@ -150,13 +150,9 @@ class VllmEngine:
         except BaseException:
             process.end(timeout_s=0)
             raise
-        self._vocab_size, self._name = started.vocab_size, started.engine
+        self._vocab_size = started.vocab_size
+        self.name = started.engine  # with its version and kind of device, such as `vllm 0.32.0 cpu`
         threading.Thread(target=self._receive_answers, name="engine-answers", daemon=True).start()
-
-    @property
-    def name(self) -> str:
-        """Its name, version and kind of device, such as `vllm 0.32.0 cpu`."""
-        return self._name
 
     @property
     def policy_version(self) -> int:
@@ -337,14 +333,8 @@ class VllmEngine:
     def _result(self, generation: Ended | Failed) -> Completion | EngineError:
         if isinstance(generation, Failed):
             return EngineError(generation.why)
-        self._generated_tokens += len(generation.tokens)
-        return Completion(
-            tokens=generation.tokens,
-            logprobs=generation.logprobs,
-            kept=generation.kept,
-            version_spans=generation.version_spans,
-            finish_reason=generation.finish_reason,
-        )
+        self._generated_tokens += len(generation.completion.tokens)
+        return generation.completion
 
     def _die(self, death: EngineDied) -> None:
         with self._dying:
