@@ -189,7 +189,8 @@ async def _lease_one(
                 raise
             task = asyncio.create_task(rollout_group(lease, setup=setup, buffer=buffer))
             key = (stream, lease.ticket.group_id)
-            _cancel_former(leases, key)
+            if key in leases.playing:  # its lease was lost, and this actor has leased the group again
+                leases.playing[key][1].cancel()
             leases.playing[key] = (lease, task)
             task.add_done_callback(functools.partial(_forget, leases, key))
             if stream == EVAL_STREAM:
@@ -247,13 +248,6 @@ def _give_back_what_waits(setup: EpisodeSetup, leases: Leases) -> None:
         waits = setup.engine.policy_version < lease.ticket.min_policy_version
         if waits and not task.cancelling():  # only once: a second cancel would interrupt the giving back
             task.cancel()
-
-
-def _cancel_former(leases: Leases, key: tuple[str, int]) -> None:
-    """Cancel an earlier task of the same group: its lease was lost, and this actor has leased the group again."""
-    if key in leases.playing:
-        _, former = leases.playing[key]
-        former.cancel()
 
 
 def _forget(leases: Leases, key: tuple[str, int], done: asyncio.Task[None]) -> None:
