@@ -10,7 +10,7 @@ import os
 import random
 import sys
 
-from slipstream.actors.__main__ import StartEngine, main
+from slipstream.actors.__main__ import main
 from slipstream.actors.engine.engine import Completion
 from slipstream.actors.weights.pull import Puller, PullFailed, actors_puller
 from slipstream.actors.weights.refused import WeightsRefused
@@ -69,10 +69,6 @@ class PullingEngine(ScriptedEngine):
         return self._puller.pull(blob, publisher=offer.pull_endpoint, check=check, timeout_s=PULL_S).data
 
 
-def begin() -> StartEngine:
-    return start
-
-
 def start(name: str, *, run: Config, mine: Config, model_path: str) -> PullingEngine:
     tokenizer = load_tokenizer(model_path)
     end = reply_form(tokenizer).ends["user"]
@@ -88,4 +84,4 @@ def start(name: str, *, run: Config, mine: Config, model_path: str) -> PullingEn
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1], sys.argv[2:], begin))
+    os._exit(main(sys.argv[1], sys.argv[2:], lambda: start))
