@@ -5,7 +5,7 @@ The correct outputs never enter the sandbox, so a program can only earn a reward
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -36,22 +36,11 @@ class CodeState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeWorld:
-    profile: str
+    opening: tuple[Message, ...]
+    secrets: tuple[str, ...]
     problem: Problem
     limits: Limits  # of all inputs together, as `run_on_inputs` takes them
-
-    @property
-    def opening(self) -> tuple[Message, ...]:
-        system = (Message("system", RULES),) if self.profile == "full" else ()
-        return (*system, Message("user", self.problem.text))
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return (self.problem.program,)
-
-    @property
-    def first(self) -> CodeState:
-        return CodeState()
+    first: CodeState = field(default_factory=CodeState)
 
     async def act(self, state: CodeState, action: str) -> Change[CodeState]:
         found = _ACTION.fullmatch(action)
@@ -101,7 +90,9 @@ def make_code(task: Task, *, profile: str, num_steps: int, num_tests: int, limit
         has_various_outputs = max(outputs.values()) <= max(1, num_tests // 2)  # one constant must not pass most tests
         # The split depends on the program. By its text, with random examples, one program could be in both splits.
         if has_various_outputs and split_of(problem.program) == task.split:
-            return CodeWorld(profile=profile, problem=problem, limits=limits)
+            system = (Message("system", RULES),) if profile == "full" else ()
+            opening = (*system, Message("user", problem.text))
+            return CodeWorld(opening=opening, secrets=(problem.program,), problem=problem, limits=limits)
 
 
 def _shown(run: ProgramRun) -> str:

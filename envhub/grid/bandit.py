@@ -1,7 +1,7 @@
 """The bandit game: pull arms, see how much each pays, and keep the arm that pays most on average."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -32,26 +32,18 @@ _ACTION = re.compile(r"\s*(pull|keep)\s+(\w+)\s*", re.IGNORECASE)
 class BanditState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The payouts seen so far, by arm. Their number determines the next payout."""
 
-    pays: dict[str, tuple[int, ...]]
+    pays: dict[str, tuple[int, ...]] = {}
     kept: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BanditWorld:
+    opening: tuple[Message, ...]
     arms: tuple[str, ...]
-    profile: str
     pays: dict[str, tuple[int, ...]]  # the payouts of each arm, pull by pull
     best: str
     secrets: tuple[str, ...] = ()  # none: the opening has to name the best arm among the others
-
-    @property
-    def opening(self) -> tuple[Message, ...]:
-        system = (Message("system", RULES),) if self.profile == "full" else ()
-        return (*system, Message("user", _opening_text(self.arms)))
-
-    @property
-    def first(self) -> BanditState:
-        return BanditState(pays={})
+    first: BanditState = field(default_factory=BanditState)
 
     async def act(self, state: BanditState, action: str) -> Change[BanditState]:
         found = _ACTION.fullmatch(action)
@@ -90,7 +82,13 @@ def make_bandit(task: Task, *, profile: str, num_arms: int) -> BanditWorld:
         arm: tuple(mean + rng.randint(-NOISE, NOISE) for _ in range(NUM_PAYS))
         for arm, mean in zip(arms, means, strict=True)
     }
-    return BanditWorld(arms=arms, profile=profile, pays=pays, best=arms[means.index(max(means))])
+    system = (Message("system", RULES),) if profile == "full" else ()
+    return BanditWorld(
+        opening=(*system, Message("user", _opening_text(arms))),
+        arms=arms,
+        pays=pays,
+        best=arms[means.index(max(means))],
+    )
 
 
 def _opening_text(arms: tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ of these entities, not their names.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -43,7 +43,7 @@ _CALL = re.compile(r"\s*([a-z][a-z_\s]*)\(([^()]*)\)\s*", re.IGNORECASE | re.ASC
 
 
 class KgState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    found: tuple[Entities, ...]  # the values of #1, #2 and so on; all differ
+    found: tuple[Entities, ...] = ()  # the values of #1, #2 and so on; all differ
 
 
 class _InvalidCall(Exception):
@@ -54,22 +54,11 @@ class _InvalidCall(Exception):
 class KgWorld:
     """One graph and one question about it."""
 
-    profile: str
+    opening: tuple[Message, ...]
+    secrets: tuple[str, ...]
     graph: Graph
     question: Question
-
-    @property
-    def opening(self) -> tuple[Message, ...]:
-        system = (Message("system", RULES),) if self.profile == "full" else ()
-        return (*system, Message("user", self.question.text))
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return self.question.answer
-
-    @property
-    def first(self) -> KgState:
-        return KgState(found=())
+    first: KgState = field(default_factory=KgState)
 
     async def act(self, state: KgState, action: str) -> Change[KgState]:
         try:
@@ -178,7 +167,9 @@ def make_kg(task: Task, *, profile: str, hops: int) -> KgWorld:
     while True:
         question = draw_question(rng, graph, hops=hops)
         if question is not None and split_of(question.text) == task.split:
-            return KgWorld(profile=profile, graph=graph, question=question)
+            system = (Message("system", RULES),) if profile == "full" else ()
+            opening = (*system, Message("user", question.text))
+            return KgWorld(opening=opening, secrets=question.answer, graph=graph, question=question)
 
 
 def f1(answer: Entities, true: Entities) -> float:

@@ -4,7 +4,7 @@ Answers are scored by GAIA's quasi-exact match (`envhub/research/gaia_score.py`)
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -49,23 +49,12 @@ class ResearchState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ResearchWorld:
     """One corpus and one question about it."""
 
-    profile: str
+    opening: tuple[Message, ...]
+    secrets: tuple[str, ...]
     corpus: Corpus
     question: Question
     limits: Limits  # of a program
-
-    @property
-    def opening(self) -> tuple[Message, ...]:
-        system = (Message("system", RULES),) if self.profile == "full" else ()
-        return (*system, Message("user", self.question.text))
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return (self.question.answer,)
-
-    @property
-    def first(self) -> ResearchState:
-        return ResearchState()
+    first: ResearchState = field(default_factory=ResearchState)
 
     async def act(self, state: ResearchState, action: str) -> Change[ResearchState]:
         if found := _PYTHON.fullmatch(action):
@@ -169,4 +158,8 @@ def make_research(task: Task, *, profile: str, level: int, num_pages: int, limit
             if question is None or split_of(question.text) != task.split:
                 continue
             if not set(words(question.answer)) & set(words(question.text)):
-                return ResearchWorld(profile=profile, corpus=corpus, question=question, limits=limits)
+                system = (Message("system", RULES),) if profile == "full" else ()
+                opening = (*system, Message("user", question.text))
+                return ResearchWorld(
+                    opening=opening, secrets=(question.answer,), corpus=corpus, question=question, limits=limits
+                )

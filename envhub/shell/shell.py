@@ -38,19 +38,11 @@ class ShellState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ShellWorld:
     """One tree of files and one job on it."""
 
-    profile: str
+    opening: tuple[Message, ...]
+    secrets: tuple[str, ...]
     first: ShellState
     job: Job
     limits: Limits
-
-    @property
-    def opening(self) -> tuple[Message, ...]:
-        system = (Message("system", RULES),) if self.profile == "full" else ()
-        return (*system, Message("user", self.job.text))
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return (self.job.answer,) if self.job.answer else ()
 
     async def act(self, state: ShellState, action: str) -> Change[ShellState]:
         act = parse_act(action)
@@ -110,6 +102,11 @@ def make_shell(task: Task, *, profile: str, kind: str, num_files: int, limits: L
         changes = job.result is not None and (job.result != tree or job.left != job.processes)
         has_answer = job.answer not in ("", "0") and job.answer not in job.text
         if (changes or has_answer) and split_of(job.text) == task.split:
+            system = (Message("system", RULES),) if profile == "full" else ()
             return ShellWorld(
-                profile=profile, first=ShellState(tree=tree, processes=job.processes), job=job, limits=limits
+                opening=(*system, Message("user", job.text)),
+                secrets=(job.answer,) if job.answer else (),
+                first=ShellState(tree=tree, processes=job.processes),
+                job=job,
+                limits=limits,
             )

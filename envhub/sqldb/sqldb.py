@@ -36,21 +36,13 @@ class SqlState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class SqlWorld:
     """One database, one request, and the result of the correct statement."""
 
-    profile: str
+    opening: tuple[Message, ...]
+    secrets: tuple[str, ...]
     domain: Domain
     request: Request
     first: SqlState
     right_rows: list[tuple[Any, ...]]  # if the request is a question
     right_tables: Tables  # if the request is a change
-
-    @property
-    def opening(self) -> tuple[Message, ...]:
-        system = (Message("system", RULES),) if self.profile == "full" else ()
-        return (*system, Message("user", _opening_text(self.domain, self.request)))
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return tuple(str(cell) for row in self.right_rows for cell in row)
 
     async def act(self, state: SqlState, action: str) -> Change[SqlState]:
         verb, statement = verb_and_rest(action)
@@ -107,14 +99,17 @@ def make_sqldb(task: Task, *, profile: str, level: int, kind: str, num_rows: int
         domain = rng.choice(DOMAINS)
         tables = draw_tables(rng, domain, num_rows=num_rows)
         request = draw_request(rng, domain, tables, level=level, task=kind)
-        text = _opening_text(domain, request)
+        shown_tables = [f"{table}({', '.join(columns)})" for table, columns in domain.columns.items()]
+        text = "\n".join([*shown_tables, request.text])
         result = run_sql(domain.schema, tables, request.sql)
-        answers = {str(cell) for row in result.rows for cell in row}
-        is_empty = result.tables == tables if request.writes else not answers or answers == {"None"}
-        if is_empty or answers & set(re.findall(r"\w+", text)) or split_of(text) != task.split:
+        answers = tuple(str(cell) for row in result.rows for cell in row)
+        is_empty = result.tables == tables if request.writes else set(answers) <= {"None"}
+        if is_empty or set(answers) & set(re.findall(r"\w+", text)) or split_of(text) != task.split:
             continue
+        system = (Message("system", RULES),) if profile == "full" else ()
         return SqlWorld(
-            profile=profile,
+            opening=(*system, Message("user", text)),
+            secrets=answers,
             domain=domain,
             request=request,
             first=SqlState(tables=tables),
@@ -131,11 +126,6 @@ def verb_and_rest(action: str) -> tuple[str, str]:
     """
     found = _WORD_AND_REST.fullmatch(action)
     return (found[1].lower(), found[2].strip().removesuffix(";").strip()) if found else ("", "")
-
-
-def _opening_text(domain: Domain, request: Request) -> str:
-    tables = [f"{table}({', '.join(columns)})" for table, columns in domain.columns.items()]
-    return "\n".join([*tables, request.text])
 
 
 def shown_rows(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

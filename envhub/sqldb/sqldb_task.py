@@ -11,7 +11,10 @@ from slipstream.envhub.sqldb.domain import Domain, Tables, Thing
 class Request:
     text: str
     sql: str
-    writes: bool
+
+    @property
+    def writes(self) -> bool:
+        return not self.sql.startswith("SELECT")
 
 
 def draw_request(rng: random.Random, domain: Domain, tables: Tables, *, level: int, task: str) -> Request:
@@ -41,7 +44,6 @@ def _number_of_one(rng: random.Random, domain: Domain, tables: Tables) -> Reques
     return Request(
         text=f"What is the {thing.number} of the {thing.one} named {name}?",
         sql=f"SELECT {thing.number} FROM {thing.table} WHERE name = '{name}'",
-        writes=False,
     )
 
 
@@ -51,7 +53,6 @@ def _count_of_group(rng: random.Random, domain: Domain, tables: Tables) -> Reque
     return Request(
         text=f"How many {thing.table} have the {thing.group} {group}?",
         sql=f"SELECT count(*) FROM {thing.table} WHERE {thing.group} = '{group}'",
-        writes=False,
     )
 
 
@@ -60,7 +61,6 @@ def _names_above(rng: random.Random, domain: Domain, tables: Tables) -> Request:
     return Request(
         text=f"What are the names of the {thing.table} with a {thing.number} of more than {bound}?",
         sql=f"SELECT name FROM {thing.table} WHERE {thing.number} > {bound}",
-        writes=False,
     )
 
 
@@ -71,7 +71,6 @@ def _total_of_group(rng: random.Random, domain: Domain, tables: Tables) -> Reque
     return Request(
         text=f"What is the {word} {thing.number} of all {thing.table} whose {thing.group} is {group}?",
         sql=f"SELECT {function}({thing.number}) FROM {thing.table} WHERE {thing.group} = '{group}'",
-        writes=False,
     )
 
 
@@ -82,7 +81,6 @@ def _extreme(rng: random.Random, domain: Domain, tables: Tables) -> Request:
     return Request(
         text=f"Which {thing.one} of the {thing.group} {group} has the {word} {thing.number}? Give the name.",
         sql=f"SELECT name FROM {thing.table} WHERE {thing.group} = '{group}' ORDER BY {thing.number} {order} LIMIT 1",
-        writes=False,
     )
 
 
@@ -95,7 +93,6 @@ def _joined_names(rng: random.Random, domain: Domain, tables: Tables) -> Request
         sql=f"SELECT DISTINCT a.name FROM {first.table} a JOIN {domain.event} e ON e.{first.one}_id = a.id "
         f"JOIN {second.table} b ON b.id = e.{second.one}_id WHERE b.name = '{name}' "
         f"AND e.{domain.amount} > {bound}",
-        writes=False,
     )
 
 
@@ -107,7 +104,6 @@ def _joined_total(rng: random.Random, domain: Domain, tables: Tables) -> Request
         f"{thing.table} whose {thing.group} is {group}?",
         sql=f"SELECT sum(e.{domain.amount}) FROM {domain.event} e JOIN {thing.table} t ON t.id = e.{thing.one}_id "
         f"WHERE t.{thing.group} = '{group}' AND e.{domain.amount} > {bound}",
-        writes=False,
     )
 
 
@@ -117,7 +113,6 @@ def _set_number(rng: random.Random, domain: Domain, tables: Tables) -> Request:
     return Request(
         text=f"Set the {thing.number} of the {thing.one} named {name} to {value}.",
         sql=f"UPDATE {thing.table} SET {thing.number} = {value} WHERE name = '{name}'",
-        writes=True,
     )
 
 
@@ -128,7 +123,6 @@ def _add_thing(rng: random.Random, domain: Domain, tables: Tables) -> Request:
         text=f"Add a {thing.one} with the id {number}, named Zed, of the {thing.group} {group} and with a "
         f"{thing.number} of {value}.",
         sql=f"INSERT INTO {thing.table} VALUES ({number}, 'Zed', '{group}', {value})",
-        writes=True,
     )
 
 
@@ -137,7 +131,6 @@ def _delete_events(rng: random.Random, domain: Domain, _: Tables) -> Request:
     return Request(
         text=f"Delete all {domain.event} with a {domain.amount} of less than {bound}.",
         sql=f"DELETE FROM {domain.event} WHERE {domain.amount} < {bound}",
-        writes=True,
     )
 
 
@@ -147,7 +140,6 @@ def _raise_group(rng: random.Random, domain: Domain, tables: Tables) -> Request:
     return Request(
         text=f"Raise the {thing.number} of all {thing.table} whose {thing.group} is {group} by {value}.",
         sql=f"UPDATE {thing.table} SET {thing.number} = {thing.number} + {value} WHERE {thing.group} = '{group}'",
-        writes=True,
     )
 
 
@@ -159,7 +151,6 @@ def _raise_joined(rng: random.Random, domain: Domain, tables: Tables) -> Request
         f"{domain.event} with the {second.one} named {name}.",
         sql=f"UPDATE {first.table} SET {first.number} = {first.number} + {value} WHERE id IN (SELECT e.{first.one}_id "
         f"FROM {domain.event} e JOIN {second.table} b ON b.id = e.{second.one}_id WHERE b.name = '{name}')",
-        writes=True,
     )
 
 
@@ -170,7 +161,6 @@ def _delete_joined(rng: random.Random, domain: Domain, tables: Tables) -> Reques
         text=f"Delete all {domain.event} of {thing.table} whose {thing.group} is {group}.",
         sql=f"DELETE FROM {domain.event} WHERE {thing.one}_id IN (SELECT id FROM {thing.table} "
         f"WHERE {thing.group} = '{group}')",
-        writes=True,
     )
 
 

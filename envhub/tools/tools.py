@@ -38,22 +38,11 @@ class ToolsState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ToolsWorld:
     """The errands, and the states of the servers while the errands are done."""
 
-    profile: str
+    opening: tuple[Message, ...]
+    secrets: tuple[str, ...]
+    first: ToolsState
     errands: list[Errand]
     path: list[Servers]  # the state at the start, then the state after each call in `calls`
-
-    @property
-    def opening(self) -> tuple[Message, ...]:
-        system = (Message("system", RULES + tool_lines()),) if self.profile == "full" else ()
-        return (*system, Message("user", _opening_text(self.errands)))
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return tuple(text for errand in self.errands for text in errand.found)
-
-    @property
-    def first(self) -> ToolsState:
-        return ToolsState(servers=self.path[0], seen=frozenset())
 
     @property
     def calls(self) -> list[tuple[str, dict[str, str | int]]]:
@@ -128,10 +117,17 @@ def make_tools(task: Task, *, profile: str, num_errands: int) -> ToolsWorld:
     while True:
         servers = draw_servers(rng)
         errands = draw_errands(rng, servers, count=num_errands)
-        path, text = _path(servers, errands), _opening_text(errands)
-        reveals_secret = any(secret in text for errand in errands for secret in errand.found)
-        if path is not None and not reveals_secret and split_of(text) == task.split:
-            return ToolsWorld(profile=profile, errands=errands, path=path)
+        path, text = _path(servers, errands), "\n".join(errand.text for errand in errands)
+        secrets = tuple(secret for errand in errands for secret in errand.found)
+        if path is not None and not any(secret in text for secret in secrets) and split_of(text) == task.split:
+            system = (Message("system", RULES + tool_lines()),) if profile == "full" else ()
+            return ToolsWorld(
+                opening=(*system, Message("user", text)),
+                secrets=secrets,
+                first=ToolsState(servers=servers, seen=frozenset()),
+                errands=errands,
+                path=path,
+            )
 
 
 def _path(servers: Servers, errands: list[Errand]) -> list[Servers] | None:
@@ -144,7 +140,3 @@ def _path(servers: Servers, errands: list[Errand]) -> list[Servers] | None:
             except ValueError:
                 return None
     return path
-
-
-def _opening_text(errands: list[Errand]) -> str:
-    return "\n".join(errand.text for errand in errands)

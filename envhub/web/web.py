@@ -49,23 +49,11 @@ class _InvalidAction(Exception):
 class WebWorld:
     """One site and its errands."""
 
-    profile: str
+    opening: tuple[Message, ...]
+    secrets: tuple[str, ...]
+    first: WebState
     site: Site
-    start: SiteState
     errands: list[Errand]
-
-    @property
-    def opening(self) -> tuple[Message, ...]:
-        system = (Message("system", RULES),) if self.profile == "full" else ()
-        return (*system, Message("user", _opening_text(self.site, self.errands)))
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return tuple(errand.secret for errand in self.errands if errand.secret)
-
-    @property
-    def first(self) -> WebState:
-        return WebState(site=self.start, browser=Browser())
 
     @property
     def goal(self) -> SiteState:
@@ -169,12 +157,16 @@ def make_web(task: Task, *, profile: str, kind: str, num_errands: int, num_items
         for each in kinds:
             errands.append(draw_errand(rng, site, errands[-1].goal if errands else start, kind=each))
         changes_the_site = not _is_alike(start, errands[-1].goal)  # one errand may undo another
-        if changes_the_site and split_of(_opening_text(site, errands)) == task.split:
-            return WebWorld(profile=profile, site=site, start=start, errands=errands)
-
-
-def _opening_text(site: Site, errands: list[Errand]) -> str:
-    return "\n".join([f"you are {site.name} , password {site.password}", *(errand.text for errand in errands)])
+        text = "\n".join([f"you are {site.name} , password {site.password}", *(errand.text for errand in errands)])
+        if changes_the_site and split_of(text) == task.split:
+            system = (Message("system", RULES),) if profile == "full" else ()
+            return WebWorld(
+                opening=(*system, Message("user", text)),
+                secrets=tuple(errand.secret for errand in errands if errand.secret),
+                first=WebState(site=start, browser=Browser()),
+                site=site,
+                errands=errands,
+            )
 
 
 def _is_alike(site: SiteState, goal: SiteState) -> bool:

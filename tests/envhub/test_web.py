@@ -16,6 +16,7 @@ from slipstream.envhub.web.browser import Browser, Element, load, page_text, rea
 from slipstream.envhub.web.site import ItemOrder, Request, Site, SiteState, respond
 from slipstream.envhub.web.site_server import MAX_BODY_BYTES, Visit, WebServer, web_server
 from slipstream.envhub.web.web import WebState, WebWorld, make_web
+from slipstream.envhub.web.web_task import Errand
 from slipstream.envhub.world import Change
 
 SITE = Site(
@@ -36,11 +37,6 @@ STATE = SiteState(orders={"101": ItemOrder(item="red hat maple", count=2)}, acco
 ENTERED = msgspec.structs.replace(STATE, sessions=frozenset({SITE.cookie}))
 
 
-def world(kind: str = "any", **options: int) -> WebWorld:
-    task = Task(env="web", split="train", index=0)
-    return make_web(task, profile="small", kind=kind, **{"num_errands": 1, "num_items": 24, **options})
-
-
 def play(here: WebWorld, state: WebState, *actions: str) -> Change[WebState]:
     """Do `actions` one after the other, and return the last change."""
     for action in actions:
@@ -51,12 +47,9 @@ def play(here: WebWorld, state: WebState, *actions: str) -> Change[WebState]:
 
 def goal_of(**changes: object) -> WebWorld:
     """Return a world on the site above whose goal is STATE with these changes."""
-    here = world()
-    errand = msgspec.structs.replace(STATE, **changes)
-    drawn = here.errands[0]
-    return WebWorld(
-        profile="small", site=SITE, start=STATE, errands=[type(drawn)(text=drawn.text, goal=errand, types=())]
-    )
+    errand = Errand(text="", goal=msgspec.structs.replace(STATE, **changes), types=())
+    first = WebState(site=STATE, browser=Browser())
+    return WebWorld(opening=(), secrets=(), first=first, site=SITE, errands=[errand])
 
 
 ENTER = ("goto /login", "type 5 ada", "type 6 magnet", "submit 7")
@@ -238,7 +231,7 @@ def test_no_errands_undo_each_other() -> None:
     for index in range(200):
         task = Task(env="web", split="train", index=index)
         here = make_web(task, profile="small", kind="change", num_errands=2, num_items=24)
-        assert here.start.account != here.goal.account
+        assert here.first.site.account != here.goal.account
 
 
 def raw(port: int, host: str, method: str, path: str, body: str = "", length: str = "") -> int:
