@@ -10,20 +10,18 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.asset import asset_path, read_json
 from slipstream.envhub.assets.webshop_reward import web_reward
 from slipstream.envhub.bm25 import Bm25
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
-from slipstream.envhub.shop.pages import BACK, BUY, NEXT, PREVIOUS, Page, clickables, next_page, webshop_text
+from slipstream.envhub.shop.pages import Page
 from slipstream.envhub.shop.products import Goal, Kind, Product, Store
-from slipstream.envhub.shop.shop import FULL_RULES
+from slipstream.envhub.shop.shop import PROFILES, ShopWorld
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import WorldEnv
 
-PAGE_SIZE = 10
 DEFAULT_DOLLARS = 100.0  # the price of a product without one
 NO_BOUND = 1_000_000.0
 BOUNDS = tuple(10.0 * tens for tens in range(1, 100))
@@ -77,58 +75,6 @@ class WebShopData:
     instructions: tuple[tuple[int, _Instruction], ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WebShopWorld:
-    """One instruction in the shop."""
-
-    store: Store
-    secrets: tuple[str, ...] = ()  # empty: pages show the products' codes
-
-    @property
-    def opening(self) -> tuple[Message, ...]:
-        text = f"WebShop [SEP] Instruction: [SEP] {self.store.instruction}"
-        return (Message("system", FULL_RULES), Message("user", text))
-
-    @property
-    def first(self) -> Page:
-        return Page()
-
-    async def act(self, state: Page, action: str) -> Change[Page]:
-        page = next_page(self.store, state, action, page_size=PAGE_SIZE, ranked=True)
-        if page is None:
-            return Change(state=state, text="Invalid action: the page has nothing that it refers to.", valid=False)
-        text = webshop_text(self.store, page, page_size=PAGE_SIZE)
-        if not page.bought:
-            return Change(state=page, text=text)
-        assert page.product is not None
-        score = web_reward(self.store.products[page.product], self.store.goal, page.options)
-        return Change(state=page, text=text, over=True, score=score)
-
-    def admissible(self, state: Page) -> list[str]:
-        if state.results is None:
-            return sorted(f"search[{query}]" for query in self.store.searches)
-        return [f"click[{target}]" for target in clickables(self.store, state, page_size=PAGE_SIZE)]
-
-    def expert(self, state: Page) -> str:
-        """Search for the product's name, open its page, choose the wanted options, buy."""
-        store, goal = self.store, self.store.goal_position
-        if state.results is None:
-            return f"search[{store.searches[0]}]"
-        if state.product is None:
-            shown = state.results[state.first : state.first + PAGE_SIZE]
-            if goal in shown:
-                return f"click[{store.goal.product_id}]"
-            later = goal in state.results[state.first :]
-            return f"click[{NEXT if later else PREVIOUS if goal in state.results else BACK}]"
-        if state.product != goal or state.section:
-            return f"click[{PREVIOUS}]"
-        for option, values in store.products[goal].options.items():
-            wanted = [value for value in values if value in store.goal.options.values()]
-            if wanted and state.options.get(option) not in wanted:
-                return f"click[{wanted[0]}]"
-        return f"click[{BUY}]"
-
-
 def make_webshop_env(*, folder: str = "", products: int = 1000) -> Env:
     """Make an environment of WebShop's instructions. Raises ValueError if a file is missing or malformed.
 
@@ -140,13 +86,15 @@ def make_webshop_env(*, folder: str = "", products: int = 1000) -> Env:
     return WorldEnv(f"webshop {folder} products={products}", state=Page, make_world=partial(make_webshop, data=data))
 
 
-def make_webshop(task: Task, *, data: WebShopData) -> WebShopWorld:
+def make_webshop(task: Task, *, data: WebShopData) -> ShopWorld:
     """Return the shop and the instruction of `task`. Raises ValueError for a split without instructions."""
     rng = task_rng(task, world="webshop")
     for _ in range(DRAWS):
         position, instruction = rng.choice(data.instructions)
         if split_of(instruction.instruction) == task.split:
-            return WebShopWorld(store=_store(rng, data, position, instruction))
+            store = _store(rng, data, position, instruction)
+            # Pages show the products' codes, so none is a secret.
+            return ShopWorld(profile=PROFILES["full"], store=store, reward=web_reward, secrets=())
     raise ValueError(
         f"task {task.task_id}: none of the {len(data.instructions)} instructions is in the split; increase "
         "`env.options.products`"

@@ -3,8 +3,8 @@
 The products, pages and instructions are generated from the task, so nothing is downloaded.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from slipstream.envhub.shop.pages import (
     terse_text,
     webshop_text,
 )
-from slipstream.envhub.shop.products import Store
+from slipstream.envhub.shop.products import Goal, Product, Store
 from slipstream.envhub.shop.purchase_reward import purchase_reward
 from slipstream.envhub.shop.small import make_small_store
 from slipstream.envhub.world import Change, WorldEnv
@@ -41,8 +41,7 @@ class _Renderer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Profile:
-    make_store: Callable[[Task], Store]
+class Profile:
     text: _Renderer
     page_size: int  # results on one page
     ranked: bool  # results are sorted best first; with only six products, that would give the answer away
@@ -51,9 +50,9 @@ class _Profile:
     refusal: str  # the answer to an invalid action
 
 
+STORES = {"small": make_small_store, "full": make_full_store}
 PROFILES = {
-    "small": _Profile(
-        make_store=make_small_store,
+    "small": Profile(
         text=terse_text,
         page_size=4,
         ranked=False,
@@ -61,8 +60,7 @@ PROFILES = {
         greeting="",
         refusal="invalid",
     ),
-    "full": _Profile(
-        make_store=make_full_store,
+    "full": Profile(
         text=webshop_text,
         page_size=10,
         ranked=True,
@@ -77,21 +75,16 @@ PROFILES = {
 class ShopWorld:
     """One store and one instruction."""
 
-    profile: _Profile
+    profile: Profile
     store: Store
+    reward: Callable[[Product, Goal, Mapping[str, str]], float]  # for a product with the options chosen
+    secrets: tuple[str, ...]
+    first: Page = field(default_factory=Page)
 
     @property
     def opening(self) -> tuple[Message, ...]:
         system = (Message("system", self.profile.rules),) if self.profile.rules else ()
         return (*system, Message("user", self.profile.greeting + self.store.instruction))
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return (self.store.goal.product_id,)
-
-    @property
-    def first(self) -> Page:
-        return Page()
 
     async def act(self, state: Page, action: str) -> Change[Page]:
         profile, store = self.profile, self.store
@@ -102,7 +95,7 @@ class ShopWorld:
         if not page.bought:
             return Change(state=page, text=text)
         assert page.product is not None
-        score = purchase_reward(store.products[page.product], store.goal, page.options)
+        score = self.reward(store.products[page.product], store.goal, page.options)
         return Change(state=page, text=text, over=True, score=score)
 
     def admissible(self, state: Page) -> list[str]:
@@ -127,15 +120,17 @@ class ShopEnv(WorldEnv[Page]):
         """Raises ValueError for an unknown profile."""
         check_choice("profile", profile, PROFILES)
         super().__init__(
-            f"shop {profile}", state=Page, make_world=partial(_make_shop, profile=PROFILES[profile]), reward="purchase"
+            f"shop {profile}", state=Page, make_world=partial(_make_shop, profile=profile), reward="purchase"
         )
 
 
-def _make_shop(task: Task, *, profile: _Profile) -> ShopWorld:
-    return ShopWorld(profile=profile, store=profile.make_store(task))
+def _make_shop(task: Task, *, profile: str) -> ShopWorld:
+    store = STORES[profile](task)
+    secrets = (store.goal.product_id,)
+    return ShopWorld(profile=PROFILES[profile], store=store, reward=purchase_reward, secrets=secrets)
 
 
-def _expert(store: Store, page: Page, profile: _Profile) -> str:
+def _expert(store: Store, page: Page, profile: Profile) -> str:
     goal_position = store.goal_position
     if page.results is None:
         return f"search[{_best_search(store, profile)}]"
@@ -150,16 +145,20 @@ def _expert(store: Store, page: Page, profile: _Profile) -> str:
         return f"click[{PREVIOUS if page.section or goal_position in page.results else BACK}]"
     if page.section:
         return f"click[{PREVIOUS}]"
-    missing = [value for option, value in store.goal.options.items() if page.options.get(option) != value]
-    return f"click[{missing[0] if missing else BUY}]"
+    for option, values in store.products[goal_position].options.items():
+        wanted = [value for value in values if value in store.goal.options.values()]
+        if wanted and page.options.get(option) not in wanted:
+            return f"click[{wanted[0]}]"
+    return f"click[{BUY}]"
 
 
-def _best_search(store: Store, profile: _Profile) -> str:
+def _best_search(store: Store, profile: Profile) -> str:
     """Return the first query that shows the goal on its first page, or else the query that ranks it highest."""
     goal_position = store.goal_position
     ranks = {}
     for query in store.searches:
         ranking = store.index.rank(query)
         ranks[query] = ranking.index(goal_position) if goal_position in ranking else len(store.products)
-    good = [query for query, rank in ranks.items() if rank < profile.page_size]
-    return good[0] if good else min(ranks, key=ranks.__getitem__)
+        if ranks[query] < profile.page_size:
+            return query
+    return min(ranks, key=ranks.__getitem__)
