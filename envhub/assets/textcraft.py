@@ -6,6 +6,7 @@ name. An item has one recipe: the first, by file name, that makes no cycle.
 
 import functools
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,13 +49,7 @@ class Book:
 
     def chain(self, goal: str) -> list[str]:
         """Return all items that must be crafted for `goal`, with `goal` itself."""
-        found, waiting = dict[str, None](), [goal]
-        while waiting:
-            item = waiting.pop()
-            if item in self.recipes and item not in found:
-                found[item] = None
-                waiting += self.recipes[item].uses
-        return list(found)
+        return [item for item in _below(self.recipes, [goal]) if item in self.recipes]
 
 
 def make_textcraft_env(*, recipes: str = "", depth: int = 2, distractors: int = 10) -> Env:
@@ -143,13 +138,13 @@ def _uses(made: _RecipeFile, members: dict[str, list[str]]) -> Counter[str]:
     return uses
 
 
-def _below(recipes: dict[str, Recipe], uses: Counter[str]) -> set[str]:
-    """Return `uses`, and all items that the recipes so far make them from."""
-    found, waiting = set[str](), list(uses)
+def _below(recipes: dict[str, Recipe], items: Iterable[str]) -> dict[str, None]:
+    """Return `items`, and all that the recipes so far make them from, each once."""
+    found, waiting = dict[str, None](), list(items)
     while waiting:
         item = waiting.pop()
         if item not in found:
-            found.add(item)
+            found[item] = None
             waiting += recipes[item].uses if item in recipes else ()
     return found
 
