@@ -6,18 +6,16 @@ as in AgentBench.
 
 import functools
 import re
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from slipstream.common.records.message import Message
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.asset import asset_path, item_of, named_files, read_json
 from slipstream.envhub.assets.freebase import ENTITY, RELATION, Freebase, Variable, program_size
 from slipstream.envhub.env import Env
-from slipstream.envhub.kg.kg import ARITY
+from slipstream.envhub.kg.kg import ARITY, f1
 from slipstream.envhub.world import Change, WorldEnv
 
 MAX_VARIABLES = 64
@@ -83,6 +81,7 @@ class FbWorld:
     item: KgItem
     ontology: Ontology
     freebase: Freebase
+    first: FbState = field(default_factory=FbState)
 
     @property
     def opening(self) -> tuple[Message, ...]:
@@ -92,10 +91,6 @@ class FbWorld:
     @property
     def secrets(self) -> tuple[str, ...]:
         return tuple(self.item.true)
-
-    @property
-    def first(self) -> FbState:
-        return FbState()
 
     async def act(self, state: FbState, action: str) -> Change[FbState]:
         try:
@@ -167,22 +162,13 @@ def make_agentbench_kg_env(
         split: read_json(asset_path(split, path, fetch=FETCH), list[KgItem])
         for split, path in named_files(train, held_out, fetch=FETCH).items()
     }
+    allowed = read_ontology(asset_path("ontology", ontology, fetch=FETCH_ONTOLOGY))
+    freebase = Freebase(url=sparql_url, timeout_s=float(query_timeout_s))
     return WorldEnv(
         f"agentbench_kg {train} {held_out}",
         state=FbState,
-        make_world=partial(
-            make_agentbench_kg,
-            items=items,
-            ontology=read_ontology(asset_path("ontology", ontology, fetch=FETCH_ONTOLOGY)),
-            freebase=Freebase(url=sparql_url, timeout_s=float(query_timeout_s)),
-        ),
+        make_world=lambda task: FbWorld(item=item_of(task, items), ontology=allowed, freebase=freebase),
     )
-
-
-def make_agentbench_kg(
-    task: Task, *, items: dict[str, list[KgItem]], ontology: Ontology, freebase: Freebase
-) -> FbWorld:
-    return FbWorld(item=item_of(task, items), ontology=ontology, freebase=freebase)
 
 
 @functools.lru_cache(maxsize=2)
@@ -194,11 +180,6 @@ def read_ontology(folder: Path) -> Ontology:
     return Ontology(
         relations=frozenset(words.relations) & kinds.keys(), attributes=frozenset(words.attributes), kinds=kinds
     )
-
-
-def f1(answer: set[str], true: set[str]) -> float:
-    """Return 2 |answer & true| / (|answer| + |true|); 0 for an empty answer."""
-    return 2 * len(answer & true) / (len(answer) + len(true)) if answer else 0.0
 
 
 def _parsed(state: FbState, action: str) -> tuple[str, tuple[str, ...]]:

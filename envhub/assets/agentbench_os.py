@@ -7,13 +7,11 @@ does not pass its checks there, the task is an EnvError, never a reward of 0.
 
 import re
 import shlex
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 import msgspec
 
 from slipstream.common.records.message import Message
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.asset import asset_path, item_of, named_files
 from slipstream.envhub.assets.agentbench_os_root import root_tree
 from slipstream.envhub.assets.agentbench_os_task import OsTask, Script, read_tasks
@@ -64,10 +62,7 @@ class OsWorld:
     task: OsTask
     limits: Limits
     secrets: tuple[str, ...] = ()  # empty: people wrote the descriptions, which may contain an answer's digits
-
-    @property
-    def first(self) -> OsState:
-        return OsState()
+    first: OsState = field(default_factory=OsState)
 
     @property
     def opening(self) -> tuple[Message, ...]:
@@ -119,12 +114,8 @@ def make_agentbench_os_env(*, train: str = "", held_out: str = "", command_timeo
     return WorldEnv(
         f"agentbench_os {train} {held_out}",
         state=OsState,
-        make_world=partial(make_agentbench_os, items=items, limits=limits),
+        make_world=lambda task: OsWorld(task=item_of(task, items), limits=limits),
     )
-
-
-def make_agentbench_os(task: Task, *, items: dict[str, tuple[OsTask, ...]], limits: Limits) -> OsWorld:
-    return OsWorld(task=item_of(task, items), limits=limits)
 
 
 async def run_in_root(command: str, tree: Tree, *, limits: Limits) -> Finished:

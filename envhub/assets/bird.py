@@ -7,8 +7,7 @@ of rows as the true query.
 import asyncio
 import functools
 import re
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -55,6 +54,7 @@ class BirdWorld:
 
     item: BirdItem
     database: Path
+    first: BirdState = field(default_factory=BirdState)
 
     @property
     def opening(self) -> tuple[Message, ...]:
@@ -64,10 +64,6 @@ class BirdWorld:
     @property
     def secrets(self) -> tuple[str, ...]:
         return (self.item.true_sql,)
-
-    @property
-    def first(self) -> BirdState:
-        return BirdState()
 
     async def act(self, state: BirdState, action: str) -> Change[BirdState]:
         verb, query = verb_and_rest(action)
@@ -102,16 +98,12 @@ def make_bird_env(*, train: str = "", held_out: str = "", databases: str = "") -
         split: _playable(asset_path(split, path, fetch=FETCH), folder)
         for split, path in named_files(train, held_out, fetch=FETCH).items()
     }
-    return WorldEnv(
-        f"bird {train} {held_out} {databases}",
-        state=BirdState,
-        make_world=partial(make_bird, items=items, folder=folder),
-    )
 
+    def make_world(task: Task) -> BirdWorld:
+        item = item_of(task, items)
+        return BirdWorld(item=item, database=_database(folder, item.db_id))
 
-def make_bird(task: Task, *, items: dict[str, list[BirdItem]], folder: Path) -> BirdWorld:
-    item = item_of(task, items)
-    return BirdWorld(item=item, database=_database(folder, item.db_id))
+    return WorldEnv(f"bird {train} {held_out} {databases}", state=BirdState, make_world=make_world)
 
 
 @functools.lru_cache(maxsize=4)

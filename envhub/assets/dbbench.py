@@ -9,7 +9,6 @@ import functools
 import json
 import logging
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +130,12 @@ def make_dbbench_env(*, train: str = "", held_out: str = "") -> Env:
         split: _playable(asset_path(split, path, fetch=FETCH))
         for split, path in named_files(train, held_out, fetch=FETCH).items()
     }
-    return WorldEnv(f"dbbench {train} {held_out}", state=DbState, make_world=partial(make_dbbench, items=items))
 
+    def make_world(task: Task) -> DbWorld:
+        item = item_of(task, items)
+        return DbWorld(item=item, schema=item.schema, first=DbState(tables=item.tables))
 
-def make_dbbench(task: Task, *, items: dict[str, list[DbItem]]) -> DbWorld:
-    item = item_of(task, items)
-    return DbWorld(item=item, schema=item.schema, first=DbState(tables=item.tables))
+    return WorldEnv(f"dbbench {train} {held_out}", state=DbState, make_world=make_world)
 
 
 def is_right_answer(answer: list[str], label: list[str]) -> bool:

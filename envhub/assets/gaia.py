@@ -5,8 +5,7 @@ There is no access to the web. Answers are judged by GAIA's quasi-exact match (`
 
 import functools
 import re
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -69,10 +68,7 @@ class GaiaWorld:
     folder: Path
     limits: Limits
     secrets: tuple[str, ...] = ()  # empty: people wrote the questions, which may contain an answer's words
-
-    @property
-    def first(self) -> GaiaState:
-        return GaiaState()
+    first: GaiaState = field(default_factory=GaiaState)
 
     @property
     def opening(self) -> tuple[Message, ...]:
@@ -144,16 +140,12 @@ def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0, python
         kept_bytes=MAX_ATTACHMENT_BYTES + (32 << 20),
         file_bytes=MAX_ATTACHMENT_BYTES,
     )
-    return WorldEnv(
-        f"gaia {train} {held_out} level={level}",
-        state=GaiaState,
-        make_world=partial(make_gaia, items=items, limits=limits),
-    )
 
+    def make_world(task: Task) -> GaiaWorld:
+        item, folder = item_of(task, items)
+        return GaiaWorld(item=item, folder=folder, limits=limits)
 
-def make_gaia(task: Task, *, items: dict[str, list[tuple[OpenManusItem, Path]]], limits: Limits) -> GaiaWorld:
-    item, folder = item_of(task, items)
-    return GaiaWorld(item=item, folder=folder, limits=limits)
+    return WorldEnv(f"gaia {train} {held_out} level={level}", state=GaiaState, make_world=make_world)
 
 
 @functools.lru_cache(maxsize=8)

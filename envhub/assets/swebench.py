@@ -8,14 +8,12 @@ import asyncio
 import posixpath
 import re
 import shlex
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from slipstream.common.records.message import Message
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.asset import asset_path, item_of, named_files
 from slipstream.envhub.assets.swebench_checkout import Checkout, check_out
 from slipstream.envhub.assets.swebench_instance import Playable, read_playable
@@ -74,10 +72,7 @@ class SwebenchWorld:
     command_timeout_s: float
     test_timeout_s: float
     secrets: tuple[str, ...] = ()  # empty: people wrote the issues, which may contain the repair
-
-    @property
-    def first(self) -> SwebenchState:
-        return SwebenchState()
+    first: SwebenchState = field(default_factory=SwebenchState)
 
     @property
     def opening(self) -> tuple[Message, ...]:
@@ -182,32 +177,13 @@ def make_swebench_env(
     return WorldEnv(
         f"swebench {train} {held_out} issue={issue}",
         state=SwebenchState,
-        make_world=partial(
-            make_swebench,
-            items=items,
+        make_world=lambda task: SwebenchWorld(
+            playable=item_of(task, items),
             checkouts=Path(checkouts),
             issue=issue,
             command_timeout_s=float(command_timeout_s),
             test_timeout_s=float(test_timeout_s),
         ),
-    )
-
-
-def make_swebench(
-    task: Task,
-    *,
-    items: dict[str, tuple[Playable, ...]],
-    checkouts: Path,
-    issue: str,
-    command_timeout_s: float,
-    test_timeout_s: float,
-) -> SwebenchWorld:
-    return SwebenchWorld(
-        playable=item_of(task, items),
-        checkouts=checkouts,
-        issue=issue,
-        command_timeout_s=command_timeout_s,
-        test_timeout_s=test_timeout_s,
     )
 
 

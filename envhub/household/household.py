@@ -28,18 +28,10 @@ FULL_RULES = (
 class HouseholdWorld:
     """One room and one task in it."""
 
-    profile: str
+    opening: tuple[Message, ...]
+    first: State
     room: Room
     secrets: tuple[str, ...] = ()  # none: the opening lists all receptacles, but not what is in them
-
-    @property
-    def opening(self) -> tuple[Message, ...]:
-        system = (Message("system", FULL_RULES),) if self.profile == "full" else ()
-        return (*system, Message("user", opening_text(self.room)))
-
-    @property
-    def first(self) -> State:
-        return first_state(self.room)
 
     async def act(self, state: State, action: str) -> Change[State]:
         change = act(self.room, state, action)
@@ -83,4 +75,6 @@ class HouseholdEnv(WorldEnv[State]):
 
 
 def _make_household(task: Task, *, profile: str, task_types: tuple[str, ...]) -> HouseholdWorld:
-    return HouseholdWorld(profile=profile, room=make_room(task, profile=profile, task_types=task_types))
+    room = make_room(task, profile=profile, task_types=task_types)
+    system = (Message("system", FULL_RULES),) if profile == "full" else ()
+    return HouseholdWorld(opening=(*system, Message("user", opening_text(room))), first=first_state(room), room=room)

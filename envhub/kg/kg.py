@@ -5,6 +5,7 @@ of these entities, not their names.
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -172,9 +173,12 @@ def make_kg(task: Task, *, profile: str, hops: int) -> KgWorld:
             return KgWorld(opening=opening, secrets=question.answer, graph=graph, question=question)
 
 
-def f1(answer: Entities, true: Entities) -> float:
-    """Return 2 |answer & true| / (|answer| + |true|). Two answers, one of them the only true one: 2 * 1 / 3 = 0.67."""
-    return 2 * len(set(answer) & set(true)) / (len(answer) + len(true))
+def f1(answer: Collection[str], true: Collection[str]) -> float:
+    """Return 2 |answer & true| / (|answer| + |true|); 0 for an empty answer.
+
+    Two answers, one of them the only true one: 2 * 1 / 3 = 0.67.
+    """
+    return 2 * len(set(answer) & set(true)) / (len(answer) + len(true)) if answer else 0.0
 
 
 def _parsed(action: str) -> tuple[str, list[str]]:

@@ -7,7 +7,7 @@ may change the tests that it sees.
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -70,23 +70,12 @@ class SweState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class SweWorld:
     """One repository with bugs, and how much the opening says about them."""
 
-    profile: str
+    opening: tuple[Message, ...]
+    secrets: tuple[str, ...]
     issue: str
     repo: Repo
     limits: Limits  # of one test run or command
-
-    @property
-    def opening(self) -> tuple[Message, ...]:
-        system = (Message("system", RULES),) if self.profile == "full" else ()
-        return (*system, Message("user", _opening_text(self.repo, self.issue)))
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return tuple(bug.right.strip() for bug in self.repo.bugs)
-
-    @property
-    def first(self) -> SweState:
-        return SweState()
+    first: SweState = field(default_factory=SweState)
 
     async def act(self, state: SweState, action: str) -> Change[SweState]:
         found = _ACTION.fullmatch(action.strip())
@@ -229,7 +218,14 @@ def make_swe(task: Task, *, profile: str, num_files: int, num_bugs: int, issue: 
             continue
         repo = draw_repo(rng, split=task.split, package=package, num_files=num_files, num_bugs=num_bugs)
         if repo is not None:
-            return SweWorld(profile=profile, issue=issue, repo=repo, limits=limits)
+            system = (Message("system", RULES),) if profile == "full" else ()
+            return SweWorld(
+                opening=(*system, Message("user", _opening_text(repo, issue))),
+                secrets=tuple(bug.right.strip() for bug in repo.bugs),
+                issue=issue,
+                repo=repo,
+                limits=limits,
+            )
 
 
 def _opening_text(repo: Repo, issue: str) -> str:
