@@ -24,7 +24,7 @@ from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.isolation.file_tree import Node, Tree
 from slipstream.envhub.isolation.layer import whiteout
 from slipstream.envhub.isolation.sandbox import Place, require_sandbox
-from slipstream.envhub.swe.file_edits import edited, lines_of, numbered
+from slipstream.envhub.swe.file_edits import edited, lines_of, numbered, text_of
 from slipstream.envhub.swe.git import policy_script, require_git
 from slipstream.envhub.world import Change, WorldEnv
 
@@ -101,20 +101,12 @@ class SwebenchWorld:
             return await self._run(policy_script(command), state, checkout)
         path = (found["viewed"] or found["edited"]).removeprefix(f"{Place.TESTBED.value}/")
         node = _node(path, state.layer, checkout.folder)
-        content = None if node is None else _text(node)
+        content = text_of(node)
         if node is None or content is None:
             return Change(state=state, text=f"no file {path} that is text"[:200], valid=False)
         if found["viewed"]:
             return _viewed(state, path, content, found)
-        first = int(found["first"])
-        done = edited(
-            path,
-            content,
-            first=first,
-            last=int(found["last"] or first),
-            text=found["text"] or "",
-            max_chars=MAX_FILE_BYTES,
-        )
+        done = edited(path, content, found, max_chars=MAX_FILE_BYTES)
         if done.content is None:
             return Change(state=state, text=done.text, valid=False)
         layer = {**state.layer, path: Node(kind="file", content=done.content.encode(), mode=node.mode)}
@@ -203,13 +195,6 @@ def _node(path: str, layer: Tree, folder: Path) -> Node | None:
     if found.resolve() != found or not found.is_file():
         return None
     return Node(kind="file", content=found.read_bytes(), mode=found.stat().st_mode & 0o777)
-
-
-def _text(node: Node) -> str | None:
-    try:
-        return node.content.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _viewed(state: SwebenchState, path: str, content: str, found: re.Match[str]) -> Change[SwebenchState]:

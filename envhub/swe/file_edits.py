@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from slipstream.envhub.isolation.file_tree import Node
+
 _FENCED = re.compile(r"\n```(?:\w*)[ \t]*\n(.*?)```\s*", re.DOTALL)
 
 
@@ -10,6 +12,14 @@ _FENCED = re.compile(r"\n```(?:\w*)[ \t]*\n(.*?)```\s*", re.DOTALL)
 class Edited:
     content: str | None  # None if the edit is refused
     text: str  # for the policy: the new lines, or why the edit is refused
+
+
+def text_of(node: Node | None) -> str | None:
+    """Return the content of a text file; None if `node` is not one."""
+    try:
+        return None if node is None or node.kind != "file" else node.content.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def lines_of(content: str) -> list[str]:
@@ -22,12 +32,14 @@ def numbered(lines: list[str], *, first: int) -> str:
     return "\n".join(f"{number} {line}".rstrip() for number, line in enumerate(lines, first))
 
 
-def edited(path: str, content: str, *, first: int, last: int, text: str, max_chars: int) -> Edited:
-    """Replace the lines `first` to `last` of `content` by those of `text`, which may be a fenced block.
+def edited(path: str, content: str, found: re.Match[str], *, max_chars: int) -> Edited:
+    """Do the edit that was parsed as the groups `first`, `last` and `text`.
 
-    If `last` is `first - 1`, the new lines are inserted before `first`. An empty `text` deletes the lines.
+    The lines `first` to `last` of `content` are replaced by those of `text`, which may be a fenced block. If `last` is
+    `first - 1`, the new lines are inserted before `first`. An empty `text` deletes the lines.
     """
-    lines = lines_of(content)
+    lines, first, text = lines_of(content), int(found["first"]), found["text"] or ""
+    last = int(found["last"] or first)
     if not (1 <= first <= len(lines) + 1 and first - 1 <= last <= len(lines)):
         return Edited(content=None, text=f"{path} has the lines 1 to {len(lines)}")
     fenced = _FENCED.fullmatch(text)

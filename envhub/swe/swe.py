@@ -16,9 +16,9 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
-from slipstream.envhub.isolation.file_tree import Node, Tree, TreeError, file, folder
+from slipstream.envhub.isolation.file_tree import Tree, TreeError, file, folder
 from slipstream.envhub.isolation.sandbox import MAX_COMMAND_CHARS, Limits, require_room, run_in_sandbox
-from slipstream.envhub.swe.file_edits import edited, lines_of, numbered
+from slipstream.envhub.swe.file_edits import edited, lines_of, numbered, text_of
 from slipstream.envhub.swe.git import (
     FIRST_COMMIT_TIME,
     export_command,
@@ -95,7 +95,7 @@ class SweWorld:
         if command is not None:
             return await self._run(state, command)
         path = found["viewed"] or found["edited"]
-        content = _text(tree.get(path))
+        content = text_of(tree.get(path))
         if content is None:
             return Change(state=state, text=f"no file {path}"[:80], valid=False)
         if found["viewed"]:
@@ -112,7 +112,7 @@ class SweWorld:
             return "test"
         tree = with_layer(self.tree, state.layer)
         for path, right in self.repo.right_files.items():
-            content = _text(tree.get(path))
+            content = text_of(tree.get(path))
             if content is None:
                 return f"bash git checkout -q -f {path}"
             if content != right and path.startswith(f"{self.repo.package}/"):
@@ -158,15 +158,7 @@ class SweWorld:
         return Change(state=left, text=text or f"(no output, exit code {finished.exit_code})")
 
     def _edited(self, state: SweState, path: str, content: str, found: re.Match[str]) -> Change[SweState]:
-        first = int(found["first"])
-        done = edited(
-            path,
-            content,
-            first=first,
-            last=int(found["last"] or first),
-            text=found["text"] or "",
-            max_chars=MAX_FILE_CHARS,
-        )
+        done = edited(path, content, found, max_chars=MAX_FILE_CHARS)
         if done.content is None:
             return Change(state=state, text=done.text, valid=False)
         tree = with_layer(self.tree, state.layer)
@@ -236,14 +228,6 @@ def _opening_text(repo: Repo, issue: str) -> str:
     }[issue]
     paths = [path for path in repo.files if not path.endswith("__init__.py")]
     return "\n".join([f"files: {' '.join(paths)}", *issue_lines])
-
-
-def _text(node: Node | None) -> str | None:
-    """Return the content of a text file; None if `node` is not one."""
-    try:
-        return None if node is None or node.kind != "file" else node.content.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _without_git(layer: Tree) -> Tree:
