@@ -70,7 +70,7 @@ def _clicked(store: Store, page: Page, target: str, *, page_size: int) -> Page:
     if page.product is None:
         if target in (PREVIOUS, NEXT):
             return replace(page, first=page.first + (page_size if target == NEXT else -page_size))
-        return replace(page, product=position_of(store, target))
+        return replace(page, product=store.position_of(target))
     if target == PREVIOUS:
         return replace(page, section="") if page.section else replace(page, product=None, options={})
     if target == BUY:
@@ -82,11 +82,6 @@ def _clicked(store: Store, page: Page, target: str, *, page_size: int) -> Page:
     # In the order of the product's options, so that the order of clicks does not matter.
     chosen = {**page.options, option: target}
     return replace(page, options={name: chosen[name] for name in product.options if name in chosen})
-
-
-def position_of(store: Store, product_id: str) -> int:
-    """Return the position of `product_id` in the catalogue. Raises ValueError if it is not there."""
-    return [product.product_id for product in store.products].index(product_id)
 
 
 def terse_text(store: Store, page: Page, *, page_size: int) -> str:

@@ -57,4 +57,8 @@ class Store:
 
     @property
     def goal_position(self) -> int:
-        return [product.product_id for product in self.products].index(self.goal.product_id)
+        return self.position_of(self.goal.product_id)
+
+    def position_of(self, product_id: str) -> int:
+        """Return the position of `product_id` in the catalogue. Raises ValueError if it is not there."""
+        return [product.product_id for product in self.products].index(product_id)

@@ -34,8 +34,13 @@ def make_small_store(task: Task) -> Store:
     goal = _draw_goal(rng)
     while split_of(_instruction(goal)) != task.split:
         goal = _draw_goal(rng)
-    wanted = _wanted(rng, goal)
-    near = [_too_dear(rng, goal), _other_attribute(rng, goal), _other_kind(rng, goal)]
+    affordable = [price for price in PRICES if price < goal.max_price]
+    wanted = _product(rng, goal.kind, goal.attributes, rng.choice(affordable), color=goal.options["color"])
+    near = [
+        _product(rng, goal.kind, goal.attributes, rng.choice([price for price in PRICES if price > goal.max_price])),
+        _product(rng, goal.kind, _attributes_but(rng, goal.attributes), rng.choice(PRICES)),
+        _product(rng, _kind_but(rng, goal.kind), goal.attributes, rng.choice(PRICES)),
+    ]
     unrelated = [_unrelated(rng, goal)]
     while len({product.title for product in unrelated}) < 2:
         unrelated = [unrelated[0], _unrelated(rng, goal)]
@@ -70,24 +75,6 @@ def _draw_goal(rng: random.Random) -> Goal:
 def _instruction(goal: Goal) -> str:
     wanted = [*goal.attributes, goal.kind.name, *goal.options.values()]
     return f"find {' '.join(wanted)} under {goal.max_price:.0f}"
-
-
-def _wanted(rng: random.Random, goal: Goal) -> Product:
-    price = rng.choice([price for price in PRICES if price < goal.max_price])
-    return _product(rng, goal.kind, goal.attributes, price, color=goal.options["color"])
-
-
-def _too_dear(rng: random.Random, goal: Goal) -> Product:
-    price = rng.choice([price for price in PRICES if price > goal.max_price])
-    return _product(rng, goal.kind, goal.attributes, price)
-
-
-def _other_attribute(rng: random.Random, goal: Goal) -> Product:
-    return _product(rng, goal.kind, _attributes_but(rng, goal.attributes), rng.choice(PRICES))
-
-
-def _other_kind(rng: random.Random, goal: Goal) -> Product:
-    return _product(rng, _kind_but(rng, goal.kind), goal.attributes, rng.choice(PRICES))
 
 
 def _unrelated(rng: random.Random, goal: Goal) -> Product:
