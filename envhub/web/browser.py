@@ -40,9 +40,6 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     elements: tuple[Element, ...]
     forms: tuple[Form, ...]
 
-    def element(self, number: int) -> Element | None:
-        return self.elements[number - 1] if 1 <= number <= len(self.elements) else None
-
 
 class Browser(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The state of a browser between two actions."""
@@ -77,7 +74,8 @@ def load(browser: Browser, visit: Visit, path: str, form: Mapping[str, str] | No
             elif response.status in (200, 404, *REFUSED):
                 body = "<p>no such page</p>" if response.status in REFUSED else body
                 previous = browser.page.path if browser.page else ""
-                return Browser(page=read_page(path, body), cookies=_kept(cookies), previous=previous)
+                kept = {name: value for name, value in cookies.items() if value}  # a site deletes one by an empty value
+                return Browser(page=read_page(path, body), cookies=kept, previous=previous)
             else:
                 raise EnvError(f"the site answered with status {response.status} to {path}")
     except (OSError, http.client.HTTPException) as error:
@@ -123,11 +121,6 @@ def read_page(path: str, body: str) -> Page:
     reader.close()
     lines = tuple(tuple(line) for line in reader.lines if line)
     return Page(path=path, lines=lines, elements=tuple(reader.elements), forms=tuple(reader.forms))
-
-
-def _kept(cookies: dict[str, str]) -> dict[str, str]:
-    """Return the cookies without those that the site deleted."""
-    return {name: value for name, value in cookies.items() if value}
 
 
 class _Reader(HTMLParser):

@@ -91,17 +91,13 @@ def page_number(query: Mapping[str, str]) -> int:
 def respond(site: Site, state: SiteState, request: Request) -> Response:
     """Return the response of the site to `request`."""
     name, _, rest = request.path.removeprefix("/").partition("/")
-    handle = _HANDLERS.get((request.method, name), _unknown)
+    handle = _HANDLERS.get((request.method, name))
     is_in = request.cookie in state.sessions
-    if not is_in and (request.method, name) in _MEMBERS_ONLY:
+    if not is_in and (name in _MEMBERS_ONLY or (request.method, name) == ("POST", "item")):
         back = request.path if request.method == "GET" else request.path.rpartition("/")[0] or request.path
         return _to(state, f"/login?{urllib.parse.urlencode({'next': back})}")
-    response = handle(site, state, request, rest)
+    response = handle(site, state, request, rest) if handle else _nothing(state)
     return replace(response, body=_framed(response.body, is_in)) if response.body else response
-
-
-def _unknown(site: Site, state: SiteState, request: Request, rest: str) -> Response:
-    return _nothing(state)
 
 
 def _home(site: Site, state: SiteState, request: Request, rest: str) -> Response:
@@ -265,12 +261,4 @@ _HANDLERS: dict[tuple[str, str], Callable[[Site, SiteState, Request, str], Respo
     ("GET", "write"): _write,
     ("POST", "write"): _send,
 }
-_MEMBERS_ONLY = {
-    ("POST", "item"),
-    ("GET", "orders"),
-    ("POST", "orders"),
-    ("GET", "account"),
-    ("POST", "account"),
-    ("GET", "write"),
-    ("POST", "write"),
-}
+_MEMBERS_ONLY = ("orders", "account", "write")

@@ -117,7 +117,7 @@ class WebWorld:
             return _fill(browser, {"count": str(order.count)}, "order") or "goto /"
         texts = (text for errand in self.errands for text in errand.types)
         query = next((text for text in texts if order.item in self.site.matching(text)), order.item)
-        shown = _click_target(page, path)
+        shown = _click(page, path)
         if shown is None and _query(page).get("search") == query:
             shown = _turn(page, self.site.matching(query).index(order.item))
         return shown or _fill(browser, {"search": query}, "find") or "goto /"
@@ -235,13 +235,10 @@ def _fill(browser: Browser, values: Mapping[str, str], button: str) -> str | Non
     return None
 
 
-def _click(page: Page, label: str) -> str | None:
-    """Return the click on the link with this label; None if the page has no such link."""
-    return next((f"click {n}" for n, e in enumerate(page.elements, 1) if e.kind == "link" and e.label == label), None)
-
-
-def _click_target(page: Page, path: str) -> str | None:
-    return next((f"click {n}" for n, e in enumerate(page.elements, 1) if e.kind == "link" and e.target == path), None)
+def _click(page: Page, link: str) -> str | None:
+    """Return the click on the link with this label or target; None if the page has no such link."""
+    links = [(number, element) for number, element in enumerate(page.elements, 1) if element.kind == "link"]
+    return next((f"click {number}" for number, found in links if link in (found.label, found.target)), None)
 
 
 def _turn(page: Page, position: int) -> str | None:
@@ -259,4 +256,4 @@ def _cancel(page: Page, site: SiteState, order: ItemOrder) -> str:
     if page.path == f"/orders/{number}":
         return _fill(Browser(page=page), {}, "cancel") or "goto /"
     turned = _turn(page, in_order(site).index(number)) if page.path.partition("?")[0] == "/orders" else None
-    return _click_target(page, f"/orders/{number}") or turned or _click(page, "orders") or "goto /"
+    return _click(page, f"/orders/{number}") or turned or _click(page, "orders") or "goto /"
