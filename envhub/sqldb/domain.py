@@ -32,7 +32,6 @@ class Domain:
     first: Thing
     second: Thing
     event: str  # the table with the columns `id, FIRST_id, SECOND_id, amount` that joins them
-    event_one: str
     amount: str
 
     @property
@@ -76,7 +75,6 @@ DOMAINS = (
             number="price",
         ),
         event="orders",
-        event_one="order",
         amount="quantity",
     ),
     Domain(
@@ -90,7 +88,6 @@ DOMAINS = (
             number="credits",
         ),
         event="exams",
-        event_one="exam",
         amount="mark",
     ),
     Domain(
@@ -104,7 +101,6 @@ DOMAINS = (
             number="pages",
         ),
         event="loans",
-        event_one="loan",
         amount="days",
     ),
     Domain(
@@ -118,7 +114,6 @@ DOMAINS = (
             number="load",
         ),
         event="trips",
-        event_one="trip",
         amount="distance",
     ),
 )

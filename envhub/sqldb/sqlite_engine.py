@@ -7,6 +7,8 @@ not use the clock or random numbers either, because the same actions must get th
 import sqlite3
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +27,12 @@ MAX_FILE_ROWS = 100_000
 MAX_FILE_ROWS_BYTES = 64 << 20  # of all rows together, as Python objects
 MAX_DECLARED_CHARS = 20_000
 
-_ALLOWED = {
+_CHANGES = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE}
+_ALLOWED = _CHANGES | {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
     sqlite3.SQLITE_FUNCTION,
     sqlite3.SQLITE_RECURSIVE,
-    sqlite3.SQLITE_INSERT,
-    sqlite3.SQLITE_UPDATE,
-    sqlite3.SQLITE_DELETE,
     sqlite3.SQLITE_TRANSACTION,  # SQLite begins one around each change; a BEGIN statement is refused by its first word
 }
 # Functions that return random numbers, the time, or the history of the connection. And printf and zeroblob, which make
@@ -81,8 +81,7 @@ def run_sql(schema: Schema, tables: Tables, statement: str) -> Result:
     words = statement.split(None, 1)
     if not words or words[0].lower().rstrip(";") in _FORBIDDEN_WORDS:
         raise SqlError("expected one statement that reads or changes rows")
-    connection = _connect(schema, tables)
-    try:
+    with _closing(_connect(schema, tables)) as connection:
         cursor = connection.execute(statement)
         rows = cursor.fetchmany(MAX_ROWS + 1)
         if len(rows) > MAX_ROWS:
@@ -90,17 +89,11 @@ def run_sql(schema: Schema, tables: Tables, statement: str) -> Result:
         columns = tuple(column[0] for column in cursor.description or ())
         changed = connection.total_changes > sum(map(len, tables.values()))
         return Result(columns=columns, rows=rows, tables=_dump(connection, schema) if changed else tables)
-    except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-        why = "interrupted: too expensive" if "interrupted" in str(error) else str(error)
-        raise SqlError(why) from None
-    finally:
-        connection.close()
 
 
 def query_file(path: Path, query: str, *, limits: FileLimits) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Run `query` on the database in a file, without changing it. Return its columns and rows. Raises SqlError."""
-    connection = _opened(path)
-    try:
+    with _closing(_opened(path)) as connection:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.cell_bytes)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, limits.like_bytes)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -110,6 +103,13 @@ def query_file(path: Path, query: str, *, limits: FileLimits) -> tuple[tuple[str
         cursor = connection.execute(query)
         rows = _fetched(cursor)
         return tuple(column[0] for column in cursor.description or ()), rows
+
+
+@contextmanager
+def _closing(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Close the connection in the end. Raises SqlError for an error of SQLite."""
+    try:
+        yield connection
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         raise SqlError("interrupted: too expensive" if "interrupted" in str(error) else str(error)) from None
     finally:
@@ -130,14 +130,11 @@ def _fetched(cursor: sqlite3.Cursor) -> list[tuple[Any, ...]]:
 
 def declarations(path: Path) -> list[str]:
     """Return the lines of the CREATE TABLE statements of the database in a file."""
-    connection = _opened(path)
-    try:
+    with closing(_opened(path)) as connection:
         found = connection.execute(
             "SELECT sql FROM sqlite_master WHERE type = 'table' AND sql IS NOT NULL ORDER BY rowid"
         )
         return "\n".join(row[0] for row in found)[:MAX_DECLARED_CHARS].splitlines()
-    finally:
-        connection.close()
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -150,8 +147,7 @@ def _authorize_reading(action: int, first: str | None, second: str | None, *rest
     """Like `_authorize`, but without changes, and with functions of dates, which questions are about."""
     if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _DATES:
         return sqlite3.SQLITE_OK
-    changes = (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
-    return sqlite3.SQLITE_DENY if action in changes else _authorize(action, first, second, *rest)
+    return sqlite3.SQLITE_DENY if action in _CHANGES else _authorize(action, first, second, *rest)
 
 
 def quoted(name: str) -> str:
@@ -185,8 +181,7 @@ def _authorize(action: int, first: str | None, second: str | None, *_: str | Non
         return sqlite3.SQLITE_DENY
     if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _FORBIDDEN_FUNCTIONS:
         return sqlite3.SQLITE_DENY
-    is_change = action in (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
-    return sqlite3.SQLITE_DENY if is_change and (first or "").startswith("sqlite_") else sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY if action in _CHANGES and (first or "").startswith("sqlite_") else sqlite3.SQLITE_OK
 
 
 def _dump(connection: sqlite3.Connection, schema: Schema) -> Tables:
