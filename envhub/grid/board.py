@@ -6,7 +6,6 @@ to a state with a smaller distance. A state without a distance (in a hole, a box
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -125,11 +124,7 @@ def _draw(rng: random.Random, game: Game, profile: str, size: int, num_boxes: in
         cells=text,
         slips=slips,
         first=first,
-        distances=_distances(
-            first,
-            after=lambda state: [_moved(text, slips, state, step) for step in steps],
-            is_solved=lambda state: _is_solved(text, state),
-        ),
+        distances=distances_of(text, slips, first, steps),
     )
 
 
@@ -137,20 +132,20 @@ def _is_solved(cells: str, state: BoardState) -> bool:
     return all(cells[box] == TARGET for box in state.boxes) if state.boxes else cells[state.you] == GOAL
 
 
-def _distances(
-    first: BoardState, *, after: Callable[[BoardState], Iterable[BoardState]], is_solved: Callable[[BoardState], bool]
+def distances_of(
+    cells: str, slips: dict[tuple[int, int], int], first: BoardState, steps: list[int]
 ) -> dict[BoardState, int]:
     """Return the number of moves to the nearest solved state, for each reachable state that can be solved."""
     before: dict[BoardState, list[BoardState]] = {first: []}
     queue = deque([first])
     while queue:
         state = queue.popleft()
-        for following in after(state):
+        for following in (_moved(cells, slips, state, step) for step in steps):
             if following not in before:
                 before[following] = []
                 queue.append(following)
             before[following].append(state)
-    distances = {state: 0 for state in before if is_solved(state)}
+    distances = {state: 0 for state in before if _is_solved(cells, state)}
     queue = deque(distances)
     while queue:
         state = queue.popleft()

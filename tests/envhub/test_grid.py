@@ -5,18 +5,13 @@ import random
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.grid.bandit import make_bandit
-from slipstream.envhub.grid.board import GAMES, BoardState, BoardWorld, _distances, _moved, _step, make_board
+from slipstream.envhub.grid.board import GAMES, BoardState, BoardWorld, _moved, distances_of, make_board
 from slipstream.envhub.grid.grid import make_grid_env
 from slipstream.envhub.world import Change
 
 
 def board(text: str, size: int, state: BoardState) -> BoardWorld:
-    moves = [_step(move, size) for move in ("up", "down", "left", "right")]
-    distances = _distances(
-        state,
-        after=lambda now: [_moved(text, {}, now, step) for step in moves],
-        is_solved=lambda now: all(text[box] == "T" for box in now.boxes),
-    )
+    distances = distances_of(text, {}, state, [-size, size, -1, 1])
     return BoardWorld(
         game=GAMES["sokoban"], profile="small", size=size, cells=text, slips={}, first=state, distances=distances
     )
@@ -65,18 +60,16 @@ def test_a_hole_ends_the_episode_with_score_0() -> None:
 
 def test_ice_slips_the_same_way_every_time() -> None:
     task = Task(env="grid", split="train", index=1)
-    worlds = [make_board(task, game="frozen_lake", profile="small", size=8, num_boxes=1) for _ in range(2)]
-    assert worlds[0].slips == worlds[1].slips != {}
-    maze = make_board(task, game="maze", profile="small", size=8, num_boxes=1)
-    assert maze.slips == {}
+    lakes = [make_board(task, game="frozen_lake", profile="small", size=8, num_boxes=1) for _ in range(2)]
+    assert lakes[0].slips == lakes[1].slips != {}
+    assert make_board(task, game="maze", profile="small", size=8, num_boxes=1).slips == {}
 
 
 def test_more_boxes_and_larger_boards_take_longer() -> None:
     lengths = []
     for size, boxes in ((5, 1), (8, 2)):
         tasks = [Task(env="grid", split="train", index=index) for index in range(5)]
-        settings = {"game": "sokoban", "profile": "small", "size": size, "num_boxes": boxes}
-        worlds = [make_board(task, **settings) for task in tasks]
+        worlds = [make_board(task, game="sokoban", profile="small", size=size, num_boxes=boxes) for task in tasks]
         lengths.append(sum(world.distances[world.first] for world in worlds))
     assert lengths[1] > 1.5 * lengths[0]
 
