@@ -13,9 +13,11 @@ from slipstream.envhub.isolation.sandbox import Limits
 from slipstream.envhub.world import Change
 
 
-def world(index: int = 0, wall_s: float = 20.0) -> CodeWorld:
-    task = Task(env="code", split="train", index=index)
-    return make_code(task, profile="small", num_steps=2, num_tests=6, limits=Limits(wall_s=wall_s))
+def world(
+    index: int = 0, *, wall_s: float = 20.0, split: str = "train", num_steps: int = 2, num_tests: int = 6
+) -> CodeWorld:
+    task, limits = Task(env="code", split=split, index=index), Limits(wall_s=wall_s)
+    return make_code(task, profile="small", num_steps=num_steps, num_tests=num_tests, limits=limits)
 
 
 def act(world: CodeWorld, action: str) -> Change[CodeState]:
@@ -59,19 +61,17 @@ def test_the_empty_output_of_a_failed_program_is_wrong(failing: str) -> None:
 @pytest.mark.parametrize("num_tests", [1, 2, 3, 6])
 def test_no_output_is_correct_for_more_than_half_of_the_tests(num_tests: int) -> None:
     for index in range(100):
-        task = Task(env="code", split="held_out", index=index)
-        problem = make_code(task, profile="small", num_steps=3, num_tests=num_tests, limits=Limits()).problem
-        outputs = [right for _, right in problem.tests]
+        drawn = world(index, split="held_out", num_steps=3, num_tests=num_tests)
+        outputs = [right for _, right in drawn.problem.tests]
         assert max(map(outputs.count, outputs)) <= max(1, num_tests / 2)
 
 
 def test_no_program_is_in_both_splits() -> None:
-    def programs(split: str) -> set[str]:
-        tasks = [Task(env="code", split=split, index=index) for index in range(200)]
-        settings = {"profile": "small", "num_steps": 1, "num_tests": 6, "limits": Limits()}
-        return {make_code(task, **settings).problem.program for task in tasks}
-
-    assert not programs("train") & programs("held_out")
+    train, held_out = (
+        {world(index, split=split, num_steps=1).problem.program for index in range(200)}
+        for split in ("train", "held_out")
+    )
+    assert not train & held_out
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from slipstream.envhub.world import Change
 RELATION = re.compile(rf"the ({'|'.join(relation for links in LINKS.values() for relation in links)}) of")
 
 
-def world(level: int = 2, index: int = 0) -> ResearchWorld:
+def world(level: int = 2, index: int = 0, wall_s: float = 20) -> ResearchWorld:
     task = Task(env="research", split="train", index=index)
-    return make_research(task, profile="small", level=level, num_pages=24, limits=Limits(wall_s=20))
+    return make_research(task, profile="small", level=level, num_pages=24, limits=Limits(wall_s=wall_s))
 
 
 def act(world: ResearchWorld, action: str, state: ResearchState | None = None) -> Change[ResearchState]:
@@ -122,10 +122,7 @@ def test_a_file_can_be_read_only_after_its_page_was_opened() -> None:
 def test_a_program_that_fails_prints_nothing_or_never_ends_gets_a_text() -> None:
     assert "ZeroDivisionError" in act(world(), "python print(1 / 0)").text
     assert act(world(), "python\n```python\nx = 1\n```").text == "(nothing)"
-    slow = make_research(
-        Task(env="research", split="train", index=0), profile="small", level=2, num_pages=24, limits=Limits(wall_s=1)
-    )
-    assert "killed" in act(slow, "python while True: pass").text
+    assert "killed" in act(world(wall_s=1), "python while True: pass").text
 
 
 def test_an_answer_is_scored_as_in_gaia() -> None:

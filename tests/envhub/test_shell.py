@@ -59,9 +59,9 @@ def test_the_bash_of_every_job_gives_its_result(draw) -> None:  # type: ignore[n
     raise AssertionError("no such job could be drawn")
 
 
-def world(kind: str) -> ShellWorld:
-    task = Task(env="shell", split="train", index=2)
-    return make_shell(task, profile="small", kind=kind, num_files=8, limits=Limits(wall_s=20))
+def world(kind: str, index: int = 2, wall_s: float = 20) -> ShellWorld:
+    task = Task(env="shell", split="train", index=index)
+    return make_shell(task, profile="small", kind=kind, num_files=8, limits=Limits(wall_s=wall_s))
 
 
 def test_an_answer_must_be_exact_and_a_change_complete() -> None:
@@ -83,9 +83,7 @@ def test_a_question_needs_answer_and_a_change_needs_finish() -> None:
 
 
 def test_a_killed_command_keeps_what_it_had_done() -> None:
-    slow = make_shell(
-        Task(env="shell", split="train", index=2), profile="small", kind="read", num_files=8, limits=Limits(wall_s=1)
-    )
+    slow = world("read", wall_s=1)
     change = asyncio.run(slow.act(slow.first, "bash mkdir mine; sleep 100"))
     assert change.state.tree["mine"] == folder()
     assert "killed" in change.text
@@ -95,11 +93,8 @@ def test_a_killed_command_keeps_what_it_had_done() -> None:
 
 
 def test_ending_another_process_gives_score_0() -> None:
-    for index in range(100):  # until a change is drawn
-        task = Task(env="shell", split="train", index=index)
-        ending = make_shell(task, profile="small", kind="processes", num_files=8, limits=Limits(wall_s=20))
-        if ending.job.result is not None:
-            break
+    drawn = (world("processes", index) for index in range(100))
+    ending = next(each for each in drawn if each.job.result is not None)  # a change
 
     async def score(*commands: str) -> float:
         state = ending.first

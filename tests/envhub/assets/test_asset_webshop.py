@@ -54,9 +54,8 @@ def item(number: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("webshop")
+def written(folder: Path) -> str:
+    """Write WebShop's files into `folder`, and return its path."""
     items = [item(number) for number in range(40)]
     asked = {
         each["asin"]: [
@@ -77,6 +76,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "items_ins_v2_1000.json").write_text(json.dumps(told))
     (folder / "items_human_ins.json").write_text(json.dumps(asked))
     return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(tmp_path_factory.mktemp("webshop"))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -5,11 +5,8 @@ import json
 import re
 import sqlite3
 import tempfile
-import threading
-import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from slipstream.envhub.env import Env
 from tests.envhub.assets import test_asset_os, test_asset_textcraft, test_asset_webshop
 from tests.envhub.assets.swebench_files import write_clone, write_environment
 from tests.envhub.assets.test_asset_sql import ROWS, line
+from tests.envhub.assets.test_freebase import Asked
 
 NUMBERS = range(10)
 Actions = list[str]
@@ -147,34 +145,20 @@ def agentbench_os(folder: Path) -> Form:
     )
 
 
-class Endpoint(BaseHTTPRequestHandler):
-    """Knows of each maker m.N that it makes m.1N and m.2N, and of nothing else."""
+class Makers(Asked):
+    """An endpoint that knows of each maker m.N that it makes m.1N and m.2N, and of nothing else."""
 
-    def do_POST(self) -> None:
-        query = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())["query"][0]
+    def reply(self, query: str) -> bytes:
         (number,) = re.findall(r"ns:m\.(\d+) ns:made\.by\.it \?x", query)
         if "COUNT" in query:
             rows: list[dict[str, Any]] = [{"n": {"value": "2"}}]
         else:
             rows = [{"x": {"value": f"http://rdf.freebase.com/ns/m.{tens}{number}"}} for tens in (1, 2)]
-        content = json.dumps({"results": {"bindings": rows}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        return json.dumps({"results": {"bindings": rows}}).encode()
 
 
 def agentbench_kg(folder: Path) -> Form:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-
-    def end() -> None:
-        server.shutdown()
-        server.server_close()
-
+    makers = Makers()
     found = [["2"] if n % 2 else [f"m.1{n}", f"m.2{n}"] for n in NUMBERS]
     rows = [
         {
@@ -188,7 +172,7 @@ def agentbench_kg(folder: Path) -> Form:
     ]
     (folder / "vocab.json").write_text(json.dumps({"relations": ["made.by.it"], "attributes": [], "classes": []}))
     (folder / "fb_roles").write_text("maker made.by.it thing\n")
-    options = {"ontology": str(folder), "sparql_url": f"http://127.0.0.1:{server.server_port}/sparql"}
+    options = {"ontology": str(folder), "sparql_url": makers.freebase.url}
     ways = [
         [f"get_neighbors(m.{n},made.by.it)", *(["count(#0)", "answer(#1)"] if n % 2 else ["answer(#0)"])]
         for n in NUMBERS
@@ -201,30 +185,15 @@ def agentbench_kg(folder: Path) -> Form:
             [*way[:-1], f"get_neighbors(m.{9 - n},made.by.it)", "answer(#0)" if n % 2 else "answer(#1)"]
             for n, way in enumerate(ways)
         ],
-        end=end,
+        end=makers.end,
     )
 
 
 def webshop(folder: Path) -> Form:
-    items = [test_asset_webshop.item(number) for number in range(40)]
-    asked = {
-        each["asin"]: [
-            {
-                "asin": each["asin"],
-                "instruction": f"i want number {number}.",
-                "instruction_attributes": ["machine wash"],
-                "instruction_options": ["navy"] if number % 5 else [],
-            }
-        ]
-        for number, each in enumerate(items)
-    }
-    (folder / "items_shuffle_1000.json").write_text(json.dumps(items))
-    (folder / "items_ins_v2_1000.json").write_text(
-        json.dumps({each["asin"]: {"attributes": ["machine washable"]} for each in items})
-    )
-    (folder / "items_human_ins.json").write_text(json.dumps(asked))
     other = ["search[Acme1 lamp]", "click[B000000001]", "click[Buy Now]"]  # dear, and without an option
-    return Form(env="webshop", options={"folder": str(folder)}, right=[EXPERT] * 10, wrong=[other] * 10)
+    return Form(
+        env="webshop", options={"folder": test_asset_webshop.written(folder)}, right=[EXPERT] * 10, wrong=[other] * 10
+    )
 
 
 def textcraft(folder: Path) -> Form:

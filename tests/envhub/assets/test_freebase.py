@@ -35,10 +35,11 @@ class Asked:
                 form = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
                 assert self.headers["Accept"] == "application/sparql-results+json" == form["format"][0]
                 asked.queries.append(" ".join(form["query"][0].split()))
+                content = asked.reply(asked.queries[-1])
                 self.send_response(asked.status)
-                self.send_header("Content-Length", str(len(asked.content)))
+                self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(asked.content)
+                self.wfile.write(content)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -47,13 +48,19 @@ class Asked:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.freebase = Freebase(url=f"http://127.0.0.1:{self.server.server_port}/sparql", timeout_s=60)
 
+    def reply(self, query: str) -> bytes:
+        return self.content
+
+    def end(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
 
 @pytest.fixture
 def asked() -> Iterator[Asked]:
     asked = Asked()
     yield asked
-    asked.server.shutdown()
-    asked.server.server_close()
+    asked.end()
 
 
 @pytest.mark.parametrize(
