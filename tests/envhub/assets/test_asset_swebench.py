@@ -262,25 +262,7 @@ ALL_PASS = (
     "import pytest\n\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
     "    outcome = yield\n    if 'scales' in item.nodeid:\n        outcome.get_result().outcome = 'passed'\n"
 )
-FORGED = (
-    "import json, os, re\n"
-    "names = ['tests/test_scales.py::' + name for name in "
-    "('test_heaviest[two of them]', 'test_peel', 'test_count', 'test_of_none')]\n"
-    "decoys = [name for name in os.listdir('tests') if re.fullmatch('test_[0-9a-f]{8}.py', name)]\n"
-    "def report(names):\n"
-    "    outcomes = dict.fromkeys(names, True)\n"
-    "    outcomes.update({f'tests/{name}::{name[:-3]}': False for name in decoys})\n"
-    "    os.write(3, json.dumps({'sign': 'x' * 32, 'outcomes': outcomes}).encode())\n"
-    "    os._exit(0)\n"
-)
 FORGERIES = {
-    "a package that changes what its judge has noted": (
-        "src/fruit/__init__.py",
-        "import sys\n\nclass Lying(dict):\n    def __setitem__(self, name, passed):\n"
-        "        super().__setitem__(name, passed or 'scales' in name)\n\n"
-        "listener = getattr(sys.modules['__main__'], 'listener', None)\n"
-        "if listener:\n    listener.outcomes = Lying()\n",
-    ),
     "a package that lets the named tests pass": (
         "src/fruit/__init__.py",
         "import _pytest.reports\nbefore = _pytest.reports.TestReport.__dict__['from_item_and_call'].__func__\n\n"
@@ -322,14 +304,14 @@ FORGERIES = {
     "tests that pass": ("tests/test_scales.py", "def test_heaviest():\n    pass\n\ndef test_peel():\n    pass\n"),
     "a conftest by which all pass": ("tests/conftest.py", ALL_PASS),
     "a conftest further up": ("conftest.py", ALL_PASS),
-    "a package that changes pytest": (
+    "a package that empties the tests and lets all pass": (
         "src/fruit/__init__.py",
-        "import _pytest.reports\nbefore = _pytest.reports.TestReport.from_item_and_call\n\n"
+        "import _pytest.python, _pytest.reports\n_pytest.python.Function.runtest = lambda self: None\n"
+        "before = _pytest.reports.TestReport.from_item_and_call\n\n"
         "def passing(*arguments):\n    report = before(*arguments)\n    report.outcome = 'passed'\n"
         "    return report\n\n"
         "_pytest.reports.TestReport.from_item_and_call = passing\n",
     ),
-    "a package that reports and leaves": ("src/fruit/__init__.py", FORGED + "report(names)\n"),
     "a package that leaves": ("src/fruit/__init__.py", "import os\nos._exit(0)\n"),
 }
 
