@@ -177,25 +177,6 @@ def test_equal_pages_have_equal_keys_on_every_path() -> None:
     assert keys == [env.state_key()] * 3
 
 
-def test_the_first_small_task_is_the_same_on_every_machine() -> None:
-    env = ShopEnv()
-    said = [asyncio.run(env.reset(train(0))).messages[0].content]
-    actions = ["search[plain dress]", "click[plain dress 10]", "click[red]", "click[small]", "click[buy now]"]
-    for action in actions:
-        assert env.expert() == action
-        observation = asyncio.run(env.step(action))
-        said.append(observation.messages[0].content)
-    assert said == [
-        "find plain dress red small under 25",
-        "plain dress 50 [SEP] plain dress 10 [SEP] light dress 50 [SEP] plain coat 40",
-        "plain dress 10 [SEP] color green grey red [SEP] size small medium large [SEP] buy now",
-        "color red",
-        "color red [SEP] size small",
-        "bought",
-    ]
-    assert (observation.rewards, observation.score, observation.success) == ({"purchase": 1.0}, 1.0, True)
-
-
 def test_a_partly_correct_purchase_earns_a_partial_reward_and_is_not_a_success() -> None:
     env = ShopEnv()
     asyncio.run(env.reset(train(0)))

@@ -16,7 +16,7 @@ import pytest
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
-from tests.adapters.held import ALWAYS
+from tests.adapters.held import ALWAYS, acted
 from tests.envhub import test_env_contract as contract
 from tests.envhub.assets.swebench_files import FAIL_TO_PASS, PASS_TO_PASS, git, write_clone, write_environment
 from tests.envhub.env_cases import Case
@@ -72,12 +72,7 @@ def with_instances(options: dict[str, Any], name: str, *instances: dict[str, Any
 
 
 def played(options: dict[str, Any], actions: list[str]) -> list[Observation]:
-    async def play() -> list[Observation]:
-        env = make_env("swebench", options)
-        observations = [await env.reset(Task(env="swebench", split="train", index=0))]
-        return [*observations, *[await env.step(action) for action in actions]]
-
-    return asyncio.run(play())
+    return acted("swebench", options, 0, actions)
 
 
 def started(options: dict[str, Any]) -> Env:
