@@ -4,8 +4,10 @@ import csv
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.corpus import LINKS, SEASONS, Corpus, Page
 
 MAX_RESULTS = 5
@@ -69,114 +71,86 @@ def draw_question(rng: random.Random, corpus: Corpus, *, level: int) -> Question
     )
 
 
+def _calculated(text: str, expression: str) -> Ending:
+    return Ending(text=text, answer=calculate(expression), sum_action=f"calculate({expression})")
+
+
 def _rows(content: str) -> list[dict[str, str]]:
     return list(csv.DictReader(content.splitlines()))
 
 
 def _units_of_two(rng: random.Random, page: Page, content: str) -> Ending:
     one, other = rng.sample(_rows(content), 2)
-    return Ending(
-        text=f"in {one['month']} and {other['month']} together, how many units were sold by {{}}?",
-        answer=str(int(one["units"]) + int(other["units"])),
-        sum_action=f"calculate({one['units']} + {other['units']})",
+    return _calculated(
+        f"in {one['month']} and {other['month']} together, how many units were sold by {{}}?",
+        f"{one['units']} + {other['units']}",
     )
 
 
 def _takings_of_one(rng: random.Random, page: Page, content: str) -> Ending:
     row = rng.choice(_rows(content))
-    return Ending(
-        text=f"in {row['month']}, how much, units times price, was taken by {{}}?",
-        answer=str(int(row["units"]) * int(row["price"])),
-        sum_action=f"calculate({row['units']} * {row['price']})",
-    )
+    text = f"in {row['month']}, how much, units times price, was taken by {{}}?"
+    return _calculated(text, f"{row['units']} * {row['price']}")
 
 
 def _more_adults(rng: random.Random, page: Page, content: str) -> Ending:
     season = rng.choice(SEASONS)
     counts = json.loads(content)[season]
-    return Ending(
-        text=f"in {season}, how many more adults than children came to {{}}?",
-        answer=str(counts["adults"] - counts["children"]),
-        sum_action=f"calculate({counts['adults']} - {counts['children']})",
-    )
+    text = f"in {season}, how many more adults than children came to {{}}?"
+    return _calculated(text, f"{counts['adults']} - {counts['children']}")
 
 
 def _miles_of_all(rng: random.Random, page: Page, content: str) -> Ending:
     miles = [line.split()[2] for line in content.splitlines()]
-    return Ending(
-        text="how many miles in all are in the log of {}?",
-        answer=str(sum(map(int, miles))),
-        sum_action=f"calculate({' + '.join(miles)})",
-    )
+    return _calculated("how many miles in all are in the log of {}?", " + ".join(miles))
+
+
+# By the kind of a page: the lines of a program that read its file, and the same in this process.
+_READING: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
+    "firm": ("import csv\nrows = csv.DictReader(open('{}'))", lambda content: {"rows": _rows(content)}),
+    "town": ("import json\nseasons = json.load(open('{}'))", lambda content: {"seasons": json.loads(content)}),
+    "ship": (
+        "days = [line.split() for line in open('{}')]",
+        lambda content: {"days": [line.split() for line in content.splitlines()]},
+    ),
+}
+
+
+def _computed(page: Page, content: str, text: str, expression: str) -> Ending:
+    """Return an ending whose answer is a Python expression over the file; only those of this module are evaluated."""
+    lines, read = _READING[page.kind]
+    program = f"{lines.format(page.file_name)}\nprint({expression})"
+    answer = str(eval(expression, read(content)))
+    return Ending(text=text, answer=answer, sum_action=f"python\n```python\n{program}\n```")
 
 
 def _takings_of_all(rng: random.Random, page: Page, content: str) -> Ending:
-    return Ending(
-        text="in the whole year, how much, units times price, was taken by {}?",
-        answer=str(sum(int(row["units"]) * int(row["price"]) for row in _rows(content))),
-        sum_action=_python(
-            "import csv",
-            f"rows = csv.DictReader(open('{page.file_name}'))",
-            "print(sum(int(row['units']) * int(row['price']) for row in rows))",
-        ),
-    )
+    text = "in the whole year, how much, units times price, was taken by {}?"
+    return _computed(page, content, text, "sum(int(row['units']) * int(row['price']) for row in rows)")
 
 
 def _months_above(rng: random.Random, page: Page, content: str) -> Ending:
     bound = rng.randrange(40, 90)
-    return Ending(
-        text=f"in which months, in their order, were more than {bound} units sold by {{}}?",
-        answer=", ".join(row["month"] for row in _rows(content) if int(row["units"]) > bound),
-        sum_action=_python(
-            "import csv",
-            f"rows = csv.DictReader(open('{page.file_name}'))",
-            f"print(', '.join(row['month'] for row in rows if int(row['units']) > {bound}))",
-        ),
-    )
+    text = f"in which months, in their order, were more than {bound} units sold by {{}}?"
+    return _computed(page, content, text, f"', '.join(row['month'] for row in rows if int(row['units']) > {bound})")
 
 
 def _best_season(rng: random.Random, page: Page, content: str) -> Ending:
-    totals = {season: sum(counts.values()) for season, counts in json.loads(content).items()}
-    best = max(totals.values())
-    winners = [season for season, total in totals.items() if total == best]
-    return Ending(
-        text="in which season did the most visitors, adults and children together, come to {}?",
-        answer=winners[0] if len(winners) == 1 else "",
-        sum_action=_python(
-            "import json",
-            f"seasons = json.load(open('{page.file_name}'))",
-            "print(max(seasons, key=lambda season: sum(seasons[season].values())))",
-        ),
-    )
+    text = "in which season did the most visitors, adults and children together, come to {}?"
+    totals = [sum(counts.values()) for counts in json.loads(content).values()]
+    ending = _computed(page, content, text, "max(seasons, key=lambda season: sum(seasons[season].values()))")
+    return ending if totals.count(max(totals)) == 1 else replace(ending, answer="")
 
 
 def _visitors_of_all(rng: random.Random, page: Page, content: str) -> Ending:
-    return Ending(
-        text="in the whole year, how many visitors, adults and children together, came to {}?",
-        answer=str(sum(sum(counts.values()) for counts in json.loads(content).values())),
-        sum_action=_python(
-            "import json",
-            f"seasons = json.load(open('{page.file_name}'))",
-            "print(sum(sum(counts.values()) for counts in seasons.values()))",
-        ),
-    )
+    text = "in the whole year, how many visitors, adults and children together, came to {}?"
+    return _computed(page, content, text, "sum(sum(counts.values()) for counts in seasons.values())")
 
 
 def _ports_far_off(rng: random.Random, page: Page, content: str) -> Ending:
     bound = rng.randrange(40, 80)
-    words = [line.split() for line in content.splitlines()]
-    return Ending(
-        text=f"to which towns, day by day, do the days of more than {bound} miles lead in the log of {{}}?",
-        answer=", ".join(line[-1] for line in words if int(line[2]) > bound),
-        sum_action=_python(
-            f"days = [line.split() for line in open('{page.file_name}')]",
-            f"print(', '.join(day[-1] for day in days if int(day[2]) > {bound}))",
-        ),
-    )
-
-
-def _python(*lines: str) -> str:
-    return "\n".join(["python", "```python", *lines, "```"])
+    text = f"to which towns, day by day, do the days of more than {bound} miles lead in the log of {{}}?"
+    return _computed(page, content, text, f"', '.join(day[-1] for day in days if int(day[2]) > {bound})")
 
 
 ENDINGS: dict[tuple[int, str], tuple[Callable[[random.Random, Page, str], Ending], ...]] = {
