@@ -24,7 +24,7 @@ NO_SUCH_MOVE = "no such move"
 class Game:
     obstacle: str
     density: float  # the share of the board that obstacles cover
-    slips: float  # the share of moves that go in another direction, always the same one
+    slips: float = 0.0  # the share of moves that go in another direction, always the same one
     rules: str
 
 
@@ -32,7 +32,6 @@ GAMES = {
     "sokoban": Game(
         obstacle=WALL,
         density=0.15,
-        slips=0.0,
         rules="Push every box X onto a target T; you are P (S on a target), # is a wall, V a box on a target. Boxes "
         "can be pushed but not pulled, one at a time. If the boxes can no longer all reach a target, you have lost.",
     ),
@@ -43,7 +42,7 @@ GAMES = {
         rules="Cross the ice _ to G without falling into a hole O; you are P, # is the shore. The ice is slippery: a "
         "few moves go in another direction, the same one every time.",
     ),
-    "maze": Game(obstacle=WALL, density=0.3, slips=0.0, rules="Walk to G; you are P, # is a wall, _ is free."),
+    "maze": Game(obstacle=WALL, density=0.3, rules="Walk to G; you are P, # is a wall, _ is free."),
 }
 MOVES = ("up", "down", "left", "right")
 

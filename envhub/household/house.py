@@ -43,30 +43,18 @@ VERBS = (
 class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that an episode changes."""
 
-    location: str  # a receptacle; empty in the middle of the room
+    location: str = ""  # a receptacle; empty in the middle of the room
     places: dict[str, str]  # object -> receptacle or HAND
-    opened: frozenset[str]  # receptacles
-    clean: frozenset[str]  # objects
-    hot: frozenset[str]
-    cool: frozenset[str]
-    lamp_on: bool
+    opened: frozenset[str] = frozenset()  # receptacles
+    clean: frozenset[str] = frozenset()  # objects
+    hot: frozenset[str] = frozenset()
+    cool: frozenset[str] = frozenset()
+    lamp_on: bool = False
 
     @property
     def held(self) -> str:
         """The object in the hand; "" if the hand is empty."""
         return next((name for name, place in self.places.items() if place == HAND), "")
-
-
-def first_state(room: Room) -> State:
-    return State(
-        location="",
-        places=dict(room.objects),
-        opened=frozenset(),
-        clean=frozenset(),
-        hot=frozenset(),
-        cool=frozenset(),
-        lamp_on=False,
-    )
 
 
 def is_shut(state: State, receptacle: str) -> bool:

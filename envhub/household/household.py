@@ -11,7 +11,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.household.expert import next_action
-from slipstream.envhub.household.house import VERBS, State, act, admissible, first_state, is_won
+from slipstream.envhub.household.house import VERBS, State, act, admissible, is_won
 from slipstream.envhub.household.household_task import SIZES, TASK_TYPES, Room, make_room, opening_text
 from slipstream.envhub.world import Change, WorldEnv
 
@@ -77,4 +77,5 @@ class HouseholdEnv(WorldEnv[State]):
 def _make_household(task: Task, *, profile: str, task_types: tuple[str, ...]) -> HouseholdWorld:
     room = make_room(task, profile=profile, task_types=task_types)
     system = (Message("system", FULL_RULES),) if profile == "full" else ()
-    return HouseholdWorld(opening=(*system, Message("user", opening_text(room))), first=first_state(room), room=room)
+    opening = (*system, Message("user", opening_text(room)))
+    return HouseholdWorld(opening=opening, first=State(places=room.objects), room=room)

@@ -33,7 +33,7 @@ class RoomKind:
 
     receptacles: dict[str, tuple[int, int]]  # kind -> how many (at least, at most)
     objects: tuple[str, ...]
-    lamp_places: tuple[str, ...]  # kinds of receptacles that a lamp may be on; empty if the room has no lamp
+    lamp_places: tuple[str, ...] = ()  # kinds of receptacles that a lamp may be on; empty if the room has no lamp
 
 
 KITCHEN = RoomKind(
@@ -56,7 +56,6 @@ KITCHEN = RoomKind(
         spoon, spatula, ladle, saltshaker, peppershaker, winebottle, vase
         """
     ),
-    lamp_places=(),
 )
 BATHROOM = RoomKind(
     receptacles={
@@ -71,7 +70,6 @@ BATHROOM = RoomKind(
         "sinkbasin": (1, 2),
     },
     objects=("soapbar", "cloth", "spraybottle", "soapbottle", "toiletpaper", "candle", "towel", "tissuebox"),
-    lamp_places=(),
 )
 BEDROOM = RoomKind(
     receptacles={

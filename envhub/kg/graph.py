@@ -34,7 +34,7 @@ NAMES = {
     ),
 }
 COUNTS = {"person": 10, "town": 5, "firm": 5, "good": 6}  # entities of each kind in a graph
-# relation -> (kind it leads from, kind it leads to, at most how many)
+# relation -> (kind it leads from, kind it leads to, at most how many); the inverse relations follow from these
 RELATIONS = {
     "friend": ("person", "person", 3),
     "home": ("person", "town", 1),
@@ -42,9 +42,6 @@ RELATIONS = {
     "seat": ("firm", "town", 1),
     "product": ("firm", "good", 3),
     "rival": ("firm", "firm", 2),
-    "resident": ("town", "person", 0),  # the inverse relations, filled in from those above
-    "worker": ("firm", "person", 0),
-    "maker": ("good", "firm", 0),
 }
 INVERSES = {"home": "resident", "employer": "worker", "product": "maker"}
 ATTRIBUTES = {"person": "age", "town": "size", "firm": "staff", "good": "price"}
@@ -71,7 +68,7 @@ def draw_graph(rng: random.Random) -> Graph:
     kinds = {entity: kind for kind, entities in members.items() for entity in entities}
     found: dict[str, dict[str, set[str]]] = {entity: {} for entity in kinds}
     for relation, (start_kind, end_kind, most) in RELATIONS.items():
-        for start in members[start_kind] if most else ():
+        for start in members[start_kind]:
             others = [end for end in members[end_kind] if end != start]
             for end in rng.sample(others, rng.randint(1, most)):
                 found[start].setdefault(relation, set()).add(end)

@@ -27,7 +27,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     accounts: dict[str, int]  # name -> balance
     events: dict[str, tuple[str, int]]  # title -> day, hour
     addresses: dict[str, str]  # person -> mail address
-    sent: tuple[tuple[str, str], ...]  # (address, text), sorted, because errands may be done in any order
+    sent: tuple[tuple[str, str], ...] = ()  # (address, text), sorted, because errands may be done in any order
     notes: dict[str, str]  # title -> text
 
 

@@ -30,7 +30,7 @@ Calls = tuple[tuple[str, dict[str, str | int]], ...]
 class Errand:
     text: str
     calls: Calls  # the calls that do it; among them the look-ups that a policy needs
-    found: tuple[str, ...]  # values that are not in the text and must be looked up
+    found: tuple[str, ...] = ()  # values that are not in the text and must be looked up
 
 
 def draw_servers(rng: random.Random) -> Servers:
@@ -40,7 +40,6 @@ def draw_servers(rng: random.Random) -> Servers:
         accounts={name: rng.randrange(500, 2000) for name in rng.sample(ACCOUNTS, 4)},
         events=dict(zip(rng.sample(TITLES, 6), times, strict=True)),
         addresses={person: f"{person.lower()}.{rng.choice(WORDS)}@{rng.choice(WORDS)}.example" for person in people},
-        sent=(),
         notes={title: " ".join(rng.sample(WORDS, 3)) for title in rng.sample(NOTES, 4)},
     )
 
@@ -56,7 +55,6 @@ def _pay(rng: random.Random, servers: Servers) -> Errand:
     return Errand(
         text=f"Transfer {amount} from the account {source} to the account {target}.",
         calls=(("bank.transfer", {"source": source, "target": target, "amount": amount}),),
-        found=(),
     )
 
 
@@ -76,7 +74,6 @@ def _move(rng: random.Random, servers: Servers) -> Errand:
     return Errand(
         text=f"Move the {title} to {day} at {hour}:00.",
         calls=(("calendar.move", {"title": title, "day": day, "hour": hour}),),
-        found=(),
     )
 
 

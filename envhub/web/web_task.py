@@ -35,7 +35,7 @@ FIRST_NEW = FIRST_ORDER + NUM_ORDERS
 class Errand:
     text: str
     goal: SiteState  # the state of the site after this errand
-    types: tuple[str, ...]  # the texts that a policy may have to type
+    types: tuple[str, ...] = ()  # the texts that a policy may have to type
     secret: str = ""  # what a policy must find on the site; "" if there is nothing to find
 
 
@@ -69,7 +69,6 @@ def draw_errand(rng: random.Random, site: Site, state: SiteState, *, kind: str) 
         return Errand(
             text=f"cancel the order of the {state.orders[number].item}",
             goal=msgspec.structs.replace(state, orders=orders),
-            types=(),
             secret=f"order {number}",
         )
     if kind == "change":

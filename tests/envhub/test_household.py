@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.household.expert import next_action
-from slipstream.envhub.household.house import HAND, State, act, admissible, first_state, is_won
+from slipstream.envhub.household.house import HAND, State, act, admissible, is_won
 from slipstream.envhub.household.household import HouseholdEnv
 from slipstream.envhub.household.household_task import TASK_TYPES, Goal, Room, kind_of, make_room
 
@@ -31,7 +31,7 @@ def room(task_type: str = "pick_and_place", object_kind: str = "mug", place_kind
 def after(*actions: str, at: Room | None = None) -> tuple[State, str]:
     """Return the state after `actions`, all of which must be valid, and the text of the last one."""
     here = at or room()
-    state, text = first_state(here), ""
+    state, text = State(places=here.objects), ""
     for action in actions:
         change = act(here, state, action)
         assert change is not None, action
@@ -128,7 +128,7 @@ def with_places(state: State, **places: str) -> State:
 
 def test_pick_and_place_is_won_by_any_object_of_the_kind() -> None:
     here = room(object_kind="apple", place_kind="desk")
-    state = first_state(here)
+    state = State(places=here.objects)
     assert not is_won(here, state)
     assert not is_won(here, with_places(state, apple_1=HAND))
     assert is_won(here, with_places(state, apple_1="desk 1"))
@@ -140,7 +140,7 @@ def test_pick_and_place_is_won_by_any_object_of_the_kind() -> None:
 )
 def test_a_treated_object_wins_and_an_untreated_one_does_not(task_type: str, field: str) -> None:
     here = room(task_type, object_kind="mug", place_kind="drawer")
-    state = first_state(here)  # mug 2 lies in the drawer already, untreated
+    state = State(places=here.objects)  # mug 2 lies in the drawer already, untreated
     treated = replace(state, **{field: frozenset({"mug 1"})})
     assert not is_won(here, state)
     assert not is_won(here, treated)
@@ -149,13 +149,13 @@ def test_a_treated_object_wins_and_an_untreated_one_does_not(task_type: str, fie
 
 def test_two_objects_must_be_in_the_same_place() -> None:
     here = room("pick_two_obj", object_kind="mug", place_kind="desk")
-    assert not is_won(here, first_state(here))
-    assert is_won(here, with_places(first_state(here), mug_2="desk 1"))
+    assert not is_won(here, State(places=here.objects))
+    assert is_won(here, with_places(State(places=here.objects), mug_2="desk 1"))
 
 
 def test_looking_in_the_light_needs_the_object_the_lamp_and_the_place() -> None:
     here = room("look_at_obj_in_light", object_kind="book", place_kind="")
-    lit = replace(first_state(here), lamp_on=True, location="desk 1")
+    lit = replace(State(places=here.objects), lamp_on=True, location="desk 1")
     assert not is_won(here, lit)
     assert is_won(here, with_places(lit, book_1=HAND))
     assert not is_won(here, with_places(lit, mug_1=HAND))
@@ -165,14 +165,14 @@ def test_looking_in_the_light_needs_the_object_the_lamp_and_the_place() -> None:
 
 def test_the_planner_puts_down_an_object_that_it_does_not_need() -> None:
     here = room(object_kind="apple", place_kind="sinkbasin")
-    state = with_places(first_state(here), book_1=HAND)
+    state = with_places(State(places=here.objects), book_1=HAND)
     assert next_action(here, replace(state, location="desk 1")) == "move book 1 to desk 1"
     assert next_action(here, replace(state, location="drawer 1")) == "go to desk 1"
 
 
 def test_the_planner_takes_back_an_object_that_was_delivered_untreated() -> None:
     here = room("pick_heat_then_place", object_kind="apple", place_kind="fridge")
-    state = replace(first_state(here), location="fridge 1")
+    state = replace(State(places=here.objects), location="fridge 1")
     assert next_action(here, state) == "open fridge 1"
     opened = replace(state, opened=frozenset({"fridge 1"}))
     assert next_action(here, opened) == "take apple 1 from fridge 1"
@@ -196,7 +196,7 @@ def test_every_task_type_is_drawn_and_can_be_configured_alone() -> None:
 def test_no_task_is_won_at_its_start_and_its_text_names_no_receptacle(profile: str) -> None:
     for index in range(200):
         here = make_room(Task(env="household", split="train", index=index), profile=profile, task_types=TASK_TYPES)
-        assert not is_won(here, first_state(here))
+        assert not is_won(here, State(places=here.objects))
         numbered = [name for name in here.objects if name in here.sentence]
         told = [name for name in here.receptacles if name in here.sentence]
         assert (numbered, told) == ([], [])

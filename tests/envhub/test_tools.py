@@ -15,7 +15,6 @@ SERVERS = Servers(
     accounts={"rent": 500, "savings": 1000},
     events={"lunch": ("monday", 12), "demo": ("friday", 9)},
     addresses={"Ada": "ada@x.example"},
-    sent=(),
     notes={"ideas": "amber dune"},
 )
 

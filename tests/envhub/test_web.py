@@ -47,7 +47,7 @@ def play(here: WebWorld, state: WebState, *actions: str) -> Change[WebState]:
 
 def goal_of(**changes: object) -> WebWorld:
     """Return a world on the site above whose goal is STATE with these changes."""
-    errand = Errand(text="", goal=msgspec.structs.replace(STATE, **changes), types=())
+    errand = Errand(text="", goal=msgspec.structs.replace(STATE, **changes))
     first = WebState(site=STATE, browser=Browser())
     return WebWorld(opening=(), secrets=(), first=first, site=SITE, errands=[errand])
 
