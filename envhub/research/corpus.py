@@ -28,6 +28,16 @@ LINKS = {  # kind of a page -> relation -> kind of the page that it leads to
     "firm": {"founder": "person", "seat": "town", "largest ship": "ship"},
     "ship": {"captain": "person", "home port": "town", "owner": "firm"},
 }
+TEXTS = {  # kind of a page -> what it says about its links and facts
+    "person": "{title} was born in {birthplace} in {birth}, works for {employer} and speaks {languages}.",
+    "town": "it has {people} people and a {flag} flag. its mayor is {mayor}, its twin town {twin town}. "
+    "visitors: {file}",
+    "firm": "it was founded in {foundation} by {founder} and has its seat in {seat}, a staff of {staff} and "
+    "{largest ship} as its largest ship. sales: {file}",
+    "ship": "it is {length} metres long. its captain is {captain}, its home port {home port}, its owner {owner}. "
+    "log: {file}",
+}
+FILE_ENDINGS = {"town": ".json", "firm": ".csv", "ship": ".txt"}
 ADJECTIVES = name_list("blue, bright, crooked, golden, green, narrow, old, painted, quiet, stone, tall, wooden")
 THINGS = name_list("bells, boats, bridges, clocks, doors, gardens, lamps, mirrors, roses, songs, stairs, wells")
 COLOURS = ("black", "brown", "orange", "pink", "red", "violet", "white", "yellow")
@@ -99,34 +109,10 @@ def _facts(rng: random.Random, kind: str) -> dict[str, str]:
 
 
 def _page(title: str, kind: str, traits: tuple[str, str], links: dict[str, str], facts: dict[str, str]) -> Page:
+    file_name = f"{title}{FILE_ENDINGS[kind]}" if kind in FILE_ENDINGS else ""
     known = f"{title} is a {kind} known for {traits[0]} and {traits[1]}."
-    if kind == "person":
-        file_name = ""
-        text = (
-            f"{title} was born in {links['birthplace']} in {facts['birth']}, works for {links['employer']} "
-            f"and speaks {facts['languages']}."
-        )
-    elif kind == "town":
-        file_name = f"{title}.json"
-        text = (
-            f"it has {facts['people']} people and a {facts['flag']} flag. its mayor is {links['mayor']}, "
-            f"its twin town {links['twin town']}. visitors: {file_name}"
-        )
-    elif kind == "firm":
-        file_name = f"{title}.csv"
-        text = (
-            f"it was founded in {facts['foundation']} by {links['founder']} and has its seat in {links['seat']}, "
-            f"a staff of {facts['staff']} and {links['largest ship']} as its largest ship. sales: {file_name}"
-        )
-    else:
-        file_name = f"{title}.txt"
-        text = (
-            f"it is {facts['length']} metres long. its captain is {links['captain']}, its home port "
-            f"{links['home port']}, its owner {links['owner']}. log: {file_name}"
-        )
-    return Page(
-        title=title, kind=kind, traits=traits, links=links, facts=facts, file_name=file_name, text=f"{known} {text}"
-    )
+    text = f"{known} {TEXTS[kind].format(title=title, file=file_name, **links, **facts)}"
+    return Page(title=title, kind=kind, traits=traits, links=links, facts=facts, file_name=file_name, text=text)
 
 
 def _file(rng: random.Random, page: Page, towns: list[str]) -> str:
