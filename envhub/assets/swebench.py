@@ -166,6 +166,7 @@ def make_swebench_env(
     own = asset_path("clones", clones, fetch=FETCH_CLONES)
     pythons = asset_path("environments", environments, fetch=FETCH_ENVIRONMENTS)
     items = {split: read_playable(path, own, pythons) for split, path in files.items()}
+    command_s, test_s = float(command_timeout_s), float(test_timeout_s)
     return WorldEnv(
         f"swebench {train} {held_out} issue={issue}",
         state=SwebenchState,
@@ -173,8 +174,8 @@ def make_swebench_env(
             playable=item_of(task, items),
             checkouts=Path(checkouts),
             issue=issue,
-            command_timeout_s=float(command_timeout_s),
-            test_timeout_s=float(test_timeout_s),
+            command_timeout_s=command_s,
+            test_timeout_s=test_s,
         ),
     )
 

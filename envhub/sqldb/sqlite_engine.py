@@ -81,7 +81,7 @@ def run_sql(schema: Schema, tables: Tables, statement: str) -> Result:
     words = statement.split(None, 1)
     if not words or words[0].lower().rstrip(";") in _FORBIDDEN_WORDS:
         raise SqlError("expected one statement that reads or changes rows")
-    with _closing(_connect(schema, tables)) as connection:
+    with _guarded(_connect(schema, tables)) as connection:
         cursor = connection.execute(statement)
         rows = cursor.fetchmany(MAX_ROWS + 1)
         if len(rows) > MAX_ROWS:
@@ -93,7 +93,7 @@ def run_sql(schema: Schema, tables: Tables, statement: str) -> Result:
 
 def query_file(path: Path, query: str, *, limits: FileLimits) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Run `query` on the database in a file, without changing it. Return its columns and rows. Raises SqlError."""
-    with _closing(_opened(path)) as connection:
+    with _guarded(_opened(path)) as connection:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.cell_bytes)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, limits.like_bytes)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -106,8 +106,8 @@ def query_file(path: Path, query: str, *, limits: FileLimits) -> tuple[tuple[str
 
 
 @contextmanager
-def _closing(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Close the connection in the end. Raises SqlError for an error of SQLite."""
+def _guarded(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Close the connection in the end, and raise SqlError for an error of SQLite."""
     try:
         yield connection
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:

@@ -261,4 +261,4 @@ _HANDLERS: dict[tuple[str, str], Callable[[Site, SiteState, Request, str], Respo
     ("GET", "write"): _write,
     ("POST", "write"): _send,
 }
-_MEMBERS_ONLY = ("orders", "account", "write")
+_MEMBERS_ONLY = ("orders", "account", "write")  # and to order an item
