@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-gpu setup-browser quickstart model road test check format lock clean docs image-root
+.PHONY: setup setup-gpu setup-browser quickstart model road test suite check format lock clean docs image-root
 .PHONY: bench-actors bench-learner bench-peers bench-real bench-replay bench-weights families gpu-check
 .PHONY: ci-long sim mutations study-lag
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-python test-spot test-transformers-4
@@ -49,11 +49,14 @@ models/SmolLM2-135M-Instruct/model.safetensors: requirements/model.txt | $(STAMP
 build/sums40.jsonl: tools/lab/gpu/sums.py | $(STAMP)
 	$(BIN)/python -m slipstream.tools.lab.gpu.sums $@ 40
 
-# Three test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
+test: setup
+	$(MAKE) --no-print-directory --jobs 2 check suite
+
+# Four test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
 # runs once more, alone: if it passes then, it depends on the machine's load, and its name is in the second report.
 # Bytecode is kept: each worker, and each process that a test starts, would compile all of our modules again.
-test: setup check
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder || \
+suite: setup
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder || \
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
 
 # The long tests, which `make test` leaves out, with foreign scripts and their packages; and all of the laboratory's.
