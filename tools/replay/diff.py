@@ -1,6 +1,7 @@
 """`slipstream replay diff`: show what one optimizer step was trained on, or compare two steps."""
 
 import difflib
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -20,14 +21,21 @@ COLUMNS = ("group", "task", "returns by member", "advantages", "lag", "best", "w
 STYLES = {"+": "green", "-": "red"}
 
 
-def diff(config: Config, *, step: int, num_diffs: int, as_json: bool) -> int:
-    """Print the step in numbers, its groups, and the best against the worst actions of the most unequal groups."""
+def diff(config: Config, *, numbers: Sequence[int], diffs: int, as_json: bool) -> int:
+    """Print a step in numbers, its groups, and the best against the worst actions of the `diffs` most unequal ones.
+
+    Of two steps, print the numbers of both, and the tasks that both were trained on.
+    """
     records = RunRecords(config, stream="train")
+    step, *others = numbers
     recorded = records.step(step)
+    if others:
+        _compare(recorded, records.step(others[0]), as_json=as_json)
+        return 0
     groups = [group_facts(group, recorded) for group in recorded.groups]
     groups.sort(key=lambda facts: min(facts["returns"]) - max(facts["returns"]))
     by_id = {group.ticket.group_id: group for group in recorded.groups}
-    unequal = [facts for facts in groups if facts["best"] != facts["worst"]][:num_diffs]
+    unequal = [facts for facts in groups if facts["best"] != facts["worst"]][:diffs]
     for facts in unequal:
         facts["diff"] = _siblings_diff(facts, by_id[facts["group_id"]], records.transcriber)
     if as_json:
@@ -41,17 +49,14 @@ def diff(config: Config, *, step: int, num_diffs: int, as_json: bool) -> int:
     return 0
 
 
-def compare(config: Config, *, step: int, other: int, as_json: bool) -> int:
-    """Print the numbers of two steps, and the tasks that both were trained on."""
-    records = RunRecords(config, stream="train")
-    first, second = records.step(step), records.step(other)
+def _compare(first: RecordedStep, second: RecordedStep, *, as_json: bool) -> None:
     facts, other_facts, shared = step_facts(first), step_facts(second), _shared_tasks(first, second)
     if as_json:
         for line in [facts, other_facts, *shared]:
             print(json_line(line))
-        return 0
+        return
     print_rows(
-        ("", f"step {step}", f"step {other}", "change"),
+        ("", f"step {first.step}", f"step {second.step}", "change"),
         [
             [name, _shown(value), _shown(other_facts[name]), _change(value, other_facts[name])]
             for name, value in facts.items()
@@ -61,7 +66,6 @@ def compare(config: Config, *, step: int, other: int, as_json: bool) -> int:
     print(f"{len(shared)} tasks are in both steps")
     for task in shared:
         print(f"  {printable(task['task'])}: mean return {task['mean_return']:.3f}, then {task['other_return']:.3f}")
-    return 0
 
 
 def step_facts(recorded: RecordedStep) -> dict[str, Any]:

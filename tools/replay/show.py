@@ -1,5 +1,6 @@
 """`slipstream replay show`: show the members of a group, or one trajectory turn by turn."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,13 +18,15 @@ from slipstream.tools.terminal.table import print_rows
 COLUMNS = ("member", "return", "success", "turns", "tokens", "versions", "stop reason", "actor")
 
 
-def show(config: Config, *, group_id: int, member: int | None, stream: str, as_json: bool) -> int:
-    """Print the members of the group, or everything that is recorded of one member."""
+def show(config: Config, *, numbers: Sequence[int], stream: str, as_json: bool) -> int:
+    """Print the members of a group, or everything that is recorded of one member: `numbers` are those of both."""
     records = RunRecords(config, stream=stream)
+    group_id, *members = numbers
     group = records.group(group_id)
-    if member is None:
+    if not members:
         _show_members(group, as_json=as_json)
         return 0
+    [member] = members
     if member not in group.trajectories:
         readable = ", ".join(map(str, group.trajectories)) or "none"
         why = group.unreadable.get(member, "it is not stored")
