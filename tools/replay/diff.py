@@ -14,7 +14,7 @@ from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.transcript import Transcriber
 from slipstream.learner.credit.grpo import RETURN_RESOLUTION, centred_advantages
 from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep, RunRecords
-from slipstream.tools.terminal.output_lines import json_line, printable_lines
+from slipstream.tools.terminal.output_lines import print_json, printable_lines
 from slipstream.tools.terminal.table import print_rows, print_table
 
 COLUMNS = ("group", "task", "returns by member", "advantages", "lag", "best", "worst")
@@ -30,8 +30,7 @@ def diff(config: Config, *, numbers: Sequence[int], diffs: int, as_json: bool) -
     step, *others = numbers
     recorded = records.step(step)
     if others:
-        _compare(recorded, records.step(others[0]), as_json=as_json)
-        return 0
+        return _compare(recorded, records.step(others[0]), as_json=as_json)
     groups = [group_facts(group, recorded) for group in recorded.groups]
     groups.sort(key=lambda facts: min(facts["returns"]) - max(facts["returns"]))
     by_id = {group.ticket.group_id: group for group in recorded.groups}
@@ -39,9 +38,7 @@ def diff(config: Config, *, numbers: Sequence[int], diffs: int, as_json: bool) -
     for facts in unequal:
         facts["diff"] = _siblings_diff(facts, by_id[facts["group_id"]], records.transcriber)
     if as_json:
-        for facts in [step_facts(recorded), *groups]:
-            print(json_line(facts))
-        return 0
+        return print_json([step_facts(recorded), *groups])
     print_table(f"step {step}", {name: _shown(value) for name, value in step_facts(recorded).items()})
     print_rows(COLUMNS, [_row(facts) for facts in groups])
     for facts in unequal:
@@ -49,12 +46,10 @@ def diff(config: Config, *, numbers: Sequence[int], diffs: int, as_json: bool) -
     return 0
 
 
-def _compare(first: RecordedStep, second: RecordedStep, *, as_json: bool) -> None:
+def _compare(first: RecordedStep, second: RecordedStep, *, as_json: bool) -> int:
     facts, other_facts, shared = step_facts(first), step_facts(second), _shared_tasks(first, second)
     if as_json:
-        for line in [facts, other_facts, *shared]:
-            print(json_line(line))
-        return
+        return print_json([facts, other_facts, *shared])
     print_rows(
         ("", f"step {first.step}", f"step {second.step}", "change"),
         [
@@ -66,6 +61,7 @@ def _compare(first: RecordedStep, second: RecordedStep, *, as_json: bool) -> Non
     print(f"{len(shared)} tasks are in both steps")
     for task in shared:
         print(f"  {printable(task['task'])}: mean return {task['mean_return']:.3f}, then {task['other_return']:.3f}")
+    return 0
 
 
 def step_facts(recorded: RecordedStep) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from slipstream.replay.buffer.listing import ListedGroup, list_groups
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.records.ledger import STATES
 from slipstream.tools.see.run_client import shards_of
-from slipstream.tools.terminal.output_lines import json_line
+from slipstream.tools.terminal.output_lines import print_json
 from slipstream.tools.terminal.table import print_rows
 
 COLUMNS = ("group", "state", "s", "task", "holder", "left s", "stored", "newest", "lag", "attempts", "used")
@@ -50,9 +50,7 @@ def groups(
     found = filter(is_wanted, itertools.chain.from_iterable(lists))
     shown = [group_facts(group, published_version) for group in itertools.islice(found, limit)]
     if as_json:
-        for facts in shown:
-            print(json_line(facts))
-        return 0
+        return print_json(shown)
     print_rows(COLUMNS, [_row(facts) for facts in shown])
     if next(found, None) is not None:
         print(f"these are the first {limit} groups; give --limit for more")

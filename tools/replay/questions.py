@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,8 @@ QUESTIONS = {
 }
 
 
-def add_questions(parser: argparse.ArgumentParser, settings: argparse.ArgumentParser) -> None:
-    """Add one parser per question to `parser`; each also takes the arguments of `settings`."""
+def add_questions(parser: argparse.ArgumentParser, add_settings: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add one parser per question to `parser`; each also takes what `add_settings` adds."""
     questions = parser.add_subparsers(
         dest="question", required=True, metavar="QUESTION", parser_class=argparse.ArgumentParser
     )
@@ -129,10 +130,10 @@ def add_questions(parser: argparse.ArgumentParser, settings: argparse.ArgumentPa
             name,
             help=question.summary,
             description=question.summary,
-            parents=[settings],
             usage=f"{parser.prog} {name} {question.operands} [NAME] [options] [section.key=value ...]",
             epilog="`slipstream replay --help all` lists the settings",
         )
+        add_settings(one)
         one.set_defaults(given=[one.add_argument(flag, **how).dest for flag, how in question.arguments.items()])
 
 
