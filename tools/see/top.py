@@ -78,11 +78,5 @@ def _view(config: Config, run_dir: RunDir) -> View:
     """Raises ConfigError, RedisUnreachable, UnknownRun."""
     clients = clients_of(config, patience_s=0)
     run = run_config(Fleet(clients[0], config.run.name).run_facts())
-    return View(
-        clients,
-        run_dir,
-        config.run.name,
-        num_steps=run.learner.steps,
-        max_lag=run.replay.max_lag,
-        is_rewarded=run.objective.is_rewarded,
-    )
+    run.run.name = config.run.name
+    return View(clients, run_dir, run)

@@ -10,6 +10,7 @@ import msgspec
 import redis
 from rich.console import Console, Group, RenderableType
 
+from slipstream.common.config.config import Config
 from slipstream.common.process.headline import headline, interval
 from slipstream.common.process.metrics import MetricsFile
 from slipstream.common.process.run_dir import RunDir
@@ -27,23 +28,12 @@ NUM_PACE_STEPS = 20  # the newest steps, whose pace tells the time that is left
 class View:
     """Renders a run from its metrics file and its Redis."""
 
-    def __init__(
-        self,
-        shards: Sequence[redis.Redis],
-        run_dir: RunDir,
-        run_id: str,
-        *,
-        num_steps: int,
-        max_lag: int,
-        is_rewarded: bool = True,
-    ) -> None:
-        """`shards` are clients of the run's Redis servers; the rest is as in Observer."""
-        self._observer = Observer(
-            shards, run_id, max_lag=max_lag, num_steps=num_steps, is_rewarded=is_rewarded, log=run_dir.log("learner")
-        )
-        self._bulletin = Bulletin(shards[0], run_id)
+    def __init__(self, shards: Sequence[redis.Redis], run_dir: RunDir, run: Config) -> None:
+        """`shards` are clients of the Redis servers of the run, whose configuration is `run`."""
+        self._observer = observer_of(run, shards, run_dir)
+        self._bulletin = Bulletin(shards[0], run.run.name)
         self._metrics = MetricsFile(run_dir.metrics)
-        self._num_steps = num_steps
+        self._num_steps = run.learner.steps
 
     def as_json(self) -> dict[str, Any]:
         """The same as one object: diagnosis, buffer, fleet, and the records of the newest step and evaluation."""
@@ -115,6 +105,18 @@ class View:
             f"{ledger.trained} trained, dropped: {dropped}" + ("" if ledger.balanced else "  NOT BALANCED")
         )
         return two_columns(f"Slipstream: {facts.run_id}", rows)
+
+
+def observer_of(run: Config, shards: Sequence[redis.Redis], run_dir: RunDir) -> Observer:
+    """Reads the facts about a run that has the configuration `run`."""
+    return Observer(
+        shards,
+        run.run.name,
+        max_lag=run.replay.max_lag,
+        num_steps=run.learner.steps,
+        is_rewarded=run.objective.is_rewarded,
+        log=run_dir.log("learner"),
+    )
 
 
 def show(console: Console, update: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import redis
 from rich.console import Console
 
-from slipstream.common.config.config import Config, RunConfig, dump_config
+from slipstream.common.config.config import dump_config, load_config
 from slipstream.common.process import metrics
 from slipstream.common.process.metrics import MetricsWriter
 from slipstream.common.process.run_dir import RunDir
@@ -34,7 +34,7 @@ class Reading:
 
     def __init__(self, root: Path, num_steps: int, client: redis.Redis) -> None:
         self.client, self.num_steps = client, num_steps
-        self.config = Config(run=RunConfig(name="long", root=str(root)))
+        self.config = load_config(None, ["run.name=long", f"run.root={root}", f"learner.steps={num_steps}"])
         self.dir = RunDir(root, "long")
         self.dir.create()
         self.dir.config.write_text(dump_config(self.config))
@@ -96,7 +96,7 @@ def restart(of: Reading) -> None:
 
 
 def show_live(of: Reading) -> None:
-    view = View([of.client], of.dir, "long", num_steps=of.num_steps, max_lag=4)
+    view = View([of.client], of.dir, of.config)
     assert view.as_json()["evaluation"]["step"] >= of.num_steps - 50
     view.render()
 
