@@ -28,7 +28,7 @@ def groups(
 ) -> int:
     """List at most `limit` groups, in the order of states: queued, leased, judging, ready, claimed, quarantined.
 
-    A filter that is None filters nothing. `task` is a task's id, or the beginning of one up to a "/"; `actor` leases
+    None filters nothing. `task` is a task's id, or the beginning of one up to a "/"; `actor` leases
     the group or made a stored member; `older_than` is in seconds in the state; `version` is that of the newest token.
     """
 
