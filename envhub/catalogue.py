@@ -187,13 +187,8 @@ def _signature(make: Callable[..., object]) -> inspect.Signature:
 
 
 def _imported(name: str) -> type[Env]:
+    """Import a class. Raises ValueError unless it defines every member of `Env`: those that it inherits are empty."""
     kind = imported("env.name", name, type)
-    _check_members(name, kind)
-    return cast(type[Env], kind)
-
-
-def _check_members(name: str, kind: type) -> None:
-    """Raise ValueError unless `kind` defines every member of `Env`. Members inherited from `Env` itself are empty."""
     defined = {member for base in kind.__mro__ if base is not Env for member in vars(base)}
     missing = [member for member in _MEMBERS if member not in defined]
     if missing:
@@ -201,3 +196,4 @@ def _check_members(name: str, kind: type) -> None:
             f"`env.name` {name!r} lacks {', '.join(missing)} of slipstream.envhub.env.Env; define each, "
             "or let it raise NotImplementedError"
         )
+    return cast(type[Env], kind)

@@ -1,5 +1,6 @@
 """Checks the values that a user configured under `env.options`."""
 
+import difflib
 from collections.abc import Collection
 
 
@@ -9,6 +10,13 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
         raise ValueError(
             f"`env.options.{name}` must be {' or '.join(choices)}, got {value!r}; leave it out for the default"
         )
+
+
+def check_known(name: str, value: str, known: Collection[str], *, of: str, usual: str) -> None:
+    """Raise ValueError unless `value` is one of `known`, which are too many to list; `of` says what they are."""
+    if value not in known:
+        near = ", ".join(difflib.get_close_matches(value, known, n=3, cutoff=0.3)) or usual
+        raise ValueError(f"`env.options.{name}` must be one of {of}, got {value!r}; did you mean {near}?")
 
 
 def check_range(name: str, value: object, low: int, high: int) -> None:

@@ -1,7 +1,8 @@
-"""The common part of the environments of other packages, whose states cannot be saved."""
+"""The common part of the environments of other packages and servers, whose states cannot be saved."""
 
 from typing import ClassVar, Generic, Protocol, TypeVar
 
+from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
 
@@ -16,6 +17,27 @@ class Begun(Protocol):
 E = TypeVar("E", bound=Begun)
 
 
+def answered(
+    text: str,
+    rewards: dict[str, float],
+    *,
+    valid: bool = True,
+    terminated: bool = False,
+    truncated: bool = False,
+    score: float = 0.0,
+) -> Observation:
+    """Return an observation of one message. A score of 1 is success, and an end of both kinds is `terminated`."""
+    return Observation(
+        messages=(Message("user", text),),
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated and not terminated,
+        valid_action=valid,
+        score=score,
+        success=score == 1.0,
+    )
+
+
 class ReplayedEnv(Generic[E]):
     """An `Env` without snapshots, which checks whether an episode is running. A subclass sets `_episode` in `reset`."""
 
@@ -23,6 +45,9 @@ class ReplayedEnv(Generic[E]):
 
     def __init__(self) -> None:
         self._episode: E | None = None
+
+    async def close(self) -> None:
+        self._episode = None
 
     def snapshot(self) -> bytes:
         raise NotImplementedError(f"{type(self).__name__} cannot save its state; replay the actions")

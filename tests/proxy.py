@@ -13,14 +13,11 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Self
 
 HANDSHAKE = {b"AUTH", b"CLIENT", b"HELLO", b"PING", b"SELECT", b"COMMAND", b"INFO", b"CLUSTER"}
 MAX_LATE = 40  # a late duplicate arrives after at most so many other requests
 START_TIMEOUT_S = 20.0
-
-Address = tuple[str, int] | Path
 
 
 class Fault(enum.Enum):
@@ -48,16 +45,13 @@ Judge = Callable[[list[bytes]], Fault]
 class Proxy:
     """Listens for as long as it is entered. Its attributes may be set from any thread at any time."""
 
-    def __init__(self, upstream: Address, *, listen: Path | None = None) -> None:
-        """Listen on a free port of 127.0.0.1, or on the Unix socket `listen`."""
+    def __init__(self, upstream_port: int) -> None:
+        """Listen on a free port of 127.0.0.1; the server is there too."""
         self.judge: Judge = harmless
-        self.delay_s = 0.0  # before each request is passed on
-        self.bytes_per_s = 0.0  # of requests and replies, a connection; 0 is no limit
         self.done: Counter[Fault] = Counter()  # the witness: one for each request that was dealt with
         self.num_held = 0  # requests that wait, or waited, while it was cut off
         self.port = 0
-        self._upstream = upstream
-        self._listen = listen
+        self._upstream_port = upstream_port
         self._random = random.Random(0)
         self._loop = asyncio.new_event_loop()
         self._is_whole = asyncio.Event()
@@ -77,8 +71,6 @@ class Proxy:
 
     def url(self, password: str) -> str:
         """Of the proxy, for a client."""
-        if self._listen is not None:
-            return f"unix://:{password}@{self._listen}"
         return f"redis://:{password}@127.0.0.1:{self.port}/0"
 
     def cut_off(self) -> None:
@@ -97,11 +89,8 @@ class Proxy:
         self._loop.close()
 
     async def _serve(self) -> None:
-        if self._listen is not None:
-            server = await asyncio.start_unix_server(self._connected, str(self._listen))
-        else:
-            server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-            self.port = server.sockets[0].getsockname()[1]
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
         self._started.set()
         await self._stop.wait()
         server.close()
@@ -120,10 +109,7 @@ class Proxy:
         self._connections.discard(task)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if isinstance(self._upstream, Path):
-            replies, server = await asyncio.open_unix_connection(str(self._upstream))
-        else:
-            replies, server = await asyncio.open_connection(*self._upstream)
+        replies, server = await asyncio.open_connection("127.0.0.1", self._upstream_port)
         late: list[tuple[int, bytes]] = []
         num_requests = 0
         try:
@@ -133,7 +119,9 @@ class Proxy:
                     writer.write(await _ask(replies, server, frame))
                     continue
                 num_requests += 1
-                await self._hold(len(frame))
+                if not self._is_whole.is_set():
+                    self.num_held += 1
+                    await self._is_whole.wait()
                 for _, old in [entry for entry in late if entry[0] <= num_requests]:
                     await _ask(replies, server, old)
                     self.done[Fault.DUPLICATE_LATE] += 1
@@ -153,23 +141,10 @@ class Proxy:
                 if fault in (Fault.LOSE_REPLY, Fault.WITHHOLD_REPLY):
                     await _end(fault, reader, writer)
                     return
-                await self._throttle(len(reply))
                 writer.write(reply)
                 await writer.drain()
         finally:
             server.close()
-
-    async def _hold(self, num_bytes: int) -> None:
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
-        await self._throttle(num_bytes)
-        if not self._is_whole.is_set():
-            self.num_held += 1
-            await self._is_whole.wait()
-
-    async def _throttle(self, num_bytes: int) -> None:
-        if self.bytes_per_s:
-            await asyncio.sleep(num_bytes / self.bytes_per_s)
 
 
 def harmless(_request: list[bytes]) -> Fault:
@@ -192,17 +167,14 @@ class Nth:
 
 
 class Share:
-    """One of `faults` strikes a share of all requests, of command `only` if it is given; which, the seed says."""
+    """One of `faults` strikes a share of all requests; which, the seed says."""
 
-    def __init__(self, share: float, *faults: Fault, seed: int, only: bytes = b"") -> None:
+    def __init__(self, share: float, *faults: Fault, seed: int) -> None:
         self._share = share
         self._faults = faults
-        self._only = only
         self._random = random.Random(seed)
 
-    def __call__(self, request: list[bytes]) -> Fault:
-        if self._only and request[0].upper() != self._only:
-            return Fault.NONE
+    def __call__(self, _: list[bytes]) -> Fault:
         return self._random.choice(self._faults) if self._random.random() < self._share else Fault.NONE
 
 

@@ -2,12 +2,16 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from slipstream.common.records.kept_sets import KeptSets, joined, no_sets
 from slipstream.common.records.tool_call import ParsedAnswer
-from slipstream.common.records.trajectory import Sampling, VersionSpan
+from slipstream.common.records.trajectory import Sampling, Turn, VersionSpan
 from slipstream.common.transfer.weights import Offer
+
+Moving = TypeVar("Moving", Turn, VersionSpan)
 
 
 class EngineError(RuntimeError):
@@ -42,16 +46,11 @@ class Completion:
 
     def then(self, more: "Completion") -> "Completion":
         """Both as one generation, of which `more` is the rest."""
-        start = len(self.tokens)
-        moved = [
-            VersionSpan(start=start + span.start, stop=start + span.stop, policy_version=span.policy_version)
-            for span in more.version_spans
-        ]
         return Completion(
             tokens=self.tokens + more.tokens,
             logprobs=self.logprobs + more.logprobs,
             kept=joined([part.kept or no_sets(len(part.tokens)) for part in (self, more)]),
-            version_spans=self.version_spans + moved,
+            version_spans=self.version_spans + [moved(span, by=len(self.tokens)) for span in more.version_spans],
             finish_reason=more.finish_reason,
         )
 
@@ -68,6 +67,11 @@ class Completion:
             ],
             finish_reason=finish_reason,
         )
+
+
+def moved(part: Moving, *, by: int) -> Moving:
+    """The same part of a sequence, `by` tokens later."""
+    return msgspec.structs.replace(part, start=part.start + by, stop=part.stop + by)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

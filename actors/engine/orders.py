@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from slipstream.actors.engine.engine import Restriction
+from slipstream.actors.engine.engine import Completion, Restriction
 from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.actors_config import WHOLE_GPU, ActorsConfig
 from slipstream.common.config.config import Config
-from slipstream.common.records.kept_sets import KeptSets
 from slipstream.common.records.tool_call import ParsedAnswer
-from slipstream.common.records.trajectory import Sampling, VersionSpan
+from slipstream.common.records.trajectory import Sampling
 from slipstream.common.transfer.weights import Offer
 
 
@@ -127,11 +126,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A finished generation."""
 
     call: int
-    tokens: list[int]
-    logprobs: list[float]
-    kept: KeptSets | None
-    version_spans: list[VersionSpan]
-    finish_reason: str
+    completion: Completion
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -161,7 +161,7 @@ class Server:
                     assert self._parser is not None  # the actor orders nothing else
                     self._reply(Parsed(call=parse.call, answer=self._parser.parsed(parse)))
                 case StageWeights() as stage:
-                    self._rpc("stage_weights", encode(stage.offer))
+                    self._rpc("stage", encode(stage.offer))
                     self._staging, self._preparing = stage, False
                     self._probe = stage.offer.manifest.probe
                 case Commit() as commit:
@@ -224,12 +224,12 @@ class Server:
         if self._staging is None or now - self._stage_polled < STAGE_POLL_S:
             return
         self._stage_polled = now
-        if not all(self._rpc("stage_ended")):
+        if not all(self._rpc("ended")):
             return
-        refusals = [refusal for refusal in self._rpc("stage_refusal") if refusal is not None]
+        refusals = [refusal for refusal in self._rpc("refusal") if refusal is not None]
         if not refusals and not self._preparing:
-            first, *_ = self._rpc("received_path")
-            self._rpc("prepare_weights", first)
+            first, *_ = self._rpc("shared_path")
+            self._rpc("prepare", first)
             self._preparing = True
             return
         why, unfit = refusals[0] if refusals else (None, False)
@@ -267,8 +267,8 @@ class Server:
             self._llm.abort_request([str(call)])
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:
-        """Call `method` of every worker; return the results."""
-        answers: list[Any] = self._llm.collective_rpc(method, args=args)
+        """Call `method` of every worker's StagedTransferEngine; return the results."""
+        answers: list[Any] = self._llm.collective_rpc("transfer", args=(method, *args))
         return answers
 
     def _try(self, commit: Commit) -> None:
@@ -276,7 +276,7 @@ class Server:
         former = self._policy_version
         pause_s = self._commit(commit.policy_version)
         if self._probe is None:
-            self._rpc("settle_weights", False)
+            self._rpc("settle", False)
             self._reply(Committed(call=commit.call, pause_s=pause_s))
             return
         self._trial = Trial(commit=commit, probe=self._probe, pause_s=pause_s, former_version=former)
@@ -293,7 +293,7 @@ class Server:
         version, mean, worst = trial.commit.policy_version, sum(nats) / len(nats), max(nats)
         log.info("version %d passed its probe: %.2g nats a token, %.2g at most", version, mean, worst)
         self._trial, self._scores = None, scores
-        self._rpc("settle_weights", False)
+        self._rpc("settle", False)
         self._reply(Committed(call=trial.commit.call, pause_s=trial.pause_s))
         return [ended for _, ended in trial.kept_back.values()]
 
@@ -302,7 +302,7 @@ class Server:
         assert self._trial is not None
         self._pause()  # while the trial keeps back what ends
         trial, self._trial = self._trial, None
-        untouched = sorted({name for names in self._rpc("untouched_parameters") for name in names})
+        untouched = sorted({name for names in self._rpc("untouched") for name in names})
         refusal, reverted = refused(trial, why, untouched=untouched), self._revert(trial)
         log.error("%s", refusal)
         self._reply(Committed(call=trial.commit.call, pause_s=trial.pause_s, refusal=refusal, reverted=reverted))
@@ -311,9 +311,9 @@ class Server:
         """Switch to the staged weights; return the pause in seconds. Running requests continue afterwards."""
         started_s = time.perf_counter()
         self._report_load(self._pause())
-        self._rpc("start_weight_update")
-        self._rpc("update_weights", {"policy_version": policy_version})
-        self._rpc("finish_weight_update")
+        self._llm.collective_rpc("start_weight_update")
+        self._llm.collective_rpc("update_weights", args=({"policy_version": policy_version},))
+        self._llm.collective_rpc("finish_weight_update")
         self._serve_as(policy_version)
         if self._kv_policy == "recompute":
             self._llm.reset_prefix_cache(reset_running_requests=True)
@@ -336,7 +336,7 @@ class Server:
 
         If they are gone, return False: then no generation leaves this engine any more. vLLM must be paused.
         """
-        if not all(self._rpc("settle_weights", True)):
+        if not all(self._rpc("settle", True)):
             self._running.clear()
             return False
         self._serve_as(trial.former_version)

@@ -81,7 +81,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         self._memory: WeightsMemory | MappedWeights | None = None  # of received weights
         self._offer: Offer | None = None  # the newest
         self._received: Future[torch.Tensor | None] | None = None  # None at a worker that does not receive
-        self._newest: Future[StagedWeights] | None = None  # of the newest offer, once it was received
+        self._newest: Future[StagedWeights] | None = None  # of the newest offer, once received, until it is committed
         self._committed: StagedWeights | None = None  # with the weights before in its shadow, until it is settled
         self._untouched: list[str] = []  # parameters that the last commit brought no tensor for
         self._has_committed = False
@@ -110,10 +110,10 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         self._receiver = Receiver(ReceiverInfo(**init_info.receiver), gpu, shared=shared)
         self._memory = self._receiver.memory
 
-    def stage(self, offer: Offer) -> None:
-        """Begin to receive and verify `offer` in the background, instead of any earlier offer."""
-        self._offer, self._newest = offer, None
-        self._received = self._background.submit(self._receive, offer)
+    def stage(self, offer_frame: bytes) -> None:
+        """Begin to receive and verify an encoded Offer in the background, instead of any earlier offer."""
+        self._offer, replaced, self._newest = decode(Offer, offer_frame), self._newest, None
+        self._received = self._background.submit(self._receive, self._offer, replaced)
 
     def shared_path(self) -> str:
         """Where the other workers can map what this one has received; empty if there are none, or it receives none."""
@@ -147,7 +147,9 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         assert step is not None, "no stage was begun"
         return step
 
-    def _receive(self, offer: Offer) -> torch.Tensor | None:
+    def _receive(self, offer: Offer, replaced: Future[StagedWeights] | None) -> torch.Tensor | None:
+        if replaced is not None and not replaced.exception() and (loaded := replaced.result().loaded):
+            loaded.free()
         if self._receiver is None:
             return None
         # Before the transfer and long before a commit: a name that the model does not have would break the worker.
@@ -188,10 +190,10 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         self._committed, self._has_committed = replace(staged, tensors={}), True
 
     def finish_weight_update(self) -> None:
-        """Close the session. The weights before are kept until `settle_weights`, if there is a shadow."""
+        """Close the session. The weights before are kept until `settle`, if there is a shadow."""
         self._newest = None
 
-    def settle_weights(self, *, revert: bool) -> bool:
+    def settle(self, revert: bool) -> bool:
         """Forget the weights before the last commit, or serve them again; return whether this could be done."""
         committed, self._committed = self._committed, None
         loaded = committed.loaded if committed else None
@@ -225,40 +227,13 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
 
 
 class StagingWorker:
-    """The methods that `worker_extension_cls` adds to vLLM's worker, for calls by `collective_rpc`."""
+    """The method that `worker_extension_cls` adds to vLLM's worker, for calls by `collective_rpc`."""
 
     weight_transfer_engine: StagedTransferEngine
 
-    def stage_weights(self, offer_frame: bytes) -> None:
-        """Begin a stage and return at once; `offer_frame` is an encoded Offer."""
-        self.weight_transfer_engine.stage(decode(Offer, offer_frame))
-
-    def stage_ended(self) -> bool:
-        """Whether the newest stage, or its preparation, has ended, well or refused."""
-        return self.weight_transfer_engine.ended()
-
-    def stage_refusal(self) -> tuple[str, bool] | None:
-        """Why the newest stage was refused, and whether its weights do not fit; None if all is well."""
-        return self.weight_transfer_engine.refusal()
-
-    def received_path(self) -> str:
-        """Where the other workers can map what this one has received; empty if they cannot."""
-        return self.weight_transfer_engine.shared_path()
-
-    def prepare_weights(self, shared_path: str) -> None:
-        """Begin to prepare the received weights for a commit, and return at once."""
-        self.weight_transfer_engine.prepare(shared_path)
-
-    def settle_weights(self, revert: bool) -> bool:
-        """Forget the weights before the last commit, or serve them again; return whether this could be done."""
-        return self.weight_transfer_engine.settle_weights(revert=revert)
-
-    def untouched_parameters(self) -> list[str]:
-        """The parameters of the model that the last commit brought no tensor for."""
-        return self.weight_transfer_engine.untouched()
-
-    def leave_broadcasts(self) -> None:
-        self.weight_transfer_engine.leave_broadcasts()
+    def transfer(self, method: str, *args: Any) -> Any:
+        """Call a method of the worker's StagedTransferEngine."""
+        return getattr(self.weight_transfer_engine, method)(*args)
 
 
 def keeps_addresses(device: torch.device) -> bool:

@@ -124,15 +124,12 @@ class EngineProcess:
 class VllmEngine:
     """An Engine that runs vLLM. If its process dies, every waiting call raises EngineDied."""
 
-    def __init__(
-        self, process: EngineProcess, settings: EngineSettings, *, max_silence_s: float = MAX_SILENCE_S
-    ) -> None:
-        """Make `process` load the model. Blocks for 5 to 15 s. A process that is silent for `max_silence_s` is killed.
+    def __init__(self, process: EngineProcess, settings: EngineSettings) -> None:
+        """Make `process` load the model. Blocks for 5 to 15 s. A process that is silent for MAX_SILENCE_S is killed.
 
         Raises ValueError if vLLM refuses the model or the sizes, EngineDied if it does not start.
         """
         self._process = process
-        self._max_silence_s = max_silence_s
         self._max_tokens, self._restricts = settings.max_tokens, settings.restricts
         self._served = Served(settings.policy_version)
         self._staged_version: int | None = None
@@ -150,13 +147,9 @@ class VllmEngine:
         except BaseException:
             process.end(timeout_s=0)
             raise
-        self._vocab_size, self._name = started.vocab_size, started.engine
+        self._vocab_size = started.vocab_size
+        self.name = started.engine  # with its version and kind of device, such as `vllm 0.32.0 cpu`
         threading.Thread(target=self._receive_answers, name="engine-answers", daemon=True).start()
-
-    @property
-    def name(self) -> str:
-        """Its name, version and kind of device, such as `vllm 0.32.0 cpu`."""
-        return self._name
 
     @property
     def policy_version(self) -> int:
@@ -322,7 +315,7 @@ class VllmEngine:
     def _receive_answers(self) -> None:
         try:
             while True:
-                self._note(self._process.receive(timeout_s=self._max_silence_s))
+                self._note(self._process.receive(timeout_s=MAX_SILENCE_S))
         except EngineDied as error:
             self._die(EngineDied("the engine ended: close() was called") if self._closing else error)
 
@@ -337,14 +330,8 @@ class VllmEngine:
     def _result(self, generation: Ended | Failed) -> Completion | EngineError:
         if isinstance(generation, Failed):
             return EngineError(generation.why)
-        self._generated_tokens += len(generation.tokens)
-        return Completion(
-            tokens=generation.tokens,
-            logprobs=generation.logprobs,
-            kept=generation.kept,
-            version_spans=generation.version_spans,
-            finish_reason=generation.finish_reason,
-        )
+        self._generated_tokens += len(generation.completion.tokens)
+        return generation.completion
 
     def _die(self, death: EngineDied) -> None:
         with self._dying:

@@ -5,8 +5,9 @@ vLLM reads the environment when it is imported, so import this module only in a 
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from slipstream.actors.engine.candidates import CandidatesCut, kept_of_candidates
 from slipstream.actors.engine.choices import following_tokens
-from slipstream.actors.engine.engine import Restriction
+from slipstream.actors.engine.engine import Completion, Restriction
 from slipstream.actors.engine.orders import Ended, EngineSettings, Failed
 from slipstream.actors.engine.shadow_memory import room_for_shadow
 from slipstream.actors.engine.staged_transfer import BACKEND, WORKER_EXTENSION
@@ -52,22 +53,18 @@ class ChoiceMask(AdapterLogitsProcessor):  # type: ignore[misc]
         """Whether the likeliest token stays the same."""
         return False
 
-    def new_req_logits_processor(self, params: SamplingParams) -> "_Mask | None":
+    def new_req_logits_processor(
+        self, params: SamplingParams
+    ) -> Callable[[list[int], torch.Tensor], torch.Tensor] | None:
         """The mask of one request; None if it may generate anything."""
         choices = (params.extra_args or {}).get(CHOICES)
-        return _Mask(following_tokens(choices, ends=params.stop_token_ids)) if choices else None
+        return partial(_masked, following_tokens(choices, ends=params.stop_token_ids)) if choices else None
 
 
-class _Mask:
-    """Masks what does not continue one of the choices."""
-
-    def __init__(self, following: Mapping[tuple[int, ...], set[int]]) -> None:
-        self._following = following
-
-    def __call__(self, written: list[int], logits: torch.Tensor) -> torch.Tensor:
-        """The logits of the tokens that may follow `written`; -inf for all others."""
-        allowed = torch.tensor(sorted(self._following[tuple(written)]), device=logits.device)
-        return torch.full_like(logits, -math.inf).index_copy_(0, allowed, logits[allowed])
+def _masked(following: Mapping[tuple[int, ...], set[int]], written: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """The logits of the tokens that may follow `written`; -inf for all others."""
+    allowed = torch.tensor(sorted(following[tuple(written)]), device=logits.device)
+    return torch.full_like(logits, -math.inf).index_copy_(0, allowed, logits[allowed])
 
 
 def start_vllm(settings: EngineSettings) -> LLMEngine:
@@ -234,47 +231,47 @@ def prompt_logprobs(output: RequestOutput) -> list[float]:
 
 def scored(output: RequestOutput, tokens: list[int], *, start: int) -> Ended | Failed:
     """The scores of `tokens` from `start` on as a finished generation."""
-    call, completion = int(output.request_id), output.outputs[0]
-    if completion.finish_reason not in ("stop", "length"):
-        return Failed(call=call, why=f"vLLM ended a request for scores with {completion.finish_reason!r}")
-    version = int(completion.weight_versions[0].version)
-    return Ended(
-        call=call,
+    call, ended = int(output.request_id), output.outputs[0]
+    if ended.finish_reason not in ("stop", "length"):
+        return Failed(call=call, why=f"vLLM ended a request for scores with {ended.finish_reason!r}")
+    version = int(ended.weight_versions[0].version)
+    completion = Completion(
         tokens=tokens[start:],
         logprobs=prompt_logprobs(output)[start - 1 :],
         kept=None,
         version_spans=[VersionSpan(start=0, stop=len(tokens) - start, policy_version=version)],
         finish_reason="stop",
     )
+    return Ended(call=call, completion=completion)
 
 
 def over(output: RequestOutput, *, num_candidates: int, vocab_size: int) -> Ended | Failed:
     """Translate a finished output, which has `num_candidates` for each token."""
-    call, completion = int(output.request_id), output.outputs[0]
-    if completion.finish_reason not in ("stop", "length"):
-        return Failed(call=call, why=f"vLLM ended a generation with {completion.finish_reason!r}")
+    call, ended = int(output.request_id), output.outputs[0]
+    if ended.finish_reason not in ("stop", "length"):
+        return Failed(call=call, why=f"vLLM ended a generation with {ended.finish_reason!r}")
     width = 1 + num_candidates  # the sampled token comes first, and again among the candidates
     kept = None
     if num_candidates:
         try:
             kept = kept_of_candidates(
-                np.array(completion.logprobs.token_ids, dtype=np.int32).reshape(-1, width)[:, 1:],
-                np.array(completion.logprobs.logprobs, dtype=np.float32).reshape(-1, width)[:, 1:],
+                np.array(ended.logprobs.token_ids, dtype=np.int32).reshape(-1, width)[:, 1:],
+                np.array(ended.logprobs.logprobs, dtype=np.float32).reshape(-1, width)[:, 1:],
                 vocab_size=vocab_size,
             )
         except CandidatesCut as error:
             return Failed(call=call, why=str(error))
-    return Ended(
-        call=call,
-        tokens=list(completion.token_ids),
-        logprobs=list(completion.logprobs.logprobs[::width]),
+    completion = Completion(
+        tokens=list(ended.token_ids),
+        logprobs=list(ended.logprobs.logprobs[::width]),
         kept=kept,
         version_spans=[
             VersionSpan(start=span.start, stop=span.end, policy_version=int(span.version))
-            for span in completion.weight_versions
+            for span in ended.weight_versions
         ],
-        finish_reason=completion.finish_reason,
+        finish_reason=ended.finish_reason,
     )
+    return Ended(call=call, completion=completion)
 
 
 def stop_token_ids(model_path: str) -> list[int]:

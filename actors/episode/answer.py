@@ -57,7 +57,11 @@ class Boundary:
     because an actor enters it four times a turn, and a generator takes three times as long.
     """
 
-    __slots__ = ("_token",)
+    __slots__ = ("_token", "_what")
+
+    def __init__(self, what: str = "") -> None:
+        """`what` begins the text of the EnvError."""
+        self._what = what
 
     def __enter__(self) -> None:
         self._token = _entered.set(None)
@@ -66,18 +70,18 @@ class Boundary:
         if error is None or (isinstance(error, GeneratorExit) and self._is_left_by_another()):
             return
         if isinstance(error, EnvError):
-            raise EnvError(_text_of(error)) from error  # its text may be too long, or raise
+            raise EnvError(self._what + _text_of(error)) from error  # its text may be too long, or raise
         if isinstance(error, asyncio.CancelledError):
             task = _current_task()
             if task is None or task.cancelling():
                 return
             # This task was not cancelled.
-            raise EnvError("the environment awaited something that was cancelled") from None
+            raise EnvError(f"{self._what}the environment awaited something that was cancelled") from None
         where = _place_of(error)
         if where not in _logged_places:
             _logged_places.add(where)
             log.warning("an environment failed at %s; traceback shown once\n%s", where, _full_text(error))
-        raise EnvError(f"{type(error).__name__}: {_text_of(error)} ({where})") from error
+        raise EnvError(f"{self._what}{type(error).__name__}: {_text_of(error)} ({where})") from error
 
     def _is_left_by_another(self) -> bool:
         """Whether not the task that entered is running, but the garbage collector, which closes its coroutine."""
@@ -137,15 +141,12 @@ class CheckedEnv:
 
     def state_key(self) -> str:
         """Return the key of the state for the record: a long key is cut and ends with its digest. Raises EnvError."""
-        try:
-            with Boundary():
-                key = self._env.state_key()
-                if isinstance(key, str) and len(key) > MAX_OBSERVATION_CHARS:
-                    raise EnvError(f"it has {len(key)} characters, the limit is {MAX_OBSERVATION_CHARS}")
-                key = valid_text(key)
-                encoded = key.encode()
-        except EnvError as error:
-            raise EnvError(f"state_key failed: {error}") from error
+        with Boundary("state_key failed: "):
+            key = self._env.state_key()
+            if isinstance(key, str) and len(key) > MAX_OBSERVATION_CHARS:
+                raise EnvError(f"it has {len(key)} characters, the limit is {MAX_OBSERVATION_CHARS}")
+            key = valid_text(key)
+            encoded = key.encode()
         if len(key) <= MAX_STATE_KEY:
             return key
         digest = hashlib.blake2b(encoded, digest_size=16).hexdigest()
@@ -165,23 +166,17 @@ def in_tokens(render: Callable[[tuple[Message, ...]], Rendered], messages: tuple
 
     A chat template may refuse a role, and a tokenizer refuses half a surrogate pair.
     """
-    try:
-        with Boundary():
-            return render(messages)
-    except EnvError as error:
-        raise EnvError(f"its messages cannot be turned into tokens: {error}") from error
+    with Boundary("its messages cannot be turned into tokens: "):
+        return render(messages)
 
 
 def parsed(action_format: ActionFormat, completion: str) -> ParsedAction:
     """The action in `completion`. Raises EnvError if the format, which may be the user's own, fails."""
-    try:
-        with Boundary():
-            action = action_format.parse(completion)
-            if not isinstance(action, ParsedAction):
-                raise EnvError(f"parse returned {_quoted(action)}, expected a ParsedAction")
-    except EnvError as error:
-        raise EnvError(f"`env.action_format` failed: {error}") from error
-    return action
+    with Boundary("`env.action_format` failed: "):
+        action = action_format.parse(completion)
+        if not isinstance(action, ParsedAction):
+            raise EnvError(f"parse returned {_quoted(action)}, expected a ParsedAction")
+        return action
 
 
 def check_observation(observation: object) -> None:

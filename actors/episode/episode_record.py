@@ -4,11 +4,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from slipstream.actors.engine.engine import Completion
+from slipstream.actors.engine.engine import Completion, moved
 from slipstream.common.process.wire import SCHEMA
 from slipstream.common.records.kept_sets import KeptSets, joined, no_sets
 from slipstream.common.records.message import Message
@@ -31,9 +31,6 @@ from slipstream.envhub.driving import Ending, Reply
 from slipstream.envhub.env import EnvError, Observation
 
 UNSCORED = {"reward": 0.0}  # of a generation whose episode is scored at its end
-
-
-Moving = TypeVar("Moving", Turn, VersionSpan)
 
 
 class ReplayMismatch(RuntimeError):
@@ -150,10 +147,7 @@ class EpisodeRecord:
         self.logprobs += completion.logprobs
         self.loss_mask += [True] * len(completion.tokens)
         self.kept.append(completion.kept or no_sets(len(completion.tokens)))
-        self.version_spans += [
-            VersionSpan(start=start + span.start, stop=start + span.stop, policy_version=span.policy_version)
-            for span in completion.version_spans
-        ]
+        self.version_spans += [moved(span, by=start) for span in completion.version_spans]
 
     def add_turn(
         self,
@@ -242,7 +236,7 @@ class EpisodeRecord:
         sets, kept = joined(self.kept), completion.kept or no_sets(len(completion.tokens))
         self.kept = [sets.between(0, num_before), kept, sets.between(num_before, sum(self.loss_mask))]
         self.loss_mask[at:at] = [False] * (start - at) + [True] * (stop - start)
-        self.version_spans += [_moved(span, by=start) for span in completion.version_spans]
+        self.version_spans += [moved(span, by=start) for span in completion.version_spans]
         self.version_spans.sort(key=lambda span: span.start)
         turn = Turn(
             start=start,
@@ -270,8 +264,8 @@ class EpisodeRecord:
     def _move(self, at: int, *, by: int) -> None:
         """Move what begins at token `at` or later."""
         self.branch_starts = [start + by if start >= at > 0 else start for start in self.branch_starts]
-        self.version_spans = [_moved(span, by=by) if span.start >= at else span for span in self.version_spans]
-        self.turns = [_moved(turn, by=by) if turn.start >= at else turn for turn in self.turns]
+        self.version_spans = [moved(span, by=by) if span.start >= at else span for span in self.version_spans]
+        self.turns = [moved(turn, by=by) if turn.start >= at else turn for turn in self.turns]
 
     def end(self, ending: Ending, *, env_s: float) -> None:
         """Give the last turn the rewards of the episode, and the others 0. `env_s` is the time since then."""
@@ -325,7 +319,3 @@ class EpisodeRecord:
             scoring_s=0.0,
             provenance=attempt.provenance,
         )
-
-
-def _moved(part: Moving, *, by: int) -> Moving:
-    return msgspec.structs.replace(part, start=part.start + by, stop=part.stop + by)

@@ -1,6 +1,7 @@
 """Stores finished episodes: those that end while others are being stored go together, in one exchange with Redis."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.common.records.trajectory import InvalidTrajectory, Trajectory
@@ -35,29 +36,24 @@ class Inserts:
     async def _write(self, buffer: ActorBuffer) -> None:
         try:
             while inserts := [each for each in self._waiting.pop(buffer, []) if not each.result.done()]:
-                await _store(buffer, inserts)
+                for each, result in zip(inserts, await _results(buffer, inserts), strict=True):
+                    if each.result.done():
+                        continue  # it was cancelled meanwhile
+                    if isinstance(result, Exception):
+                        each.result.set_exception(result)
+                    else:
+                        each.result.set_result(result)
         finally:
             del self._writing[buffer]
 
 
-async def _store(buffer: ActorBuffer, inserts: list[Insert]) -> None:
+async def _results(buffer: ActorBuffer, inserts: list[Insert]) -> Sequence[InsertResult | Exception]:
     try:
-        results = await asyncio.to_thread(buffer.insert_all, [(each.lease, each.trajectory) for each in inserts])
+        return await asyncio.to_thread(buffer.insert_all, [(each.lease, each.trajectory) for each in inserts])
     except InvalidTrajectory as error:
         if len(inserts) == 1:
-            _fail(inserts, error)
-        else:  # one of them; those before it may be stored, and another insert of them changes nothing
-            for each in inserts:
-                await _store(buffer, [each])
+            return [error]
+        # One of them; those before it may be stored, and another insert of them changes nothing.
+        return [result for each in inserts for result in await _results(buffer, [each])]
     except Exception as error:  # whatever it is, those who wait raise it
-        _fail(inserts, error)
-    else:
-        for each, result in zip(inserts, results, strict=True):
-            if not each.result.done():  # else it was cancelled
-                each.result.set_result(result)
-
-
-def _fail(inserts: list[Insert], error: Exception) -> None:
-    for each in inserts:
-        if not each.result.done():
-            each.result.set_exception(error)
+        return [error] * len(inserts)

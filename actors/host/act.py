@@ -116,11 +116,11 @@ async def _leave(fleet: Fleet, pulse: Pulse, actor: str) -> None:
 
 
 def _later_on_disk(bulletin: Bulletin, pin: Pin, policy_version: int, *, wait_s: float) -> Offer | None:
-    """Like `Bulletin.later_stored`. It notes in `pin` if newer weights are on offer, and are not on the disk yet.
+    """`Bulletin.later` of the disk. It notes in `pin` if newer weights are on offer, and are not on the disk yet.
 
     A disk that is slow or full may get them late or never: actors that pull them play the groups that need them.
     """
-    offer = bulletin.later_stored(policy_version, wait_s=wait_s)
+    offer = bulletin.later(policy_version, wait_s=wait_s, board="stored")
     if offer is None and not pin.stuck:
         pin.stuck = bulletin.later(policy_version, wait_s=0.0) is not None
     return offer
@@ -189,7 +189,8 @@ async def _lease_one(
                 raise
             task = asyncio.create_task(rollout_group(lease, setup=setup, buffer=buffer))
             key = (stream, lease.ticket.group_id)
-            _cancel_former(leases, key)
+            if key in leases.playing:  # its lease was lost, and this actor has leased the group again
+                leases.playing[key][1].cancel()
             leases.playing[key] = (lease, task)
             task.add_done_callback(functools.partial(_forget, leases, key))
             if stream == EVAL_STREAM:
@@ -247,13 +248,6 @@ def _give_back_what_waits(setup: EpisodeSetup, leases: Leases) -> None:
         waits = setup.engine.policy_version < lease.ticket.min_policy_version
         if waits and not task.cancelling():  # only once: a second cancel would interrupt the giving back
             task.cancel()
-
-
-def _cancel_former(leases: Leases, key: tuple[str, int]) -> None:
-    """Cancel an earlier task of the same group: its lease was lost, and this actor has leased the group again."""
-    if key in leases.playing:
-        _, former = leases.playing[key]
-        former.cancel()
 
 
 def _forget(leases: Leases, key: tuple[str, int], done: asyncio.Task[None]) -> None:

@@ -18,7 +18,8 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.chat import Chat, ChatRules
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.chat_client import Answered, Passing, Usage
+from slipstream.envhub.rewards.attempts import Passing
+from slipstream.envhub.rewards.chat_client import Answered, Usage
 
 
 class _Request(msgspec.Struct, frozen=True):

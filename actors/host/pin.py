@@ -15,7 +15,7 @@ class Pin:
     """
 
     def __init__(self) -> None:
-        self._num_groups = 0  # evaluation groups being played
+        self.num_groups = 0  # evaluation groups being played
         self._more = False  # the last lease was granted, so there may be more
         self._leasing = False
         self._committing = False
@@ -27,12 +27,7 @@ class Pin:
     @property
     def held(self) -> bool:
         """Whether the engine must keep its version."""
-        return self._leasing or self._more or self._num_groups > 0
-
-    @property
-    def num_groups(self) -> int:
-        """How many evaluation groups are being played."""
-        return self._num_groups
+        return self._leasing or self._more or self.num_groups > 0
 
     @property
     def stays(self) -> bool:
@@ -65,7 +60,7 @@ class Pin:
 
     def took(self) -> None:
         """Record that an evaluation group was leased and is being played."""
-        self._num_groups += 1
+        self.num_groups += 1
         self._more = True
 
     def found_none(self) -> None:
@@ -79,4 +74,4 @@ class Pin:
 
     def ended(self) -> None:
         """Record that an evaluation group has ended."""
-        self._num_groups -= 1
+        self.num_groups -= 1

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.actors.engine.engine import Engine, EngineSpoiled
@@ -37,24 +37,20 @@ class Tries:
     """When to try which version again after refusals."""
 
     in_a_row: int = 0  # refusals since the last commit, of whatever version
-    num_unfit: dict[int, int] = field(
-        default_factory=dict
-    )  # how often a version did not fit; of the newest version only
+    unfit_version: int = -1  # the last that did not fit
+    num_unfit: int = 0  # how often it did not
 
     def given_up(self) -> int:
-        """The newest version, if it is not tried again; else -1."""
-        return max((version for version, count in self.num_unfit.items() if count >= MAX_TRIES), default=-1)
+        """The version that is not tried again; -1 if there is none."""
+        return self.unfit_version if self.num_unfit >= MAX_TRIES else -1
 
     def refused(self, policy_version: int, *, unfit: bool) -> float:
         """Count a refusal; return the seconds to wait."""
         self.in_a_row += 1
         if unfit:
-            self.num_unfit = {policy_version: self.num_unfit.get(policy_version, 0) + 1}
+            self.num_unfit = 1 + (self.num_unfit if policy_version == self.unfit_version else 0)
+            self.unfit_version = policy_version
         return min(MAX_RETRY_S, RETRY_S * 2.0 ** (self.in_a_row - 1))
-
-    def committed(self) -> None:
-        self.in_a_row = 0
-        self.num_unfit = {}
 
 
 class Later(Protocol):
@@ -101,8 +97,7 @@ async def keep_fresh(engine: Engine, later: Later, counts: RefreshCounts, pin: P
             counts.refusal = Refusal(policy_version=version, reason=cut_reason(str(error)), unfit=True)
             raise
         counts.num_committed += 1
-        counts.refusal, pin.stuck = None, False
-        tries.committed()
+        counts.refusal, pin.stuck, tries = None, False, Tries()
         log.info("serving version %d after a pause of %.1f ms", version, 1e3 * counts.last_pause_s)
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import redis
 
 from slipstream.actors.host.join import checked_key, run_config, wait_for_run
-from slipstream.actors.weights.fetch import Bytes
 from slipstream.actors.weights.holdings import Holdings
 from slipstream.actors.weights.pull import Puller, PullFailed
 from slipstream.actors.weights.sources import Sources
@@ -150,16 +149,15 @@ class Relay:
             return self._files
 
     def _obtain(self, offer: Offer, blob: Blob) -> None:
-        if self._holdings.get(blob.root) is None:
-            self._holdings.add(blob.root, self._pull(offer, blob))
-
-    def _pull(self, offer: Offer, blob: Blob) -> Bytes:
-        return self._puller.pull(
+        if self._holdings.get(blob.root) is not None:
+            return
+        pulled = self._puller.pull(
             blob,
             publisher=offer.pull_endpoint,
             check=lambda data: check_blob(offer.manifest, blob, data),
             timeout_s=self._info.timeout_s,
         )
+        self._holdings.add(blob.root, pulled)
 
     def _look_again(self) -> None:
         """Check the blobs again if a receiver has blamed this relay: nothing else detects errors in its memory."""

@@ -68,13 +68,8 @@ class EpisodeTree:
         self._members = itertools.count()
         self._stretches: dict[State, Stretch] = {}  # by the state in which they end; none ends at the start
         self._reached: set[tuple[str, ...]] = set()
-        self._num_turns = 0
+        self.num_turns = 0  # generated so far; a failed stretch counts its unfinished turn too
         self.has_ended = False  # whether an episode of this task has finished
-
-    @property
-    def num_turns(self) -> int:
-        """How many turns were generated so far; a failed stretch counts its unfinished turn too."""
-        return self._num_turns
 
     @property
     def best(self) -> State:
@@ -173,7 +168,7 @@ class EpisodeTree:
             return None
         finally:
             num_played = len(record.turns) - len(state.actions) + num_failed
-            self._num_turns += num_played
+            self.num_turns += num_played
             self._collected.num_turns += num_played
             self._collected.num_sampled += sum(record.loss_mask) - sampled_before
             self._collected.num_failed += num_failed

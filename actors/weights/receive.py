@@ -16,7 +16,7 @@ from slipstream.actors.weights.pull import Puller, PullFailed, actors_puller
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.actors.weights.weights_memory import WeightsMemory
 from slipstream.common.process.connection import connect
-from slipstream.common.transfer.blob_store import BlobStore, StoreError, run_store
+from slipstream.common.transfer.blob_store import StoreError, run_store
 from slipstream.common.transfer.chunks import CHUNK_BYTES, Blob
 from slipstream.common.transfer.delta import apply_delta
 from slipstream.common.transfer.encryption import key_from_environment
@@ -158,7 +158,10 @@ class Receiver:
     def _fetch(self, offer: Offer, blob: Blob, deadline: float) -> torch.Tensor:
         """Fetch `blob` from the disk or by a pull, and verify it."""
         if self._store is not None:
-            return self._read(self._store, offer, blob)
+            buffer = torch.empty(blob.num_bytes, dtype=torch.uint8)
+            self._store.read(blob, buffer.numpy().data)
+            check_blob(offer.manifest, blob, buffer.numpy().data)
+            return buffer
         if self._puller is None:  # made late: an engine without a run, as in `slipstream eval`, never needs it
             self._puller = actors_puller(
                 self._info.redis_url, self._info.run_id, actor=self._info.actor, chunk_bytes=self._info.chunk_bytes
@@ -170,12 +173,6 @@ class Receiver:
             timeout_s=deadline - time.monotonic(),
         )
         return torch.from_numpy(fetched)
-
-    def _read(self, store: BlobStore, offer: Offer, blob: Blob) -> torch.Tensor:
-        buffer = torch.empty(blob.num_bytes, dtype=torch.uint8)
-        store.read(blob, buffer.numpy().data)
-        check_blob(offer.manifest, blob, buffer.numpy().data)
-        return buffer
 
     def _forget(self, *, num_bytes: int = 0) -> None:
         """Forget the current weights, and have room for a full snapshot of `num_bytes`."""

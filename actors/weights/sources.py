@@ -4,7 +4,6 @@ import enum
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import redis
 
@@ -25,14 +24,6 @@ class NoSource(enum.Enum):
     """Every source has just failed, or is full."""
 
 
-@dataclass(kw_only=True, slots=True)
-class _Progress:
-    """The bytes that a relay has moved, and when that number last changed."""
-
-    moved_bytes: int
-    seen_at: float
-
-
 class Sources:
     """The known relays, and the sources that have just failed."""
 
@@ -48,7 +39,7 @@ class Sources:
         self._patience_s = patience_s
         self._relays: list[RelayNotice] = []
         self._find_at = 0.0
-        self._progress: dict[str, _Progress] = {}
+        self._progress: dict[str, tuple[int, float]] = {}  # bytes that a relay has moved, and when they last changed
         self._avoided_until: dict[str, float] = {}
         self._full_until: dict[str, float] = {}
 
@@ -72,7 +63,7 @@ class Sources:
             holders = [relay for relay in near if root in relay.roots and self._may_ask(relay.endpoint, now)]
             if holders:
                 return min(holders, key=lambda relay: (relay.num_children, random.SystemRandom().random())).endpoint
-            if any(now - max(self._progress[relay.name].seen_at, begun) < self._patience_s for relay in near):
+            if any(now - max(self._progress[relay.name][1], begun) < self._patience_s for relay in near):
                 return NoSource.RELAY_IS_FETCHING
         return publisher if self._may_ask(publisher, now) else NoSource.ALL_UNAVAILABLE
 
@@ -87,12 +78,9 @@ class Sources:
                 self._find_at = now + (len(self._relays) / NOTICES_PER_S if len(self._relays) > FEW else 0.0)
             except redis.RedisError:  # its client has logged it
                 self._find_at = now + ASK_REDIS_AGAIN_S
-        moved = {relay.name: relay.fetched_bytes + relay.served_bytes for relay in self._relays}
-        known = {name: self._progress.get(name) for name in moved}
-        self._progress = {
-            name: old
-            if (old := known[name]) and old.moved_bytes == num_bytes
-            else _Progress(moved_bytes=num_bytes, seen_at=now)
-            for name, num_bytes in moved.items()
-        }
+        before, self._progress = self._progress, {}
+        for relay in self._relays:
+            moved_bytes = relay.fetched_bytes + relay.served_bytes
+            old_bytes, changed_at = before.get(relay.name, (-1, now))
+            self._progress[relay.name] = moved_bytes, changed_at if moved_bytes == old_bytes else now
         return self._relays

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import operator
 import re
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -21,6 +22,7 @@ PositiveShare = Annotated[float, Interval(gt=0, le=1)]
 ShareBelow1 = Annotated[float, Interval(ge=0, lt=1)]
 InnerShare = Annotated[float, Interval(gt=0, lt=1)]
 Port = Annotated[int, Interval(ge=0, le=65535)]
+_HOLDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 
 
 def check_bounds(section: Any, prefix: str) -> None:
@@ -59,17 +61,10 @@ def _broken(annotated: Any, value: Any) -> str:
     if get_origin(annotated) is not Annotated or value is None:
         return ""
     bound = get_args(annotated)[1]
-    low = getattr(bound, "ge", None), getattr(bound, "gt", None)
-    high = getattr(bound, "le", None), getattr(bound, "lt", None)
+    limits = {name: limit for name in _HOLDS if (limit := getattr(bound, name, None)) is not None}
     if not math.isfinite(value):
         return "finite"
-    is_met = (
-        (low[0] is None or value >= low[0])
-        and (low[1] is None or value > low[1])
-        and (high[0] is None or value <= high[0])
-        and (high[1] is None or value < high[1])
-    )
-    return "" if is_met else _in_words(low, high)
+    return "" if all(_HOLDS[name](value, limit) for name, limit in limits.items()) else _in_words(limits)
 
 
 def _either(literal: Any) -> str:
@@ -77,11 +72,11 @@ def _either(literal: Any) -> str:
     return f"{', '.join(words)} or {last}"
 
 
-def _in_words(low: tuple[Any, Any], high: tuple[Any, Any]) -> str:
-    if high == (None, None):
-        return f">= {low[0]}" if low[0] is not None else f"> {low[1]}"
-    left = f"[{low[0]}" if low[0] is not None else f"({low[1]}"
-    right = f"{high[0]}]" if high[0] is not None else f"{high[1]})"
+def _in_words(limits: dict[str, Any]) -> str:
+    if not limits.keys() & {"le", "lt"}:
+        return f">= {limits['ge']}" if "ge" in limits else f"> {limits['gt']}"
+    left = f"[{limits['ge']}" if "ge" in limits else f"({limits['gt']}"
+    right = f"{limits['le']}]" if "le" in limits else f"{limits['lt']})"
     return f"in {left}, {right}"
 
 

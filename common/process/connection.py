@@ -164,11 +164,11 @@ def _shard_urls(url: str, shards: Sequence[str]) -> list[str]:
     return [url, *(shard.replace("://", f"://{credentials}{at}", 1) if shard else url for shard in shards)]
 
 
-def connect_or_explain(url: str, *, patience_s: float = PATIENCE_S, ending: Flag | None = None) -> redis.Redis:
+def connect_or_explain(url: str) -> redis.Redis:
     """Return a client of a server that answers now; see `connect`. Raises RedisUnreachable."""
     try:
-        _wait_for_answer(url, ending)
-        return connect(url, patience_s=patience_s, ending=ending)
+        _wait_for_answer(url)
+        return connect(url)
     except redis.AuthenticationError as error:
         raise RedisUnreachable(
             f"`redis.url` {shown(url)} refused the password: {error}; set {PASSWORD_VARIABLE} to the right one"
@@ -191,14 +191,14 @@ def check_servers(url: str, shards: Sequence[str]) -> None:
         connect_or_explain(shard).close()
 
 
-def _wait_for_answer(url: str, ending: Flag | None) -> None:
+def _wait_for_answer(url: str) -> None:
     try:
-        with connect(url, patience_s=START_PATIENCE_S, ending=ending) as client:
+        with connect(url, patience_s=START_PATIENCE_S) as client:
             client.ping()
     except RedisAway as error:
         if not isinstance(error.__cause__, redis.BusyLoadingError):
             raise
-        with connect(url, ending=ending) as client:  # the server runs, and is loading its file
+        with connect(url) as client:  # the server runs, and is loading its file
             client.ping()
 
 

@@ -34,12 +34,12 @@ class LongWork:
         self._begun_at = self._reported_at = clock()
         self._num_done = 0
 
-    def done(self, count: int = 1, *, more: str = "") -> None:
-        """Count `count` more parts as done; `more` is added to the line."""
-        self.at(self._num_done + count, more=more)
+    def done(self) -> None:
+        """Count one more part as done."""
+        self.at(self._num_done + 1)
 
     def at(self, num_done: int, *, more: str = "") -> None:
-        """The same, with the number of parts that are done by now."""
+        """Note that `num_done` parts are done by now; `more` is added to the line."""
         self._num_done, now = num_done, self._clock()
         if now - self._reported_at < EVERY_S:
             return

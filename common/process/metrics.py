@@ -56,11 +56,6 @@ class Place(NamedTuple):
     tag: str  # the chart
 
 
-def shown_as_named(name: str) -> Place | None:
-    """Every metric in a chart of its own."""
-    return Place("", name)
-
-
 class MetricsWriter:
     """Appends to `metrics.jsonl`, `samples.jsonl` and TensorBoard's event files."""
 
@@ -71,7 +66,7 @@ class MetricsWriter:
         tensorboard: Path,
         samples: Path | None = None,
         resume_step: int | None = None,
-        place: Callable[[str], Place | None] = shown_as_named,
+        place: Callable[[str], Place | None] = lambda name: Place("", name),
         describe: Callable[[str], str] = lambda tag: "",
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -79,8 +74,8 @@ class MetricsWriter:
 
         `check` raises FencedOut if another process writes these files now; it is called before each record.
 
-        `place` is where TensorBoard shows a metric, None for nowhere. Its tab "Scalars" shows beside a chart what
-        `describe` says of its tag.
+        `place` is where TensorBoard shows a metric: by default in a chart of its own; None for nowhere. Its tab
+        "Scalars" shows beside a chart what `describe` says of its tag.
 
         Raises ConfigError if `jsonl` or `samples` cannot be read. Without `samples`, TensorBoard alone gets them.
         """

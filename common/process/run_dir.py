@@ -18,106 +18,29 @@ class RunDir:
     """`runs/<name>/{config.yaml, metrics.jsonl, summary.json, tb/, trajectories/, checkpoints/, logs/, redis/}`."""
 
     def __init__(self, root: str | Path, name: str) -> None:
-        self.path = Path(root) / name
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        """Some of the trained episodes as text."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def state(self) -> Path:
-        """Whether a process trains the run, or how it ended: see `slipstream.common.process.standing`."""
-        return self.path / "state"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tb"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def trajectories(self) -> Path:
-        """The archive of what each step was trained on: see replay.archive."""
-        return self.path / "trajectories"
-
-    @property
-    def preferences(self) -> Path:
-        """Pairs of sibling episodes, of which a person prefers one: see slipstream.tools.viewer.marks."""
-        return self.path / "preferences.jsonl"
-
-    @property
-    def tokens(self) -> Path:
-        """What each step did with its tokens: see slipstream.replay.records.token_record."""
-        return self.path / "tokens"
-
-    @property
-    def tally(self) -> Path:
-        """The totals of all steps so far."""
-        return self.path / "tally.json"
-
-    @property
-    def next_tally(self) -> Path:
-        """The tally of the checkpoint that is being written; it becomes `tally` once that is durable."""
-        return self.path / "next_tally.json"
-
-    @property
-    def highest_version(self) -> Path:
-        """The highest version number that may have been published."""
-        return self.path / "highest_version.json"
-
-    @property
-    def fit(self) -> Path:
-        """What the checkpoints of `slipstream fit sft`, `dpo`, `reward` or `prm` depend on."""
-        return self.path / "fit.json"
-
-    @property
-    def redis(self) -> Path:
-        return self.path / "redis"
-
-    @property
-    def model(self) -> Path:
-        """The tiny model, if the run made one."""
-        return self.path / "model"
-
-    @property
-    def demonstrations(self) -> Path:
-        """Expert episodes for the warm start."""
-        return self.path / "demonstrations.bin"
-
-    @property
-    def reference(self) -> Path:
-        """The reference policies, each in a folder named after its step."""
-        return self.path / "reference"
-
-    @property
-    def trained_model(self) -> Path:
-        """The last weights, as a Hugging Face folder."""
-        return self.path / "trained_model"
-
-    @property
-    def trained_adapters(self) -> Path:
-        """The last adapters in peft's format, if the run trained adapters."""
-        return self.path / "trained_adapters"
-
-    @property
-    def trained_critic(self) -> Path:
-        """The critic that `slipstream export --critic` wrote, as a reward model."""
-        return self.path / "trained_critic"
+        path = Path(root) / name
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples.jsonl"  # some of the trained episodes as text
+        self.state = path / "state"  # whether a process trains the run, or how it ended: see `standing`
+        self.summary = path / "summary.json"
+        self.tensorboard = path / "tb"
+        self.checkpoints = path / "checkpoints"
+        self.trajectories = path / "trajectories"  # the archive of what each step was trained on: see replay.archive
+        self.preferences = path / "preferences.jsonl"  # pairs of siblings, of which a person prefers one: see `marks`
+        self.tokens = path / "tokens"  # what each step did with its tokens: see `token_record`
+        self.tally = path / "tally.json"  # the totals of all steps so far
+        self.next_tally = path / "next_tally.json"  # of the checkpoint that is being written; `tally` once durable
+        self.highest_version = path / "highest_version.json"  # the highest version that may have been published
+        self.fit = path / "fit.json"  # what the checkpoints of a `slipstream fit` depend on
+        self.redis = path / "redis"
+        self.model = path / "model"  # the tiny model, if the run made one
+        self.demonstrations = path / "demonstrations.bin"  # expert episodes for the warm start
+        self.reference = path / "reference"  # the reference policies, each in a folder named after its step
+        self.trained_model = path / "trained_model"  # the last weights, as a Hugging Face folder
+        self.trained_adapters = path / "trained_adapters"  # the last adapters in peft's format, if some were trained
+        self.trained_critic = path / "trained_critic"  # the critic of `slipstream export --critic`, as a reward model
 
     def log(self, process: str) -> Path:
         return self.path / "logs" / f"{process}.log"

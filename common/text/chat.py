@@ -310,11 +310,6 @@ def _with_marks(content: str, around: tuple[str, str] | None) -> str:
     return around[0] + thought.strip() + around[1] + rest.lstrip()
 
 
-def end_of_turn_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The end-of-turn token that a policy writes after a reply to which a user answers."""
-    return reply_form(tokenizer).ends["user"]
-
-
 def alternating(messages: Iterable[Message]) -> tuple[Message, ...]:
     """The messages of an environment as one user message, for templates without system messages and tool results."""
     return tuple(

@@ -21,7 +21,7 @@ from jinja2 import TemplateError
 
 from slipstream.common.records.message import Message
 from slipstream.common.text.codec import KEPT_TEXTS, MAX_KEPT_CHARS, end_tokens, marks_of, split_marks, whole_marks
-from slipstream.common.text.prompt_date import dated
+from slipstream.common.text.prompt_date import Dated, dated
 from slipstream.common.text.thought import thought_marks
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def rendered(
 ) -> str:
     """The conversation as the chat template renders it; with `to_reply`, up to where the policy continues."""
     called = list(tools) or None
-    template, dates = dated(tokenizer.get_chat_template(tools=called), today)
-    return _applied(tokenizer, list(messages), template, dates, to_reply=to_reply, tools=called)
+    template = dated(tokenizer.get_chat_template(tools=called), today)
+    return _applied(tokenizer, list(messages), template, to_reply=to_reply, tools=called)
 
 
 def prompt(
@@ -63,33 +63,21 @@ def prompt(
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The conversation up to where the policy continues: what `rendered` returns, kept if it is short."""
-    template, dates = dated(tokenizer.get_chat_template(tools=list(tools) or None), today)
+    template = dated(tokenizer.get_chat_template(tools=list(tools) or None), today)
     make = _kept_prompt if sum(len(message.content) for message in messages) <= MAX_KEPT_CHARS else _prompt
-    return make(tokenizer, tuple(messages), template, tuple(dates.items()), json.dumps(tools) if tools else "[]")
+    return make(tokenizer, tuple(messages), template, json.dumps(tools) if tools else "[]")
 
 
-def _prompt(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: tuple[Message, ...],
-    template: str,
-    dates: tuple[tuple[str, str], ...],
-    tools: str,
-) -> str:
+def _prompt(tokenizer: PreTrainedTokenizerBase, messages: tuple[Message, ...], template: Dated, tools: str) -> str:
     as_dicts = [{"role": message.role, "content": message.content} for message in messages]
-    return _applied(tokenizer, as_dicts, template, dict(dates), to_reply=True, tools=json.loads(tools) or None)
+    return _applied(tokenizer, as_dicts, template, to_reply=True, tools=json.loads(tools) or None)
 
 
 _kept_prompt = lru_cache(maxsize=KEPT_TEXTS)(_prompt)
 
 
 def _applied(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[Any],
-    template: str,
-    dates: Mapping[str, str],
-    *,
-    to_reply: bool,
-    tools: list[Any] | None,
+    tokenizer: PreTrainedTokenizerBase, messages: list[Any], template: Dated, *, to_reply: bool, tools: list[Any] | None
 ) -> str:
     turns = turn_marks(tokenizer)
 
@@ -101,7 +89,7 @@ def _applied(
         return {name: _each_text(value, changes.get(name, of_calls)) for name, value in message.items()}
 
     tools = _each_text(tools, turns.split)
-    return _by_template(tokenizer, list(map(split, messages)), template, dates, to_reply=to_reply, tools=tools)
+    return _by_template(tokenizer, list(map(split, messages)), template, to_reply=to_reply, tools=tools)
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
@@ -147,8 +135,8 @@ def _turn_marks(tokenizer: PreTrainedTokenizerBase, template: str) -> TurnMarks:
     around |= {str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)} & every
     for probe in _PROBES:
         try:
-            named, dates = dated(tokenizer.get_chat_template(), datetime.now(UTC))
-            text = _by_template(tokenizer, probe, named, dates, to_reply=True, tools=None)
+            named = dated(tokenizer.get_chat_template(), datetime.now(UTC))
+            text = _by_template(tokenizer, probe, named, to_reply=True, tools=None)
         except REFUSALS:
             continue
         around.update(whole_marks(text, every))
@@ -164,22 +152,17 @@ def _turn_marks(tokenizer: PreTrainedTokenizerBase, template: str) -> TurnMarks:
 
 
 def _by_template(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[Any],
-    template: str,
-    dates: Mapping[str, str],
-    *,
-    to_reply: bool,
-    tools: list[Any] | None,
+    tokenizer: PreTrainedTokenizerBase, messages: list[Any], template: Dated, *, to_reply: bool, tools: list[Any] | None
 ) -> str:
+    named, dates = template
     text = str(
         tokenizer.apply_chat_template(
             messages,
             tools=tools,
-            chat_template=template,
+            chat_template=named,
             tokenize=False,
             add_generation_prompt=to_reply,
-            **dates,
+            **dict(dates),
         )
     )
     if len(text) > MAX_CHARS:

@@ -1,7 +1,6 @@
 """The date that a chat template writes into a prompt is that of the episode's start, on whatever day it is rendered."""
 
 import re
-from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 
@@ -9,14 +8,17 @@ _CALL = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)
 _OTHER_USE = re.compile(r"strftime_now(?!\s+is\s+(not\s+)?defined\b)")
 
 
-def dated(template: str, today: datetime) -> tuple[str, Mapping[str, str]]:
+Dated = tuple[str, tuple[tuple[str, str], ...]]  # a template, and the name and value of each of its dates
+
+
+def dated(template: str, today: datetime) -> Dated:
     """`template` with a variable in place of each call of `strftime_now`, and the variables' values.
 
     From 5.24 on, transformers passes no functions to templates, only data. Raises ValueError if the template names the
     format of a date otherwise than by a literal.
     """
     text, formats = _with_variables(template)
-    return text, {name: today.strftime(form) for name, form in formats}
+    return text, tuple((name, today.strftime(form)) for name, form in formats)
 
 
 @lru_cache(maxsize=16)

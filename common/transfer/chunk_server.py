@@ -147,8 +147,7 @@ class ChunkServer:
         child = self._children.get(peer)
         if child is None:
             if len(self._children) >= self._limits.fan_out or peer in self._barred_until:
-                self.load.num_turned_away += 1
-                self._send(peer, request, ChunkStatus.FULL, b"")
+                self._turn_away(peer, request)
                 return
             child = self._children[peer] = _Child(moved_at=time.monotonic())
             self.load.num_children = len(self._children)
@@ -178,13 +177,14 @@ class ChunkServer:
         self.load.served_bytes += len(chunk)  # before sending: a receiver may read this counter as soon as it has them
         self._send_rest(request, ChunkStatus.HERE, chunk)
 
-    def _send(self, peer: bytes, request: ChunkRequest, answer: ChunkStatus, data: bytes) -> None:
+    def _turn_away(self, peer: bytes, request: ChunkRequest) -> None:
         """Answer a receiver that has no place. An answer that it does not take is lost; it may ask again."""
+        self.load.num_turned_away += 1
         try:
             self._router.send(peer, zmq.SNDMORE | zmq.NOBLOCK)
         except zmq.ZMQError:
             return
-        self._send_rest(request, answer, data)
+        self._send_rest(request, ChunkStatus.FULL, b"")
 
     def _send_rest(self, request: ChunkRequest, answer: ChunkStatus, data: bytes | memoryview) -> None:
         header = ChunkReply(

@@ -63,7 +63,8 @@ def model_files(folder: Path, *, with_weights: bool) -> list[ModelFile]:
     Raises ConfigError if the weights are missing or damaged, or there are too many files.
     """
     tensor_shapes(folder)
-    files = [_hashed(path) for path in sorted(folder.iterdir()) if _is_sent(path, with_weights=with_weights)]
+    sent = [path for path in sorted(folder.iterdir()) if _is_sent(path, with_weights=with_weights)]
+    files = [ModelFile(name=path.name, blob=blob_of(path)) for path in sent]
     if not with_weights:
         files.append(ModelFile(name=SHAPES, blob=_blob_of(_shapes_file(folder))))
     if len(files) > MAX_FILES:
@@ -88,10 +89,6 @@ def is_own(path: Path) -> bool:
         return True
     log.warning("%s is a link out of its folder, and is not given to others; copy the file there if they need it", path)
     return False
-
-
-def _hashed(path: Path) -> ModelFile:
-    return ModelFile(name=path.name, blob=blob_of(path))
 
 
 def _shapes_file(folder: Path) -> bytes:

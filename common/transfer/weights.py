@@ -5,6 +5,7 @@ snapshot, or as an anchor (the full snapshot of an earlier version) and the delt
 the final bytes, so a receiver verifies the result in the same way for both.
 """
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,9 +94,7 @@ def layout(shapes: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorEnt
     """Place the tensors (name, dtype, shape) one after another, aligned. Their hashes stay 0 until `sealed`."""
     entries, offset = [], 0
     for name, dtype, shape in shapes:
-        num_bytes = DTYPE_BYTES[dtype]
-        for extent in shape:
-            num_bytes *= extent
+        num_bytes = DTYPE_BYTES[dtype] * math.prod(shape)
         entries.append(
             TensorEntry(name=name, dtype=dtype, shape=list(shape), offset=offset, num_bytes=num_bytes, xxh3=0)
         )
@@ -176,7 +175,14 @@ def verify(manifest: Manifest, buffer: memoryview, hashing: Hashing | None = Non
 
     `hashing` has begun with the same tensors and buffer; if it is None, everything is hashed here.
     """
-    _verify_whole(manifest, manifest.tensors, manifest.root, buffer, hashing)
+    if buffer.nbytes != manifest.num_bytes:
+        raise WeightsError(f"version {manifest.policy_version}: {buffer.nbytes} bytes, expected {manifest.num_bytes}")
+    if _root(manifest.tensors) != manifest.root:
+        raise WeightsError(f"version {manifest.policy_version}: the manifest does not match its own root hash")
+    with hashing or Hashing(manifest.tensors, buffer) as hashed:
+        for entry, digest in zip(manifest.tensors, hashed.digests(), strict=True):
+            if digest != entry.xxh3:
+                raise WeightsError(f"version {manifest.policy_version}: {entry.name} does not match its hash")
 
 
 def deltas_from(manifest: Manifest, root: str) -> list[Delta] | None:
@@ -215,20 +221,7 @@ def check_blob(manifest: Manifest, blob: Blob, data: memoryview) -> None:
             )
         hashes = zip(manifest.tensors, manifest.anchor.xxh3, strict=True)
         tensors = [msgspec.structs.replace(entry, xxh3=xxh3) for entry, xxh3 in hashes]
-        _verify_whole(manifest, tensors, blob.root, data)
-
-
-def _verify_whole(
-    manifest: Manifest, tensors: list[TensorEntry], root: str, buffer: memoryview, hashing: Hashing | None = None
-) -> None:
-    if buffer.nbytes != manifest.num_bytes:
-        raise WeightsError(f"version {manifest.policy_version}: {buffer.nbytes} bytes, expected {manifest.num_bytes}")
-    if _root(tensors) != root:
-        raise WeightsError(f"version {manifest.policy_version}: the manifest does not match its own root hash")
-    with hashing or Hashing(tensors, buffer) as hashed:
-        for entry, digest in zip(tensors, hashed.digests(), strict=True):
-            if digest != entry.xxh3:
-                raise WeightsError(f"version {manifest.policy_version}: {entry.name} does not match its hash")
+        verify(msgspec.structs.replace(manifest, tensors=tensors, root=blob.root), data)
 
 
 def _root(entries: list[TensorEntry]) -> str:

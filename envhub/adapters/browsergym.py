@@ -31,7 +31,7 @@ from slipstream.envhub.isolation.chromium import PAGES, require_chromium, requir
 from slipstream.envhub.isolation.own_process import OwnProcess
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'browsergym-core==0.14.3'"
@@ -95,7 +95,7 @@ class _Worker:
             self._stream.flush()
             message = self._stream.readline(MAX_ANSWER_BYTES)
             return self._replies.decode(message)
-        except (OSError, *MALFORMED) as error:
+        except (OSError, ValueError, *MALFORMED) as error:  # ValueError: `end` has closed the stream
             raise EnvError(f"BrowserGym's process is lost: {error}; its log: {self._process.log_tail()}") from error
 
 
@@ -145,14 +145,13 @@ class BrowserGymEnv(ReplayedEnv[_Episode]):
         episode.is_over = shown.terminated or shown.truncated
         score = min(1.0, max(0.0, episode.total_reward)) if episode.is_over else 0.0
         text = "the task is over" if episode.is_over else shown.page
-        return Observation(
-            messages=(Message("user", f"{shown.error}\n\n{text}" if shown.error else text),),
-            rewards={"task": shown.reward},
+        return answered(
+            f"{shown.error}\n\n{text}" if shown.error else text,
+            {"task": shown.reward},
+            valid=not shown.error,
             terminated=shown.terminated,
-            truncated=shown.truncated and not shown.terminated,
-            valid_action=not shown.error,
+            truncated=shown.truncated,
             score=score,
-            success=score == 1.0,
         )
 
     async def close(self) -> None:

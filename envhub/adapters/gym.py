@@ -15,7 +15,7 @@ from slipstream.envhub.env import Observation
 from slipstream.envhub.gym_speech import Ending, Moment, Speech
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'gymnasium==1.4.*'"
@@ -67,8 +67,7 @@ class GymEnv(ReplayedEnv[_Episode]):
         episode = self._running()
         meant = self._speech.parse(episode.moment, action)
         if meant is None:
-            text = f"no such action\n{self._speech.show(episode.moment)}"
-            return Observation(messages=(Message("user", text),), rewards={"gym": 0.0}, valid_action=False)
+            return answered(f"no such action\n{self._speech.show(episode.moment)}", {"gym": 0.0}, valid=False)
         assert self._thread is not None
         observation, reward, terminated, truncated, info = await self._thread.call(lambda: self._env.step(meant))
         episode.moment = replace(episode.moment, observation=observation, info=info)
@@ -76,13 +75,12 @@ class GymEnv(ReplayedEnv[_Episode]):
         episode.is_over = bool(terminated or truncated)
         ending = Ending(terminated=bool(terminated), last_reward=float(reward), total_reward=episode.total_reward)
         score = self._speech.score(ending) if episode.is_over else 0.0
-        return Observation(
-            messages=(Message("user", self._speech.show(episode.moment)),),
-            rewards={"gym": float(reward)},
+        return answered(
+            self._speech.show(episode.moment),
+            {"gym": float(reward)},
             terminated=bool(terminated),
-            truncated=bool(truncated and not terminated),
+            truncated=bool(truncated),
             score=score,
-            success=score == 1.0,
         )
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from slipstream.envhub.adapters.mcp_session import INSTALL, McpServer, McpSessio
 from slipstream.envhub.asset import asset_path, item_of, named_files, read_lines
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 
 MAX_ACTION_CHARS = 20_000
 MAX_SHOWN_CHARS = 4000
@@ -130,11 +130,11 @@ class McpEnv(ReplayedEnv[_Episode]):
     async def step(self, action: str) -> Observation:
         """Call a tool, or end. Raises EnvError before a reset, after the end, and if the connection is lost."""
         episode = self._running()
-        answered = _ANSWER.fullmatch(action)
-        if answered or action.strip().lower() == DONE:
-            if (episode.item.answer is None) == (answered is not None):
-                return _refused("say done, alone" if answered else "say answer(ANSWER)")
-            return await self._end(episode, answered[1] if answered else None)
+        answer = _ANSWER.fullmatch(action)
+        if answer or action.strip().lower() == DONE:
+            if (episode.item.answer is None) == (answer is not None):
+                return _refused("say done, alone" if answer else "say answer(ANSWER)")
+            return await self._end(episode, answer[1] if answer else None)
         try:
             if len(action) > MAX_ACTION_CHARS:
                 return _refused(f"error: a call has at most {MAX_ACTION_CHARS} characters")
@@ -148,11 +148,7 @@ class McpEnv(ReplayedEnv[_Episode]):
         if episode.item.solution[episode.num_solved : episode.num_solved + 1] == [call]:
             episode.num_solved += 1
         text = reply.text[:MAX_SHOWN_CHARS] or "(no text)"
-        return Observation(
-            messages=(Message("user", f"error: {text}" if reply.is_error else text),),
-            rewards={"solved": 0.0},
-            valid_action=not reply.is_error,
-        )
+        return answered(f"error: {text}" if reply.is_error else text, {"solved": 0.0}, valid=not reply.is_error)
 
     async def close(self) -> None:
         session, self._session, self._episode = self._session, None, None
@@ -177,14 +173,7 @@ class McpEnv(ReplayedEnv[_Episode]):
             reply = await self._session.call(check.name, check.arguments)
             right = right and not reply.is_error and check.holds(reply.text)
         episode.is_over = True
-        score = float(right)
-        return Observation(
-            messages=(Message("user", "bye"),),
-            rewards={"solved": score},
-            terminated=True,
-            score=score,
-            success=right,
-        )
+        return answered("bye", {"solved": float(right)}, terminated=True, score=float(right))
 
 
 def _values(secrets: Mapping[str, str]) -> dict[str, str]:
@@ -196,4 +185,4 @@ def _values(secrets: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refused(why: str) -> Observation:
-    return Observation(messages=(Message("user", why),), rewards={"solved": 0.0}, valid_action=False)
+    return answered(why, {"solved": 0.0}, valid=False)

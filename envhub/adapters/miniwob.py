@@ -1,7 +1,6 @@
 """`miniwob`: the pages of MiniWoB++ in Debian's Chromium, with pages as text, and clicks and keys from text."""
 
 import asyncio
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +9,10 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.miniwob_browser import INSTALL, MiniWobBrowser, PageState
 from slipstream.envhub.adapters.miniwob_text import RULES, page_text, parse_action, shown_refs
 from slipstream.envhub.env import Observation
+from slipstream.envhub.env_options import check_known
 from slipstream.envhub.isolation.chromium import require_chromium, require_readable
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import task_rng
 
 
@@ -40,12 +40,7 @@ class MiniWobEnv(ReplayedEnv[_Episode]):
         self._keys = set(require_package("miniwob.constants", install=INSTALL).DEFAULT_ALLOWED_KEYS)
         self._game = game
         known = sorted(path.stem for path in (self._pages / "miniwob").glob("*.html"))
-        if game not in known:
-            near = ", ".join(difflib.get_close_matches(game, known, n=3, cutoff=0.3))
-            raise ValueError(
-                f"`env.options.game` must be one of MiniWoB++'s pages, got {game!r}; "
-                f"did you mean {near or 'enter-text'}?"
-            )
+        check_known("game", game, known, of="MiniWoB++'s pages", usual="enter-text")
         self._browser: MiniWobBrowser | None = None
 
     async def reset(self, task: Task) -> Observation:
@@ -64,19 +59,11 @@ class MiniWobEnv(ReplayedEnv[_Episode]):
         assert self._browser is not None
         parsed = parse_action(action, shown_refs(episode.look.body), self._keys)
         if parsed is None:
-            text = f"no such action here\n{page_text(episode.look.body)}"
-            return Observation(messages=(Message("user", text),), rewards={"page": 0.0}, valid_action=False)
+            return answered(f"no such action here\n{page_text(episode.look.body)}", {"page": 0.0}, valid=False)
         look = episode.look = await self._browser.do(parsed)
         episode.is_over = look.is_over
-        score = max(0.0, look.reward)
         text = "the task is over" if look.is_over else page_text(look.body)
-        return Observation(
-            messages=(Message("user", text),),
-            rewards={"page": look.reward},
-            terminated=look.is_over,
-            score=score,
-            success=score == 1.0,
-        )
+        return answered(text, {"page": look.reward}, terminated=look.is_over, score=max(0.0, look.reward))
 
     async def close(self) -> None:
         browser, self._browser, self._episode = self._browser, None, None

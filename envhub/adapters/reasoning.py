@@ -1,6 +1,5 @@
 """`reasoning_gym`: one question and one answer, from the data sets of the package reasoning-gym."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.global_random import GlobalRandom
 from slipstream.envhub.env import EnvError, Observation
-from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.envhub.env_options import check_known
+from slipstream.envhub.isolation.own_thread import in_own_thread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import split_of, task_rng
 
 INSTALL = "'reasoning-gym==0.1.19'"
@@ -66,12 +66,7 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
         self._gym = require_package("reasoning_gym", install=INSTALL)
         self._dataset, self._settings = dataset, dict(settings or {})
         names = self._gym.factory.DATASETS
-        if dataset not in names:
-            near = difflib.get_close_matches(dataset, names, n=3, cutoff=0.3)
-            raise ValueError(
-                f"`env.options.dataset` must be one of reasoning-gym's {len(names)}, got {dataset!r}; "
-                f"did you mean {', '.join(near) or 'chain_sum'}?"
-            )
+        check_known("dataset", dataset, names, of=f"reasoning-gym's {len(names)}", usual="chain_sum")
         try:
             self._data(seed=0)
         except (TypeError, AssertionError) as error:
@@ -80,46 +75,18 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for a split that does not exist."""
-        rng = task_rng(task, world=f"reasoning_gym/{self._dataset}")
-        thread = OwnThread(f"reasoning_gym {self._dataset}")
-        try:
-            for _ in range(MAX_DRAWS):
-                seed = rng.getrandbits(31)
-                data, entry = await thread.call(lambda seed=seed: self._draw(seed))  # type: ignore[misc]
-                if split_of(entry["question"]) == task.split:
-                    self._episode = _Episode(task=task, data=data, entry=entry)
-                    return Observation(messages=(Message("user", entry["question"]),), rewards={})
-        finally:
-            thread.end()
-        raise EnvError(f"{self._dataset} with {self._settings} has too few questions to keep the splits apart")
+        self._episode = await in_own_thread(f"reasoning_gym {self._dataset}", lambda: self._drawn(task))
+        return Observation(messages=(Message("user", self._episode.entry["question"]),), rewards={})
 
     async def step(self, action: str) -> Observation:
         """Score `action` as the answer. Raises EnvError before a reset and after the end."""
         episode = self._running()
         answer = action.strip()
         if not answer or len(answer) > MAX_ANSWER_CHARS:
-            text = f"say the answer, in at most {MAX_ANSWER_CHARS} characters"
-            return Observation(messages=(Message("user", text),), rewards={"solved": 0.0}, valid_action=False)
+            return answered(f"say the answer, in at most {MAX_ANSWER_CHARS} characters", {"solved": 0.0}, valid=False)
         episode.is_over = True
-        thread = OwnThread(f"reasoning_gym {self._dataset}")
-        try:
-            score = await thread.call(lambda: self._score(episode, answer))
-        finally:
-            thread.end()
-        return Observation(
-            messages=(Message("user", "right" if score == 1.0 else "wrong"),),
-            rewards={"solved": score},
-            terminated=True,
-            score=score,
-            success=score == 1.0,
-        )
-
-    async def close(self) -> None:
-        self._episode = None
-
-    def admissible(self) -> list[str] | None:
-        """Return None, because answers cannot be listed; empty after the end. Raises EnvError before a reset."""
-        return [] if self._started().is_over else None
+        score = await in_own_thread(f"reasoning_gym {self._dataset}", lambda: self._score(episode, answer))
+        return answered("right" if score == 1.0 else "wrong", {"solved": score}, terminated=True, score=score)
 
     def state_key(self) -> str:
         episode = self._started()
@@ -135,10 +102,17 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
     def _data(self, *, seed: int) -> Any:
         return self._gym.create_dataset(self._dataset, **{**self._settings, "seed": seed, "size": 1})
 
-    def _draw(self, seed: int) -> tuple[Any, Mapping[str, Any]]:
-        with GlobalRandom(seed).within():
-            data = self._data(seed=seed)
-            return data, data[0]
+    def _drawn(self, task: Task) -> _Episode:
+        """Draw questions until one belongs to the split of `task`. Raises EnvError if none does."""
+        rng = task_rng(task, world=f"reasoning_gym/{self._dataset}")
+        for _ in range(MAX_DRAWS):
+            seed = rng.getrandbits(31)
+            with GlobalRandom(seed).within():
+                data = self._data(seed=seed)
+                entry = data[0]
+            if split_of(entry["question"]) == task.split:
+                return _Episode(task=task, data=data, entry=entry)
+        raise EnvError(f"{self._dataset} with {self._settings} has too few questions to keep the splits apart")
 
     def _score(self, episode: _Episode, answer: str) -> float:
         """Return the data set's score in [0, 1]; 0 for an answer that its screen rejects."""

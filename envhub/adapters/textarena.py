@@ -3,7 +3,6 @@
 An observation has the game's new messages only; TextArena's own wrappers would repeat the whole history each time.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,9 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.global_random import GlobalRandom
 from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.env_options import check_known
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import task_rng
 
 INSTALL = "'textarena==0.7.4'"
@@ -40,12 +40,7 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
         self._textarena = require_package("textarena", install=INSTALL)
         self._game, self._settings = game, dict(settings or {})
         names = [name for name in self._textarena.envs.registration.ENV_REGISTRY if not name.endswith(_RAW)]
-        if game not in names:
-            near = difflib.get_close_matches(game, names, n=3, cutoff=0.3)
-            raise ValueError(
-                f"`env.options.game` must be one of TextArena's ids, got {game!r}; "
-                f"did you mean {', '.join(near) or 'GuessTheNumber-v0'}?"
-            )
+        check_known("game", game, names, of="TextArena's ids", usual="GuessTheNumber-v0")
         self._check_playable()
         super().__init__()
 
@@ -65,27 +60,18 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
         with episode.random_state.within():
             episode.is_over, _ = game.step(action=action)
         if not episode.is_over:
-            understood = game.state.error_count == 0
-            return Observation(
-                messages=(Message("user", self._news(game)),), rewards={"game": 0.0}, valid_action=understood
-            )
+            return answered(self._news(game), {"game": 0.0}, valid=game.state.error_count == 0)
         rewards, info = game.close()
         if not isinstance(rewards[0], int | float):  # some games of 0.7.4 return the reason instead of the reward
             raise EnvError(f"{self._game} gave {rewards[0]!r} as its reward, not a number")
         reward = float(rewards[0])
-        score = min(1.0, max(0.0, reward))
-        text = str(info[0].get("reason") or "the game is over")
-        return Observation(
-            messages=(Message("user", text),),
-            rewards={"game": reward},
+        return answered(
+            str(info[0].get("reason") or "the game is over"),
+            {"game": reward},
+            valid=not info[0]["invalid_move"],
             terminated=True,
-            valid_action=not info[0]["invalid_move"],
-            score=score,
-            success=score == 1.0,
+            score=min(1.0, max(0.0, reward)),
         )
-
-    async def close(self) -> None:
-        self._episode = None
 
     def _start(self, seed: int) -> Any:
         game = self._textarena.make(f"{self._game}{_RAW}", **self._settings)

@@ -17,7 +17,7 @@ from slipstream.envhub.asset import asset_path, item_of, named_files, read_json
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
-from slipstream.envhub.replayed_env import ReplayedEnv
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 
 INSTALL = "'textworld==1.7.0'"
 INSTALL_ALFWORLD = "'textworld[pddl]==1.7.0' 'alfworld==0.4.2'"
@@ -79,20 +79,12 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
         command = " ".join(action.lower().split())
         known = {" ".join(listed.lower().split()): listed for listed in episode.state.admissible_commands}
         if command not in known:
-            return Observation(
-                messages=(Message("user", "Nothing happens."),), rewards={"game": 0.0}, valid_action=False
-            )
+            return answered("Nothing happens.", {"game": 0.0}, valid=False)
         assert self._thread is not None
         episode.state, score, episode.is_over = await self._thread.call(lambda: self._game.step(known[command]))
         gained, episode.score = float(score) - episode.score, float(score)
-        won = bool(episode.state.won)
-        return Observation(
-            messages=(Message("user", _text(episode.state.feedback)),),
-            rewards={"game": gained},
-            terminated=episode.is_over,
-            score=float(won),
-            success=won,
-        )
+        text, won = _text(episode.state.feedback), bool(episode.state.won)
+        return answered(text, {"game": gained}, terminated=episode.is_over, score=float(won))
 
     async def close(self) -> None:
         thread, self._thread, self._episode = self._thread, None, None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.adapters.verifiers_host import HostSettings, VerifiersHost, join_host, leave_host
+from slipstream.envhub.adapters.verifiers_host import HostSettings, join_host, leave_host
 from slipstream.envhub.adapters.verifiers_session import Session
 from slipstream.envhub.driving import Ending, Generate, Terms
 
@@ -46,22 +46,20 @@ class VerifiersEnv:
             raise ValueError(
                 f"`env.options.secrets`: {missing} are not set in the actor's environment; export them before the start"
             )
-        self._python = python
-        self._config = json.dumps(config, sort_keys=True)
-        self._held_out = json.dumps(held_out, sort_keys=True)
-        self._renderer = json.dumps(renderer, sort_keys=True)
-        self._secrets = frozenset((secrets or {}).items())
+        self._settings = partial(
+            HostSettings,
+            python=python,
+            config=json.dumps(config, sort_keys=True),
+            held_out=json.dumps(held_out, sort_keys=True),
+            renderer=json.dumps(renderer, sort_keys=True),
+            secrets=frozenset((secrets or {}).items()),
+        )
         self._leave: Callable[[], Awaitable[None]] | None = None
 
     async def play_episode(self, task: Task, terms: Terms, generate: Generate) -> Ending:
         """Have verifiers play `task`. Raises EnvError."""
         host = join_host(
-            HostSettings(
-                config=self._config,
-                held_out=self._held_out,
-                renderer=self._renderer,
-                python=self._python,
-                secrets=self._secrets,
+            self._settings(
                 model_folder=str(terms.model_folder),
                 max_tokens=terms.max_tokens,
                 max_turns=terms.max_turns,
@@ -70,7 +68,7 @@ class VerifiersEnv:
         )
         session = Session(terms.sampling, generate)
         name = host.begin(task, session)
-        self._leave = partial(_leave, host, name)
+        self._leave = partial(leave_host, host, name)
         try:
             return await session.ending()
         finally:
@@ -81,8 +79,3 @@ class VerifiersEnv:
         leave, self._leave = self._leave, None
         if leave is not None:
             await leave()
-
-
-async def _leave(host: VerifiersHost, name: str) -> None:
-    host.end(name)
-    await leave_host(host)

@@ -173,8 +173,9 @@ def join_host(settings: HostSettings) -> VerifiersHost:
     return host
 
 
-async def leave_host(host: VerifiersHost) -> None:
-    """Stop using `host`; its last user ends the process."""
+async def leave_host(host: VerifiersHost, name: str) -> None:
+    """Cancel the episode `name` and stop using `host`; its last user ends the process."""
+    host.end(name)
     host.num_users -= 1
     if host.num_users == 0:
         for key in [key for key, known in _HOSTS.items() if known is host]:

@@ -24,7 +24,7 @@ from slipstream.envhub.agent.endpoint import Endpoint
 from slipstream.envhub.asset import by_split, item_of, read_rows, row_source
 from slipstream.envhub.driving import Ending, Generate, Terms
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.envhub.isolation.own_thread import in_own_thread
 from slipstream.envhub.isolation.sandbox import require_sandbox
 from slipstream.envhub.package import require_package
 from slipstream.envhub.task_seed import task_rng
@@ -97,22 +97,14 @@ async def _called(function: Callable[..., Any], row: TaskRow, endpoint: Endpoint
     """What the function returns. One that is not async runs in a thread, so that it blocks no other episode."""
     openai = require_package("openai", install="openai")
     async with endpoint.listening() as url:
+        # Neither a proxy nor certificates: the server is this process. The episode has limits of its own for time.
+        http = {"trust_env": False, "verify": False}
+        settings = {"base_url": url, "api_key": endpoint.key, "timeout": None, "max_retries": 0}
         if inspect.iscoroutinefunction(function):
-            # Neither a proxy nor certificates: the server is this process. The episode has limits of its own for time.
-            http = openai.DefaultAsyncHttpxClient(trust_env=False, verify=False)
-            async with openai.AsyncOpenAI(
-                base_url=url, api_key=endpoint.key, timeout=None, max_retries=0, http_client=http
-            ) as client:
+            async with openai.AsyncOpenAI(**settings, http_client=openai.DefaultAsyncHttpxClient(**http)) as client:
                 return await function(row, client)
-        thread = OwnThread("an agent")
-        http = openai.DefaultHttpxClient(trust_env=False, verify=False)
-        try:
-            with openai.OpenAI(
-                base_url=url, api_key=endpoint.key, timeout=None, max_retries=0, http_client=http
-            ) as client:
-                result = await thread.call(partial(function, row, client))
-        finally:
-            thread.end()
+        with openai.OpenAI(**settings, http_client=openai.DefaultHttpxClient(**http)) as client:
+            result = await in_own_thread("an agent", partial(function, row, client))
     if inspect.iscoroutine(result):
         result.close()
         raise EnvError("the agent returned a coroutine; declare the function itself as `async def`")

@@ -119,11 +119,7 @@ class Endpoint:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         sent = await request.read()
-
-        def read() -> Asked:
-            return self._asked(decoded(sent, ChatRequest, self._terms.sampling))
-
-        asked = await self._in_thread(read)
+        asked = await self._in_thread(lambda: self._asked(decoded(sent, ChatRequest, self._terms.sampling)))
         return await self._respond(request, asked, with_logprobs=bool(asked.body.logprobs))
 
     async def _response(self, request: web.Request) -> web.StreamResponse:

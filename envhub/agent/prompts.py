@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from slipstream.common.text.chat import MARK, end_of_turn_text
+from slipstream.common.text.chat import MARK, reply_form
 from slipstream.common.text.chat_template import REFUSALS, rendered, turn_marks
 from slipstream.common.text.codec import encoder, end_tokens, ending_tokens, following
 from slipstream.envhub.agent.request import with_objects
@@ -39,7 +39,7 @@ class Prompts:
         self._takes_json, self._takes_none = _taken(tokenizer, str(tokenizer.chat_template))
         self._known: dict[str, list[int]] = {}  # the tokens of each text that ends with an answer
         try:
-            self._end_of_turn = end_of_turn_text(tokenizer)
+            self._end_of_turn = reply_form(tokenizer).ends["user"]
         except ValueError:  # a template that rewrites every answer; what it does not rewrite usually ends like this
             self._end_of_turn = str(tokenizer.eos_token)
 

@@ -19,8 +19,8 @@ from slipstream.common.records.valid_text import valid_json
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 PASSED_ON = ("content", "reasoning_content", "tool_calls", "tool_call_id", "name")  # of a message, to the template
 MAX_STOPS = 16
-# Fields that change nothing of what is sampled, so that no warning is needed.
-INERT = {
+# Fields of all requests that change nothing of what is sampled, so that no warning is needed; and others of some.
+INERT_IN_ALL = {
     "model",
     "user",
     "metadata",
@@ -30,11 +30,8 @@ INERT = {
     "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
-    "prediction",
-    "priority",
-    "request_id",
-    "cache_salt",
 }
+INERT = INERT_IN_ALL | {"prediction", "priority", "request_id", "cache_salt"}
 # Fields about which the run decides, in `sampling` and `model.template_arguments`: they are ignored with a warning.
 OF_THE_RUN = {
     "temperature",

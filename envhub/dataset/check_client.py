@@ -20,7 +20,7 @@ from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.dataset.check_server import Request, Response
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.envhub.isolation.own_thread import in_own_thread
 from slipstream.envhub.step_deadline import left_s
 
 START_S = 60.0  # the server imports sympy
@@ -38,12 +38,8 @@ async def compared(check: str, reply: str, answer: Any) -> float:
 
     Raises ValueError if the check cannot compare anything with `answer`, and EnvError if the server does not answer.
     """
-    thread = OwnThread("a check")
-    try:
-        ask_it = partial(ask, check, reply, answer, timeout_s=min(ANSWER_S, 0.9 * left_s()))
-        return await thread.call(ask_it)
-    finally:
-        thread.end()
+    ask_it = partial(ask, check, reply, answer, timeout_s=min(ANSWER_S, 0.9 * left_s()))
+    return await in_own_thread("a check", ask_it)
 
 
 def ask(check: str, reply: str, answer: Any, *, timeout_s: float = ANSWER_S) -> float:

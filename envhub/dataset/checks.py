@@ -244,10 +244,6 @@ def _plain(compare: Compare) -> Check:
     return Check(compare=compare_now, accept=partial(_passes, compare), reply=str)
 
 
-async def _matches(reply: str, answer: Any) -> float:
-    return await asyncio.to_thread(matches, reply, answer)
-
-
 async def _fits_schema(reply: str, answer: Any) -> float:
     return await compared("schema", reply, schema_of(answer))
 
@@ -258,7 +254,9 @@ CHECKS: dict[str, Check] = {
     "number": _plain(number),
     "math": Check(compare=partial(compared, "math"), accept=_is_mathematics, reply=marked, max_tried=20),
     "choice": _plain(choice),
-    "regex": Check(compare=_matches, accept=_pattern, reply=None),
+    "regex": Check(
+        compare=lambda reply, answer: asyncio.to_thread(matches, reply, answer), accept=_pattern, reply=None
+    ),
     "json": _plain(same_json),
     "schema": Check(compare=_fits_schema, accept=schema_of, reply=None),
     "code": Check(

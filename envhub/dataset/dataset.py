@@ -7,9 +7,8 @@ parts of `env.rewards`, as in every environment.
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import regex
 
 from slipstream.common.process.imported import imported
 from slipstream.common.records.message import Message
-from slipstream.common.records.trajectory import Task
 from slipstream.envhub.asset import by_split, item_of, row_source
 from slipstream.envhub.dataset.checks import CHECKS, Check, compiled, found_in
 from slipstream.envhub.dataset.item import Columns, Item, read_items
@@ -48,8 +46,8 @@ class DatasetWorld:
     system: str
     pattern: regex.Pattern[str] | None
     check: Check | None  # None: no score, as only parts of `env.rewards` say what a reply is worth
-    has_tools: bool = False  # otherwise a call in a reply is a text like any other
-    tool_function: Callable[..., Any] | None = None  # answers calls; None: the recorded results do
+    has_tools: bool  # otherwise a call in a reply is a text like any other
+    tool_function: Callable[..., Any] | None  # answers calls; None: the recorded results do
     secrets: tuple[str, ...] = ()  # empty: people wrote the questions, which may contain an answer's words
 
     @property
@@ -148,9 +146,8 @@ def make_dataset_env(
     return WorldEnv(
         f"dataset {train} {held_out} {columns} {system} {answer_pattern} {check} {tool_function}",
         state=DatasetState,
-        make_world=partial(
-            make_dataset,
-            items=items,
+        make_world=lambda task: DatasetWorld(
+            item=item_of(task, items),
             system=system,
             pattern=pattern,
             check=compare,
@@ -167,26 +164,6 @@ def columns_of(item: Item) -> dict[str, Any]:
     """The row, and its prompt as a reward function of TRL gets it: a text, or a list of messages."""
     messages = [{"role": message.role, "content": message.content} for message in item.prompt]
     return {**item.row, "prompts": messages if item.is_chat else item.prompt[-1].content}
-
-
-def make_dataset(
-    task: Task,
-    *,
-    items: Mapping[str, Sequence[Item]],
-    system: str,
-    pattern: regex.Pattern[str] | None,
-    check: Check | None,
-    has_tools: bool = False,
-    tool_function: Callable[..., Any] | None = None,
-) -> DatasetWorld:
-    return DatasetWorld(
-        item=item_of(task, items),
-        system=system,
-        pattern=pattern,
-        check=check,
-        has_tools=has_tools,
-        tool_function=tool_function,
-    )
 
 
 @functools.lru_cache(maxsize=8)  # each episode makes a new environment

@@ -16,7 +16,7 @@ from slipstream.common.rows.message_fields import Recorded
 from slipstream.common.rows.row_source import plain
 from slipstream.common.text.thought import without_thought
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.envhub.isolation.own_thread import in_own_thread
 
 # A word-level tokenizer puts spaces around punctuation.
 _OPENING = re.compile(r"<\s*tool\s*_\s*call\s*>")
@@ -132,11 +132,7 @@ async def answers_to(
 
 async def _called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
     """Return the result of `function`. It is called in a thread, so that it blocks no episode."""
-    thread = OwnThread("a reward")
-    try:
-        result = await thread.call(partial(function, **given))
-    finally:
-        thread.end()
+    result = await in_own_thread("a tool", partial(function, **given))
     return await result if inspect.isawaitable(result) else result
 
 

@@ -47,3 +47,12 @@ class OwnThread:
     def _run(self) -> None:
         while (work := self._calls.get()) is not None:
             work()
+
+
+async def in_own_thread(name: str, function: Callable[[], T]) -> T:
+    """Run one call in a thread of its own, and return or raise its result."""
+    thread = OwnThread(name)
+    try:
+        return await thread.call(function)
+    finally:
+        thread.end()

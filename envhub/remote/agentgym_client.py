@@ -7,7 +7,7 @@ keep it forever. Such an environment is used again for the next episode of this 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -19,8 +19,9 @@ from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.remote.agentgym_servers import SERVERS
-from slipstream.envhub.remote.client_connection import SerialCalls
+from slipstream.envhub.remote.client_connection import SerialCalls, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 
 MAX_ANSWER_BYTES = 8 << 20
 OPEN_S = 60.0  # time to reach the server at the start of an episode
@@ -38,13 +39,13 @@ T = TypeVar("T")
 class _Episode:
     session: aiohttp.ClientSession
     id: int
-    task_id: str = ""
+    task: Task
     last_reward: float = 0.0
     is_over: bool = False
     actions: list[str] | None = None
 
 
-class AgentGymClient:
+class AgentGymClient(ReplayedEnv[_Episode]):
     """The `Env` of an AgentGym server.
 
     The server's reward is the score so far. So a turn's reward, `agentgym`, is the change of the score: the rewards of
@@ -55,8 +56,6 @@ class AgentGymClient:
     `key_file`, a file with the secret for a server that requires one; `server_command`, which starts the server with
     the run.
     """
-
-    replay_only: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -70,6 +69,7 @@ class AgentGymClient:
         server_command: str = "",
     ) -> None:
         """Raises ValueError for invalid options. Does not connect yet: the server may start later."""
+        super().__init__()
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"`env.options.url` must be http://HOST:PORT of an AgentGym server, got {url!r}")
         check_choice("server", server, SERVERS)
@@ -81,7 +81,6 @@ class AgentGymClient:
         self._headers = headers_with(read_secret(key_file, option="env.options.key_file"))
         self._rules = rules
         self._calls = SerialCalls()
-        self._episode: _Episode | None = None
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`: the server's task of its number. Raises ValueError if the split has no tasks."""
@@ -91,7 +90,7 @@ class AgentGymClient:
                 f"task {task.task_id}: split must be {' or '.join(self._splits)}, got {task.split!r}; the tasks of "
                 "held_out are given by `env.options.held_out`"
             )
-        return await self._calls.run(lambda: self._reset(task.task_id, numbers[task.index % len(numbers)]))
+        return await self._calls.run(lambda: self._reset(task, numbers[task.index % len(numbers)]))
 
     async def step(self, action: str) -> Observation:
         return await self._calls.run(lambda: self._step(valid_text(action)))
@@ -99,47 +98,25 @@ class AgentGymClient:
     async def close(self) -> None:
         await self._calls.run(self._close)
 
-    def snapshot(self) -> bytes:
-        raise NotImplementedError("AgentGym has no snapshots; replay its actions")
-
-    def restore(self, state: bytes) -> Observation:
-        raise NotImplementedError("AgentGym has no snapshots; replay its actions")
-
     def admissible(self) -> list[str] | None:
         """Return the actions that the server's last reply listed, or None if its replies list none."""
         episode = self._started()
         return [] if episode.is_over else episode.actions
 
-    def state_key(self) -> str:
-        return ""
-
-    def expert(self) -> str:
-        raise NotImplementedError("AgentGym's servers have no experts; begin with `slipstream fit sft`")
-
-    async def _reset(self, task_id: str, number: int) -> Observation:
-        try:
-            async with asyncio.timeout(OPEN_S):
-                if self._episode is None:
-                    self._episode = await self._created()
-                body = {self._server.index_key: number, **self._server.reset_body}
-                answer = await self._request(self._episode, "reset", body)
-        except TimeoutError:
-            await self._drop()
-            raise EnvError(
-                f"{self._url} did not start an episode within {OPEN_S:g} s; the server is busy or not reachable"
-            ) from None
-        except BaseException:
-            await self._drop()
-            raise
-        episode = self._episode
-        episode.task_id, episode.last_reward, episode.is_over, episode.actions = task_id, 0.0, False, None
+    async def _reset(self, task: Task, number: int) -> Observation:
+        why = f"{self._url} did not start an episode within {OPEN_S:g} s; the server is busy or not reachable"
+        async with within(OPEN_S, self._drop, why):
+            episode = self._episode = self._episode or await self._created(task)
+            body = {self._server.index_key: number, **self._server.reset_body}
+            answer = await self._request(episode, "reset", body)
+        episode.task, episode.last_reward, episode.is_over, episode.actions = task, 0.0, False, None
         system = (Message("system", self._rules),) if self._rules else ()
         return Observation(messages=(*system, Message("user", self._opening(episode, answer))), rewards={})
 
-    async def _created(self) -> _Episode:
+    async def _created(self, task: Task) -> _Episode:
         """Return an environment of the server: an idle one, else a new one."""
         session = aiohttp.ClientSession(headers=self._headers)
-        episode = _Episode(session=session, id=0)
+        episode = _Episode(session=session, id=0, task=task)
         try:
             spare = _SPARE.get(self._url)
             if spare:
@@ -160,19 +137,9 @@ class AgentGymClient:
         return episode
 
     async def _step(self, action: str) -> Observation:
-        episode = self._started()
-        if episode.is_over:
-            raise EnvError(f"the episode of {episode.task_id} is over; call reset first")
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                answer = await self._request(episode, "step", {"action": action})
-            return self._observed(episode, answer)
-        except TimeoutError:
-            await self._drop()
-            raise EnvError(f"{self._url} did not answer within {ANSWER_S:g} s") from None
-        except BaseException:  # it is unknown whether the server did the action
-            await self._drop()
-            raise
+        episode = self._running()
+        async with within(ANSWER_S, self._drop, f"{self._url} did not answer within {ANSWER_S:g} s"):
+            return self._observed(episode, await self._request(episode, "step", {"action": action}))
 
     def _observed(self, episode: _Episode, answer: bytes) -> Observation:
         reward = _read(_field(answer, "reward"), float)
@@ -180,14 +147,8 @@ class AgentGymClient:
         done = [_read(_field(answer, key), bool) for key in self._server.done_keys]
         episode.is_over = any(done)
         score = min(1.0, max(0.0, reward)) if episode.is_over else 0.0
-        return Observation(
-            messages=(Message("user", self._with_actions(episode, answer, _field(answer, self._server.text_key))),),
-            rewards={"agentgym": change},
-            terminated=done[0],
-            truncated=not done[0] and episode.is_over,
-            score=score,
-            success=score == 1.0,
-        )
+        text = self._with_actions(episode, answer, _field(answer, self._server.text_key))
+        return answered(text, {"agentgym": change}, terminated=done[0], truncated=episode.is_over, score=score)
 
     def _opening(self, episode: _Episode, answer: bytes) -> str:
         match self._server.reset_answer:
@@ -242,11 +203,6 @@ class AgentGymClient:
         episode, self._episode = self._episode, None
         if episode is not None:
             await episode.session.close()
-
-    def _started(self) -> _Episode:
-        if self._episode is None:
-            raise EnvError(f"{self._url} has no episode; call reset first")
-        return self._episode
 
 
 def _numbers(name: str, bounds: Sequence[int]) -> range:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import aiohttp
@@ -38,6 +38,23 @@ class SerialCalls:
     async def _locked(self, work: Callable[[], Awaitable[T]]) -> T:
         async with self._lock:
             return await work()
+
+
+@contextlib.asynccontextmanager
+async def within(seconds: float, drop: Callable[[], Awaitable[None]], why: str) -> AsyncIterator[None]:
+    """Limit the time of a block, after which EnvError says `why`. Any failure calls `drop`.
+
+    After it, it is unknown what the server did, and the reply to this request would be read as that to the next one.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        await drop()
+        raise EnvError(why) from None
+    except BaseException:
+        await drop()
+        raise
 
 
 class WebSocketConnection:

@@ -4,7 +4,6 @@ A failure there, or of the connection, is an EnvError here. An episode ends when
 retried: a step that the environment did twice would change the episode.
 """
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from slipstream.common.process.wire import WireError
 from slipstream.common.records.trajectory import Task
 from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.env import EnvError, Observation
-from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect
+from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect, within
 from slipstream.envhub.remote.env_protocol import (
     MAX_MESSAGE_BYTES,
     MAX_OPTIONS_BYTES,
@@ -138,34 +137,19 @@ class EnvClient:
         if self._connection is not None and self._connection.is_up:
             return
         await self._drop()
-        try:
-            async with asyncio.timeout(OPEN_S):
-                self._connection = await connect(
-                    f"{self._url}/v1/episode", headers=self._headers, max_message_bytes=MAX_MESSAGE_BYTES
-                )
-                self._replay_only = (await self._request(self._open, Opened)).replay_only
-        except TimeoutError:
-            await self._drop()
-            raise EnvError(
-                f"{self._url} gave no slot for {self._env} within {OPEN_S:g} s; the server is full or not reachable"
-            ) from None
-        except BaseException:
-            await self._drop()
-            raise
+        why = f"{self._url} gave no slot for {self._env} within {OPEN_S:g} s; the server is full or not reachable"
+        async with within(OPEN_S, self._drop, why):
+            self._connection = await connect(
+                f"{self._url}/v1/episode", headers=self._headers, max_message_bytes=MAX_MESSAGE_BYTES
+            )
+            self._replay_only = (await self._request(self._open, Opened)).replay_only
 
     async def _request(self, request: EnvRequest, kind: type[T]) -> T:
         """Return the response. Raises what the environment raised, or EnvError if the episode is lost."""
         if self._connection is None:
             raise EnvError(f"{self._env} at {self._url} has no episode; call reset first")
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                response = self._read(await self._connection.request(encode_message(request)))
-        except TimeoutError:
-            await self._drop()
-            raise EnvError(f"{self._url} did not answer within {ANSWER_S:g} s") from None
-        except BaseException:  # the response to a cancelled request would be read as that to the next one
-            await self._drop()
-            raise
+        async with within(ANSWER_S, self._drop, f"{self._url} did not answer within {ANSWER_S:g} s"):
+            response = self._read(await self._connection.request(encode_message(request)))
         if isinstance(response, EnvLost):
             await self._drop()
         if isinstance(response, ErrorResponse):

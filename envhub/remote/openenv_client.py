@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import ClassVar
 
 import msgspec
 
@@ -11,7 +10,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.env import EnvError, Observation
-from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect
+from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
 from slipstream.envhub.remote.openenv import (
     CAPACITY_REACHED,
@@ -22,6 +21,7 @@ from slipstream.envhub.remote.openenv import (
     read,
     written,
 )
+from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import task_rng
 
 OPEN_S = 60.0  # time to reach the server and to get a session there
@@ -32,12 +32,12 @@ RETRY_S = 0.5
 @dataclass(kw_only=True, slots=True)
 class _Episode:
     connection: WebSocketConnection
-    task_id: str
+    task: Task
     total_reward: float = 0.0
     is_over: bool = False
 
 
-class OpenEnvClient:
+class OpenEnvClient(ReplayedEnv[_Episode]):
     """The `Env` of an OpenEnv server. The one reward component is `openenv`, the server's; the score is their sum.
 
     Options: `url`, to which `/ws` is added; `action_field`, the field of its action that takes the text;
@@ -45,8 +45,6 @@ class OpenEnvClient:
     message, because the servers rarely explain the actions; `key_file`, a file with the secret for a server that
     requires one; `server_command`, which starts the server with the run.
     """
-
-    replay_only: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -59,6 +57,7 @@ class OpenEnvClient:
         server_command: str = "",
     ) -> None:
         """Raises ValueError for invalid options. Does not connect yet: the server may start later."""
+        super().__init__()
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"`env.options.url` must be http://HOST:PORT of an OpenEnv server, got {url!r}")
         self._url = url.rstrip("/")
@@ -67,12 +66,11 @@ class OpenEnvClient:
         self._observation_field = observation_field
         self._rules = rules
         self._calls = SerialCalls()
-        self._episode: _Episode | None = None
 
     async def reset(self, task: Task) -> Observation:
         """Start `task` with a seed derived from it. Raises ValueError for a split that does not exist."""
         seed = task_rng(task, world="openenv").getrandbits(31)
-        return await self._calls.run(lambda: self._reset(task.task_id, seed))
+        return await self._calls.run(lambda: self._reset(task, seed))
 
     async def step(self, action: str) -> Observation:
         return await self._calls.run(lambda: self._step(action))
@@ -80,31 +78,12 @@ class OpenEnvClient:
     async def close(self) -> None:
         await self._calls.run(self._drop)
 
-    def snapshot(self) -> bytes:
-        raise NotImplementedError("OpenEnv has no snapshots; replay its actions")
-
-    def restore(self, state: bytes) -> Observation:
-        raise NotImplementedError("OpenEnv has no snapshots; replay its actions")
-
-    def admissible(self) -> list[str] | None:
-        return None
-
-    def state_key(self) -> str:
-        return ""
-
-    def expert(self) -> str:
-        raise NotImplementedError("OpenEnv has no experts; begin with `slipstream fit sft`")
-
-    async def _reset(self, task_id: str, seed: int) -> Observation:
+    async def _reset(self, task: Task, seed: int) -> Observation:
         await self._drop()
-        try:
-            async with asyncio.timeout(OPEN_S):
-                data, connection = await self._begun(written("reset", {"seed": seed}))
-        except TimeoutError:
-            raise EnvError(
-                f"{self._url} gave no session within {OPEN_S:g} s; the server is full or not reachable"
-            ) from None
-        self._episode = _Episode(connection=connection, task_id=task_id)
+        why = f"{self._url} gave no session within {OPEN_S:g} s; the server is full or not reachable"
+        async with within(OPEN_S, self._drop, why):
+            data, connection = await self._begun(written("reset", {"seed": seed}))
+        self._episode = _Episode(connection=connection, task=task)
         system = (Message("system", self._rules),) if self._rules else ()
         return Observation(messages=(*system, Message("user", self._text(data))), rewards={}, terminated=data.done)
 
@@ -125,37 +104,19 @@ class OpenEnvClient:
             await asyncio.sleep(RETRY_S)
 
     async def _step(self, action: str) -> Observation:
-        episode = self._episode
-        if episode is None:
-            raise EnvError(f"{self._url} has no episode; call reset first")
-        if episode.is_over:
-            raise EnvError(f"the episode of {episode.task_id} is over; call reset first")
-        text = valid_text(action)
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                answer = await _request(episode.connection, written("step", {self._action_field: text}))
+        episode, text = self._running(), valid_text(action)
+        async with within(ANSWER_S, self._drop, f"{self._url} did not answer within {ANSWER_S:g} s"):
+            answer = await _request(episode.connection, written("step", {self._action_field: text}))
             if isinstance(answer, Error):
                 raise _failure(answer)
             return self._observed(episode, answer)
-        except TimeoutError:
-            await self._drop()
-            raise EnvError(f"{self._url} did not answer within {ANSWER_S:g} s") from None
-        except BaseException:  # the reply to a cancelled request would be read as that to the next one
-            await self._drop()
-            raise
 
     def _observed(self, episode: _Episode, data: ObservationData) -> Observation:
         reward = float(data.reward or 0.0)
         episode.total_reward += reward
         episode.is_over = data.done
         score = min(1.0, max(0.0, episode.total_reward)) if data.done else 0.0
-        return Observation(
-            messages=(Message("user", self._text(data)),),
-            rewards={"openenv": reward},
-            terminated=data.done,
-            score=score,
-            success=score == 1.0,
-        )
+        return answered(self._text(data), {"openenv": reward}, terminated=data.done, score=score)
 
     def _text(self, data: ObservationData) -> str:
         """Return the part of an observation that is shown: the text of a string, and any other value as JSON."""

@@ -8,11 +8,7 @@ With the url `actors` the run's own policy answers: no server is asked, but the 
 
 import asyncio
 import base64
-import email.utils
-import logging
 import os
-import random
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,20 +22,17 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.text.thought import THOUGHT_MARKS
 from slipstream.envhub.env import EnvError
+from slipstream.envhub.remote.env_secret import headers_with
+from slipstream.envhub.rewards.attempts import Passing, Reply, repeated, requested
 
 MAX_REPLY_BYTES = 1 << 20
 MAX_TOKENS = 10**9  # of one request; with more, Redis could not add up what a run has spent
 MAX_QUOTED_CHARS = 300
-MAX_MALFORMED = 3  # answers of a server that samples with temperature 0 will hardly get better
-FIRST_WAIT_S = 0.5
-LONGEST_WAIT_S = 30.0
 ACTORS = "actors"  # the url of the run's own policy
 _PASSING = (408, 409, 429)  # and 5xx
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-log = logging.getLogger(__name__)
 
 
 class _Message(msgspec.Struct):
@@ -65,15 +58,6 @@ class Usage(msgspec.Struct):
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
     usage: Usage | None = None
-
-
-class Passing(Exception):
-    """An attempt failed in a way that may pass."""
-
-    def __init__(self, why: str, *, wait_s: float = 0.0, is_malformed: bool = False) -> None:
-        super().__init__(why)
-        self.wait_s = wait_s  # the least that the server asks for
-        self.is_malformed = is_malformed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,52 +87,46 @@ Account = Callable[[int, int, float], tuple[int, int, float]]
 """Adds requests, tokens and money to what the whole run has spent, and returns the sums. It may wait for Redis."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Secret:
-    """A key, in an environment variable or a file of the actor's host. It is never logged or put into an error."""
-
-    variable: str
-    file: str
-
-    def read(self) -> str:
-        """Return the key, "" if none is configured. Raises ConfigError if it is not there."""
-        if self.variable:
-            if not os.environ.get(self.variable):
-                raise ConfigError(
-                    f"key_env names the environment variable {self.variable}, which is not set; export it"
-                )
-            return os.environ[self.variable].strip()
-        if self.file:
-            try:
-                return Path(self.file).read_text().strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"key_file {self.file} cannot be read: {error}; write the key into it") from None
-        return ""
-
-
 @dataclass(kw_only=True, slots=True)
 class ChatClient:
-    """Asks one server. Counts what it has spent, or with an account, what the run has spent."""
+    """Asks one server. Counts what it has spent, or with an account, what the run has spent.
+
+    The key, in an environment variable or a file of the actor's host, is never logged or put into an error.
+    """
 
     url: str  # up to /v1, or ACTORS
-    secret: Secret
-    timeout_s: float  # of one request
-    deadline_s: float  # of an answer, with all its attempts and waits; not of the wait for a place among others
-    max_concurrent: int
-    max_requests: int  # the budget of the run, without an account of this process; 0: no limit
-    max_tokens: int  # the same, by the server's own count
-    max_cost: float  # the same, in the currency of the prices
-    input_price: float  # of a million tokens of prompts
-    output_price: float  # of a million tokens of answers
-    num_requests: int = 0
-    num_tokens: int = 0
-    cost: float = 0.0
-    account: Account | None = None
-    own_policy: OwnPolicy | None = None  # for the url ACTORS; an actor sets it
+    key_env: str = ""
+    key_file: str = ""
+    max_concurrent: int = 16
+    timeout_s: float = 60.0  # of one request
+    deadline_s: float = 300.0  # of an answer, with all its attempts and waits; not of the wait for a place among others
+    max_requests: int = 0  # the budget of the run, without an account of this process; 0: no limit
+    max_total_tokens: int = 0  # the same, by the server's own count
+    max_cost: float = 0.0  # the same, in the currency of the prices
+    input_price: float = 0.0  # of a million tokens of prompts
+    output_price: float = 0.0  # of a million tokens of answers
+    num_requests: int = field(init=False, default=0)
+    num_tokens: int = field(init=False, default=0)
+    cost: float = field(init=False, default=0.0)
+    account: Account | None = field(init=False, default=None)
+    own_policy: OwnPolicy | None = field(init=False, default=None)  # for the url ACTORS; an actor sets it
     _room: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
         self._room = asyncio.Semaphore(self.max_concurrent)
+
+    def read_key(self) -> str:
+        """Return the key, "" if none is configured. Raises ConfigError if it is not there."""
+        if self.key_env:
+            if not os.environ.get(self.key_env):
+                raise ConfigError(f"key_env names the environment variable {self.key_env}, which is not set; export it")
+            return os.environ[self.key_env].strip()
+        if self.key_file:
+            try:
+                return Path(self.key_file).read_text().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"key_file {self.key_file} cannot be read: {error}; write the key into it") from None
+        return ""
 
     async def ask(self, body: bytes, *, read: Callable[[str], T]) -> Reading[T]:
         """Send `body` until `read` accepts the answer, and return what it read; `read` raises ValueError to refuse.
@@ -169,32 +147,11 @@ class ChatClient:
         return await self._within_deadline(body, lambda answered: answered)
 
     async def _within_deadline(self, body: bytes, read: Callable[[Answered], R]) -> R:
-        async with self._room:  # also in waits between attempts: a server that has enough is asked less
-            try:
-                async with asyncio.timeout(self.deadline_s) as limit:
-                    return await self._until_read(body, read)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise EnvError(f"no answer from {self.url} within {self.deadline_s:g} s (deadline_s)") from None
+        async def attempt() -> R:
+            return read(await self._once(body))
 
-    async def _until_read(self, body: bytes, read: Callable[[Answered], R]) -> R:
-        ends_at, wait_s, num_malformed = time.monotonic() + self.deadline_s, FIRST_WAIT_S, 0
-        while True:
-            try:
-                return read(await self._once(body))
-            except Passing as failure:
-                num_malformed += failure.is_malformed
-                if num_malformed == MAX_MALFORMED:
-                    raise EnvError(f"{self.url}: {failure}; {num_malformed} answers were malformed") from None
-                this_wait_s = max(failure.wait_s, wait_s * random.SystemRandom().uniform(0.75, 1.25))
-                if time.monotonic() + this_wait_s > ends_at:
-                    raise EnvError(
-                        f"{self.url}: {failure}; another attempt would be too late (deadline_s is {self.deadline_s:g})"
-                    ) from None
-                log.info("%s: %s; next attempt in %.1f s", self.url, failure, this_wait_s)
-            await asyncio.sleep(this_wait_s)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        async with self._room:  # also in waits between attempts: a server that has enough is asked less
+            return await repeated(attempt, url=self.url, deadline_s=self.deadline_s)
 
     def _read(self, answer: Answered, read: Callable[[str], T]) -> T:
         # Of a number that is cut off the beginning is a number too, and another one.
@@ -214,7 +171,7 @@ class ChatClient:
                 async with asyncio.timeout(self.timeout_s):
                     answered = await self._own_answer(body)
             else:
-                answered = self._decoded(*await self._post(body))
+                answered = self._decoded(await self._post(body))
         except TimeoutError:
             raise Passing(f"no answer within {self.timeout_s:g} s (timeout_s)") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -227,13 +184,14 @@ class ChatClient:
             raise EnvError(f"the url `{ACTORS}` is the policy of an actor, and this process has none; give a server's")
         return await self.own_policy(body)
 
-    def _decoded(self, status: int, wait_s: float, reply: bytes) -> Answered:
-        if status in _PASSING or status >= 500:
-            raise Passing(f"status {status}: {self._quoted(reply.decode(errors='replace'))}", wait_s=wait_s)
-        if status != 200:
-            raise EnvError(f"{self.url} refused with status {status}: {self._quoted(reply.decode(errors='replace'))}")
+    def _decoded(self, reply: Reply) -> Answered:
+        if reply.status != 200:
+            why = f"status {reply.status}: {self._quoted(reply.body.decode(errors='replace'))}"
+            if reply.status in _PASSING or reply.status >= 500:
+                raise Passing(why, wait_s=reply.wait_s)
+            raise EnvError(f"{self.url} refused with {why}")
         try:
-            completion = msgspec.json.decode(reply, type=_Completion)
+            completion = msgspec.json.decode(reply.body, type=_Completion)
             choice = completion.choices[0]
             said, is_cut = choice.message, choice.finish_reason == "length"
             thought = said.reasoning_content or said.reasoning or ""
@@ -243,36 +201,21 @@ class ChatClient:
         except (*MALFORMED, IndexError) as error:
             raise Passing(f"the reply is not a chat completion: {error}", is_malformed=True) from None
 
-    async def _post(self, body: bytes) -> tuple[int, float, bytes]:
-        """Return status, the seconds to wait that the server asks for, and the reply. Raises Passing if too large."""
-        key = self._key()
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        headers |= {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
-        async with (
-            # A small compressed reply could become any size, so none is decompressed.
-            aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session,
-            session.post(
-                f"{self.url.rstrip('/')}/chat/completions", data=body, headers=headers, allow_redirects=False
-            ) as response,
-        ):
-            reply = bytearray()
-            async for chunk in response.content.iter_any():
-                reply += chunk
-                if len(reply) > MAX_REPLY_BYTES:
-                    raise Passing(f"the reply has more than {MAX_REPLY_BYTES} bytes", is_malformed=True)
-            return response.status, _seconds(response.headers.get("Retry-After", "")), bytes(reply)
+    async def _post(self, body: bytes) -> Reply:
+        headers = headers_with(self._key()) | {"Content-Type": "application/json"}
+        url = f"{self.url.rstrip('/')}/chat/completions"
+        return await requested(url, body, headers, timeout_s=self.timeout_s, max_bytes=MAX_REPLY_BYTES)
 
     def _key(self) -> str:
         try:
-            return self.secret.read()
+            return self.read_key()
         except ConfigError as error:
             raise EnvError(str(error)) from None
 
     @property
     def has_budget(self) -> bool:
         """Whether it may spend only so much."""
-        return bool(self.max_requests or self.max_tokens or self.max_cost)
+        return bool(self.max_requests or self.max_total_tokens or self.max_cost)
 
     async def _begin_request(self) -> None:
         """Count a request. Raises EnvError, and counts none, if the budget is spent."""
@@ -295,7 +238,7 @@ class ChatClient:
     async def _count(self, usage: Usage | None) -> None:
         used = usage or Usage()
         num_tokens = max(used.total_tokens, used.prompt_tokens + used.completion_tokens)
-        if (self.max_tokens or self.max_cost) and not num_tokens:
+        if (self.max_total_tokens or self.max_cost) and not num_tokens:
             raise EnvError(f"{self.url} reports no `usage`, so the budget cannot be kept; limit max_requests instead")
         if self.max_cost and not (used.prompt_tokens and used.completion_tokens):
             raise EnvError(
@@ -309,7 +252,7 @@ class ChatClient:
         whose = "process" if self.account is None else "run"
         for name, spent, most in (
             ("max_requests", requests, self.max_requests),
-            ("max_total_tokens", tokens, self.max_tokens),
+            ("max_total_tokens", tokens, self.max_total_tokens),
             ("max_cost", cost, self.max_cost),
         ):
             if most and spent >= most:
@@ -341,15 +284,3 @@ def _without_thought(text: str) -> str:
     for _, closing in THOUGHT_MARKS:
         text = text.rpartition(closing)[2]
     return text
-
-
-def _seconds(retry_after: str) -> float:
-    """The seconds of a Retry-After header, which has a number or a date; 0 if it is missing or malformed."""
-    try:
-        return min(max(0.0, float(retry_after)), 86_400.0)
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return 0.0

@@ -1,60 +1,38 @@
 """Makes a chat client from the settings of a file, with checked values."""
 
+import inspect
 import math
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
 from slipstream.common.process.config_error import ConfigError, require
-from slipstream.envhub.rewards.chat_client import ACTORS, ChatClient, Secret
+from slipstream.envhub.rewards.chat_client import ACTORS, ChatClient
+
+_WHOLE = {"max_concurrent": 1, "max_requests": 0, "max_total_tokens": 0}  # settings, and the least of each
 
 
-def client_of(
-    key: str,
-    *,
-    url: str,
-    key_env: str = "",
-    key_file: str = "",
-    max_concurrent: int = 16,
-    timeout_s: float = 60.0,
-    deadline_s: float = 300.0,
-    max_requests: int = 0,
-    max_total_tokens: int = 0,
-    max_cost: float = 0.0,
-    input_price: float = 0.0,
-    output_price: float = 0.0,
-) -> ChatClient:
-    """Make a client of the server at `url`, or of the run's own policy. Raises ConfigError, with `key`."""
+def client_of(key: str, **settings: Any) -> ChatClient:
+    """Make a client with these fields of ChatClient. Raises ConfigError, with `key`; TypeError for an unknown field."""
+    bound = inspect.signature(ChatClient).bind(**settings)
+    bound.apply_defaults()
+    given = bound.arguments
+    url, key_env, key_file = given["url"], given["key_env"], given["key_file"]
     if url != ACTORS:
         _check_url(key, url)
     both = isinstance(key_env, str) and isinstance(key_file, str) and not (key_env and key_file)
     require(both, f"{key}.key_env, {key}.key_file", "at most one name", "two", "remove one")
-    check_whole(
-        key,
-        {
-            "max_concurrent": (max_concurrent, 1),
-            "max_requests": (max_requests, 0),
-            "max_total_tokens": (max_total_tokens, 0),
-        },
-    )
-    for name, amount in {"max_cost": max_cost, "input_price": input_price, "output_price": output_price}.items():
-        require(is_number(amount) and amount >= 0, f"{key}.{name}", ">= 0", amount, "leave it out for no limit")
-    for name, value in {"timeout_s": timeout_s, "deadline_s": deadline_s}.items():
-        require(is_number(value) and value > 0, f"{key}.{name}", "> 0", value, "leave it out for the default")
-    priced = not max_cost or input_price + output_price > 0
+    check_whole(key, {name: (given[name], least) for name, least in _WHOLE.items()})
+    for name in ("max_cost", "input_price", "output_price"):
+        is_amount = is_number(given[name]) and given[name] >= 0
+        require(is_amount, f"{key}.{name}", ">= 0", given[name], "leave it out for no limit")
+    for name in ("timeout_s", "deadline_s"):
+        is_time = is_number(given[name]) and given[name] > 0
+        require(is_time, f"{key}.{name}", "> 0", given[name], "leave it out for the default")
+    max_cost = given["max_cost"]
+    priced = not max_cost or given["input_price"] + given["output_price"] > 0
     require(priced, f"{key}.max_cost", "0 without input_price and output_price", max_cost, "give the prices")
-    return ChatClient(
-        url=url,
-        secret=Secret(variable=key_env, file=key_file),
-        timeout_s=timeout_s,
-        deadline_s=deadline_s,
-        max_concurrent=max_concurrent,
-        max_requests=max_requests,
-        max_tokens=max_total_tokens,
-        max_cost=max_cost,
-        input_price=input_price,
-        output_price=output_price,
-    )
+    return ChatClient(**given)
 
 
 def check_request(key: str, request: Any, example: Mapping[str, Any]) -> None:

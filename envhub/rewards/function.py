@@ -33,7 +33,7 @@ from slipstream.common.process.imported import imported
 from slipstream.common.process.wire import MALFORMED
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.offspring import end_offspring_of
-from slipstream.envhub.isolation.own_thread import OwnThread
+from slipstream.envhub.isolation.own_thread import in_own_thread
 from slipstream.envhub.rewards.episode import Episode, Values
 from slipstream.envhub.rewards.measures import Measure
 
@@ -206,12 +206,11 @@ class Workers:
             request = msgspec.msgpack.Encoder(decimal_format="number").encode(call)
         except (TypeError, ValueError, OverflowError) as error:
             raise EnvError(f"a column of the task cannot be sent to the function's process: {error}") from error
-        thread, given_up = OwnThread("a reward"), threading.Event()
+        given_up = threading.Event()
         try:
-            returned = await thread.call(partial(self._ask, request, given_up))
+            returned = await in_own_thread("a reward", partial(self._ask, request, given_up))
         finally:
             given_up.set()
-            thread.end()
         if isinstance(returned, str):
             raise EnvError(returned)
         return returned

@@ -10,7 +10,6 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -106,7 +105,7 @@ def judge(
     cache_size: int = 10_000,
     **client: Any,
 ) -> Judge:
-    """Make a judge from the settings of the part `key`; `client` are those of `client_of`.
+    """Make a judge from the settings of the part `key`; `client` are those of ChatClient.
 
     Raises ConfigError if one is malformed.
     """
@@ -132,7 +131,7 @@ def judge(
 
 # What may be given to `judge`: the settings of its client have their own names.
 _OWN = [each for name, each in inspect.signature(judge).parameters.items() if name != "client"]
-_CLIENTS = inspect.signature(partial(client_of, "")).parameters.values()
+_CLIENTS = inspect.signature(ChatClient).parameters.values()
 judge.__signature__ = inspect.Signature([*_OWN, *_CLIENTS])  # type: ignore[attr-defined]
 
 

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from slipstream.common.text.action_format import PREDICTION
@@ -47,106 +47,90 @@ def length(*, budget_tokens: int | None = None, budget_turns: int | None = None)
     return measure
 
 
-def valid_actions() -> Measure:
-    """Make the share of turns whose action was valid."""
-
-    async def measure(episode: Episode) -> Values:
-        return sum(turn.valid_action for turn in episode.turns) / len(episode.turns)
-
-    return measure
+def valid_actions(episode: Episode) -> Values:
+    """Return the share of turns whose action was valid."""
+    return sum(turn.valid_action for turn in episode.turns) / len(episode.turns)
 
 
-def efficiency() -> Measure:
-    """Make the share of `env.max_turns` that a successful episode left; 0 without success."""
-
-    async def measure(episode: Episode) -> Values:
-        return max(0.0, 1.0 - len(episode.turns) / episode.max_turns) if episode.success else 0.0
-
-    return measure
+def efficiency(episode: Episode) -> Values:
+    """Return the share of `env.max_turns` that a successful episode left; 0 without success."""
+    return max(0.0, 1.0 - len(episode.turns) / episode.max_turns) if episode.success else 0.0
 
 
-def invalid_actions() -> Measure:
-    """Make 1 for each turn whose action was invalid."""
-
-    async def measure(episode: Episode) -> Values:
-        return [float(not turn.valid_action) for turn in episode.turns]
-
-    return measure
+def invalid_actions(episode: Episode) -> Values:
+    """Return 1 for each turn whose action was invalid."""
+    return [float(not turn.valid_action) for turn in episode.turns]
 
 
-def repetition() -> Measure:
-    """Make 1 for each turn whose action was tried before in the same state.
+def repetition(episode: Episode) -> Values:
+    """Return 1 for each turn whose action was tried before in the same state.
 
     States are compared by their `state_key`. Where an environment has none, the same action always counts.
     """
-
-    async def measure(episode: Episode) -> Values:
-        seen, repeated = set[tuple[str, str]](), list[float]()
-        for turn in episode.turns:
-            choice = (turn.state_key, turn.action)
-            repeated.append(float(choice in seen))
-            seen.add(choice)
-        return repeated
-
-    return measure
+    seen, repeated = set[tuple[str, str]](), list[float]()
+    for turn in episode.turns:
+        choice = (turn.state_key, turn.action)
+        repeated.append(float(choice in seen))
+        seen.add(choice)
+    return repeated
 
 
-def error_recovery() -> Measure:
-    """Make the share of invalid actions that a valid one followed at once; 1 if there was none.
+def error_recovery(episode: Episode) -> Values:
+    """Return the share of invalid actions that a valid one followed at once; 1 if there was none.
 
     An episode without errors gets as much as one that recovers from all: errors earn nothing.
     """
-
-    async def measure(episode: Episode) -> Values:
-        valid = [turn.valid_action for turn in episode.turns]
-        num_errors = valid.count(False)
-        num_mended = sum(now and not before for before, now in itertools.pairwise(valid))
-        return num_mended / num_errors if num_errors else 1.0
-
-    return measure
+    valid = [turn.valid_action for turn in episode.turns]
+    num_errors = valid.count(False)
+    num_mended = sum(now and not before for before, now in itertools.pairwise(valid))
+    return num_mended / num_errors if num_errors else 1.0
 
 
-def prediction() -> Measure:
-    """Make, for each turn, how well the predicted answer fits the one that came: the F1 score of their words.
+def prediction(episode: Episode) -> Values:
+    """Return, for each turn, how well the predicted answer fits the one that came: the F1 score of their words.
 
         F1 = 2 * shared / (predicted + came)
 
     "red mug" for "a red bowl": 2 * 1 / (2 + 3) = 0.4. It is 0 without a prediction.
     """
-
-    async def measure(episode: Episode) -> Values:
-        return [_f1(_words(PREDICTION.parse(turn.reply).text), _words(turn.answer)) for turn in episode.turns]
-
-    return measure
+    return [_f1(_words(PREDICTION.parse(turn.reply).text), _words(turn.answer)) for turn in episode.turns]
 
 
-def novelty() -> Measure:
-    """Make 1 / sqrt(n) for each turn, where n is how often its state has been seen in the episode.
+def novelty(episode: Episode) -> Values:
+    """Return 1 / sqrt(n) for each turn, where n is how often its state has been seen in the episode.
 
     The bonus of Strehl & Littman 2008, https://doi.org/10.1016/j.jcss.2007.08.009, with counts of one episode. A turn
     whose state is unknown gives 0.
     """
+    return count_bonus([turn.state_key for turn in episode.turns], [0] * len(episode.turns))
 
+
+def count_bonus(states: Sequence[str], before: Sequence[int]) -> list[float]:
+    """Return 1 / sqrt(n) for each visit of a state, where n counts it, those before it, and `before`; 0 if unknown."""
+    seen, bonus = Counter[str](), list[float]()
+    for state, earlier in zip(states, before, strict=True):
+        seen[state] += 1
+        bonus.append((earlier + seen[state]) ** -0.5 if state else 0.0)
+    return bonus
+
+
+def _without_options(function: Callable[[Episode], Values]) -> Callable[[], Measure]:
     async def measure(episode: Episode) -> Values:
-        seen, bonus = Counter[str](), list[float]()
-        for turn in episode.turns:
-            seen[turn.state_key] += 1
-            bonus.append(seen[turn.state_key] ** -0.5 if turn.state_key else 0.0)
-        return bonus
+        return function(episode)
 
-    return measure
+    return lambda: measure
 
 
 MEASURES: dict[str, Callable[..., Measure]] = {
     "goal": goal,
     "length": length,
-    "format": valid_actions,
-    "efficiency": efficiency,
-    "invalid_actions": invalid_actions,
-    "repetition": repetition,
-    "error_recovery": error_recovery,
-    "prediction": prediction,
-    "novelty": novelty,
+    "format": _without_options(valid_actions),
+    "efficiency": _without_options(efficiency),
+    "invalid_actions": _without_options(invalid_actions),
+    "repetition": _without_options(repetition),
+    "error_recovery": _without_options(error_recovery),
+    "prediction": _without_options(prediction),
+    "novelty": _without_options(novelty),
 }
 
 

@@ -30,13 +30,11 @@ COMBINE: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def combined(marks: Mapping[str, float], combine: str) -> Marked:
-    """Return one mark of those of each judge, beside them their agreement: 1 - the mean difference of two judges."""
+    """Return one mark of those of two judges or more, and their agreement: 1 - the mean difference of two of them."""
     differences = [abs(one - other) for one, other in itertools.combinations(marks.values(), 2)]
-    return Marked(value=COMBINE[combine](list(marks.values())), beside={**marks, "agreement": 1 - _mean(differences)})
-
-
-def _mean(numbers: Sequence[float]) -> float:
-    return statistics.fmean(numbers) if numbers else 0.0
+    return Marked(
+        value=COMBINE[combine](list(marks.values())), beside={**marks, "agreement": 1 - statistics.fmean(differences)}
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

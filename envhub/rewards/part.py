@@ -149,7 +149,7 @@ def check_keys(parts: Mapping[str, Sequence[Part]], *, of_groups: bool = False) 
     for part in (part for of_env in parts.values() for part in of_env):
         for asked in _named_judges(part).values() if bool(part.compare) == of_groups else []:
             try:
-                asked.client.secret.read()
+                asked.client.read_key()
             except ConfigError as error:
                 raise ConfigError(f"`{part.key}`: {error}") from None
 

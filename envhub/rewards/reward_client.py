@@ -4,13 +4,10 @@ What may pass is tried again until a deadline: lost connections, 429 and 5xx. A 
 batch, so it has no shorter timeout of its own.
 """
 
-import asyncio
-import io
-import logging
 import math
-import random
 import urllib.parse
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import aiohttp
@@ -29,18 +26,12 @@ from slipstream.common.records.reward_protocol import (
 )
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
+from slipstream.envhub.rewards.attempts import Passing, repeated, requested
 
 DEADLINE_S = 300.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 10.0
 MAX_QUOTED_CHARS = 300
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
-
-
-class _Passing(Exception):
-    """An attempt failed in a way that may pass."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,7 +45,7 @@ class RewardClient:
 
     def __post_init__(self) -> None:
         """Raise ValueError for an address that cannot be one."""
-        parts = urllib.parse.urlsplit(self.url)
+        parts = urllib.parse.urlsplit(self.url if isinstance(self.url, str) else "")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
             raise ValueError(
                 f"the address must be like http://HOST:PORT of `slipstream serve rewards`, got {self.url!r}"
@@ -84,62 +75,28 @@ class RewardClient:
 
     async def _answer(self, path: str, body: bytes | None, kind: type[T]) -> T:
         """The reply of several attempts. Raises EnvError after the deadline, or if the server refuses for good."""
-        why, wait_s = "no reply yet", FIRST_WAIT_S
-        try:
-            async with asyncio.timeout(self.deadline_s) as limit:
-                while True:
-                    try:
-                        reply = await self._once(path, body)
-                        break
-                    except _Passing as failure:
-                        why = str(failure)
-                    log.info("%s: %s; next attempt in %.1f s", self.url, why, wait_s)
-                    await asyncio.sleep(wait_s * random.SystemRandom().uniform(0.75, 1.25))
-                    wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise EnvError(f"no answer from {self.url} within {self.deadline_s:g} s: {why}") from None
+        reply = await repeated(partial(self._once, path, body), url=self.url, deadline_s=self.deadline_s)
         try:
             return msgspec.msgpack.decode(reply, type=kind)
         except MALFORMED as error:
             raise EnvError(f"{self.url} is no server of a reward model: {error}") from None
 
     async def _once(self, path: str, body: bytes | None) -> bytes:
-        """The body of one reply. Raises _Passing, and EnvError if another attempt would not help."""
+        """The body of one reply. Raises Passing, and EnvError if another attempt would not help."""
         try:
             headers = headers_with(read_secret("", option="", variable=SECRET_VARIABLE))
         except ValueError as error:
             raise EnvError(str(error)) from None
-        headers |= {"Accept-Encoding": "identity", "Content-Type": "application/msgpack"}
+        headers |= {"Content-Type": "application/msgpack"}
+        url = f"{self.url.rstrip('/')}/v1/{path}"
         try:
-            async with (
-                # A small compressed reply could become any size, so none is decompressed.
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False) as session,
-                session.request(
-                    "GET" if body is None else "POST",
-                    f"{self.url.rstrip('/')}/v1/{path}",
-                    data=None if body is None else io.BytesIO(body),  # a large body as bytes would block the loop
-                    headers=headers,
-                    allow_redirects=False,
-                ) as response,
-            ):
-                reply = await _read(response)
+            reply = await requested(url, body, headers, timeout_s=None, max_bytes=MAX_REPLY_BYTES)
         except (aiohttp.ClientError, OSError) as error:
-            raise _Passing(f"{type(error).__name__}: {error}") from None
-        if response.status == 200:
-            return reply
-        why = f"status {response.status}: {reply.decode(errors='replace')[:MAX_QUOTED_CHARS]!r}"
-        if response.status == 429 or response.status >= 500:
-            raise _Passing(why)
-        hint = f"; set {SECRET_VARIABLE} to its key" if response.status == 401 else ""
+            raise Passing(f"{type(error).__name__}: {error}") from None
+        if reply.status == 200:
+            return reply.body
+        why = f"status {reply.status}: {reply.body.decode(errors='replace')[:MAX_QUOTED_CHARS]!r}"
+        if reply.status == 429 or reply.status >= 500:
+            raise Passing(why, wait_s=reply.wait_s)
+        hint = f"; set {SECRET_VARIABLE} to its key" if reply.status == 401 else ""
         raise EnvError(f"{self.url} refuses with {why}{hint}")
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    reply = bytearray()
-    async for chunk in response.content.iter_any():
-        reply += chunk
-        if len(reply) > MAX_REPLY_BYTES:
-            raise EnvError(f"{response.url.origin()} has sent more than {MAX_REPLY_BYTES} bytes")
-    return bytes(reply)

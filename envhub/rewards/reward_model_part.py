@@ -37,6 +37,4 @@ def reward_model(*, url: str, deadline_s: float = DEADLINE_S) -> ServedRewardMod
     """Make the part. Raises ValueError for an address, or a deadline, that cannot be one."""
     if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not 0 < deadline_s < float("inf"):
         raise ValueError(f"deadline_s must be above 0, got {deadline_s!r}; leave it out for {DEADLINE_S:g}")
-    if not isinstance(url, str):
-        raise ValueError(f"url must be like http://HOST:PORT of `slipstream serve rewards`, got {url!r}")
     return ServedRewardModel(client=RewardClient(url=url, deadline_s=float(deadline_s)))

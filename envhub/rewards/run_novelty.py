@@ -1,13 +1,13 @@
 """The count bonus over a run: how seldom all episodes of the run so far have been in the states of an episode."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.episode import Episode, Values
+from slipstream.envhub.rewards.measures import count_bonus
 
 Visits = Callable[[Task, Sequence[str]], list[int]]
 """How often stored episodes have been in each of these states of a task."""
@@ -28,9 +28,4 @@ class RunNovelty:
         if self.visits is None:
             raise EnvError("it counts the states of a run, and this episode has no run; leave the part out")
         states = [turn.state_key for turn in episode.turns]
-        before = await asyncio.to_thread(self.visits, episode.task, states)
-        here, bonus = Counter[str](), list[float]()
-        for state, earlier in zip(states, before, strict=True):
-            here[state] += 1
-            bonus.append((earlier + here[state]) ** -0.5 if state else 0.0)
-        return bonus
+        return count_bonus(states, await asyncio.to_thread(self.visits, episode.task, states))

@@ -72,7 +72,7 @@ class GroupJudge:
 
         Beside the marks of the run's own policy is its version.
         """
-        found = await together(_One(judge=judge, compare=self.compare)(members) for judge in self.judges.values())
+        found = await together(_compared(judge, self.compare, members) for judge in self.judges.values())
         versions = {
             f"{name}_{VERSION}" if name else VERSION: float(each.policy_version)
             for name, each in zip(self.judges, found, strict=True)
@@ -85,76 +85,67 @@ class GroupJudge:
         return [Marked(value=each.value, beside={**each.beside, **versions}) for each in marked]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _One:
-    """The comparison by one judge."""
-
-    judge: Judge
-    compare: str
-
-    async def __call__(self, members: Sequence[Shown]) -> Reading[list[float]]:
-        # The order of hashes: each place is as likely for the best as for the worst, and a repeated judging asks the
-        # same.
-        texts = sorted({member.text for member in members}, key=lambda text: hashlib.blake2b(text.encode()).digest())
-        conversations = {member.text: member.conversation for member in members}
-        distinct = [conversations[text] for text in texts]
-        reference = {name: members[0].columns[name] for name in self.judge.columns}
-        if self.compare == "listwise":
-            listed = await self._listed(distinct, reference)
-            marks = dict(zip(texts, listed.value, strict=True))
-            return Reading(value=[marks[member.text] for member in members], policy_version=listed.policy_version)
-        paired = await self._pairs(distinct, reference)
-        places = [texts.index(member.text) for member in members]
-        wins = [_mean_win(place, places[:at] + places[at + 1 :], paired.value) for at, place in enumerate(places)]
-        return Reading(value=wins, policy_version=paired.policy_version)
-
-    async def _listed(self, distinct: list[list[dict[str, str]]], reference: Mapping[str, Any]) -> Reading[list[float]]:
-        rubric, number = self.judge.rubric, len(distinct)
-        return await self.judge.ask(
-            rubric.instructions_for_list(number),
-            self._text(distinct, reference),
-            read=lambda answer: rubric.read_list(answer, number),
+async def _compared(judge: Judge, compare: str, members: Sequence[Shown]) -> Reading[list[float]]:
+    """The marks of the members by one judge."""
+    # The order of hashes: each place is as likely for the best as for the worst, and a repeated judging asks the same.
+    texts = sorted({member.text for member in members}, key=lambda text: hashlib.blake2b(text.encode()).digest())
+    conversations = {member.text: member.conversation for member in members}
+    distinct = [conversations[text] for text in texts]
+    reference = {name: members[0].columns[name] for name in judge.columns}
+    if compare == "listwise":
+        listed = await judge.ask(
+            judge.rubric.instructions_for_list(len(distinct)),
+            _text(distinct, reference, judge.max_chars),
+            read=lambda answer: judge.rubric.read_list(answer, len(distinct)),
         )
+        marks = dict(zip(texts, listed.value, strict=True))
+        return Reading(value=[marks[member.text] for member in members], policy_version=listed.policy_version)
+    paired = await _pairs(judge, distinct, reference)
+    places = [texts.index(member.text) for member in members]
+    wins = [_mean_win(place, places[:at] + places[at + 1 :], paired.value) for at, place in enumerate(places)]
+    return Reading(value=wins, policy_version=paired.policy_version)
 
-    async def _pairs(
-        self, distinct: list[list[dict[str, str]]], reference: Mapping[str, Any]
-    ) -> Reading[dict[tuple[int, int], float]]:
-        """How often the first of two won against the second: 1, 0.5 or 0 in each order, and the mean of both orders.
 
-        The policy version is the oldest that was asked.
-        """
-        if len(distinct) > MAX_PAIRED:
-            raise EnvError(
-                f"{len(distinct)} members in a group, pairs are of {MAX_PAIRED} at most; compare: listwise asks once"
-            )
-        rubric, orders = self.judge.rubric, list(itertools.permutations(range(len(distinct)), 2))
-        answers = await together(
-            self.judge.ask(
-                rubric.instructions_for_pair,
-                self._text([distinct[first], distinct[second]], reference),
-                read=rubric.read_pair,
-            )
-            for first, second in orders
+async def _pairs(
+    judge: Judge, distinct: list[list[dict[str, str]]], reference: Mapping[str, Any]
+) -> Reading[dict[tuple[int, int], float]]:
+    """How often the first of two won against the second: 1, 0.5 or 0 in each order, and the mean of both orders.
+
+    The policy version is the oldest that was asked.
+    """
+    if len(distinct) > MAX_PAIRED:
+        raise EnvError(
+            f"{len(distinct)} members in a group, pairs are of {MAX_PAIRED} at most; compare: listwise asks once"
         )
-        won = {order: answer.value for order, answer in zip(orders, answers, strict=True)}
-        return Reading(
-            value={(first, second): (won[first, second] + 1 - won[second, first]) / 2 for first, second in orders},
-            policy_version=min(
-                (answer.policy_version for answer in answers if answer.policy_version is not None), default=None
-            ),
+    orders = list(itertools.permutations(range(len(distinct)), 2))
+    answers = await together(
+        judge.ask(
+            judge.rubric.instructions_for_pair,
+            _text([distinct[first], distinct[second]], reference, judge.max_chars),
+            read=judge.rubric.read_pair,
         )
+        for first, second in orders
+    )
+    won = {order: answer.value for order, answer in zip(orders, answers, strict=True)}
+    return Reading(
+        value={(first, second): (won[first, second] + 1 - won[second, first]) / 2 for first, second in orders},
+        policy_version=min(
+            (answer.policy_version for answer in answers if answer.policy_version is not None), default=None
+        ),
+    )
 
-    def _text(self, conversations: list[list[dict[str, str]]], reference: Mapping[str, Any]) -> str:
-        """The request's JSON: what all conversations begin with, once, and then each by its number."""
-        num_shared = len(_common_beginning(conversations)) if len(conversations) > 1 else 0
-        max_chars = self.judge.max_chars // (len(conversations) + 1)
-        episodes = {
-            str(number): _within(conversation[num_shared:], max_chars)
-            for number, conversation in enumerate(conversations, start=1)
-        }
-        shared = {"shared_beginning": _within(conversations[0][:num_shared], max_chars)} if num_shared else {}
-        known = {"reference": reference} if reference else {}
-        return json.dumps({**shared, **known, "episodes": episodes}, ensure_ascii=False, default=str)
+
+def _text(conversations: list[list[dict[str, str]]], reference: Mapping[str, Any], max_chars: int) -> str:
+    """The request's JSON: what all conversations begin with, once, and then each by its number."""
+    num_shared = len(_common_beginning(conversations)) if len(conversations) > 1 else 0
+    each_chars = max_chars // (len(conversations) + 1)
+    episodes = {
+        str(number): _within(conversation[num_shared:], each_chars)
+        for number, conversation in enumerate(conversations, start=1)
+    }
+    shared = {"shared_beginning": _within(conversations[0][:num_shared], each_chars)} if num_shared else {}
+    known = {"reference": reference} if reference else {}
+    return json.dumps({**shared, **known, "episodes": episodes}, ensure_ascii=False, default=str)
 
 
 def _mean_win(place: int, others: Sequence[int], wins: Mapping[tuple[int, int], float]) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import redis
 
+from slipstream.common.config.config import Config
 from slipstream.common.process.events import Events
 from slipstream.common.process.metrics import Metrics
 from slipstream.common.process.printable import printable
@@ -37,19 +38,14 @@ class FleetWatch:
         connections: Connections,
         tensorboard: Path,
         *,
-        run_id: str,
-        max_lag: int,
-        num_steps: int,
-        is_rewarded: bool,
+        config: Config,
         started_at_s: float,
         tokens_trained: Callable[[], int],
         steps: Callable[[], Sequence[Mapping[str, float]]],
     ) -> None:
         """`steps` gives the records of the newest optimizer steps."""
         self.found: Diagnosis | None = None  # at the last look
-        self._observer = Observer(
-            connections.clients, run_id, max_lag=max_lag, num_steps=num_steps, is_rewarded=is_rewarded
-        )
+        self._observer = Observer(connections.clients, config)
         self._started_at_s = started_at_s
         self._tokens_trained = tokens_trained
         self._steps = steps

@@ -81,10 +81,7 @@ class RunRecord:
         self._watch = FleetWatch(
             connections,
             run_dir.tensorboard,
-            run_id=config.run.name,
-            max_lag=config.replay.max_lag,
-            num_steps=config.learner.steps,
-            is_rewarded=config.objective.is_rewarded,
+            config=config,
             started_at_s=started_at_s,
             tokens_trained=lambda: self.tally.tokens_trained,
             steps=lambda: self._newest,

@@ -93,7 +93,7 @@ class StoreWriter:
             if blob.root not in self._written:
                 self._store.write(blob, self._chunks(blob))
                 self._written.add(blob.root)
-        self._bulletin.announce_stored(Offer(manifest=manifest, pull_endpoint=""))
+        self._bulletin.announce(Offer(manifest=manifest, pull_endpoint=""), board="stored")
         roots = {blob.root for blob in parts}
         self._written &= roots | self._kept
         self._store.keep(roots | self._kept)  # keep the last version too, for actors that are reading it

@@ -36,20 +36,13 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class JudgeBuffer:
-    """One stream of groups of one run, or a shard of it, for a judge. Threads may share it."""
+    """The training groups of one run, or a shard of them, for a judge. Threads may share it."""
 
     def __init__(
-        self,
-        client: redis.Redis,
-        run_id: str,
-        replay: ReplayConfig,
-        *,
-        vocab_size: int,
-        stream: str = "train",
-        shard: int = 0,
+        self, client: redis.Redis, run_id: str, replay: ReplayConfig, *, vocab_size: int, shard: int = 0
     ) -> None:
         self._ttl_ms = round(1000 * replay.lease_ttl_s)
-        self._base = key(shard_name(run_id, shard), stream)
+        self._base = key(shard_name(run_id, shard), "train")
         self._payloads = Payloads(client, self._base, run_id, replay, vocab_size=vocab_size)
         self._verbs = Verbs(client, run_id, self._base, JUDGES)
 

@@ -26,10 +26,11 @@ class NotRecorded(LookupError):
     """The requested group, member or step does not exist; the message says which places were searched."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ListedMember:
-    """One stored member, from its record in the group."""
+    """One stored member, from its record in the group: its actor, then the numbers as `payloads.record_of` has them."""
 
+    actor: str
     attempt: int
     fence: int
     newest_policy_version: int
@@ -37,7 +38,6 @@ class ListedMember:
     num_tokens: int
     num_turns: int
     duration_ms: int
-    actor: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,11 +58,6 @@ class ListedGroup:
     @property
     def group_id(self) -> int:
         return self.ticket.group_id
-
-    def payload(self, base: str, member: int) -> str:
-        """The key of a stored member's payload."""
-        stored = self.members[member]
-        return f"{base}:blob:{self.group_id}:{member}:{stored.attempt}:{stored.fence}"
 
 
 def list_groups(
@@ -99,7 +94,8 @@ def find_group(client: redis.Redis, run_id: str, group_id: int, *, stream: str =
 
 def payloads(client: redis.Redis, run_id: str, group: ListedGroup, *, stream: str = "train") -> dict[int, bytes | None]:
     """The stored members' payloads, unchecked; None for a missing one."""
-    names = [group.payload(key(run_id, stream), member) for member in group.members]
+    base = f"{key(run_id, stream)}:blob:{group.group_id}"
+    names = [f"{base}:{member}:{stored.attempt}:{stored.fence}" for member, stored in group.members.items()]
     frames: list[Any] = client.mget(names) if names else []
     return dict(zip(group.members, frames, strict=True))
 
@@ -157,16 +153,6 @@ def _listed(state: str, score: float, row: dict[str, bytes], now_s: float) -> Li
 
 
 def _member(record: bytes) -> ListedMember:
-    attempt, fence, newest, num_bytes, num_tokens, num_turns, duration_ms, actor = record.decode(
-        errors="replace"
-    ).split(":", 7)
-    return ListedMember(
-        attempt=int(attempt),
-        fence=int(fence),
-        newest_policy_version=int(newest),
-        num_bytes=int(num_bytes),
-        num_tokens=int(num_tokens),
-        num_turns=int(num_turns),
-        duration_ms=int(duration_ms),
-        actor=actor,
-    )
+    attempt, fence, newest, num_bytes, num_tokens, num_turns, duration_ms, actor = record.split(b":", 7)
+    numbers = (attempt, fence, newest, num_bytes, num_tokens, num_turns, duration_ms)
+    return ListedMember(actor.decode(errors="replace"), *map(int, numbers))

@@ -16,7 +16,7 @@ learner can make.
 import functools
 import logging
 import time
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import redis
@@ -34,6 +34,8 @@ TTL_S = 120  # time to live of every key of one invitation
 MAX_DIGITS = 14  # of a counter
 MAX_SEQUENCE = 2**64 - 1  # of an entry's id in a stream, after its version
 CPU = "cpu"
+Board = Literal["latest", "stored"]  # every offer, or only those whose blobs are on `weights.disk`
+_VERSION_OF = {"latest": "version", "stored": "stored_version"}  # the key with the version of a board
 
 log = logging.getLogger(__name__)
 
@@ -85,15 +87,8 @@ class Bulletin:
         self._join = scripts.load(client, "join_broadcast")
         self._members = scripts.load(client, "broadcast_members")
 
-    def announce(self, offer: Offer) -> None:
-        """Make `offer` the latest. Raises FencedOut."""
-        self._move("latest", "version", offer)
-
-    def announce_stored(self, offer: Offer) -> None:
-        """Make `offer` the latest one whose blobs are on `weights.disk`. Raises FencedOut."""
-        self._move("stored", "stored_version", offer)
-
-    def _move(self, board: str, version: str, offer: Offer) -> None:
+    def announce(self, offer: Offer, *, board: Board = "latest") -> None:
+        """Make `offer` the newest of its board. Raises FencedOut."""
         manifest = offer.manifest
         staged = self._key("staged", board, manifest.learner_epoch, manifest.policy_version)
         self._notices.put(staged, wire.encode(offer, compress=True), ttl_s=TTL_S)
@@ -102,7 +97,7 @@ class Bulletin:
             self._announce(
                 keys=[
                     keys.epoch_key(self._run_id),
-                    self._key(version),
+                    self._key(_VERSION_OF[board]),
                     self._key(board),
                     staged,
                     self._key(board, "versions"),
@@ -113,37 +108,23 @@ class Bulletin:
         if refusal:
             raise FencedOut(refusal.decode())
 
-    def latest(self) -> Offer | None:
+    def latest(self, *, board: Board = "latest") -> Offer | None:
         """The newest offer; None before the first."""
-        return self._read("latest")
+        name = self._key(board)
+        return next((offer for _, offer in read_records(Offer, [(name, self._notices.read(name))])), None)
 
-    def stored(self) -> Offer | None:
-        """The newest offer whose blobs are on `weights.disk`; None before the first."""
-        return self._read("stored")
-
-    def later(self, policy_version: int, *, wait_s: float) -> Offer | None:
+    def later(self, policy_version: int, *, wait_s: float, board: Board = "latest") -> Offer | None:
         """The newest offer, as soon as its version is above `policy_version`; None if `wait_s` passes first."""
-        return self._later("latest", policy_version, wait_s)
-
-    def later_stored(self, policy_version: int, *, wait_s: float) -> Offer | None:
-        """Like `later`, of the offers whose blobs are on `weights.disk`."""
-        return self._later("stored", policy_version, wait_s)
-
-    def _later(self, board: str, than: int, wait_s: float) -> Offer | None:
         name, block_ms = self._key(board, "versions"), int(wait_s * 1000) or None  # Redis waits for ever at 0
-        after: Any = {name: f"{than}-{MAX_SEQUENCE}" if than >= 0 else "0-0"}
+        after: Any = {name: f"{policy_version}-{MAX_SEQUENCE}" if policy_version >= 0 else "0-0"}
         announced = read_or_nothing(lambda: self._client.xread(after, block=block_ms), name)
         if announced is not None and not announced:
             return None
-        offer = self._read(board)
-        if offer is not None and offer.manifest.policy_version > than:
+        offer = self.latest(board=board)
+        if offer is not None and offer.manifest.policy_version > policy_version:
             return offer
         time.sleep(wait_s)  # the stream or the offer is damaged: the next announcement replaces both
         return None
-
-    def _read(self, board: str) -> Offer | None:
-        name = self._key(board)
-        return next((offer for _, offer in read_records(Offer, [(name, self._notices.read(name))])), None)
 
     def highest_version(self) -> int:
         """The highest version ever offered, as far as Redis knows; -1 for none. Its offer may be missing or damaged."""

@@ -117,8 +117,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         sections = yaml.safe_load(self.config_yaml) or {}
         played = {name: sections.get(name) for name in PLAYED_SECTIONS} | {"seed": sections.get("run", {}).get("seed")}
         rest = msgspec.structs.replace(self, config_yaml="", model_path="")
-        content = yaml.safe_dump(played).encode() + msgspec.json.encode(rest, order="deterministic")
-        return hashlib.sha256(content).hexdigest()[:16]
+        return hashlib.sha256(msgspec.json.encode([played, rest], order="deterministic")).hexdigest()[:16]
 
 
 class Census(NamedTuple):

@@ -44,7 +44,16 @@ class Rendezvous:
     def get(self, key: str) -> bytes:
         """Wait for the value and return it."""
         self.wait([key])
-        return self._read(key)
+        with _answered():
+            found: Any = self._client.hget(self._name, key)
+        stored = found or b""
+        mac, value = stored[:MAC_BYTES], stored[MAC_BYTES:]
+        if not value or not hmac.compare_digest(mac, self._mac(key, value)):
+            raise RendezvousFailed(
+                f"{self._name}: the {len(stored)} bytes of {key} have a wrong MAC: another process wrote them, or a "
+                "member has another `weights.key_file`"
+            )
+        return value
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         patience_s = self._timeout_s if timeout is None else timeout.total_seconds()
@@ -65,18 +74,6 @@ class Rendezvous:
     def delete_key(self, key: str) -> bool:
         with _answered():
             return bool(self._client.hdel(self._name, key))
-
-    def _read(self, key: str) -> bytes:
-        with _answered():
-            found: Any = self._client.hget(self._name, key)
-        stored = found or b""
-        mac, value = stored[:MAC_BYTES], stored[MAC_BYTES:]
-        if not value or not hmac.compare_digest(mac, self._mac(key, value)):
-            raise RendezvousFailed(
-                f"{self._name}: the {len(stored)} bytes of {key} have a wrong MAC: another process wrote them, or a "
-                "member has another `weights.key_file`"
-            )
-        return value
 
     def _mac(self, key: str, value: bytes) -> bytes:
         return hmac.digest(self._secret, f"{self._name} {key} ".encode() + value, hashlib.sha256)

@@ -9,6 +9,7 @@ The verbs update the counters; `slipstream.replay.buffer.audit` counts everythin
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -105,11 +106,11 @@ _BY_REASON = {
     "duration_ms": "duration_ms:",
 }
 _OF_PREFIX = {prefix: name for name, prefix in _BY_REASON.items()}
-_ONE_COUNTER = [
-    (field.name, _COUNTERS.get(field.name, field.name))
+_ONE_COUNTER = {
+    _COUNTERS.get(field.name, field.name): field.name
     for field in dataclasses.fields(Ledger)
     if field.name not in _BY_REASON and field.name != "unreadable"
-]
+}
 
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
@@ -140,25 +141,27 @@ def read_ledger(client: redis.Redis, run_id: str, *, stream: str = "train") -> L
 
 def ledger_of(counters: Mapping[bytes, bytes]) -> Ledger:
     """The ledger of the stored counters."""
-    numbers: dict[str, int | float] = {}
-    unreadable = []
+    fields: dict[str, Any] = dict.fromkeys(_ONE_COUNTER.values(), 0) | {"last_group_id": -1, "unreadable": []}
+    fields |= {name: {} for name in _BY_REASON}
     for name, stored in counters.items():
-        number = _number(name, stored)
+        number, (field, reason) = _number(name, stored), _place(name)
         if number is None:
-            unreadable.append(name.decode(errors="replace"))
-        else:
-            readable = name.decode(errors="replace")  # several malformed names may become one
-            numbers[readable] = numbers.get(readable, 0) + number
-    numbers.setdefault("last_group_id", -1)
-    fields: dict[str, Any] = {name: numbers.get(counter, 0) for name, counter in _ONE_COUNTER}
-    fields |= {name: {} for name in _BY_REASON} | {"unreadable": unreadable}
-    for counter, value in numbers.items():
-        end = counter.find(":") + 1
-        while end and counter[:end] not in _OF_PREFIX:
-            end = counter.find(":", end) + 1
-        if end and value:
-            fields[_OF_PREFIX[counter[:end]]][counter[end:]] = value
+            fields["unreadable"].append(name.decode(errors="replace"))
+        elif reason is None:
+            fields |= {field: number} if field else {}
+        elif number:
+            fields[field][reason] = fields[field].get(reason, 0) + number  # several malformed names may become one
     return Ledger(**fields)
+
+
+@functools.lru_cache(maxsize=4096)  # names are foreign bytes
+def _place(name: bytes) -> tuple[str, str | None]:
+    """The field of a counter, empty if it has none, and its reason where the field has one number for each."""
+    counter = name.decode(errors="replace")
+    for prefix, field in _OF_PREFIX.items():
+        if counter.startswith(prefix):
+            return field, counter.removeprefix(prefix)
+    return _ONE_COUNTER.get(counter, ""), None
 
 
 def _number(name: bytes, value: bytes) -> int | float | None:

@@ -45,7 +45,7 @@ class Script:
     def __init__(self, client: redis.Redis, text: str) -> None:
         self._client = client
         self.text = text
-        self.sha = hashlib.sha1(text.encode()).hexdigest()
+        self.sha = _sha(text)
 
     def __call__(self, *, keys: Sequence[str | bytes], args: Iterable[Any] = ()) -> Any:
         """Run the script and return its reply. Raises RedisAway, Damaged."""
@@ -71,6 +71,11 @@ class Script:
             raise NotReady(
                 "the run's scripts are not loaded, and this user may not load them; waiting for the learner"
             ) from None
+
+
+@functools.cache
+def _sha(text: str) -> str:
+    return hashlib.sha1(text.encode()).hexdigest()
 
 
 def load(client: redis.Redis, *names: str) -> Script:

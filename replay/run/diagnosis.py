@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from slipstream.common.config.config import Config
 from slipstream.replay.fleet.fleet import Member, RunState
 from slipstream.replay.records.failures import DIED_TWICE, Failure
 from slipstream.replay.records.ledger import Ledger
@@ -31,7 +32,7 @@ FAULT_S = 30.0  # how long a fault lasts before it is logged; an actor that join
 class Facts:
     """What a diagnosis is made from."""
 
-    run_id: str
+    config: Config  # of the run
     state: RunState | None  # None if no learner has described the run
     members: Sequence[Member]  # those that are alive
     everyone: Sequence[Member]  # those that ever took part
@@ -40,10 +41,7 @@ class Facts:
     failures: Sequence[Failure]  # newest first
     steps: Sequence[Mapping[str, float]]  # records of the newest optimizer steps, the last one last
     newest_version: int  # that is on offer; -1 if none is
-    max_lag: int  # optimizer steps
     now_s: float  # Unix time
-    num_steps: int = 0  # that the run is to make; 0 if unknown
-    is_rewarded: bool = True  # whether the objective learns from rewards: distillation does not
     last_words: str = ""  # the last line of the learner's log, where that is on this machine
     actor_words: str = ""  # the last line of an actor's log, or its last error; only while no actor is alive
     has_seen_actors: bool = False  # whether an actor was alive at a look of this observer
@@ -71,11 +69,6 @@ class Facts:
     def actors(self) -> list[Member]:
         """Those that are alive."""
         return [member for member in self.members if member.role == "actor"]
-
-    @property
-    def num_joined(self) -> int:
-        """How many actors ever took part."""
-        return sum(member.role == "actor" for member in self.everyone)
 
     @property
     def refusing(self) -> list[Member]:
@@ -151,7 +144,7 @@ def _solved(evidence: str) -> Diagnosis:
 
 
 def _not_training(facts: Facts) -> Diagnosis | None:
-    resume = f"`slipstream up --resume {facts.run_id}`"
+    resume = f"`slipstream up --resume {facts.config.run.name}`"
     match facts.state:
         case None:
             return Diagnosis(
@@ -174,7 +167,7 @@ def _not_training(facts: Facts) -> Diagnosis | None:
             return Diagnosis(
                 cause="the run has finished",
                 evidence=f"{facts.ledger.trained} groups were trained",
-                next_step=f"evaluate with `slipstream eval run.name={facts.run_id}`, continue with {resume} "
+                next_step=f"evaluate with `slipstream eval run.name={facts.config.run.name}`, continue with {resume} "
                 "learner.steps=MORE",
                 is_fault=False,
             )
@@ -215,7 +208,7 @@ def _engines_die(facts: Facts) -> Diagnosis | None:
 def _no_actor(facts: Facts) -> Diagnosis | None:
     if facts.actors:
         return None
-    if not facts.num_joined:
+    if not any(member.role == "actor" for member in facts.everyone):
         return Diagnosis(
             cause="no actor has joined yet",
             evidence=f"{facts.ledger.queued} groups wait for one{_quoted(facts)}",
@@ -249,7 +242,7 @@ def _attempts_fail(facts: Facts) -> Diagnosis | None:
 
 
 def _stale_actors(facts: Facts) -> Diagnosis | None:
-    newest, actors, most = facts.newest_version, facts.actors, facts.max_lag + SLACK
+    newest, actors, most = facts.newest_version, facts.actors, facts.config.replay.max_lag + SLACK
     behind = [actor for actor in actors if newest - actor.policy_version > most]
     if not behind:
         return None
@@ -281,9 +274,13 @@ def _invalid_actions(facts: Facts) -> Diagnosis | None:
 def _no_reward(facts: Facts) -> Diagnosis | None:
     # A sum of 0 may also be one of opposites, or of costs that a good policy does not have: then some succeed. Judges
     # of groups and a reward model reward an episode after it was stored.
-    if facts.num_episodes < FEWEST_EPISODES or facts.mean_return or facts.success or not facts.is_rewarded:
+    if facts.num_episodes < FEWEST_EPISODES or facts.mean_return or facts.success:
         return None
-    if facts.ledger.judging or any(step.get("trained/reward") for step in facts.steps):
+    if (
+        not facts.config.objective.is_rewarded
+        or facts.ledger.judging
+        or any(step.get("trained/reward") for step in facts.steps)
+    ):
         return None
     return Diagnosis(
         cause="no episode earns a reward",
@@ -360,7 +357,7 @@ def _no_step(facts: Facts) -> Diagnosis | None:
     if not facts.steps:
         return None
     newest = facts.steps[-1]
-    if 0 < facts.num_steps <= newest.get("step", 0):
+    if facts.config.learner.steps <= newest.get("step", 0):
         return Diagnosis(
             cause="the last step is made",
             evidence="the learner exports the model, or evaluates it",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import redis
 
+from slipstream.common.config.config import Config
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
 from slipstream.replay.fleet.roles import STREAMS
@@ -31,25 +32,18 @@ class Observer:
     def __init__(
         self,
         shards: Sequence[redis.Redis],
-        run_id: str,
+        config: Config,
         *,
-        max_lag: int,
-        num_steps: int = 0,
-        is_rewarded: bool = True,
         log: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shards` are clients of the run's Redis servers; `log` is the learner's, if this machine has it.
-
-        `num_steps` is `learner.steps`; 0 if unknown. `is_rewarded` says whether the objective learns from rewards.
-        """
+        """`shards` are clients of the run's Redis servers; `log` is the learner's, if this machine has it."""
         self._clock = clock
         self._log = log
         self._shards = shards
-        self._fleet = Fleet(shards[0], run_id)
-        self._bulletin = Bulletin(shards[0], run_id)
-        self._run_id = run_id
-        self._max_lag, self._num_steps, self._is_rewarded = max_lag, num_steps, is_rewarded
+        self._config = config
+        self._fleet = Fleet(shards[0], config.run.name)
+        self._bulletin = Bulletin(shards[0], config.run.name)
         self._readings = deque[tuple[float, Ledger]]()
         self._streams: tuple[str, ...] = ()
         self._has_seen_actors = False
@@ -61,18 +55,19 @@ class Observer:
         if streams != self._streams:
             self._readings.clear()
             self._streams = streams
-        ledger = total(read_shards(self._shards, self._run_id, stream=stream) for stream in streams)
+        run_id = self._config.run.name
+        ledger = total(read_shards(self._shards, run_id, stream=stream) for stream in streams)
         failures = [
             failure
             for stream in reversed(streams)
             for index, client in enumerate(self._shards)
-            for failure in read_failures(client, key(shard_name(self._run_id, index), stream))
+            for failure in read_failures(client, key(shard_name(run_id, index), stream))
         ]
         census = self._fleet.census()
         has_actors = any(member.role == "actor" for member in census.alive)
         self._has_seen_actors |= has_actors
         return Facts(
-            run_id=self._run_id,
+            config=self._config,
             state=state,
             members=census.alive,
             everyone=census.everyone,
@@ -81,10 +76,7 @@ class Observer:
             failures=failures,
             steps=steps[-NUM_STEPS:],
             newest_version=self._bulletin.highest_version(),
-            max_lag=self._max_lag,
             now_s=time.time(),
-            num_steps=self._num_steps,
-            is_rewarded=self._is_rewarded,
             last_words=last_line(self._log) if self._log and state in WITH_WORDS else "",
             actor_words="" if has_actors or not self._log else self._actor_words(self._log.parent),
             has_seen_actors=self._has_seen_actors,

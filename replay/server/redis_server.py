@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -48,23 +49,15 @@ class ServerError(RuntimeError):
     """The server did not start or did not stop; the message ends with the server's log."""
 
 
+@dataclass(kw_only=True, slots=True, eq=False)
 class Server:
     """A running server. `url` and `password` stay the same when it is restarted in the same directory."""
 
-    def __init__(
-        self,
-        *,
-        directory: Path,
-        address: int | Path,
-        password: str,
-        admin_password: str,
-        process: subprocess.Popen[bytes],
-    ) -> None:
-        self.directory = directory
-        self.address = address  # a port on loopback, or a socket file
-        self.password = password
-        self.process = process
-        self._admin_password = admin_password
+    directory: Path
+    address: int | Path  # a port on loopback, or a socket file
+    password: str = field(repr=False)
+    process: subprocess.Popen[bytes]
+    _admin_password: str = field(repr=False)
 
     @property
     def url(self) -> str:
@@ -250,7 +243,7 @@ def _start(
     finally:
         os.close(lock)
     server = Server(
-        directory=directory, address=address, password=password, admin_password=admin_password, process=process
+        directory=directory, address=address, password=password, process=process, _admin_password=admin_password
     )
     try:
         _wait_for_pong(server)

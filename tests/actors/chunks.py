@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Self
 
 import msgspec
 import xxhash
@@ -60,6 +61,12 @@ class Pulling:
         self.blamed: list[str] = []
         sources = Sources(lambda: self.relays, name="me", host="here", patience_s=patience_s)
         self.puller = Puller(sources, blame=self.blamed.append, chunk_bytes=CHUNK_BYTES, key=key)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.puller.close()
 
     def pull(self, publisher: str = NOWHERE, *, timeout_s: float = 60.0) -> bytes:
         return bytes(self.puller.pull(BLOB, publisher=publisher, check=check, timeout_s=timeout_s))

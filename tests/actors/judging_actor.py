@@ -3,13 +3,9 @@
 import os
 import sys
 
-from slipstream.actors.__main__ import StartEngine, main
+from slipstream.actors.__main__ import main
 from slipstream.common.config.config import Config
 from tests.actors.host.test_own_judge_stage import Policy
-
-
-def begin() -> StartEngine:
-    return start
 
 
 def start(name: str, *, run: Config, mine: Config, model_path: str) -> Policy:
@@ -17,4 +13,4 @@ def start(name: str, *, run: Config, mine: Config, model_path: str) -> Policy:
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1], sys.argv[2:], begin))
+    os._exit(main(sys.argv[1], sys.argv[2:], lambda: start))

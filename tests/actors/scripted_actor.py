@@ -10,13 +10,13 @@ import os
 import random
 import sys
 
-from slipstream.actors.__main__ import StartEngine, main
+from slipstream.actors.__main__ import main
 from slipstream.actors.engine.engine import Completion
 from slipstream.actors.weights.pull import Puller, PullFailed, actors_puller
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.common.config.config import Config
 from slipstream.common.records.trajectory import Sampling
-from slipstream.common.text.chat import end_of_turn_text
+from slipstream.common.text.chat import reply_form
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.delta import apply_delta
@@ -69,13 +69,10 @@ class PullingEngine(ScriptedEngine):
         return self._puller.pull(blob, publisher=offer.pull_endpoint, check=check, timeout_s=PULL_S).data
 
 
-def begin() -> StartEngine:
-    return start
-
-
 def start(name: str, *, run: Config, mine: Config, model_path: str) -> PullingEngine:
     tokenizer = load_tokenizer(model_path)
-    turns = [tokenizer.encode(word + end_of_turn_text(tokenizer), add_special_tokens=False) for word in WORDS]
+    end = reply_form(tokenizer).ends["user"]
+    turns = [tokenizer.encode(word + end, add_special_tokens=False) for word in WORDS]
     return PullingEngine(
         actors_puller(mine.redis.url, run.run.name, actor=name),
         len(tokenizer),
@@ -87,4 +84,4 @@ def start(name: str, *, run: Config, mine: Config, model_path: str) -> PullingEn
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1], sys.argv[2:], begin))
+    os._exit(main(sys.argv[1], sys.argv[2:], lambda: start))

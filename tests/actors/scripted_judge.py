@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.envhub.rewards import chat_client
+from slipstream.envhub.rewards import attempts
 
 Reply = tuple[int, dict[str, str], bytes]  # status, headers, body
 
@@ -96,4 +96,4 @@ def serve() -> Iterator[Serve]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients retry soon, in every file that imports this."""
-    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(attempts, "FIRST_WAIT_S", 0.01)

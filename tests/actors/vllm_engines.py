@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 import torch
-from transformers import Qwen3ForCausalLM
+from transformers import DynamicCache, Qwen3ForCausalLM
 
 from slipstream.actors.engine.engine import Completion, EngineDied
 from slipstream.actors.engine.orders import EngineSettings
@@ -33,6 +33,15 @@ TOLERANCE = 1e-3
 PROMPT = [7, 300, 12, 45, 501, 8, 99, 230]
 ONES = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=24)
 LONG = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=200)
+RECEIVER = ReceiverInfo(
+    redis_url="redis://127.0.0.1:1",
+    run_id="test",
+    actor="a0",
+    transport="pull",
+    chunk_bytes=1 << 16,
+    timeout_s=60.0,
+    disk="",
+)
 
 
 class Offers:
@@ -120,29 +129,19 @@ def server() -> Iterator[Offers]:
     server.close()
 
 
-def started(policies: Policies, *, kv_policy: str, tensor_parallel: int = 1, **settings: Any) -> VllmEngine:
+def started(folder: Path, *, kv_policy: str, process: EngineProcess | None = None, **settings: Any) -> VllmEngine:
+    """An engine with the model in `folder`, which serves it as version 0."""
+    usual: dict[str, Any] = {
+        "max_tokens": MAX_TOKENS,
+        "kv_cache_bytes": 64 << 20,
+        "max_episodes": 32,
+        "tensor_parallel": 1,
+        "receiver": RECEIVER,
+    }
     order = EngineSettings(
-        model_path=str(policies.folder),
-        policy_version=0,
-        seed=11,
-        max_tokens=MAX_TOKENS,
-        dtype="float32",
-        kv_cache_bytes=64 << 20,
-        max_episodes=32,
-        tensor_parallel=tensor_parallel,
-        kv_policy=kv_policy,
-        receiver=ReceiverInfo(
-            redis_url="redis://127.0.0.1:1",
-            run_id="test",
-            actor="a0",
-            transport="pull",
-            chunk_bytes=1 << 16,
-            timeout_s=60.0,
-            disk="",
-        ),
-        **settings,
+        model_path=str(folder), policy_version=0, seed=11, dtype="float32", kv_policy=kv_policy, **(usual | settings)
     )
-    return VllmEngine(EngineProcess(), order)
+    return VllmEngine(process or EngineProcess(), order)
 
 
 def changed(model: Qwen3ForCausalLM, *, seed: int) -> Qwen3ForCausalLM:
@@ -162,6 +161,22 @@ def forward_logprobs(
     """The log-probability of each of `tokens` after `prompt`, by one forward pass."""
     logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
     return picked(logits / temperature, tokens)
+
+
+@torch.no_grad()
+def kept_kv_logprobs(
+    old: Qwen3ForCausalLM, new: Qwen3ForCausalLM, prompt: list[int], tokens: list[int], *, boundary: int
+) -> torch.Tensor:
+    """The log-probabilities of tokens[boundary:] by `new`, on top of the KV that `old` made of what came before.
+
+    The last token before the boundary was sampled by `old` but not yet fed back: `new` reads it.
+    """
+    sequence = prompt + tokens
+    fed = len(prompt) + boundary - 1
+    cache = DynamicCache(config=old.config)
+    old(torch.tensor([sequence[:fed]]), past_key_values=cache, use_cache=True)
+    logits = new(torch.tensor([sequence[fed:]]), past_key_values=cache, use_cache=True).logits[0, :-1]
+    return picked(logits, tokens[boundary:])
 
 
 def probe_by(model: Qwen3ForCausalLM) -> Probe:
@@ -218,6 +233,32 @@ def check_spans(crossing: Crossing) -> None:
         VersionSpan(start=0, stop=crossing.boundary, policy_version=0),
         VersionSpan(start=crossing.boundary, stop=len(crossing.completion.tokens), policy_version=1),
     ]
+
+
+def check_crossing(crossing: Crossing, old: Qwen3ForCausalLM, new: Qwen3ForCausalLM, *, keeps_kv: bool = False) -> None:
+    """Each token has the log-probability by the weights of its version, of the new ones on the KV that they have."""
+    check_spans(crossing)
+    prompt, tokens, boundary = crossing.prompt, crossing.completion.tokens, crossing.boundary
+    if keeps_kv:
+        by_new = kept_kv_logprobs(old, new, prompt, tokens, boundary=boundary)
+    else:
+        by_new = forward_logprobs(new, prompt, tokens)[boundary:]
+    by_old = forward_logprobs(old, prompt, tokens)[:boundary]
+    assert worst(crossing.completion, torch.cat([by_old, by_new])) < TOLERANCE
+
+
+def check_completion(completion: Completion, model: Qwen3ForCausalLM, *, version: int, prompt: list[int]) -> None:
+    """All of it was sampled by the weights of `model`, and is recorded as of `version`."""
+    whole = VersionSpan(start=0, stop=len(completion.tokens), policy_version=version)
+    assert completion.version_spans == [whole]
+    assert worst(completion, forward_logprobs(model, prompt, completion.tokens)) < TOLERANCE
+
+
+def check_serves(engine: VllmEngine, model: Qwen3ForCausalLM, *, version: int) -> Completion:
+    """The engine samples by the weights of `model`; return a completion of PROMPT."""
+    completion = run(engine.generate(PROMPT, ONES))
+    check_completion(completion, model, version=version, prompt=PROMPT)
+    return completion
 
 
 async def deaths_of(engine: VllmEngine, end: Callable[[], Awaitable[object]]) -> set[str]:

@@ -2,7 +2,7 @@
 
 import os
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipstream.common.records.trajectory import Task
@@ -51,6 +51,8 @@ class Case:
         return "-".join([self.name, *map(str, self.options.values())])
 
 
+SQL = Case(name="sqldb", max_turns=40, noisy_success=0.95, is_spaced=False, samples=SQL_SAMPLES)
+TOOLS = Case(name="tools", max_turns=60, noisy_success=0.95, is_spaced=False, samples=TOOL_SAMPLES)
 CASES = [
     Case(name="shop", max_turns=40, noisy_success=0.6),
     Case(
@@ -118,40 +120,10 @@ CASES = [
         options={"level": 3, "profile": "full"},
         other_options={},
     ),
-    Case(
-        name="sqldb",
-        max_turns=40,
-        noisy_success=0.95,
-        is_spaced=False,
-        samples=SQL_SAMPLES,
-        distinct=0.45,
-        other_options={"level": 2},
-    ),
-    Case(
-        name="sqldb",
-        max_turns=40,
-        noisy_success=0.95,
-        is_spaced=False,
-        samples=SQL_SAMPLES,
-        distinct=0.6,
-        options={"level": 3, "profile": "small", "rows": 20},
-    ),
-    Case(
-        name="tools",
-        max_turns=60,
-        noisy_success=0.95,
-        is_spaced=False,
-        samples=TOOL_SAMPLES,
-        other_options={"errands": 1},
-    ),
-    Case(
-        name="tools",
-        max_turns=80,
-        noisy_success=0.95,
-        is_spaced=False,
-        samples=TOOL_SAMPLES,
-        options={"errands": 5, "profile": "small"},
-    ),
+    replace(SQL, distinct=0.45, other_options={"level": 2}),
+    replace(SQL, distinct=0.6, options={"level": 3, "profile": "small", "rows": 20}),
+    replace(TOOLS, max_turns=60, other_options={"errands": 1}),
+    replace(TOOLS, max_turns=80, options={"errands": 5, "profile": "small"}),
     Case(
         name="shell",
         max_turns=10,

@@ -12,38 +12,9 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import ADAPTERS, env_maker, make_env
 from slipstream.envhub.env import Env, Observation
 from tests.envhub.env_cases import Case, rollout
+from tests.guess import GuessEnv
 
 NO_CLASS: list[str] = []
-
-
-class Corridor:
-    """A user's own environment with all members."""
-
-    replay_only = True
-
-    async def reset(self, task: Task) -> Observation:
-        raise NotImplementedError
-
-    async def step(self, action: str) -> Observation:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        pass
-
-    def snapshot(self) -> bytes:
-        raise NotImplementedError
-
-    def restore(self, state: bytes) -> Observation:
-        raise NotImplementedError
-
-    def admissible(self) -> None:
-        return None
-
-    def state_key(self) -> str:
-        return ""
-
-    def expert(self) -> str:
-        return "go"
 
 
 class Unfinished:
@@ -72,8 +43,8 @@ def test_the_environment_in_the_docs_runs_as_printed(tmp_path: Path, monkeypatch
 
 
 def test_a_users_own_class_is_imported() -> None:
-    assert env_maker(f"{__name__}:Corridor") is Corridor
-    assert isinstance(make_env(f"{__name__}:Corridor", {}), Corridor)
+    assert env_maker("tests.guess:GuessEnv") is GuessEnv
+    assert isinstance(make_env("tests.guess:GuessEnv", {}), GuessEnv)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +55,7 @@ def test_a_users_own_class_is_imported() -> None:
         ("nowhere.maze:Maze", "cannot import nowhere.maze: No module named 'nowhere'; is its folder on PYTHONPATH?"),
         ("os; rm:Maze", "must be module:NAME, got 'os; rm:Maze'; write it as in my_envs.maze:MazeEnv"),
         ("module:", "must be module:NAME"),
-        (f"{__name__}:Coridor", "did you mean Corridor?"),
+        (f"{__name__}:Inheritr", "did you mean Inheritor?"),
         (f"{__name__}:NO_CLASS", "NO_CLASS must be a class, got list"),
         (f"{__name__}:Unfinished", "lacks step, close, snapshot, restore, admissible, state_key, expert of"),
         (f"{__name__}:Inheritor", "lacks reset, step, close, snapshot, restore, admissible, state_key, expert of"),
@@ -112,7 +83,7 @@ def test_a_wrong_name_is_explained(name: str, complaint: str) -> None:
         ("grid", {"boxes": 1.5}, "`env.options.boxes` must be a whole number from 1 to 2, got 1.5"),
         ("household", {"task_types": ["dance"]}, "`env.options.task_types` must be some of pick_and_place, "),
         ("household", {"task_types": []}, "leave it out for all"),
-        (f"{__name__}:Corridor", {"length": 3}, "its options are: none"),
+        ("tests.envhub.failing:UnmadeEnv", {"length": 3}, "its options are: none"),
     ],
 )
 def test_invalid_options_are_explained(name: str, options: dict[str, Any], complaint: str) -> None:

@@ -4,16 +4,15 @@ import asyncio
 import os
 import subprocess
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
+from tests.guess import GuessEnv
 
 
-class UnrulyEnv:
-    replay_only: ClassVar[bool] = True
-
+class UnrulyEnv(GuessEnv):
     async def reset(self, task: Task) -> Observation:
         return Observation(messages=(Message("user", f"pid {os.getpid()}"),), rewards={})
 
@@ -42,20 +41,8 @@ class UnrulyEnv:
                 return said("x" * (9 << 20))
         return said(action)
 
-    async def close(self) -> None:
-        pass
-
-    def snapshot(self) -> bytes:
-        raise NotImplementedError("replay its actions")
-
-    def restore(self, state: bytes) -> Observation:
-        raise NotImplementedError("replay its actions")
-
     def admissible(self) -> Any:
         return [1, 2]
-
-    def state_key(self) -> str:
-        return ""
 
     def expert(self) -> str:
         raise ZeroDivisionError("who knows")

@@ -154,8 +154,6 @@ def _parser(name: str) -> argparse.ArgumentParser:
     what = "this help; or the settings of a section, or all"
     parser.add_argument("-h", "--help", action=_Help, nargs="?", metavar="TOPIC", help=what)
     parser.set_defaults(verb=name, resume=None, replay_archive=None, road="")
-    if verb.adds:
-        placed(verb.adds)(parser)
     for flag, how in verb.arguments.items():
         parser.add_argument(flag, **how)
     if verb.own is not None:

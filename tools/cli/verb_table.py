@@ -134,7 +134,6 @@ class Verb:
     summary: str = ""  # of a verb of two words; GROUPS has that of the others
     own: type | None = None  # the dataclass of the options that only this verb has; the function's argument `options`
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)  # of its own; those without a dash come first
-    adds: str = ""  # `module:name` of a function that adds more of them
     asks: bool = False  # its first argument is one of the questions in tools/replay/questions.py
     joins: bool = False  # about a run, by NAME or run.name: without a YAML file it uses the configuration of the run
     plays: bool = False  # with the run's trained model, not with its initial one
@@ -315,10 +314,17 @@ VERBS = {
         joins=True,
     ),
     "drill": Verb(
-        "slipstream.tools.drill.drill:answer",
+        "slipstream.tools.drill.drill:drill",
         (*LEARNER, "actors"),
-        lambda given: {"asked": given},
-        adds="slipstream.tools.drill.drill:add_options",
+        lambda given: {"faults": given.fault},
+        arguments={
+            "--fault": {
+                "action": "append",
+                "default": [],
+                "metavar": "NAME",
+                "help": "play this one; may be given again: kill, stop, slow, partition, redis, preempt; left out: all",
+            }
+        },
     ),
 }
 

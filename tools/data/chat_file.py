@@ -44,11 +44,11 @@ def read_chat_file(
     try:
         client = client_of(key, **settings)
     except TypeError as error:
-        raise ConfigError(f"`{path}`: {str(error).replace('client_of() ', '')}; see {page}") from None
+        raise ConfigError(f"`{path}`: {error}; see {page}") from None
     if client.url == ACTORS:
         raise ConfigError(f"`{key}.url` must be a server's, got {ACTORS!r}, which only a run can ask")
     try:
-        client.secret.read()
+        client.read_key()
     except ConfigError as error:
         raise ConfigError(f"`{path}`: {error}") from None
     return ChatServer(client=client, model=model, request=dict(sent)), other

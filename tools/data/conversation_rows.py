@@ -179,8 +179,16 @@ def _conversation(row: Row, read: Sequence[Recorded], *, learn_from: int = 0) ->
     unlearnt = frozenset(
         index for index, each in enumerate(read) if not each.is_learnt and each.message.role == "assistant"
     )
-    return _with_tools(
-        row, Conversation(messages=messages, learn_from=learn_from, unlearnt=unlearnt, unread=tuple(unread))
+    try:
+        tools = listed_tools(row.get("tools")) or listed_tools(row.get("functions"))
+    except ValueError as error:
+        raise BadRow(str(error)) from None
+    return Conversation(
+        messages=messages,
+        learn_from=learn_from,
+        unlearnt=unlearnt,
+        tools=json.dumps(tools, default=str),
+        unread=tuple(unread),
     )
 
 
@@ -213,12 +221,3 @@ def labelled(row: Row, conversation: Conversation) -> Conversation:
             raise BadRow(f"a label in `turn_labels` must be a number in [0, 1], or null, got {label!r:.80}")
     labels = tuple((index, float(label)) for index, label in known)
     return replace(conversation, labels=labels)
-
-
-def _with_tools(row: Row, conversation: Conversation) -> Conversation:
-    """The conversation with the column `tools` or `functions`, a list or its JSON. Raises BadRow."""
-    try:
-        tools = listed_tools(row.get("tools")) or listed_tools(row.get("functions"))
-    except ValueError as error:
-        raise BadRow(str(error)) from None
-    return replace(conversation, tools=json.dumps(tools, default=str))

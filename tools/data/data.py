@@ -63,8 +63,11 @@ def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> in
         raise ConfigError(f"the name of the file to write must end in .jsonl, got '{path}'; choose another")
     sources = [Path(name) for name in options.data]
     for named in (path, *sources):
-        if not _is_text(named):
-            raise ConfigError(f"the name {str(named)!r} is not UTF-8, which the data card needs; rename the file")
+        try:
+            str(named).encode()
+        except UnicodeEncodeError:
+            why = "is not UTF-8, which the data card needs; rename the file"
+            raise ConfigError(f"the name {str(named)!r} {why}") from None
     check_free(path, force=force or progress_file(path).exists())
     if not sources:
         raise ConfigError("`--data` must name one file of conversations or several; see docs/data.md")
@@ -135,14 +138,6 @@ def _settings(
         early.append("--paraphrase")
         late.append(f"paraphrase {_short(paraphraser.settings)}")
     return early, late
-
-
-def _is_text(path: Path) -> bool:
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _short(text: str) -> str:

@@ -61,8 +61,7 @@ def card(name: str, counts: Counts, options: DataOptions, *, digests: Mapping[st
     read = [[source.path, f"{source.num_rows:,}", f"{source.num_kept:,}"] for source in counts.sources]
     gone = [[reason, f"{number:,}"] for reason, number in _most_first(counts.dropped)]
     gone += [[f"cannot be read: {fault}", f"{number:,}"] for fault, number in _most_first(counts.malformed)]
-    shown = dataclasses.replace(options, data=("",)) if options.data else options
-    settings = [argument for argument in as_arguments(shown) if not argument.startswith("--data=")]
+    settings = as_arguments(dataclasses.replace(options, data=()))
     lines = [
         f"# {name}",
         "",

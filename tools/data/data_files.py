@@ -76,8 +76,8 @@ class Written:
             )
         for chunk in self.chunks(CHUNK_BYTES):
             self.digest.update(chunk)
-        self._file = appended(path)
-        self._file.truncate(length)
+        self.file = appended(path)
+        self.file.truncate(length)
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the bytes that the file had when it was opened, `size` at a time."""
@@ -88,21 +88,9 @@ class Written:
 
     def write(self, data: bytes) -> None:
         """Append `data`."""
-        self._file.write(data)
+        self.file.write(data)
         self.digest.update(data)
         self.length += len(data)
-
-    def flush(self) -> None:
-        """Let other readers see what was written."""
-        self._file.flush()
-
-    def sync(self) -> None:
-        """Make what was written durable."""
-        sync(self._file)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 class DataFiles:
@@ -146,7 +134,7 @@ class DataFiles:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         for written in self._written.values():
             with contextlib.suppress(OSError):  # a full disk refuses the rest of a buffer
-                written.close()
+                written.file.close()
         if not self.state.exists():
             self._remove(self.held_out, self.quarantine, self.kept, self.waiting, self.seen, self.minima)
         self._lock.close()
@@ -200,7 +188,7 @@ class DataFiles:
 
     def waiting_rows(self) -> Path:
         """The file with the rows that wait for a model, all written."""
-        self.opened(self.waiting).flush()
+        self.opened(self.waiting).file.flush()
         return _half(self.waiting)
 
     def digests(self) -> dict[str, str]:
@@ -212,7 +200,7 @@ class DataFiles:
         """Make all that was written durable, and record it, so that another call continues here."""
         assert self.saved is not None
         for written in self._written.values():
-            written.sync()
+            sync(written.file)
         lengths = {path.name: written.length for path, written in self._written.items()}
         self.saved = msgspec.structs.replace(self.saved, lengths=lengths, late=late or [], card=card)
         write_whole(self.state, msgspec.json.encode(self.saved).decode())

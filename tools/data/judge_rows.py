@@ -1,15 +1,7 @@
-"""Marks the rows of `slipstream data` by a judge: each row by itself, or the rows of a task against each other.
+"""Marks the rows of `slipstream data` by a judge: each row by itself, or the rows of a task against each other."""
 
-The answers of a judge are appended to a journal beside the result at once, with what they cost. So the same command
-continues after a failure: it asks nothing again, and its budget is not new.
-"""
-
-import asyncio
-import hashlib
 import json
 import statistics
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +9,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import appended
-from slipstream.common.process.wire import MALFORMED
 from slipstream.common.process.yaml_file import read_yaml
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError
@@ -30,10 +22,18 @@ from slipstream.envhub.rewards.judge import Judge
 from slipstream.envhub.rewards.panel import Panel
 from slipstream.envhub.rewards.part import Part, check_keys, parts_of
 from slipstream.envhub.rewards.sibling_judge import GroupJudge, Shown
+from slipstream.tools.data.answer_journal import (
+    Spent,
+    append_entry,
+    ask_for_all,
+    digest_of,
+    entries_of,
+    restore_spent,
+    spent_by,
+)
 
 MAX_OPEN = 256  # rows or tasks that are judged at a time; `max_concurrent` of a judge limits the requests
 MAX_COMPARED = 64  # rows of a task
-PROGRESS_S = 5.0
 # What may change without asking again.
 LIMITS = {
     *("max_concurrent", "timeout_s", "deadline_s", "max_requests", "max_total_tokens", "max_cost"),
@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     asked: str  # the digest of what the judge was shown, and of how it was asked
     marks: list[dict[str, float]]  # by name, of each row
-    spent: dict[str, tuple[int, int, float]]  # of each judge: requests, tokens, money
+    spent: dict[str, Spent]  # of each judge
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,12 +123,16 @@ def judged(waiting: Path, judge: RowJudge, journal: Path) -> list[dict[str, floa
     In memory are a mark and a place for each row, and the rows that are being judged.
     """
     offsets, together = _index(waiting, by_task=judge.compares)
-    known = _known(journal, judge)
     marks: list[dict[str, float]] = [{}] * len(offsets)
     try:
         with waiting.open("rb") as file, appended(journal) as written:
-            work = _Work(judge=judge, known=known, journal=written, marks=marks)
-            asyncio.run(work.all_of(_units(file, offsets, together)))
+            work = _Work(judge=judge, known=_known(written, journal, judge), journal=written, marks=marks)
+            ask_for_all(
+                _units(file, offsets, together),
+                work.one,
+                at_once=MAX_OPEN,
+                progress=lambda: f"{sum(map(bool, marks))} of {len(marks)} rows are judged",
+            )
     except EnvError as error:
         raise ConfigError(
             f"the judge `{judge.part.key}` failed: {error}; {sum(map(bool, marks))} of {len(marks)} rows are marked in "
@@ -144,76 +148,29 @@ class _Work:
     journal: BinaryIO
     marks: list[dict[str, float]]  # of each row
 
-    async def all_of(self, units: Iterator[tuple[list[int], list[Shown]]]) -> None:
-        """Judge all units, several at a time. Raises EnvError of the first that fails; the others then end."""
-        running, shown_at = set[asyncio.Task[None]](), time.monotonic()
-        try:
-            for numbers, rows in units:
-                running.add(asyncio.create_task(self._one(numbers, rows)))
-                if len(running) >= MAX_OPEN:
-                    running = await self._some(running)
-                if time.monotonic() - shown_at > PROGRESS_S:
-                    shown_at = time.monotonic()
-                    print(
-                        f"{sum(map(bool, self.marks))} of {len(self.marks)} rows are judged",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-            while running:
-                running = await self._some(running)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-
-    async def _some(self, running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-        done, others = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-        return others
-
-    async def _one(self, numbers: Sequence[int], rows: Sequence[Shown]) -> None:
-        shown = json.dumps([self.judge.settings, [[row.conversation, row.columns] for row in rows]], sort_keys=True)
-        asked = hashlib.blake2b(shown.encode(), digest_size=16).hexdigest()
+    async def one(self, unit: tuple[list[int], list[Shown]]) -> None:
+        """Set the marks of rows that are shown together, given with their numbers. Raises EnvError."""
+        numbers, rows = unit
+        asked = digest_of([self.judge.settings, [[row.conversation, row.columns] for row in rows]])
         if asked not in self.known:
-            found = await self.judge.marks(rows)
-            self.known[asked] = found
-            entry = Entry(asked=asked, marks=found, spent=_spent(self.judge))
-            self.journal.write(msgspec.json.encode(entry) + b"\n")
-            self.journal.flush()
+            self.known[asked] = await self.judge.marks(rows)
+            spent = {name: spent_by(each.client) for name, each in self.judge.judges.items()}
+            append_entry(self.journal, Entry(asked=asked, marks=self.known[asked], spent=spent))
         for number, mark in zip(numbers, self.known[asked], strict=True):
             self.marks[number] = mark
 
 
-def _spent(judge: RowJudge) -> dict[str, tuple[int, int, float]]:
-    return {
-        name: (each.client.num_requests, each.client.num_tokens, each.client.cost)
-        for name, each in judge.judges.items()
-    }
-
-
-def _known(journal: Path, judge: RowJudge) -> dict[str, list[dict[str, float]]]:
+def _known(file: BinaryIO, journal: Path, judge: RowJudge) -> dict[str, list[dict[str, float]]]:
     """What the journal has under the judge's name, by what was asked. The judges then have spent what the journal says.
 
-    The last line may be cut off, if the process was killed; such a line is not used. Raises ConfigError for others.
+    Raises ConfigError if it is damaged.
     """
-    lines = journal.read_bytes().splitlines(keepends=True) if journal.exists() else []
     known = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = msgspec.json.decode(line, type=Entry)
-        except MALFORMED as error:
-            if number == len(lines) and not line.endswith(b"\n"):
-                with journal.open("rb+") as file:
-                    file.truncate(sum(map(len, lines[:-1])))
-                break
-            raise ConfigError(f"{journal}, line {number} is damaged: {error}; remove the line") from None
+    for _, entry in entries_of(file, journal, Entry):
         if all(judge.part.name in mark for mark in entry.marks):
             known[entry.asked] = entry.marks
-        for name, each in judge.judges.items():
-            client, (requests, tokens, cost) = each.client, entry.spent.get(name, (0, 0, 0.0))
-            client.num_requests, client.num_tokens = max(client.num_requests, requests), max(client.num_tokens, tokens)
-            client.cost = max(client.cost, cost)
+        for name in judge.judges.keys() & entry.spent.keys():
+            restore_spent(judge.judges[name].client, entry.spent[name])
     return known
 
 
@@ -307,12 +264,7 @@ def _correlation(pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def _above(won: Sequence[float], lost: Sequence[float]) -> float:
-    """The probability that one of `won` is above one of `lost`. Of (1, 2) and (1,): 0.75."""
-    numbers_lost, below, total = Counter(lost), 0, 0.0
-    levels = {}
-    for value in sorted({*won, *lost}):
-        levels[value] = below + numbers_lost[value] / 2
-        below += numbers_lost[value]
-    for value in won:
-        total += levels[value]
-    return total / (len(won) * len(lost))
+    """The probability that one of `won` is above one of `lost`; ties are half. Of (1, 2) and (1,): 0.75."""
+    ordered = np.sort(lost)
+    below = np.searchsorted(ordered, won, "left") + np.searchsorted(ordered, won, "right")
+    return float(below.mean() / (2 * len(lost)))

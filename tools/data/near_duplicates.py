@@ -41,22 +41,18 @@ class NearDuplicates:
         """Remember the text of `messages`, and return its minima; None if it is nearly that of an earlier one."""
         shingles = shingle_hashes(message.content for message in messages if message.role != "system")
         minima: npt.NDArray[np.uint32] = ((shingles * self._factors) >> np.uint64(32)).astype(np.uint32).min(axis=1)
-        slots = self._slots(minima)
-        candidates = np.unique(self._newest[_BANDS, slots])
+        candidates = np.unique(self._newest[_BANDS, self._slots(minima)])
         agreeing = (self._minima[candidates[candidates >= 0]] == minima).sum(axis=1)
         if (agreeing >= self._num_equal).any():
             return None
-        self._remember(minima, slots)
+        self.remember(minima)
         return minima
 
-    def restore(self, minima: npt.NDArray[np.uint32]) -> None:
-        """Remember a text again, by the minima that `add` returned."""
-        self._remember(minima, self._slots(minima))
-
-    def _remember(self, minima: npt.NDArray[np.uint32], slots: npt.NDArray[np.int64]) -> None:
+    def remember(self, minima: npt.NDArray[np.uint32]) -> None:
+        """Remember a text by its minima, such as those that `add` returned in an earlier call."""
         place = self._num_texts % WINDOW
         self._minima[place] = minima
-        self._newest[_BANDS, slots] = place
+        self._newest[_BANDS, self._slots(minima)] = place
         self._num_texts += 1
 
     def _slots(self, minima: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:

@@ -1,15 +1,10 @@
 """Asks a model for other words for the rows of `slipstream data`.
 
-Its answers are appended to a journal at once, with what they cost, so that nothing is asked twice. In memory is a place
-in the journal for each answer.
+In memory is a place in the journal for each answer.
 """
 
-import asyncio
-import hashlib
 import json
 import re
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +18,18 @@ from slipstream.common.process.output import appended
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.text.action_format import ActionFormat, action_format, predicts
 from slipstream.envhub.env import EnvError
+from slipstream.tools.data.answer_journal import (
+    Spent,
+    append_entry,
+    ask_for_all,
+    digest_of,
+    entries_of,
+    restore_spent,
+    spent_by,
+)
 from slipstream.tools.data.chat_file import ChatServer, read_chat_file
 from slipstream.tools.data.wording import TASK, THOUGHTS, Messages, Refused, Wording
 
-PROGRESS_S = 5.0
 REQUEST = {"temperature": 0.7, "max_tokens": 4096}
 INSTRUCTIONS = {
     THOUGHTS: "an agent wrote before its actions",
@@ -40,7 +43,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     asked: str  # the digest of the request and the URL
     answer: str
-    spent: tuple[int, int, float]  # requests, tokens, money until then
+    spent: Spent  # until then
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,10 +127,13 @@ class Paraphrases:
 
     def __init__(self, paraphraser: Paraphraser, journal: Path) -> None:
         """Raises ConfigError if the journal is damaged."""
-        self._paraphraser, self._journal = paraphraser, journal
+        self._paraphraser, self._client, self._journal = paraphraser, paraphraser.server.client, journal
         self._file = appended(journal)
+        self._places = dict[str, int]()
         try:
-            self._places = self._known()
+            for place, entry in entries_of(self._file, journal, Entry):
+                self._places[entry.asked] = place
+                restore_spent(self._client, entry.spent)
         except ConfigError:
             self._file.close()
             raise
@@ -140,15 +146,15 @@ class Paraphrases:
     def ask_for(self, rows: Iterator[Messages]) -> None:
         """Ask for all rows that have no answer, several at a time. Raises ConfigError if the model fails."""
         try:
-            asyncio.run(self._all(rows))
-        except BaseExceptionGroup as failed:
-            why: BaseException = failed
-            while isinstance(why, BaseExceptionGroup):
-                why = why.exceptions[0]
-            if not isinstance(why, EnvError):
-                raise why from None
+            ask_for_all(
+                rows,
+                self._one,
+                at_once=self._client.max_concurrent,
+                progress=lambda: f"{len(self._places)} answers are in {self._journal}",
+            )
+        except EnvError as error:
             raise ConfigError(
-                f"the model of `--paraphrase` failed: {why}; {len(self._places)} answers are in {self._journal}, and "
+                f"the model of `--paraphrase` failed: {error}; {len(self._places)} answers are in {self._journal}, and "
                 "the same command continues there"
             ) from None
 
@@ -160,19 +166,6 @@ class Paraphrases:
         self._file.seek(self._places[self._digest(body)])
         return self._paraphraser.copy_of(messages, msgspec.json.decode(self._file.readline(), type=Entry).answer)
 
-    async def _all(self, rows: Iterator[Messages]) -> None:
-        async def worker() -> None:
-            shown_at = time.monotonic()
-            for messages in rows:  # all workers share them
-                await self._one(messages)
-                if time.monotonic() - shown_at > PROGRESS_S:
-                    shown_at = time.monotonic()
-                    print(f"{len(self._places)} answers are in {self._journal}", file=sys.stderr, flush=True)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._paraphraser.server.client.max_concurrent):
-                group.create_task(worker())
-
     async def _one(self, messages: Messages) -> None:
         try:
             body = self._paraphraser.body(messages)
@@ -182,36 +175,10 @@ class Paraphrases:
         if body is None or asked in self._places or asked in self._asking:
             return
         self._asking.add(asked)
-        client = self._paraphraser.server.client
-        answer = (await client.ask(body, read=str)).value
-        entry = Entry(asked=asked, answer=answer, spent=(client.num_requests, client.num_tokens, client.cost))
-        self._places[asked] = self._file.seek(0, 2)
-        self._file.write(msgspec.json.encode(entry) + b"\n")
-        self._file.flush()
+        answer = (await self._client.ask(body, read=str)).value
+        entry = Entry(asked=asked, answer=answer, spent=spent_by(self._client))
+        self._places[asked] = append_entry(self._file, entry)
 
     def _digest(self, body: bytes) -> str:
         """A name for a request. An answer that was not cut off does not depend on `max_tokens`."""
-        asked = {**json.loads(body), "max_tokens": None, "url": self._paraphraser.server.client.url}
-        return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-    def _known(self) -> dict[str, int]:
-        """Where the answers are. The client then has spent what the journal says.
-
-        A last line that was cut off, as the process was killed, is removed. Raises ConfigError for others.
-        """
-        client, places, start = self._paraphraser.server.client, dict[str, int](), 0
-        self._file.seek(0)
-        for number, line in enumerate(iter(self._file.readline, b""), start=1):
-            if not line.endswith(b"\n"):
-                self._file.truncate(start)
-                break
-            try:
-                entry = msgspec.json.decode(line, type=Entry)
-            except MALFORMED as error:
-                raise ConfigError(f"{self._journal}, line {number} is damaged: {error}; remove the line") from None
-            places[entry.asked] = start
-            requests, tokens, cost = entry.spent
-            client.num_requests, client.num_tokens = max(client.num_requests, requests), max(client.num_tokens, tokens)
-            client.cost = max(client.cost, cost)
-            start += len(line)
-        return places
+        return digest_of({**json.loads(body), "max_tokens": None, "url": self._client.url})

@@ -31,7 +31,7 @@ class Sieve:
             self._minima_file = files.opened(files.minima)
             for chunk in self._minima_file.chunks(4 * NUM_HASHES * RESTORED):
                 for minima in np.frombuffer(chunk, dtype="<u4").astype(np.uint32).reshape(-1, NUM_HASHES):
-                    self._near.restore(minima)
+                    self._near.remember(minima)
 
     def reason_to_drop(self, conversation: Conversation, row: Row) -> str:
         """Why it is dropped; empty if it is kept. Raises BadRow for a return that is no number."""

@@ -1,12 +1,11 @@
 """`slipstream drill`: a run on this machine, one fault after another, and a report that says what was lost."""
 
-import argparse
 import time
 from pathlib import Path
 
 from slipstream.common.config.config import Config, RunConfig
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.drill.basic_faults import LEASE_TTL_S, SIX
 from slipstream.tools.drill.books import what_is_lost
@@ -16,43 +15,29 @@ from slipstream.tools.terminal.table import print_rows
 NUM_STEPS = 2  # that the learner must make after each fault
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of the verb."""
-    parser.add_argument(
-        "--fault",
-        action="append",
-        choices=list(SIX),
-        metavar="NAME",
-        help=f"play this one; may be given again: {', '.join(SIX)}; left out: all",
-    )
-
-
-def answer(config: Config, asked: argparse.Namespace) -> int:
-    """What was asked for; 0 where nothing was lost."""
-    prepare(config)
-    with RunDir(config.run.root, config.run.name).held():
-        return drill(config, faults=asked.fault or list(SIX))
-
-
 def drill(config: Config, *, faults: list[str]) -> int:
-    """Run, strike, report; 0 where nothing was lost."""
-    logs = RunDir(config.run.root, config.run.name).log("*")
-    print(f"drill {config.run.name}: a learner and two hosts of one actor each; see {logs}", flush=True)
-    stage = Stage(config)
-    rows = []
-    try:
-        stage.start()
-        for name in faults:
-            print(f"{name} ...", flush=True)
-            rows.append([name, *_strike(stage, name)])
-        stage.end()
-        lost = what_is_lost(stage.client, config, last_step=stage.last_step())
-        ledger = stage.ledger()
-    except DrillFailed as error:
-        print(f"slipstream drill: {error}")
-        return 1
-    finally:
-        stage.close()
+    """Inject `faults` into a run of its own, or all, and report; return 0 if nothing was lost. Raises ConfigError."""
+    for name in faults:
+        require(name in SIX, "--fault", f"one of {', '.join(SIX)}", name, "leave it out for all of them")
+    prepare(config)
+    run_dir = RunDir(config.run.root, config.run.name)
+    with run_dir.held():
+        print(f"drill {config.run.name}: a learner and two hosts of one actor each; see {run_dir.log('*')}", flush=True)
+        stage = Stage(config)
+        rows = []
+        try:
+            stage.start()
+            for name in faults or SIX:
+                print(f"{name} ...", flush=True)
+                rows.append([name, *_strike(stage, name)])
+            stage.end()
+            lost = what_is_lost(stage.client, config, last_step=stage.last_step())
+            ledger = stage.ledger()
+        except DrillFailed as error:
+            print(f"slipstream drill: {error}")
+            return 1
+        finally:
+            stage.close()
     print_rows(["fault", "what was seen", "over after", "steps meanwhile"], rows)
     print(
         f"{ledger.inserted} trajectories were stored: {ledger.trained_trajectories} trained, "

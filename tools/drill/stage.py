@@ -1,7 +1,6 @@
 """The processes of a drill, on this machine: a server, a learner and two hosts of actors, each behind a link."""
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ import redis
 
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.connection import PASSWORD_VARIABLE, connect
+from slipstream.common.process.metrics import newest_metrics
 from slipstream.common.process.output import write_whole
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import LEAVE_S
@@ -26,7 +26,6 @@ from slipstream.tools.run.child import Child
 from slipstream.tools.run.link import Link
 
 POLL_S = 0.05
-TAIL_BYTES = 1 << 16  # of metrics: some records
 PATIENCE_S = 240.0  # for what takes seconds; a vLLM engine takes 15 s to start on an idle machine
 LEARNER_GRACE_S = 60.0
 
@@ -46,7 +45,7 @@ class Stage:
         self.links = {name: Link(self.server.port).__enter__() for name in ("learner", "near", "far")}
         self.cloud = Cloud()
         config.redis.url = self.server.url
-        self._write_config()
+        write_whole(self.dir.config, dump_config(config))
         self.client: redis.Redis = connect(self.server.secret_url, patience_s=PATIENCE_S)
         self.learner = self._child("learner", "learner")
         self.near = self._child("near", "actors", f"actors.transport={config.actors.transport}")
@@ -59,11 +58,7 @@ class Stage:
         )
         self.everyone = [self.learner, self.near, self.far]
         self._asked: set[Child] = set()  # whose next end is a fault's doing
-        self._away: set[Child] = set()  # who is not started again yet
-
-    @property
-    def run_id(self) -> str:
-        return self.config.run.name
+        self._awaited: set[Child] = set()  # whose exit code `ended` waits for
 
     def start(self) -> None:
         """Return once both hosts serve, and the learner makes steps."""
@@ -102,33 +97,28 @@ class Stage:
         """Expect the next end of `child`, which a fault causes, and start it again after it."""
         self._asked.add(child)
 
-    def ended(self, child: Child, *, comes_back: bool = True) -> int:
-        """Return the exit code of its next end, which a fault causes. With `comes_back` false it waits for `back`."""
-        self._away.add(child)
+    def ended(self, child: Child) -> int:
+        """Return the exit code of its next end, which a fault causes, and start it again."""
+        self._awaited.add(child)
         self.until(lambda: child.exit_code is not None, f"the {child.name} ends")
         exit_code = child.exit_code
         assert exit_code is not None
-        if comes_back:
-            self.back(child)
+        child.start()
+        self._awaited.remove(child)
         return exit_code
 
-    def back(self, child: Child) -> None:
-        """Start it again."""
-        child.start()
-        self._away.discard(child)
-
-    def until(self, holds: Callable[[], bool], what: str, *, poll_s: float = POLL_S) -> None:
+    def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait, and restart each process that a fault has ended. Raises DrillFailed."""
         deadline = time.monotonic() + PATIENCE_S
         while not holds():
             self._tick(what)
             if time.monotonic() > deadline:
                 raise DrillFailed(f"{what}: not within {PATIENCE_S:.0f} s; see {self.dir.log('*')}")
-            time.sleep(poll_s)
+            time.sleep(POLL_S)
 
     def _tick(self, what: str) -> None:
         for child in self.everyone:
-            if child.exit_code in (None, 0) or child in self._away:
+            if child.exit_code in (None, 0) or child in self._awaited:
                 continue
             if child not in self._asked:
                 raise DrillFailed(f"{what}: never, as the {child.name} ended with {child.exit_code}; see {child.log}")
@@ -148,43 +138,29 @@ class Stage:
         return int(self._last_record().get("step", 0))
 
     def _last_record(self) -> dict[str, float]:
-        """The newest whole line of the metrics; {} before there is one. A long run's are too long to read them all."""
-        if not self.dir.metrics.exists():
-            return {}
-        with self.dir.metrics.open("rb") as file:
-            file.seek(max(0, self.dir.metrics.stat().st_size - TAIL_BYTES))
-            lines = file.read().split(b"\n")[:-1]  # behind the last newline somebody writes
-        for line in reversed(lines):
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict):
-                    return record
-        return {}
+        """The newest record of the metrics; {} before there is one."""
+        records = newest_metrics(self.dir.metrics, 1)
+        return records[0] if records else {}
 
     def members(self, host: Child) -> list[Member]:
         """The actors that `host` has started and that send heartbeats."""
-        return [member for member in self._members() if f"-{host.pid}-" in member.name]
-
-    def _members(self) -> list[Member]:
-        return Fleet(self.client, self.run_id).members()
+        members = Fleet(self.client, self.config.run.name).members()
+        return [member for member in members if f"-{host.pid}-" in member.name]
 
     def serves(self, host: Child) -> bool:
         return any(member.generated_tokens for member in self.members(host))
 
     def actor(self, host: Child) -> psutil.Process:
-        """The actor process of `host`."""
-        return self._below(host.pid, "slipstream.actors")
-
-    def _below(self, pid: int | None, module: str) -> psutil.Process:
-        """The process that `pid` has started as `python -m module`, once it is there."""
+        """The actor process of `host`, once it is there."""
         found: list[psutil.Process] = []
 
         def is_there() -> bool:
             with contextlib.suppress(psutil.Error):
-                found.extend(child for child in psutil.Process(pid).children() if module in child.cmdline())
+                children = psutil.Process(host.pid).children()
+                found.extend(child for child in children if "slipstream.actors" in child.cmdline())
             return bool(found)
 
-        self.until(is_there, f"{module} runs")
+        self.until(is_there, f"an actor runs on {host.name}")
         return found[0]
 
     def num_held(self, host: Child) -> int:
@@ -192,8 +168,8 @@ class Stage:
         leased = list_groups(self.client, self.config.run.name, states=["leased"])
         return sum(f"-{host.pid}-" in group.holder for group in leased)
 
-    def _child(self, name: str, verb: str, *settings: str, link: str = "") -> Child:
-        url = f"redis.url=redis://127.0.0.1:{self.links[link or name].port}/0"
+    def _child(self, name: str, verb: str, *settings: str) -> Child:
+        url = f"redis.url=redis://127.0.0.1:{self.links[name].port}/0"
         command = [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", verb, str(self.dir.config), url, *settings]
         environment = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -201,6 +177,3 @@ class Stage:
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")])),
         }
         return Child(name, command, log=self.dir.log(name), environment=environment)
-
-    def _write_config(self) -> None:
-        write_whole(self.dir.config, dump_config(self.config))

@@ -14,7 +14,6 @@ FILES = {  # what is written, and the starter that it begins as; "": sums
     "agent": {"{}.py": "agent_starter.py", "{}.yaml": "agent.yaml", "{}.jsonl": ""},
     "data": {"{}.py": "data_starter.py", "{}.yaml": "data.yaml", "{}.jsonl": ""},
 }
-NUM_ROWS = 100
 
 
 def init(config: Config, *, kind: str, name: str) -> int:
@@ -42,5 +41,5 @@ def _named(text: str, name: str) -> str:
 
 def _sums() -> str:
     """Rows of prompts and answers, no two alike."""
-    pairs = [(a, b) for a in range(2, 12) for b in range(10, 20)][:NUM_ROWS]
+    pairs = [(a, b) for a in range(2, 12) for b in range(10, 20)]
     return "".join(json.dumps({"prompt": f"What is {a} + {b}?", "answer": str(a + b)}) + "\n" for a, b in pairs)

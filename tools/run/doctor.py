@@ -18,13 +18,13 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.standing import Standing, standing
 from slipstream.envhub.rewards.part import reward_parts
 from slipstream.replay.run.diagnosis import Diagnosis, diagnose
+from slipstream.replay.run.observer import Observer
 from slipstream.replay.server.redis_server import ServerError, find_executable
 from slipstream.replay.server.redis_version import warning_of
 from slipstream.tools.run.check_input import check_room
 from slipstream.tools.see.answers import recorded_diagnosis
 from slipstream.tools.see.run_files import read_run
 from slipstream.tools.see.runs import has_ended
-from slipstream.tools.see.view import observer_of
 from slipstream.tools.terminal.table import print_table
 
 MIN_MEMORY_BYTES = 6 << 30
@@ -144,7 +144,8 @@ def _run(config: Config) -> str:
 
 def _observed(config: Config, run_dir: RunDir) -> Diagnosis:
     """The diagnosis of a run whose processes are alive."""
-    observer = observer_of(config, connect_shards(config.redis.url, config.redis.shards, patience_s=0), run_dir)
+    clients = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
+    observer = Observer(clients, config, log=run_dir.log("learner"))
     records = newest_metrics(run_dir.metrics)
     return diagnose(observer.facts([record for record in records if "trained/reward" in record]))
 

@@ -1,16 +1,14 @@
 """What learner and actors need under `slipstream up` where they share GPUs, unless the user has set it."""
 
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 from slipstream.actors.engine.shadow_memory import GIB
-from slipstream.common.config.config import Config, dump_config
-from slipstream.common.process.config_error import ConfigError
+from slipstream.common.config.config import Config
+from slipstream.tools.plan.memory import kv_beside_learner
+from slipstream.tools.plan.plan import measure
+from slipstream.tools.run.check_input import check_model_config
 from slipstream.tools.run.devices import memory_of, split_devices, visible_devices
 
-PLAN = "slipstream.tools.plan.kv_room"  # in a process of its own, as it imports torch
 TINY_KV_BYTES = GIB  # for the tiny model, which needs next to nothing
 
 
@@ -35,11 +33,5 @@ def share_gpus(config: Config) -> None:
 def _planned(config: Config, device: str) -> int:
     gpu_bytes = memory_of(device)
     print("planning the memory that they share, by a step on a fake GPU; this takes up to a minute", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.yaml"
-        path.write_text(dump_config(config))
-        command = [sys.executable, "-P", "-m", PLAN, str(path), str(gpu_bytes)]
-        done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise ConfigError(done.stderr.strip()[-2000:])
-    return int(done.stdout)
+    check_model_config(Path(config.model.path))
+    return kv_beside_learner(config, measure(config), gpu_bytes=gpu_bytes)

@@ -49,7 +49,7 @@ from slipstream.tools.run.sharing import share_gpus
 from slipstream.tools.see.dashboard import redirect_to_charts
 from slipstream.tools.see.report_page import REPORT, page, report_of
 from slipstream.tools.see.summary import read_summary, summary_rows
-from slipstream.tools.see.view import View, held_out, observer_of, show
+from slipstream.tools.see.view import View, held_out, show
 from slipstream.tools.terminal.table import cell, print_table
 
 POLL_S = 0.2
@@ -264,8 +264,8 @@ def _watch(
     learner, actors, server = processes.learner, processes.actors, processes.server
     # Without retries: this loop restarts a server that has ended.
     shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
-    view = View(shards, run_dir, config)
-    reporter = LineReporter(console, run_dir, observer_of(config, shards, run_dir))
+    view, observer = View(shards, run_dir, config), Observer(shards, config, log=run_dir.log("learner"))
+    reporter = LineReporter(console, run_dir, observer)
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     with live or contextlib.nullcontext():
         while learner.exit_code != 0:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from statistics import fmean
 
+from slipstream.common.config.config import Config
 from slipstream.common.process.headline import headline, interval
 from slipstream.common.process.standing import Standing
 from slipstream.replay.fleet.fleet import RunState
@@ -93,7 +94,7 @@ def recorded_diagnosis(run: RunFiles) -> Diagnosis | None:
     if not steps:
         return None
     facts = Facts(
-        run_id=run.name,
+        config=run.config or Config(),
         state=RunState.TRAINING,
         members=(),
         everyone=(),
@@ -102,9 +103,7 @@ def recorded_diagnosis(run: RunFiles) -> Diagnosis | None:
         failures=(),
         steps=steps,
         newest_version=-1,
-        max_lag=run.config.replay.max_lag if run.config else 0,
         now_s=time.time(),
-        is_rewarded=run.config is None or run.config.objective.is_rewarded,
     )
     return diagnose_records(facts)
 

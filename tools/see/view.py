@@ -28,12 +28,12 @@ NUM_PACE_STEPS = 20  # the newest steps, whose pace tells the time that is left
 class View:
     """Renders a run from its metrics file and its Redis."""
 
-    def __init__(self, shards: Sequence[redis.Redis], run_dir: RunDir, run: Config) -> None:
-        """`shards` are clients of the Redis servers of the run, whose configuration is `run`."""
-        self._observer = observer_of(run, shards, run_dir)
-        self._bulletin = Bulletin(shards[0], run.run.name)
+    def __init__(self, shards: Sequence[redis.Redis], run_dir: RunDir, config: Config) -> None:
+        """`shards` are clients of the run's Redis servers."""
+        self._observer = Observer(shards, config, log=run_dir.log("learner"))
+        self._bulletin = Bulletin(shards[0], config.run.name)
         self._metrics = MetricsFile(run_dir.metrics)
-        self._num_steps = run.learner.steps
+        self._config = config
 
     def as_json(self) -> dict[str, Any]:
         """The same as one object: diagnosis, buffer, fleet, and the records of the newest step and evaluation."""
@@ -41,11 +41,11 @@ class View:
         facts = self._observer.facts(steps)
         newest = headline(steps)
         return {
-            "run": facts.run_id,
+            "run": self._config.run.name,
             "state": facts.state.value if facts.state else None,
             "diagnosis": dataclasses.asdict(diagnose(facts)),
             "headline": dataclasses.asdict(newest) if newest else None,
-            "num_steps": self._num_steps,
+            "num_steps": self._config.learner.steps,
             "step": steps[-1] if steps else None,
             "evaluation": evaluations[-1] if evaluations else None,
             "ledger": msgspec.to_builtins(facts.ledger) | {"balanced": facts.ledger.balanced},
@@ -76,7 +76,7 @@ class View:
         rows = {
             "state": facts.state.value if facts.state else "not started yet",
             "FAULT" if diagnosis.is_fault else "bottleneck": str(diagnosis),
-            "step": f"{records[-1]['step'] if records else 0:.0f} of {self._num_steps}",
+            "step": f"{records[-1]['step'] if records else 0:.0f} of {self._config.learner.steps}",
         }
         if records:
             last = records[-1]
@@ -89,7 +89,7 @@ class View:
                 f"{last['perf/trained_tokens_per_s']:.0f} trained",
                 "actors": f"{last['fleet/num_actors']:.0f} running, {last['fleet/advised_actors']:.0f} advised",
                 "cost": _cost(last),
-                "time left": _time_left(records, num_steps=self._num_steps),
+                "time left": _time_left(records, num_steps=self._config.learner.steps),
             }
         if evaluations:
             newest = evaluations[-1]
@@ -104,19 +104,7 @@ class View:
             + f"{ledger.ready} ready, {ledger.claimed} claimed, "
             f"{ledger.trained} trained, dropped: {dropped}" + ("" if ledger.balanced else "  NOT BALANCED")
         )
-        return two_columns(f"Slipstream: {facts.run_id}", rows)
-
-
-def observer_of(run: Config, shards: Sequence[redis.Redis], run_dir: RunDir) -> Observer:
-    """Reads the facts about a run that has the configuration `run`."""
-    return Observer(
-        shards,
-        run.run.name,
-        max_lag=run.replay.max_lag,
-        num_steps=run.learner.steps,
-        is_rewarded=run.objective.is_rewarded,
-        log=run_dir.log("learner"),
-    )
+        return two_columns(f"Slipstream: {self._config.run.name}", rows)
 
 
 def show(console: Console, update: Callable[[], None]) -> None:

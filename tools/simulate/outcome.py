@@ -18,15 +18,12 @@ class Outcome:
 
     steps_per_hour: float
     episodes_per_s: float
-    tokens_per_s: float  # sampled
     lag: float  # optimizer steps, of the oldest token of an episode
     masked_share: float  # of the trained tokens: older than max_lag
     learner_busy: float  # share of time
     slots_used: float  # share of the actors' episode slots
     wasted_share: float  # of the sampled tokens: of dropped groups, or lost with their actor
-    dropped_share: float  # of the trained and dropped groups
     dollars_per_hour: float  # of the actors that serve; a lost one costs nothing until its replacement serves
-    num_lost_actors: int
     requests_per_s: float  # to the busiest Redis server
 
 
@@ -40,8 +37,6 @@ class Tally:
     num_trained: int = 0
     num_masked: int = 0
     num_wasted: int = 0
-    num_dropped: int = 0  # groups
-    num_lost_actors: int = 0
     lags: list[int] = field(default_factory=list)  # of each trained episode
     slots_used: list[float] = field(default_factory=list)
     free_actors: list[int] = field(default_factory=list)
@@ -52,19 +47,15 @@ class Tally:
         episodes_per_s = self.num_episodes / lasted_s
         free = statistics.fmean(self.free_actors) if self.free_actors else 0.0
         num_actors = statistics.fmean(self.num_actors) if self.num_actors else plan.num_actors
-        num_trained = plan.steps * plan.groups_per_step
         return Outcome(
             steps_per_hour=3600 * plan.steps / lasted_s,
             episodes_per_s=episodes_per_s,
-            tokens_per_s=self.num_sampled / lasted_s,
             lag=statistics.fmean(self.lags),
             masked_share=self.num_masked / self.num_trained,
             learner_busy=1 - self.wait_s / lasted_s,
             slots_used=statistics.fmean(self.slots_used) if self.slots_used else 0.0,
             wasted_share=self.num_wasted / max(self.num_sampled, 1),
-            dropped_share=self.num_dropped / (self.num_dropped + num_trained),
             dollars_per_hour=num_actors * plan.price_per_hour,
-            num_lost_actors=self.num_lost_actors,
             requests_per_s=requests_per_s(plan, num_free=free, episodes_per_s=episodes_per_s),
         )
 

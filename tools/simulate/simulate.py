@@ -1,7 +1,6 @@
 """`slipstream simulate`: what another fleet, or other settings, would give, by a simulation calibrated on a run."""
 
 import statistics
-from collections.abc import Sequence
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import require
@@ -36,7 +35,7 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
     plans = [plan_of(config, options, facts, num_actors=count) for count in counts]
     outcomes = [World(plan, facts).run() for plan in plans]
     print(_measured(config, facts))
-    print_rows(COLUMNS, [_row(plan, outcome) for plan, outcome in _pairs(plans, outcomes)])
+    print_rows(COLUMNS, [_row(plan, outcome) for plan, outcome in zip(plans, outcomes, strict=True)])
     return 0
 
 
@@ -106,7 +105,3 @@ def _row(plan: Plan, outcome: Outcome) -> list[str]:
         f"{dollars / outcome.steps_per_hour:.4f}" if dollars else "",
         limit_of(plan, outcome),
     ]
-
-
-def _pairs(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> list[tuple[Plan, Outcome]]:
-    return list(zip(plans, outcomes, strict=True))

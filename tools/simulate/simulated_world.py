@@ -16,7 +16,6 @@ from typing import Any
 
 import simpy
 
-from slipstream.learner.lead.advice import MEMORY, StepLoad, advised_actors
 from slipstream.learner.supply.haste import Haste
 from slipstream.tools.simulate.calibration import Calibration, PlayedTurn
 from slipstream.tools.simulate.outcome import Outcome, Tally
@@ -59,17 +58,14 @@ class Actor:
     changed: simpy.Event  # triggered, and replaced, when a slot is free or newer weights have come
     groups: dict[Group, None] = field(default_factory=dict)  # in the order in which they were leased
     num_running: int = 0
-    num_sampled: int = 0  # tokens
     ended: bool = False
 
 
 class World:
-    """One simulated run. Besides the actors of its plan, it has those that `add_actor` adds while `env` runs."""
+    """One simulated run."""
 
     def __init__(self, plan: Plan, facts: Calibration) -> None:
-        self.env = self._env = simpy.Environment()
-        self.loads = list[StepLoad]()  # of each step
-        self.num_sampled = 0  # tokens, of all steps
+        self._env = simpy.Environment()
         self._plan, self._facts = plan, facts
         self._random = random.Random(plan.seed)
         self._queue = simpy.Store(self._env)
@@ -113,10 +109,7 @@ class World:
             self._admit(step, len(batch))
             self._tally.wait_s += self._env.now - began
             self._count(batch)
-            waited_s = self._env.now - began
-            step_s = self._random.choice(facts.step_s) * plan.step_scale
-            yield self._env.timeout(step_s)
-            self.loads.append(self._load(waited_s / (waited_s + step_s) if waited_s else 0.0))
+            yield self._env.timeout(self._random.choice(facts.step_s) * plan.step_scale)
             self._version += 1
             self._env.process(self._publish(self._version))
 
@@ -185,7 +178,6 @@ class World:
 
     def _drop(self, groups: Iterable[Group]) -> None:
         for group in groups:
-            self._tally.num_dropped += 1
             self._tally.num_wasted += group.num_tokens
 
     def _count(self, batch: Sequence[Group]) -> None:
@@ -210,15 +202,14 @@ class World:
         plan = self._plan
         losses_per_s = plan.preemptions_per_hour / 3600
         while True:
-            actor = self.add_actor()
+            actor = self._begin_actor()
             if not losses_per_s:
                 return
             yield self._env.timeout(self._random.expovariate(losses_per_s))
-            self._tally.num_lost_actors += 1
             self._end_actor(actor)
             yield self._env.timeout(plan.restart_s)
 
-    def add_actor(self) -> Actor:
+    def _begin_actor(self) -> Actor:
         """Begin the life of an actor, which serves the newest weights that actors can have."""
         actor = Actor(
             engine=SimulatedEngine(self._env, self._facts.token_time), version=self._served, changed=self._env.event()
@@ -235,21 +226,6 @@ class World:
             if not group.dropped:
                 self._num_leased -= 1
                 self._queue.put(group)
-
-    def advised_actors(self) -> int:
-        """What the learner advises now."""
-        return advised_actors(self.loads[-MEMORY:])
-
-    def _load(self, learner_wait: float) -> StepLoad:
-        """Which side waits for the other now."""
-        slots = len(self._actors) * self._plan.max_episodes
-        used = sum(min(actor.num_running, self._plan.max_episodes) for actor in self._actors)
-        return StepLoad(
-            num_actors=len(self._actors),
-            learner_wait=learner_wait,
-            slots_used=used / slots if slots else 0.0,
-            has_queue=bool(self._queue.items),
-        )
 
     def _serve(self, actor: Actor) -> Process:
         """Lease a group while a slot is free, as `slipstream.actors.host.act` does."""
@@ -284,8 +260,6 @@ class World:
             if actor.ended:
                 return
             self._tally.num_sampled += turn.num_tokens
-            actor.num_sampled += turn.num_tokens
-            self.num_sampled += turn.num_tokens
             member.sampled.append((version, turn.num_tokens))
             member.num_played += 1
             if group.dropped:

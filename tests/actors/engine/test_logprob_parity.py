@@ -17,15 +17,13 @@ import redis
 import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-from slipstream.actors.engine.orders import EngineSettings
-from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
+from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import rollout
 from slipstream.actors.host.pin import Pin
 from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.refresh import RefreshCounts, keep_fresh
-from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.records.trajectory import (
     LogprobArray,
@@ -49,10 +47,9 @@ from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.episode.episodes import policy_versions
+from tests.actors.vllm_engines import MAX_TOKENS, RECEIVER, TOLERANCE, started
 from tests.tools.run.tiny_model import FLOAT32
 
-TOLERANCE = 1e-3
-MAX_TOKENS = 320
 NUM_EPISODES = 12
 NUM_VERSIONS = 4
 OPTIONS = {"profile": "small"}
@@ -125,28 +122,8 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
         broadcast_timeout_s=20.0,
     )
     publisher = Publisher(publisher_settings, log_path=tmp_path / "publisher.log")
-    settings = EngineSettings(
-        model_path=str(policies.folder),
-        policy_version=0,
-        seed=11,
-        max_tokens=MAX_TOKENS,
-        dtype="float32",
-        kv_cache_bytes=64 << 20,
-        max_episodes=32,
-        tensor_parallel=1,
-        kv_policy=kv_policy,
-        receiver=ReceiverInfo(
-            redis_url=redis_url,
-            run_id=run_id,
-            actor="actor",
-            transport="pull",
-            chunk_bytes=1 << 20,
-            timeout_s=60.0,
-            disk="",
-        ),
-        restricts=True,
-    )
-    engine = VllmEngine(EngineProcess(), settings)
+    receiver = dataclasses.replace(RECEIVER, redis_url=redis_url, run_id=run_id, chunk_bytes=1 << 20)
+    engine = started(policies.folder, kv_policy=kv_policy, receiver=receiver, restricts=True)
     counts = RefreshCounts()
     try:
         trajectories = asyncio.run(

@@ -5,26 +5,22 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-import torch
 
 from slipstream.actors.engine import vllm_engine
 from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.actors.weights.refused import WeightsUnfit
-from tests.actors.engine.test_vllm_engine import kept_kv_logprobs
 from tests.actors.vllm_engines import (
     LONG,
     PROMPT,
-    TOLERANCE,
     Offers,
     Policies,
-    check_spans,
-    forward_logprobs,
+    check_completion,
+    check_crossing,
     policies,
     refreshed_in_mid_generation,
     run,
     server,
     started,
-    worst,
 )
 
 __all__ = ["policies", "server"]  # fixtures
@@ -33,7 +29,7 @@ __all__ = ["policies", "server"]  # fixtures
 @pytest.fixture(params=["keep", "recompute"])
 def engine(policies: Policies, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmEngine]:
     monkeypatch.setattr(vllm_engine, "ENGINE_MODULE", "tests.actors.overlapped_engine")
-    engine = started(policies, kv_policy=request.param)
+    engine = started(policies.folder, kv_policy=request.param)
     yield engine
     asyncio.run(engine.close())
 
@@ -44,14 +40,7 @@ def test_a_commit_collects_the_batch_in_flight_first(
     old, new = policies.models[0], policies.models[1]
     crossings, _ = run(refreshed_in_mid_generation(engine, server.offer(new, policy_version=1)))
     for crossing in crossings:
-        check_spans(crossing)
-        tokens, boundary = crossing.completion.tokens, crossing.boundary
-        by_old = forward_logprobs(old, crossing.prompt, tokens)
-        if "keep" in request.node.name:
-            by_new = kept_kv_logprobs(old, new, crossing.prompt, tokens, boundary=boundary)
-        else:
-            by_new = forward_logprobs(new, crossing.prompt, tokens)[boundary:]
-        assert worst(crossing.completion, torch.cat([by_old[:boundary], by_new])) < TOLERANCE
+        check_crossing(crossing, old, new, keeps_kv="keep" in request.node.name)
 
 
 def test_tokens_of_refused_weights_are_sampled_again(engine: VllmEngine, policies: Policies, server: Offers) -> None:
@@ -70,6 +59,4 @@ def test_tokens_of_refused_weights_are_sampled_again(engine: VllmEngine, policie
         return await asyncio.gather(*running)
 
     for member, completion in enumerate(run(refused())):
-        assert [span.policy_version for span in completion.version_spans] == [0]
-        expected = forward_logprobs(policies.models[0], [*PROMPT, member], completion.tokens)
-        assert worst(completion, expected) < TOLERANCE
+        check_completion(completion, policies.models[0], version=0, prompt=[*PROMPT, member])

@@ -1,18 +1,30 @@
 """A model's shadow model, which is loaded beside it, leaves nothing behind when it is replaced."""
 
 import gc
+import time
 import weakref
 from collections.abc import Iterable
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, get_layerwise_info
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-from slipstream.actors.engine.reload import forget_reload, reload, reloadable_shadow
+from slipstream.actors.engine import staged_transfer
+from slipstream.actors.engine.reload import Loaded, forget_reload, reload, reloadable_shadow
 from slipstream.actors.engine.shadow_model import free, shadow_of, swap
+from slipstream.actors.engine.staged_transfer import StagedInitInfo, StagedTransferEngine
+from slipstream.actors.weights.receive import Receiver, ReceiverInfo
+from slipstream.actors.weights.staged_weights import ModelFolder
+from slipstream.common.process.wire import encode
+from tests.learner.publisher.offers import empty_offer
+from tests.tools.run.tiny_model import save_tiny_model
 
 
 def reloaded_shadow(model: nn.Module) -> nn.Module:
@@ -63,6 +75,56 @@ def test_a_shadow_is_freed_without_a_garbage_collection() -> None:
     finally:
         gc.enable()
     assert model(torch.ones(2)).shape == (2,)
+
+
+def transfer_engine(folder: Path) -> StagedTransferEngine:
+    """That of an engine with one worker, on a CPU."""
+    model_config = SimpleNamespace(
+        model=str(save_tiny_model(folder)),
+        dtype=torch.float32,
+        hf_text_config=SimpleNamespace(tie_word_embeddings=True),
+    )
+    vllm_config = SimpleNamespace(model_config=model_config, parallel_config=SimpleNamespace(rank=0, world_size=1))
+    info = ReceiverInfo(redis_url="", run_id="", actor="", transport="pull", timeout_s=1.0, disk="")
+    model = nn.Module()
+    model.compute_logits = None
+    engine = StagedTransferEngine(None, vllm_config, torch.device("cpu"), model)
+    engine.init_transfer_engine(StagedInitInfo(receiver=asdict(info), shadow_room_bytes=0, absent=[]))
+    return engine
+
+
+def test_a_version_is_freed_when_another_replaces_it_before_its_commit_or_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the order to stage the other, not by a garbage collection."""
+    loaded, freed = list[int](), list[int]()
+
+    def load(*_: object) -> Loaded:
+        loaded.append(len(loaded) + 1)
+        return Loaded(switch=lambda: None, untouched=[], free=partial(freed.append, loaded[-1]))
+
+    monkeypatch.setattr(staged_transfer, "loaded_on_cpu", load)
+    monkeypatch.setattr(ModelFolder, "check", lambda *_: None)
+    monkeypatch.setattr(Receiver, "receive", lambda *_: torch.empty(0, dtype=torch.uint8))
+    engine = transfer_engine(tmp_path)
+
+    def wait() -> None:
+        while not engine.ended():
+            time.sleep(0.001)
+        assert engine.refusal() is None
+
+    for version in (1, 2, 3, 4):
+        engine.stage(encode(empty_offer(version)))
+        wait()
+        engine.prepare("")
+        wait()
+        if version == 3:
+            assert freed == [1, 2]
+            engine.update_weights({"policy_version": 3})
+            engine.finish_weight_update()
+            assert engine.settle(False)
+    assert (loaded, freed) == ([1, 2, 3, 4], [1, 2, 3])
+    engine.shutdown()
 
 
 class Convolution(nn.Module):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -11,9 +12,7 @@ import pytest
 import redis
 from transformers import Qwen3ForCausalLM
 
-from slipstream.actors.engine.orders import EngineSettings
-from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
-from slipstream.actors.weights.receive import ReceiverInfo
+from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.common.transfer.weights import Offer, layout
 from slipstream.learner.publisher.messages import PublisherSettings
@@ -22,20 +21,17 @@ from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.server.redis_server import Server
 from slipstream.tools.run.tiny_model import TinyShape
 from tests.actors.vllm_engines import (
-    MAX_TOKENS,
-    ONES,
-    PROMPT,
-    TOLERANCE,
+    RECEIVER,
     Offers,
     Policies,
+    check_serves,
     check_spans,
-    forward_logprobs,
     make_policies,
     probe_by,
     refreshed_in_mid_generation,
     run,
+    started,
     until,
-    worst,
 )
 
 
@@ -53,28 +49,9 @@ def run_of_file() -> str:
 @pytest.fixture(scope="module")
 def engine(policies: Policies, redis_server: Server, run_of_file: str) -> Iterator[VllmEngine]:
     """For the whole file, which runs in order: version 0, then 1, which is broadcast, then its end."""
-    receiver = ReceiverInfo(
-        redis_url=redis_server.secret_url,
-        run_id=run_of_file,
-        actor="a0",
-        transport="broadcast",
-        chunk_bytes=1 << 16,
-        timeout_s=60.0,
-        disk="",
-    )
-    settings = EngineSettings(
-        model_path=str(policies.folder),
-        policy_version=0,
-        seed=11,
-        max_tokens=MAX_TOKENS,
-        dtype="float32",
-        kv_cache_bytes=16 << 20,
-        max_episodes=16,
-        tensor_parallel=2,
-        kv_policy="keep",
-        receiver=receiver,
-    )
-    engine = VllmEngine(EngineProcess(), settings)
+    receiver = replace(RECEIVER, redis_url=redis_server.secret_url, run_id=run_of_file, transport="broadcast")
+    sizes = {"kv_cache_bytes": 16 << 20, "max_episodes": 16, "tensor_parallel": 2}
+    engine = started(policies.folder, kv_policy="keep", receiver=receiver, **sizes)
     yield engine
     asyncio.run(engine.close())
 
@@ -104,8 +81,7 @@ async def broadcast(bulletin: Bulletin, publisher: Publisher, model: Qwen3ForCau
 
 
 def test_two_workers_agree_with_one_forward_pass(engine: VllmEngine, policies: Policies) -> None:
-    completion = run(engine.generate(PROMPT, ONES))
-    assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) < TOLERANCE
+    check_serves(engine, policies.models[0], version=0)
     assert len(workers_of(engine)) >= 2
 
 
@@ -116,8 +92,7 @@ def test_corrupt_weights_are_refused_and_the_old_ones_serve(engine: VllmEngine, 
     with pytest.raises(WeightsRefused):
         run(engine.stage(offer))
     server.close()
-    completion = run(engine.generate(PROMPT, ONES))
-    assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) < TOLERANCE
+    check_serves(engine, policies.models[0], version=0)
 
 
 def test_the_first_worker_receives_a_broadcast_for_both_and_both_commit_between_two_tokens(
@@ -144,8 +119,7 @@ def test_the_first_worker_receives_a_broadcast_for_both_and_both_commit_between_
         publisher.close()
     for crossing in crossings:
         check_spans(crossing)
-    completion = run(engine.generate(PROMPT, ONES))
-    assert worst(completion, forward_logprobs(new, PROMPT, completion.tokens)) < TOLERANCE
+    check_serves(engine, new, version=1)
 
 
 def test_workers_end_with_an_engine_that_is_killed(engine: VllmEngine) -> None:

@@ -13,16 +13,15 @@ import msgspec
 import psutil
 import pytest
 import torch
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config
 
-from slipstream.actors.engine import vllm_start
+from slipstream.actors.engine import vllm_engine, vllm_start
 from slipstream.actors.engine.engine import Completion, EngineDied
-from slipstream.actors.engine.orders import EngineSettings, engine_settings
+from slipstream.actors.engine.orders import engine_settings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
-from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.actors.weights.refused import WeightsRefused, WeightsUnfit
 from slipstream.common.config.config import load_config
-from slipstream.common.records.trajectory import Sampling, VersionSpan
+from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.common.transfer.model_folder import SHAPES
 from slipstream.envhub.catalogue import make_any_env
@@ -32,13 +31,15 @@ from tests.actors.vllm_engines import (
     MAX_TOKENS,
     ONES,
     PROMPT,
+    RECEIVER,
     TOLERANCE,
     Offers,
     Policies,
-    check_spans,
+    check_completion,
+    check_crossing,
+    check_serves,
     deaths_of,
     forward_logprobs,
-    picked,
     policies,
     refreshed_in_mid_generation,
     run,
@@ -54,31 +55,14 @@ __all__ = ["policies", "server"]  # fixtures
 @pytest.fixture(scope="module")
 def keeping(policies: Policies) -> Iterator[VllmEngine]:
     """One engine for the file, which runs in order: it serves version 0 up to the first refresh."""
-    engine = started(policies, kv_policy="keep")
+    engine = started(policies.folder, kv_policy="keep")
     yield engine
     asyncio.run(engine.close())
 
 
-@torch.no_grad()
-def kept_kv_logprobs(
-    old: Qwen3ForCausalLM, new: Qwen3ForCausalLM, prompt: list[int], tokens: list[int], *, boundary: int
-) -> torch.Tensor:
-    """The log-probabilities of tokens[boundary:] by `new`, on top of the KV that `old` made of what came before.
-
-    The last token before the boundary was sampled by `old` but not yet fed back: `new` reads it.
-    """
-    sequence = prompt + tokens
-    fed = len(prompt) + boundary - 1
-    cache = DynamicCache(config=old.config)
-    old(torch.tensor([sequence[:fed]]), past_key_values=cache, use_cache=True)
-    logits = new(torch.tensor([sequence[fed:]]), past_key_values=cache, use_cache=True).logits[0, :-1]
-    return picked(logits, tokens[boundary:])
-
-
 def test_logprobs_are_those_of_a_forward_pass(keeping: VllmEngine, policies: Policies) -> None:
-    completion = run(keeping.generate(PROMPT, ONES))
+    completion = check_serves(keeping, policies.models[0], version=0)
     assert len(completion.tokens) == len(completion.logprobs) > 0
-    assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) < TOLERANCE
 
 
 def test_logprobs_are_of_the_distribution_at_the_true_temperature(keeping: VllmEngine, policies: Policies) -> None:
@@ -206,9 +190,7 @@ def test_corrupt_weights_are_refused_and_old_ones_go(keeping: VllmEngine, polici
         run(keeping.stage(offer))
     with pytest.raises(ValueError, match="commit of version 1, but staged is None"):
         run(keeping.commit(1))
-    completion = run(keeping.generate(PROMPT, ONES))
-    assert completion.version_spans == [VersionSpan(start=0, stop=len(completion.tokens), policy_version=0)]
-    assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) < TOLERANCE
+    check_serves(keeping, policies.models[0], version=0)
 
 
 def test_weights_of_another_model_never_travel(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
@@ -226,12 +208,9 @@ def test_a_refresh_keeps_running_requests_and_their_kv(keeping: VllmEngine, poli
     crossings, pause_s = run(refreshed_in_mid_generation(keeping, offer))
     assert 0 < pause_s < 10
     for crossing in crossings:
-        check_spans(crossing)
-        tokens, boundary = crossing.completion.tokens, crossing.boundary
-        by_old = forward_logprobs(old, crossing.prompt, tokens)
-        by_kept_kv = kept_kv_logprobs(old, new, crossing.prompt, tokens, boundary=boundary)
-        assert worst(crossing.completion, torch.cat([by_old[:boundary], by_kept_kv])) < TOLERANCE
-        assert worst(crossing.completion, by_old[boundary:], start=boundary) > 10 * TOLERANCE
+        check_crossing(crossing, old, new, keeps_kv=True)
+        by_old = forward_logprobs(old, crossing.prompt, crossing.completion.tokens)
+        assert worst(crossing.completion, by_old[crossing.boundary :], start=crossing.boundary) > 10 * TOLERANCE
 
 
 def test_new_requests_are_of_the_new_weights_alone(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
@@ -242,8 +221,7 @@ def test_new_requests_are_of_the_new_weights_alone(keeping: VllmEngine, policies
     run(keeping.commit(2))
     completion = run(keeping.generate(PROMPT * 16, ONES))
     assert keeping.policy_version == 2
-    assert completion.version_spans == [VersionSpan(start=0, stop=len(completion.tokens), policy_version=2)]
-    assert worst(completion, forward_logprobs(policies.models[2], PROMPT * 16, completion.tokens)) < TOLERANCE
+    check_completion(completion, policies.models[2], version=2, prompt=PROMPT * 16)
 
 
 def test_a_request_behind_a_commit_has_new_weights(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
@@ -260,13 +238,11 @@ def test_a_request_behind_a_commit_has_new_weights(keeping: VllmEngine, policies
         await committing
         return await generating
 
-    completion = run(overtaken())
-    assert completion.version_spans == [VersionSpan(start=0, stop=len(completion.tokens), policy_version=3)]
-    assert worst(completion, forward_logprobs(policies.models[1], PROMPT * 16, completion.tokens)) < TOLERANCE
+    check_completion(run(overtaken()), policies.models[1], version=3, prompt=PROMPT * 16)
 
 
 def test_an_engine_that_idles_is_heard_of_every_second(keeping: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_max_silence_s", 3.0)
+    monkeypatch.setattr(vllm_engine, "MAX_SILENCE_S", 3.0)
     run(asyncio.sleep(5.0))
     assert run(keeping.generate(PROMPT, ONES)).tokens
 
@@ -292,7 +268,7 @@ def test_after_its_close_every_call_says_so(policies: Policies) -> None:
             await engine.generate(PROMPT, ONES)
         await engine.close()
 
-    engine = started(policies, kv_policy="keep")
+    engine = started(policies.folder, kv_policy="keep")
     run(closed_while_generating())
     assert not psutil.pid_exists(engine.pid)
 
@@ -307,37 +283,20 @@ def test_a_process_that_hangs_is_killed() -> None:
 
 def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies: Policies) -> None:
     process = EngineProcess()
-    receiver = ReceiverInfo(
-        redis_url="", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16, timeout_s=1.0, disk=""
-    )
-    settings = EngineSettings(
-        model_path=str(policies.folder),
-        policy_version=0,
-        seed=11,
-        max_tokens=1 << 20,
-        dtype="float32",
-        kv_cache_bytes=64 << 20,
-        max_episodes=32,
-        tensor_parallel=1,
-        kv_policy="keep",
-        receiver=receiver,
-    )
     with pytest.raises(ValueError, match="max_model_len"):
-        VllmEngine(process, settings)
+        started(policies.folder, kv_policy="keep", process=process, max_tokens=1 << 20)
     assert not psutil.pid_exists(process.pid)
 
 
 def test_a_parser_that_vllm_does_not_have_is_refused_before_the_model_is_loaded(policies: Policies) -> None:
     with pytest.raises(ValueError, match=r"`model.tool_parser` must be empty, or one of vLLM's: .*; got 'hermos'"):
-        started(policies, kv_policy="keep", tool_parser="hermos")
+        started(policies.folder, kv_policy="keep", tool_parser="hermos")
 
 
 def gpu_options(folder: str, *settings: str, redis_url: str = "redis://127.0.0.1:1") -> dict[str, Any]:
     """What vLLM is given for a GPU of 80 GiB."""
     config = load_config(None, ["model.dtype=bfloat16", "learner.micro_batch_tokens=400000", *settings])
-    receiver = ReceiverInfo(
-        redis_url=redis_url, run_id="r", actor="a", transport="pull", chunk_bytes=1, timeout_s=1.0, disk=""
-    )
+    receiver = replace(RECEIVER, redis_url=redis_url)
     order = engine_settings(config, config.actors, model_path=folder, policy_version=0, seed=0, receiver=receiver)
     return vllm_start.gpu_options(order, 80 << 30)
 

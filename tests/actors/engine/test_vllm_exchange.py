@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from slipstream.actors.engine import vllm_engine
 from slipstream.actors.engine.engine import EngineSpoiled
@@ -18,13 +17,10 @@ from slipstream.common.transfer.weights import Offer
 from slipstream.tools.run.tiny_model import TinyShape
 from tests.actors.exchanging_engine import MODULE, SETTINGS, Settings
 from tests.actors.vllm_engines import (
-    ONES,
-    PROMPT,
-    TOLERANCE,
     Offers,
     Policies,
-    check_spans,
-    forward_logprobs,
+    check_crossing,
+    check_serves,
     make_policies,
     policies,
     probe_by,
@@ -32,7 +28,6 @@ from tests.actors.vllm_engines import (
     run,
     server,
     started,
-    worst,
 )
 
 __all__ = ["policies", "server"]  # fixtures
@@ -52,7 +47,7 @@ def exchanging(policies: Policies, settings: Settings, *, tensor_parallel: int =
         patch.setattr(vllm_engine, "ENGINE_MODULE", MODULE)
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # where its workers find MODULE, in spite of -P
         patch.setenv(SETTINGS, msgspec.json.encode(settings).decode())
-        engine = started(policies, kv_policy="recompute", tensor_parallel=tensor_parallel)
+        engine = started(policies.folder, kv_policy="recompute", tensor_parallel=tensor_parallel)
     yield engine
     asyncio.run(engine.close())
 
@@ -60,12 +55,6 @@ def exchanging(policies: Policies, settings: Settings, *, tensor_parallel: int =
 def committed(engine: VllmEngine, offer: Offer) -> None:
     run(engine.stage(offer))
     run(engine.commit(offer.manifest.policy_version))
-
-
-def check_serves(engine: VllmEngine, policies: Policies, number: int) -> None:
-    """The engine samples by the weights of this model, and by no others."""
-    completion = run(engine.generate(PROMPT, ONES))
-    assert worst(completion, forward_logprobs(policies.models[number], PROMPT, completion.tokens)) < TOLERANCE
 
 
 def with_another_probe(server: Offers, policies: Policies, number: int, *, probe: int, policy_version: int) -> Offer:
@@ -79,18 +68,15 @@ def test_a_kept_shadow_is_exchanged_and_exchanged_back(policies: Policies, serve
     with exchanging(policies, settings) as engine:
         crossings, _ = run(refreshed_in_mid_generation(engine, server.offer(policies.models[1], policy_version=1)))
         for crossing in crossings:
-            check_spans(crossing)
-            tokens, boundary = crossing.completion.tokens, crossing.boundary
-            by_old, by_new = (forward_logprobs(policies.models[each], crossing.prompt, tokens) for each in (0, 1))
-            assert worst(crossing.completion, torch.cat([by_old[:boundary], by_new[boundary:]])) < TOLERANCE
+            check_crossing(crossing, policies.models[0], policies.models[1])
         with pytest.raises(WeightsUnfit, match="version 2 is refused by its probe"):
             committed(engine, with_another_probe(server, policies, 2, probe=0, policy_version=2))
         assert engine.policy_version == 1
-        check_serves(engine, policies, 1)
+        check_serves(engine, policies.models[1], version=1)
         committed(engine, server.offer(policies.models[2], policy_version=3))
-        check_serves(engine, policies, 2)
+        check_serves(engine, policies.models[2], version=3)
         committed(engine, server.offer(policies.models[0], policy_version=4))
-        check_serves(engine, policies, 0)
+        check_serves(engine, policies.models[0], version=4)
     log = Path(settings.log).read_text().splitlines()
     assert [line for line in log if "shadow" in line] == [
         "new weights are loaded beside those that serve: a shadow model of 0.0 GiB; 1024.0 of 1024.0 GiB were free"
@@ -105,10 +91,10 @@ def test_every_worker_of_an_engine_exchanges_its_part_and_exchanges_it_back(
     policies, settings = tensor_parallel_policies, Settings(log=str(tmp_path / "log"), room_bytes=ROOM)
     with exchanging(policies, settings, tensor_parallel=2) as engine:
         committed(engine, server.offer(policies.models[1], policy_version=1))
-        check_serves(engine, policies, 1)
+        check_serves(engine, policies.models[1], version=1)
         with pytest.raises(WeightsUnfit, match="version 2 is refused by its probe"):
             committed(engine, with_another_probe(server, policies, 2, probe=0, policy_version=2))
-        check_serves(engine, policies, 1)
+        check_serves(engine, policies.models[1], version=1)
     log = Path(settings.log).read_text()
     assert log.count("a shadow model of") == 2 and log.count("addresses kept") == 4 and "changed" not in log
 
@@ -119,13 +105,13 @@ def test_without_room_a_shadow_comes_with_version_2(policies: Policies, server: 
     settings = Settings(log=str(tmp_path / "log"), room_bytes=0)
     with exchanging(policies, settings) as engine:
         committed(engine, server.offer(policies.models[1], policy_version=1))
-        check_serves(engine, policies, 1)
+        check_serves(engine, policies.models[1], version=1)
         assert "a shadow model of" not in Path(settings.log).read_text()
         with pytest.raises(WeightsUnfit, match="version 2 is refused by its probe"):
             committed(engine, with_another_probe(server, policies, 2, probe=0, policy_version=2))
-        check_serves(engine, policies, 1)
+        check_serves(engine, policies.models[1], version=1)
         committed(engine, server.offer(policies.models[2], policy_version=3))
-        check_serves(engine, policies, 2)
+        check_serves(engine, policies.models[2], version=3)
     log = Path(settings.log).read_text()
     assert "the first version is loaded while nothing is generated" in log and "a shadow model of" in log
     assert "changed" not in log
@@ -149,7 +135,7 @@ def test_a_model_that_cannot_have_a_shadow_is_loaded_in_the_pause_with_the_reaso
     with exchanging(policies, settings) as engine:
         for version in (1, 2):
             committed(engine, server.offer(policies.models[version], policy_version=version))
-            check_serves(engine, policies, version)
+            check_serves(engine, policies.models[version], version=version)
         with pytest.raises(EngineSpoiled, match="version 3 is refused by its probe"):
             committed(engine, with_another_probe(server, policies, 0, probe=2, policy_version=3))
     (line,) = [line for line in Path(settings.log).read_text().splitlines() if "while nothing is generated" in line]

@@ -25,7 +25,8 @@ from tests.actors.vllm_engines import (
     TOLERANCE,
     Offers,
     Policies,
-    check_spans,
+    check_crossing,
+    check_serves,
     deaths_of,
     forward_logprobs,
     policies,
@@ -42,7 +43,7 @@ __all__ = ["policies", "server"]  # fixtures
 
 @pytest.fixture(scope="module")
 def recomputing(policies: Policies) -> Iterator[VllmEngine]:
-    engine = started(policies, kv_policy="recompute")
+    engine = started(policies.folder, kv_policy="recompute")
     yield engine
     asyncio.run(engine.close())
 
@@ -51,11 +52,7 @@ def test_a_refresh_can_recompute_the_running_kv(recomputing: VllmEngine, policie
     old, new = policies.models[0], policies.models[1]
     crossings, _ = run(refreshed_in_mid_generation(recomputing, server.offer(new, policy_version=1)))
     for crossing in crossings:
-        check_spans(crossing)
-        tokens, boundary = crossing.completion.tokens, crossing.boundary
-        by_old = forward_logprobs(old, crossing.prompt, tokens)
-        by_new = forward_logprobs(new, crossing.prompt, tokens)
-        assert worst(crossing.completion, torch.cat([by_old[:boundary], by_new[boundary:]])) < TOLERANCE
+        check_crossing(crossing, old, new)
 
 
 def test_a_delta_is_staged_beside_the_weights_that_serve_and_commits_to_what_was_published(
@@ -69,9 +66,7 @@ def test_a_delta_is_staged_beside_the_weights_that_serve_and_commits_to_what_was
     run(recomputing.commit(2))
     run(recomputing.stage(server.delta_offer(nudged, last)))
     for version, model, other in ((2, policies.models[2], nudged), (3, nudged, policies.models[2])):
-        completion = run(recomputing.generate(PROMPT, ONES))
-        assert completion.version_spans == [VersionSpan(start=0, stop=len(completion.tokens), policy_version=version)]
-        assert worst(completion, forward_logprobs(model, PROMPT, completion.tokens)) < TOLERANCE
+        completion = check_serves(recomputing, model, version=version)
         assert worst(completion, forward_logprobs(other, PROMPT, completion.tokens)) > 10 * TOLERANCE
         if version == 2:
             run(recomputing.commit(3))

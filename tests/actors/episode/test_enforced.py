@@ -330,35 +330,38 @@ def test_a_format_without_marks_is_refused(name: str) -> None:
 class Policy:
     """A tiny model as the engine: softmax over all tokens, or over those that continue a choice."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, temperature: float) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, temperature: float = 1.0) -> None:
         self._model, self._tokenizer, self._temperature = model, tokenizer, temperature
         self._ends = sorted(end_tokens(tokenizer))
+        self.seeds = list[int]()  # of its generations
 
     async def generate(
         self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
     ) -> Completion:
-        assert restriction is not None and seed is not None
+        assert seed is not None
+        self.seeds.append(seed)
+        choices, stops = (restriction.choices, restriction.stops) if restriction else ([], [])
         chance, written = torch.Generator().manual_seed(seed), list[int]()
         logprobs, sets = list[float](), list[list[int]]()
         while len(written) < sampling.max_turn_tokens and not (written and written[-1] in self._ends):
             with torch.no_grad():
                 logits = self._model(torch.tensor([tokens + written])).logits[0, -1].double() / self._temperature
-            allowed = self._allowed(restriction, written)
+            allowed = self._allowed(choices, written)
             if allowed:
                 logits[[token for token in range(len(logits)) if token not in allowed]] = -torch.inf
             probabilities = logits.softmax(-1)
             written.append(int(torch.multinomial(probabilities, 1, generator=chance)))
             logprobs.append(float(probabilities[written[-1]].log()))
             sets.append(sorted(allowed))
-            if any(stop in self._tokenizer.decode(written) for stop in restriction.stops):
+            if any(stop in self._tokenizer.decode(written) for stop in stops):
                 break
-        kept = kept_sets(sets) if restriction.choices else None
-        reason = "stop" if written[-1] in self._ends or restriction.stops else "length"
+        kept = kept_sets(sets) if choices else None
+        reason = "stop" if written[-1] in self._ends or stops else "length"
         return completion_of(written, logprobs, kept=kept, finish_reason=reason)
 
-    def _allowed(self, restriction: Restriction, written: list[int]) -> set[int]:
+    def _allowed(self, choices: list[list[int]], written: list[int]) -> set[int]:
         following = set[int]()
-        for choice in restriction.choices:
+        for choice in choices:
             if choice[: len(written)] == written:
                 following.update(choice[len(written) : len(written) + 1] or self._ends)
         return following

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
-from slipstream.actors.engine.engine import Completion, Restriction
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.kept_sets import kept_sets
-from slipstream.common.records.trajectory import Sampling, Trajectory, check
+from slipstream.common.records.trajectory import Trajectory, check
 from slipstream.common.text.action_format import FORMATS
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.batch.pack import pack, sequences_of
@@ -21,6 +20,7 @@ from slipstream.learner.model.packed_model import load_model
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.learner.ranks.ranks import Ranks
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, completion_of, engine_of, play
+from tests.actors.episode.test_enforced import Policy
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
@@ -98,32 +98,11 @@ def test_a_thought_whose_mark_leaves_no_room_for_an_answer_is_cut_off() -> None:
     assert not any(turn.valid_action for turn in episode.turns)
 
 
-class Policy:
-    """A model as the engine; with each token it records the seed of its generation."""
-
-    def __init__(self, model: PreTrainedModel, end: int) -> None:
-        self._model, self._end = model, end
-        self.seeds = list[int]()
-
-    async def generate(
-        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
-    ) -> Completion:
-        assert seed is not None and restriction is None
-        self.seeds.append(seed)
-        chance, written, logprobs = torch.Generator().manual_seed(seed), list[int](), list[float]()
-        while len(written) < sampling.max_turn_tokens and self._end not in written:
-            with torch.no_grad():
-                chances = self._model(torch.tensor([tokens + written])).logits[0, -1].double().softmax(-1)
-            written.append(int(torch.multinomial(chances, 1, generator=chance)))
-            logprobs.append(float(chances[written[-1]].log()))
-        return completion_of(written, logprobs, finish_reason="stop" if self._end in written else "length")
-
-
 def test_the_learner_computes_the_recorded_logprobs_and_learns_no_mark(tmp_path: Path, ranks: Ranks) -> None:
     tokenizer = byte_tokenizer(OPENS)
     save_tiny_model(tmp_path, vocab_size=len(tokenizer))
     model = load_model(tmp_path, ranks=ranks, settings=FLOAT32)
-    policy = Policy(AutoModelForCausalLM.from_pretrained(tmp_path).eval(), tokenizer.eos_token_id)
+    policy = Policy(AutoModelForCausalLM.from_pretrained(tmp_path).eval(), tokenizer)
     episode = play(
         ShopEnv(),
         policy,

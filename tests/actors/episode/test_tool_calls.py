@@ -134,16 +134,29 @@ async def drops_thoughts(task: dict[str, Any], client: openai.AsyncOpenAI) -> di
     return {"calls": 0.0}
 
 
+async def answers_one_call(client: openai.AsyncOpenAI, *, then: dict[str, Any], **settings: Any) -> dict[str, float]:
+    """An agent that continues with the one answer that calls a tool of its, by one call."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    request: dict[str, Any] = {"model": "gpt-4o", "messages": messages, "tools": [LOOK]}
+    response = await client.chat.completions.create(**request, **settings)
+    (message,) = [choice.message for choice in response.choices if choice.message.tool_calls[0].function.name == "look"]
+    (call,) = message.tool_calls
+    messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "look ab"}]
+    await client.chat.completions.create(**request, **then)
+    return {"calls": 1.0}
+
+
 async def takes_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
     """An agent that does one thing at a time."""
-    messages: Messages = [{"role": "user", "content": "go"}]
-    response = await client.chat.completions.create(
-        model="gpt-4o", messages=messages, tools=[LOOK], parallel_tool_calls=False
-    )
-    (call,) = response.choices[0].message.tool_calls or []
-    messages += [response.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "look ab"}]
-    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK], parallel_tool_calls=False)
-    return {"calls": 1.0}
+    return await answers_one_call(client, parallel_tool_calls=False, then={"parallel_tool_calls": False})
+
+
+async def chooses_among_calls(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    return await answers_one_call(client, n=2, then={})
+
+
+async def stops_after_a_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    return await answers_one_call(client, stop=["</tool_call>"], then={})
 
 
 async def streams_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
@@ -168,27 +181,6 @@ async def responds_by_one_call(task: dict[str, Any], client: openai.AsyncOpenAI)
     (call,) = response.output
     items += [call, {"type": "function_call_output", "call_id": call.call_id, "output": "look ab"}]
     await client.responses.create(model="gpt-4o", input=items, tools=[tool], parallel_tool_calls=False)
-    return {"calls": 1.0}
-
-
-async def chooses_among_calls(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    """An agent that asks for two answers, and continues with the one that calls a tool of its."""
-    messages: Messages = [{"role": "user", "content": "go"}]
-    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK], n=2)
-    (message,) = [choice.message for choice in response.choices if choice.message.tool_calls[0].function.name == "look"]
-    messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "look ab"}]
-    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
-    return {"calls": 1.0}
-
-
-async def stops_after_a_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    messages: Messages = [{"role": "user", "content": "go"}]
-    response = await client.chat.completions.create(
-        model="gpt-4o", messages=messages, tools=[LOOK], stop=["</tool_call>"]
-    )
-    (call,) = response.choices[0].message.tool_calls or []
-    messages += [response.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "look ab"}]
-    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
     return {"calls": 1.0}
 
 

@@ -122,11 +122,16 @@ class Actor:
         async def play() -> None:
             task = asyncio.create_task(rollout_group(self.lease(buffer), setup=self.setup, buffer=buffer.actor))
             await self.stands_in_turn(in_turn)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            await let_go(task)
 
         asyncio.run(play())
+
+
+async def let_go(task: asyncio.Task[Any]) -> None:
+    """Cancel a task that still runs, and wait for its end."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -206,9 +211,7 @@ def test_a_finished_episode_of_a_lost_group_is_stored(redis_client: redis.Redis,
         task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
         await until(lambda: len(list(tmp_path.iterdir())) == MEMBERS)
         assert buffer.learner.ledger().inserted == 0
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await let_go(task)
 
     asyncio.run(play())
     assert (buffer.learner.ledger().inserted, buffer.learner.ledger().ready) == (MEMBERS, 1)
@@ -360,8 +363,10 @@ def test_no_token_is_lost_from_the_count_where_groups_end_together(redis_client:
 @pytest.fixture
 def shutdown() -> Iterator[Shutdown]:
     """This process's own; the signals are as before behind it."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield Shutdown()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    shutdown = Shutdown()
+    yield shutdown
+    shutdown.requested.set()  # so that threads that watch it end
     for number, handler in before.items():
         signal.signal(number, handler)
 

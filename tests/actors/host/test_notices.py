@@ -1,6 +1,5 @@
 """What the metadata services of the clouds say about this host, as documented, and what becomes of their failures."""
 
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,8 +8,10 @@ from slipstream.actors.host import notices as notices_module
 from slipstream.actors.host.notices import Aws, Azure, Gcp, MetadataError, watch_notices
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
 from tests.actors.chunks import wait_until
+from tests.actors.group.test_group import shutdown
 from tests.actors.host.metadata_service import MetadataService
 
+__all__ = ["shutdown"]  # a fixture
 DEADLINE_S = 60.0
 ACTION = "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
@@ -30,17 +31,6 @@ def service() -> Iterator[MetadataService]:
         yield service
 
 
-@pytest.fixture
-def shutdown() -> Iterator[Shutdown]:
-    """This process's own; the signals are as before behind it."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-    shutdown = Shutdown()
-    yield shutdown
-    shutdown.requested.set()  # so that who watches ends
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def scheduled(*events: str) -> tuple[int, str]:
     return 200, f'{{"DocumentIncarnation": 1, "Events": [{", ".join(events)}]}}'
 
@@ -56,13 +46,37 @@ def test_aws_is_asked_with_a_token_and_says_nothing_where_nothing_is_planned(ser
     assert {headers["x-aws-ec2-metadata-token"] for _, _, headers in service.asked[1:]} == {service.tokens[0]}
 
 
-@pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
-def test_aws_gives_notice_of_an_interruption(service: MetadataService, action: str) -> None:
-    service.wants_tokens()
-    service.answers[ACTION] = 200, f'{{"action": "{action}", "time": "2017-09-18T08:22:00Z"}}'
-    service.answers[REBALANCE] = 500, "too late for hints"
-    (notice,) = Aws(service.url).look()
-    assert notice.is_final and notice.text == f"AWS will {action} this host at 2017-09-18T08:22:00Z"
+def interruption(action: str) -> dict[str, tuple[int, str]]:
+    return {
+        ACTION: (200, f'{{"action": "{action}", "time": "2017-09-18T08:22:00Z"}}'),
+        REBALANCE: (500, "too late for hints"),
+    }
+
+
+def event(kind: str) -> dict[str, tuple[int, str]]:
+    return {NAME: (200, "vmss_0"), EVENTS: scheduled(EVENT % ("Reboot", "vmss_0"), EVENT % (kind, "vmss_0"))}
+
+
+@pytest.mark.parametrize(
+    ("cloud", "answers", "words"),
+    [
+        (Aws, interruption("terminate"), "AWS will terminate this host at 2017-09-18T08:22:00Z"),
+        (Aws, interruption("stop"), "AWS will stop this host at 2017-09-18T08:22:00Z"),
+        (Aws, interruption("hibernate"), "AWS will hibernate this host at 2017-09-18T08:22:00Z"),
+        (Gcp, {MAINTENANCE: (200, "NONE"), PREEMPTED: (200, "TRUE")}, "GCP preempts this host"),
+        (Gcp, {MAINTENANCE: (200, "TERMINATE_ON_HOST_MAINTENANCE")}, "GCP will end this host for maintenance"),
+        (Azure, event("Preempt"), "Azure: Preempt of this host, not before Mon, 19 Sep 2016 18:29:47 GMT"),
+        (Azure, event("Terminate"), "Azure: Terminate of this host, not before Mon, 19 Sep 2016 18:29:47 GMT"),
+    ],
+)
+def test_a_cloud_gives_notice_of_what_takes_this_host_away(
+    service: MetadataService, cloud: type[Aws | Gcp | Azure], answers: dict[str, tuple[int, str]], words: str
+) -> None:
+    if cloud is Aws:
+        service.wants_tokens()
+    service.answers = answers
+    (notice,) = cloud(service.url).look()
+    assert notice.is_final and notice.text == words
 
 
 def test_a_rebalance_recommendation_is_a_hint_and_no_notice(service: MetadataService) -> None:
@@ -97,41 +111,14 @@ def test_a_token_that_no_request_could_carry_is_fetched_again(service: MetadataS
     assert len(aws.look()) == 1
 
 
-def test_gcp_is_asked_in_its_flavour_and_says_nothing_where_nothing_is_planned(service: MetadataService) -> None:
-    service.answers = {MAINTENANCE: (200, "NONE"), PREEMPTED: (200, "FALSE\n")}
+@pytest.mark.parametrize("maintenance", ["NONE", "MIGRATE_ON_HOST_MAINTENANCE"])
+def test_gcp_is_asked_in_its_flavour_and_says_nothing_where_a_host_stays(
+    service: MetadataService, maintenance: str
+) -> None:
+    service.answers = {MAINTENANCE: (200, maintenance), PREEMPTED: (200, "FALSE\n")}
     assert Gcp(service.url).look() == []
     assert service.paths() == [MAINTENANCE, PREEMPTED]
     assert all(headers["metadata-flavor"] == "Google" for _, _, headers in service.asked)
-
-
-@pytest.mark.parametrize(
-    ("answers", "words"),
-    [
-        ({MAINTENANCE: (200, "NONE"), PREEMPTED: (200, "TRUE")}, "GCP preempts this host"),
-        ({MAINTENANCE: (200, "TERMINATE_ON_HOST_MAINTENANCE")}, "GCP will end this host for maintenance"),
-    ],
-)
-def test_gcp_gives_notice_of_a_preemption_and_of_maintenance_that_ends_the_host(
-    service: MetadataService, answers: dict[str, tuple[int, str]], words: str
-) -> None:
-    service.answers = answers
-    (notice,) = Gcp(service.url).look()
-    assert notice.is_final and notice.text == words
-
-
-def test_a_host_that_gcp_will_move_stays(service: MetadataService) -> None:
-    service.answers = {MAINTENANCE: (200, "MIGRATE_ON_HOST_MAINTENANCE"), PREEMPTED: (200, "FALSE")}
-    assert Gcp(service.url).look() == []
-
-
-@pytest.mark.parametrize("event", ["Preempt", "Terminate"])
-def test_azure_gives_notice_of_what_takes_this_host_away(service: MetadataService, event: str) -> None:
-    events = scheduled(EVENT % ("Reboot", "vmss_0"), EVENT % (event, "vmss_0"))
-    service.answers = {NAME: (200, "vmss_0"), EVENTS: events}
-    (notice,) = Azure(service.url).look()
-    assert notice.is_final
-    assert notice.text == f"Azure: {event} of this host, not before Mon, 19 Sep 2016 18:29:47 GMT"
-    assert all(headers["metadata"] == "true" for _, _, headers in service.asked)
 
 
 def test_what_azure_plans_for_another_host_or_what_leaves_this_one_is_no_notice(service: MetadataService) -> None:
@@ -140,6 +127,7 @@ def test_what_azure_plans_for_another_host_or_what_leaves_this_one_is_no_notice(
     azure = Azure(service.url)
     assert azure.look() == azure.look() == []
     assert service.paths() == [NAME, EVENTS, EVENTS]
+    assert all(headers["metadata"] == "true" for _, _, headers in service.asked)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class Scene:
         self._bulletin.announce(empty_offer(version, learner_epoch=self._epoch, root=str(version)))
 
     def stores(self, version: int) -> None:
-        self._bulletin.announce_stored(empty_offer(version, learner_epoch=self._epoch, root=str(version)))
+        self._bulletin.announce(empty_offer(version, learner_epoch=self._epoch, root=str(version)), board="stored")
 
     async def offers(self, version: int) -> None:
         """Announce the version, and return once the actor has staged it or serves it."""

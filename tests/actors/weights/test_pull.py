@@ -67,10 +67,8 @@ def true_reply(request: ChunkRequest, _number: int) -> tuple[ChunkReply, bytes]:
 
 @pytest.mark.parametrize("endpoint", ["tcp://*:5555", "tcp://host:99999", "nonsense"])
 def test_a_source_at_no_address_is_left_for_another(endpoint: str) -> None:
-    with serving() as publisher:
-        pulling = Pulling(endpoint)
+    with serving() as publisher, Pulling(endpoint) as pulling:
         assert pulling.pull(publisher.endpoint) == DATA
-        pulling.puller.close()
 
 
 def test_a_source_that_falls_silent_is_left_and_the_rest_comes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,12 +77,10 @@ def test_a_source_that_falls_silent_is_left_and_the_rest_comes_elsewhere(monkeyp
     def reply(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes] | None:
         return true_reply(request, number) if number < 15 else None
 
-    with faulty(reply) as dying, serving() as publisher:
-        pulling = Pulling(dying)
+    with faulty(reply) as dying, serving() as publisher, Pulling(dying) as pulling:
         assert pulling.pull(publisher.endpoint) == DATA
         assert publisher.load.served_bytes == (NUM_CHUNKS - 15) * CHUNK_BYTES, "what had come was asked for again"
         assert pulling.puller.counts.fetched_bytes == len(DATA)
-        pulling.puller.close()
 
 
 def test_a_pull_that_was_given_up_goes_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,13 +89,12 @@ def test_a_pull_that_was_given_up_goes_on_from_where_it_was(monkeypatch: pytest.
     def reply(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes] | None:
         return true_reply(request, number) if number < 15 else None
 
-    pulling = Pulling()
-    with faulty(reply) as dying, pytest.raises(PullFailed, match="25 of 40 chunks missing at the deadline"):
-        pulling.pull(dying, timeout_s=1.0)
-    with serving() as publisher:
-        assert pulling.pull(publisher.endpoint) == DATA
-        assert publisher.load.served_bytes == 25 * CHUNK_BYTES
-    pulling.puller.close()
+    with Pulling() as pulling:
+        with faulty(reply) as dying, pytest.raises(PullFailed, match="25 of 40 chunks missing at the deadline"):
+            pulling.pull(dying, timeout_s=1.0)
+        with serving() as publisher:
+            assert pulling.pull(publisher.endpoint) == DATA
+            assert publisher.load.served_bytes == 25 * CHUNK_BYTES
 
 
 def test_only_the_chunks_that_were_lost_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,30 +105,26 @@ def test_only_the_chunks_that_were_lost_are_asked_for_again(monkeypatch: pytest.
         asked.append(request.offset)
         return None if number in (1, 2) else true_reply(request, number)
 
-    with faulty(reply) as publisher:
-        pulling = Pulling()
+    with faulty(reply) as publisher, Pulling() as pulling:
         assert pulling.pull(publisher) == DATA
-        pulling.puller.close()
     assert sorted(asked) == sorted([*range(0, len(DATA), CHUNK_BYTES), CHUNK_BYTES, 2 * CHUNK_BYTES])
 
 
 def test_a_publisher_that_stops_answering_is_given_up_long_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.actors.weights.fetch.SILENCE_S", 0.3)
     monkeypatch.setattr("slipstream.actors.weights.pull.GIVE_UP_S", 0.5)
-    pulling = Pulling()
     with (
+        Pulling() as pulling,
         faulty(lambda *_: None) as publisher,
         pytest.raises(PullFailed, match="40 of 40 chunks missing: no source made progress"),
     ):
         pulling.pull(publisher, timeout_s=3600)
-    pulling.puller.close()
 
 
 def test_a_blob_that_the_publisher_no_longer_has_is_given_up_at_once() -> None:
-    pulling = Pulling()
-    with serving() as publisher, pytest.raises(PullFailed, match="does not serve this blob any more"):
-        pulling.puller.pull(Blob(root="older", num_bytes=1), publisher=publisher.endpoint, check=check, timeout_s=3600)
-    pulling.puller.close()
+    older = Blob(root="older", num_bytes=1)
+    with Pulling() as pulling, serving() as publisher, pytest.raises(PullFailed, match="does not serve this blob any"):
+        pulling.puller.pull(older, publisher=publisher.endpoint, check=check, timeout_s=3600)
 
 
 # --- Bytes that are not what they should be.
@@ -144,13 +135,11 @@ def test_what_the_way_did_to_a_chunk_is_seen_and_only_that_chunk_comes_from_anot
         header, data = true_reply(request, number)
         return header, (bytes([data[0] ^ 1]) + data[1:] if number == 3 else data)
 
-    with faulty(reply) as bad, serving() as publisher:
-        pulling = Pulling(bad)
+    with faulty(reply) as bad, serving() as publisher, Pulling(bad) as pulling:
         assert pulling.pull(publisher.endpoint) == DATA
         assert pulling.puller.counts.num_corrupt == 1
         assert pulling.blamed == [bad]
         assert publisher.load.served_bytes == (NUM_CHUNKS - 3) * CHUNK_BYTES, "good chunks were asked for again"
-        pulling.puller.close()
 
 
 def test_a_relay_that_lies_about_a_chunk_is_found_out_by_the_whole_and_another_is_asked() -> None:
@@ -158,14 +147,12 @@ def test_a_relay_that_lies_about_a_chunk_is_found_out_by_the_whole_and_another_i
         _, data = true_reply(request, number)
         return reply_with(request, bytes(len(data)) if number == 3 else data)
 
-    with faulty(reply) as liar, serving() as good, serving() as publisher:
-        pulling = Pulling(liar)
+    with faulty(reply) as liar, serving() as good, serving() as publisher, Pulling(liar) as pulling:
         pulling.relays.append(relay_at(good.endpoint, num_children=1))  # so that the liar is asked first
         assert pulling.pull(publisher.endpoint) == DATA
         assert pulling.blamed == [liar]
         assert good.load.served_bytes == len(DATA)
         assert publisher.load.served_bytes == 0
-        pulling.puller.close()
 
 
 @pytest.mark.parametrize(
@@ -186,12 +173,10 @@ def test_a_publisher_that_sends_rubbish_is_refused_with_the_reason(
     def reply(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes]:
         return spoil(request, true_reply(request, number)[1])
 
-    with faulty(reply) as publisher:
-        pulling = Pulling()
+    with faulty(reply) as publisher, Pulling() as pulling:
         with pytest.raises(PullFailed, match=why):
             pulling.pull(publisher)
         assert pulling.puller.counts.num_corrupt == 1
-        pulling.puller.close()
 
 
 # --- Who is asked.

@@ -22,9 +22,8 @@ from slipstream.common.process.connection import (
 from slipstream.replay.records.keys import key
 from slipstream.replay.server.redis_server import Server
 from slipstream.tools.cli.cli import main
-from tests.replay.buffer.every_verb import held, play_every_verb
-from tests.replay.buffer.every_verb import play as play_lease
-from tests.replay.records.attempts import Views, make_buffer, ticket
+from tests.replay.buffer.every_verb import play_every_verb
+from tests.replay.records.attempts import Views, fill, leased, make_buffer, ticket
 from tests.replay.server.redis_nodes import Node, certificate, cluster, replicated, tls_in_front_of, wait_until
 
 
@@ -105,9 +104,9 @@ def train_until(ends: threading.Event, buffer: Views, run_id: str) -> int:
     for group_id in itertools.count():
         is_last = ends.is_set()
         buffer.learner.open([ticket(group_id)])
-        lease = held(buffer.actor.lease("a"))
+        lease = leased(buffer)
         assert buffer.actor.heartbeat("a", [lease]) == {group_id}
-        play_lease(lease, buffer.actor, run_id)
+        fill(buffer, lease, run_id)
         assert len(buffer.learner.claim(group_id, 1, policy_version=0, max_lag=0)) == 1
         assert buffer.learner.settle(group_id) == 1
         if is_last:

@@ -6,9 +6,9 @@ from slipstream.common.process.long_work import LongWork
 def test_it_reports_every_ten_seconds_how_far_it_is_and_how_long_it_takes() -> None:
     reported, now = list[str](), 0.0
     work = LongWork("episodes", 40, report=reported.append, clock=lambda: now)
-    for _ in range(40):
+    for number in range(1, 41):
         now += 1.0
-        work.done(more="loss 0.5")
+        work.at(number, more="loss 0.5")
     assert reported == [
         "episodes: 10 of 40, about 30 s more; loss 0.5",
         "episodes: 20 of 40, about 20 s more; loss 0.5",
@@ -20,9 +20,9 @@ def test_it_reports_every_ten_seconds_how_far_it_is_and_how_long_it_takes() -> N
 def test_work_that_takes_seconds_reports_nothing() -> None:
     reported, now = list[str](), 0.0
     work = LongWork("episodes", 3, report=reported.append, clock=lambda: now)
-    for number in range(4):
+    for number in range(1, 4):
         now = 3.0 * number
-        work.at(number)
+        work.done()
     assert reported == []
     now = 20.0
     work.at(0)

@@ -124,7 +124,7 @@ def test_a_client_gives_up_once_for_all_its_calls(server: Server) -> None:
 
 def test_a_refusal_that_was_not_waited_for_to_its_end_costs_no_later_call_its_patience(server: Server) -> None:
     with (
-        Proxy(("127.0.0.1", server.port)) as proxy,
+        Proxy(server.port) as proxy,
         connect(proxy.url(server.password), patience_s=1.5) as client,
         connect(server.admin_url) as another,
     ):
@@ -143,7 +143,7 @@ def test_a_call_that_is_never_answered_gives_up_also_where_others_are(
 ) -> None:
     """As a payload that takes longer than a reply may, while heartbeats are answered."""
     monkeypatch.setattr("slipstream.common.process.connection.CALL_TIMEOUT_S", 0.5)
-    with Proxy(("127.0.0.1", server.port)) as proxy, connect(proxy.url(server.password), patience_s=2) as client:
+    with Proxy(server.port) as proxy, connect(proxy.url(server.password), patience_s=2) as client:
         proxy.judge = lambda command: Fault.SWALLOW if command[0] == b"SET" else Fault.NONE
         call = Call(lambda: client.set("x", "1"))
         begun = time.monotonic()

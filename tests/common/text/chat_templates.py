@@ -7,6 +7,7 @@ rules that matter to a conversation by tokens: what is trimmed, merged, dropped,
 # ruff: noqa: RUF001  DeepSeek's special tokens have such characters
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -462,27 +463,32 @@ CALLERS = FAMILIES | {
 
 
 def family_tokenizer(name: str, folder: Path, arguments: dict[str, object] | None = None) -> PreTrainedTokenizerBase:
-    """A tokenizer of bytes that merges "ab" and " a", with the special tokens and the chat template of a family.
-
-    It is saved to `folder` and loaded as a run loads it.
-    """
+    """A tokenizer with the special tokens and the chat template of a family."""
     family = CALLERS[name]
+    begins = [text for text in family.special if text.startswith(("<s>", "<bos>", "<|begin", "<｜begin"))]
+    ends = family.special[:3] if name == "glm" else family.special[:2]
+    save_byte_tokenizer(folder, family.template, family.special, ends=ends, bos=(begins or [None])[0])
+    return load_tokenizer(folder, arguments)
+
+
+def save_byte_tokenizer(
+    folder: Path, template: str, special: Iterable[str], *, ends: Sequence[str], bos: str | None
+) -> None:
+    """Save to `folder` a tokenizer of bytes that merges "ab" and " a"; its generation config has all of `ends`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {text: index for index, text in enumerate([*alphabet, "ab", "Ġa"])}
     model = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("Ġ", "a")]))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     model.decoder = decoders.ByteLevel()
-    model.add_special_tokens([AddedToken(text, special=True) for text in dict.fromkeys(family.special)])
-    begins = [text for text in family.special if text.startswith(("<s>", "<bos>", "<|begin", "<｜begin"))]
+    model.add_special_tokens([AddedToken(text, special=True) for text in dict.fromkeys(special)])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=model,
-        chat_template=family.template,
-        eos_token=family.special[0],
-        bos_token=begins[0] if begins else None,
-        pad_token=family.special[0],
+        chat_template=template,
+        eos_token=ends[0],
+        bos_token=bos,
+        pad_token=ends[0],
         clean_up_tokenization_spaces=False,
     )
     tokenizer.save_pretrained(folder)
-    ends = tokenizer.convert_tokens_to_ids(list(family.special[:3] if name == "glm" else family.special[:2]))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-    return load_tokenizer(folder, arguments)
+    config = {"eos_token_id": tokenizer.convert_tokens_to_ids(list(ends))}
+    (folder / "generation_config.json").write_text(json.dumps(config))

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from slipstream.common.records.message import Message
-from slipstream.common.text.chat import Chat, ChatRules, Extension, end_of_turn_text
+from slipstream.common.text.chat import Chat, ChatRules, Extension, reply_form
 from slipstream.common.text.codec import end_tokens
 from tests.common.text.small_tokenizer import CHATML, END, merging_tokenizer, shop_tokenizer
 
@@ -94,7 +94,7 @@ def test_an_end_of_turn_that_the_generation_config_alone_names_is_one(tmp_path: 
     assert end not in tokenizer.all_special_ids
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [text_end, end]}))
     assert end_tokens(tokenizer) == {end, text_end}
-    assert end_of_turn_text(tokenizer) == END
+    assert reply_form(tokenizer).ends["user"] == END
     chat = Chat(tokenizer)
     chat.open((ASK,))
     assert chat.reply(ids(tokenizer, f"click[red]{END}")) == "click[red]"
@@ -102,14 +102,14 @@ def test_an_end_of_turn_that_the_generation_config_alone_names_is_one(tmp_path: 
 
 
 def test_the_end_of_turn_is_what_the_template_writes_behind_an_assistants_words() -> None:
-    assert end_of_turn_text(shop_tokenizer()) == "<|end|>"
-    assert end_of_turn_text(merging_tokenizer(CHATML)) == "<|im_end|>"
+    assert reply_form(shop_tokenizer()).ends["user"] == "<|end|>"
+    assert reply_form(merging_tokenizer(CHATML)).ends["user"] == "<|im_end|>"
 
 
 def test_a_template_that_changes_an_assistants_words_is_refused() -> None:
     shouting = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
     with pytest.raises(ValueError, match="does not render an assistant's message right after its generation prompt"):
-        end_of_turn_text(merging_tokenizer(shouting))
+        reply_form(merging_tokenizer(shouting))
 
 
 def conversation(chat: Chat, tokenizer: PreTrainedTokenizerBase, num_turns: int) -> list[Extension]:

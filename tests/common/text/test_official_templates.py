@@ -6,13 +6,11 @@ They are read from the package trl, which has copies for its own tests. A byte-l
 # ruff: noqa: RUF001  DeepSeek's special tokens have such characters
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.host.rehearse import check_template
 from slipstream.common.config.config import load_config
@@ -21,6 +19,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.text.chat import Chat, reply_form
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.tokenizer import load_tokenizer
+from tests.common.text.chat_templates import save_byte_tokenizer
 
 found = importlib.util.find_spec("trl")
 FOLDER = (
@@ -85,19 +84,8 @@ def official(name: str, folder: Path) -> PreTrainedTokenizerBase:
     """A tokenizer with the template `name` and its marks, as a run loads it."""
     template = (FOLDER / f"{name}.jinja").read_text()
     end = next((end for family, end in ENDS.items() if name.startswith(family)), "<|im_end|>")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {text: index for index, text in enumerate([*alphabet, "ab", "Ġa"])}
-    model = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("Ġ", "a")]))
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    model.decoder = decoders.ByteLevel()
-    marks = dict.fromkeys(["<pad>", "<bos>", end, *MARK.findall(template)])
-    model.add_special_tokens([AddedToken(text, special=True) for text in marks])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=model, chat_template=template, eos_token=end, bos_token="<bos>", pad_token="<pad>"
-    )
-    tokenizer.save_pretrained(folder)
     ends = [end, "<|observation|>"] if name.startswith("glm") else [end]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.convert_tokens_to_ids(ends)}))
+    save_byte_tokenizer(folder, template, ["<bos>", end, *MARK.findall(template)], ends=ends, bos="<bos>")
     return load_tokenizer(folder)
 
 

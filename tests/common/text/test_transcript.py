@@ -5,8 +5,6 @@ from transformers import PreTrainedTokenizerBase
 
 from slipstream.common.records.message import Message
 from slipstream.common.text.transcript import Fidelity, Transcriber
-from slipstream.envhub.catalogue import make_env
-from tests.actors.episode.episodes import engine_of, expert, play
 from tests.actors.episode.spoken import ids, spoken
 from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 
@@ -133,13 +131,3 @@ def test_an_environment_that_says_nothing_is_heard_to_say_nothing() -> None:
     found = Transcriber(tokenizer).read(spoken(tokenizer, (ASK,), (f"wait{END}", ()), (f"ok{END}", ())))
     assert [message.role for message in found.messages] == ["user", "assistant", "assistant"]
     assert found.fidelity is Fidelity.TOKENS
-
-
-def test_a_real_episode_is_read_from_its_record() -> None:
-    env, tokenizer = make_env("shop", {"profile": "small"}), shop_tokenizer()
-    trajectory = play(env, engine_of(expert(env, tokenizer)))
-    found = Transcriber(tokenizer).read(trajectory)
-    assert found.fidelity is Fidelity.TOKENS
-    roles = [message.role for message in found.messages]
-    assert len(trajectory.turns) > 1
-    assert roles.count("assistant") == len(trajectory.turns) == len(found.turns) and roles[-1] == "assistant"

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import aiohttp
 import pytest
@@ -16,6 +16,7 @@ from slipstream.envhub.adapters.verifiers_session import EpisodeReport, Session
 from slipstream.envhub.driving import Reply, Request
 from slipstream.envhub.env import EnvError
 
+T = TypeVar("T")
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=20, max_turn_tokens=32)
 SHOWN = {"Authorization": "Bearer hidden", "X-Session-ID": "episode"}
 ASKED = {
@@ -81,6 +82,18 @@ async def asking() -> AsyncIterator[Asking]:
         yield Asking(url, sessions, policy, client)
 
 
+def asked(what: Callable[[Asking], Awaitable[T]]) -> T:
+    """What is answered beside a new server, which must touch no session."""
+
+    async def ask() -> T:
+        async with asking() as side:
+            answer = await what(side)
+            assert side.is_untouched()
+            return answer
+
+    return asyncio.run(ask())
+
+
 def test_a_request_reaches_its_session_and_the_reply_has_the_recorded_format() -> None:
     async def ask() -> None:
         async with asking() as side:
@@ -96,13 +109,9 @@ def test_a_request_reaches_its_session_and_the_reply_has_the_recorded_format() -
 
 
 def test_the_models_card_tells_the_longest_prompt_that_leaves_room() -> None:
-    async def ask() -> None:
-        async with asking() as side:
-            status, text = await side.models()
-        card = {"id": "policy", "object": "model", "max_model_len": 15}
-        assert (status, json.loads(text)) == (200, {"object": "list", "data": [card]})
-
-    asyncio.run(ask())
+    status, text = asked(lambda side: side.models())
+    card = {"id": "policy", "object": "model", "max_model_len": 15}
+    assert (status, json.loads(text)) == (200, {"object": "list", "data": [card]})
 
 
 def test_two_questions_at_a_time_are_each_answered() -> None:
@@ -128,24 +137,14 @@ def test_two_questions_at_a_time_are_each_answered() -> None:
     ],
 )
 def test_requests_without_the_secret_and_of_web_pages_are_refused(headers: dict[str, str]) -> None:
-    async def ask() -> None:
-        async with asking() as side:
-            wanted = 403 if "Origin" in headers else 401
-            assert (await side.post(ASKED, headers))[0] == wanted
-            assert (await side.models(headers))[0] == wanted
-            assert side.is_untouched()
-
-    asyncio.run(ask())
+    wanted = 403 if "Origin" in headers else 401
+    assert asked(lambda side: side.post(ASKED, headers))[0] == wanted
+    assert asked(lambda side: side.models(headers))[0] == wanted
 
 
 def test_a_request_for_an_unknown_episode_is_refused_and_reaches_no_session() -> None:
-    async def ask() -> None:
-        async with asking() as side:
-            for headers in (SHOWN | {"X-Session-ID": "another"}, {"Authorization": "Bearer hidden"}):
-                assert (await side.post(ASKED, headers))[0] == 403
-            assert side.is_untouched()
-
-    asyncio.run(ask())
+    for headers in (SHOWN | {"X-Session-ID": "another"}, {"Authorization": "Bearer hidden"}):
+        assert asked(lambda side, headers=headers: side.post(ASKED, headers))[0] == 403  # type: ignore[misc]
 
 
 def sampling(**changes: Any) -> dict[str, Any]:
@@ -189,21 +188,12 @@ def test_an_invalid_request_is_refused_and_fails_its_episode(body: object, compl
 
 
 def test_a_prompt_over_the_context_is_refused_in_the_words_that_harnesses_know_and_fails_no_episode() -> None:
-    async def ask() -> None:
-        async with asking() as side:
-            status, text = await side.post(ASKED | {"token_ids": [1] * 16})
-            assert status == 400 and "maximum context length" in text
-            assert side.is_untouched()
-
-    asyncio.run(ask())
+    status, text = asked(lambda side: side.post(ASKED | {"token_ids": [1] * 16}))
+    assert status == 400 and "maximum context length" in text
 
 
 def test_a_body_that_no_prompt_needs_is_not_read() -> None:
-    async def ask() -> None:
-        async with asking() as side:
-            assert (await side.post(ASKED | {"cache_salt": "x" * (2 << 20)}))[0] == 413
-
-    asyncio.run(ask())
+    assert asked(lambda side: side.post(ASKED | {"cache_salt": "x" * (2 << 20)}))[0] == 413
 
 
 def test_only_answers_that_verifiers_still_waits_for_are_recorded_and_count() -> None:

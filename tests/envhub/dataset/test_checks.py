@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from slipstream.common.records.trajectory import Task
@@ -17,6 +17,9 @@ from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.dataset import check_client
 from slipstream.envhub.dataset.checks import CHECKS, MAX_REPLY_CHARS
 from slipstream.envhub.env import EnvError
+from tests.adapters.held import acted
+from tests.envhub.dataset.test_dataset_env import as_jsonl
+from tests.envhub.env_hosts import wait_until
 
 PERSON = {
     "type": "object",
@@ -111,16 +114,15 @@ def test_numbers_compare_as_numbers_and_only_punctuation_of_sentences_is_dropped
     ],
 )
 def test_a_row_whose_answer_none_could_match_is_refused(check: str, answer: Any, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"prompt": "x", "answer": answer or [[]] if check != "code" else answer}) + "\n")
+    path = as_jsonl(tmp_path / "rows.jsonl", [{"prompt": "x", "answer": answer}])
     if answer == []:
         with pytest.raises(ValueError, match="must contain an answer"):
-            make_env("dataset", {"train": str(path), "check": check})
+            make_env("dataset", {"train": path, "check": check})
         with pytest.raises(ValueError, match=message):
             CHECKS[check].accept(answer)
         return
     with pytest.raises(ValueError, match="row 1: ") as error:
-        make_env("dataset", {"train": str(path), "held_out": str(path), "check": check})
+        make_env("dataset", {"train": path, "held_out": path, "check": check})
     assert message in str(error.value)
 
 
@@ -159,16 +161,10 @@ def test_a_hostile_reply_is_wrong_and_never_hangs(check: str, reply: str, answer
 
 
 def test_a_catastrophic_answer_pattern_finds_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "x", "answer": "y"}\n')
-    env = make_env("dataset", {"train": str(path), "held_out": str(path), "answer_pattern": "^((?:a|aa)+)$"})
-
-    async def play() -> float | None:
-        await env.reset(Task(env="dataset", split="train", index=0))
-        return (await env.step("a" * 60 + "!")).score
-
+    path = as_jsonl(tmp_path / "rows.jsonl", [{"prompt": "x", "answer": "y"}])
     started = time.monotonic()
-    assert asyncio.run(play()) == 0
+    options = {"train": path, "held_out": path, "answer_pattern": "^((?:a|aa)+)$"}
+    assert acted("dataset", options, 0, ["a" * 60 + "!"])[1].score == 0
     assert time.monotonic() - started < BOUND_S
 
 
@@ -187,16 +183,9 @@ def test_comparisons_run_side_by_side_and_a_killed_server_is_replaced() -> None:
 
 def test_the_answer_of_a_row_that_was_not_tried_fails_the_attempt_and_not_the_policy(tmp_path: Path) -> None:
     rows = [{"prompt": f"{number}?", "answer": number} for number in range(20)] + [{"prompt": "x", "answer": " "}]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    env = make_env("dataset", {"train": str(path), "held_out": str(path), "check": "math"})
-
-    async def play() -> None:
-        await env.reset(Task(env="dataset", split="train", index=20))
-        await env.step("5")
-
+    path = as_jsonl(tmp_path / "rows.jsonl", rows)
     with pytest.raises(EnvError, match=r"`env.options.check` cannot be used for a row: .* contains no mathematics"):
-        asyncio.run(play())
+        acted("dataset", {"train": path, "held_out": path, "check": "math"}, 20, ["5"])
 
 
 def test_the_server_ends_with_its_parent() -> None:
@@ -205,23 +194,14 @@ def test_the_server_ends_with_its_parent() -> None:
         "print(c._server[0].pid, flush=True); os._exit(0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    pid, deadline = int(done.stdout), time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    pytest.fail("the server still runs")
+    wait_until(lambda: not psutil.pid_exists(int(done.stdout)), "the end of the server")
 
 
 def test_the_expert_replies_rightly_or_needs_a_solution(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
     rows = {"math": r"\frac{1}{2}", "schema": PERSON, "code": ASSERTS, "regex": r"\d"}
     for check, answer in rows.items():
-        path = tmp_path / f"{check}.jsonl"
-        path.write_text(json.dumps({"prompt": "x", "answer": answer}) + "\n")
-        env = make_env("dataset", {"train": str(path), "held_out": str(path), "check": check})
+        path = as_jsonl(tmp_path / f"{check}.jsonl", [{"prompt": "x", "answer": answer}])
+        env = make_env("dataset", {"train": path, "held_out": path, "check": check})
         asyncio.run(env.reset(Task(env="dataset", split="train", index=0)))
         if check == "math":
             assert scored("math", env.expert(), answer) == 1

@@ -25,7 +25,7 @@ from slipstream.envhub.env import Observation
 from slipstream.envhub.rewards.part import parts_of
 from slipstream.tools.run.check_input import check_env
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, ids, rollout_of
-from tests.adapters.held import ALWAYS
+from tests.adapters.held import ALWAYS, acted
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
@@ -48,15 +48,9 @@ def sums(tmp_path: Path) -> str:
     return as_jsonl(tmp_path / "sums.jsonl", SUMS)
 
 
-def answered(options: dict[str, Any], reply: str, index: int = 0) -> tuple[Observation, Observation]:
+def answered(options: dict[str, Any], reply: str) -> list[Observation]:
     """The opening of a training task, and the answer to `reply`."""
-
-    async def play() -> tuple[Observation, Observation]:
-        env = make_env("dataset", options)
-        opening = await env.reset(Task(env="dataset", split="train", index=index))
-        return opening, await env.step(reply)
-
-    return asyncio.run(play())
+    return acted("dataset", options, 0, [reply])
 
 
 def episode_on(options: dict[str, Any], reply: str, *, rewards: dict[str, Any]) -> Trajectory:

@@ -20,6 +20,7 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.isolation.offspring import end_offspring_of
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.tools.run.child import Child
+from tests.envhub.env_hosts import wait_until
 from tests.guess import GuessEnv
 from tests.processes import REPOSITORY, Process
 
@@ -90,13 +91,6 @@ def running(seconds: str) -> list[psutil.Process]:
     return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def lengths() -> tuple[str, str]:
     number = time.time_ns() % 10**7
     return f"{10**7 + number}", f"{2 * 10**7 + number}"
@@ -120,11 +114,11 @@ def test_all_that_an_episode_has_started_ends_with_it_and_nothing_of_another() -
         async with fresh_env(daemons(one), TASK, timeout_s=5.0) as env:
             assert isinstance(env, DaemonsEnv)
             await env.start()
-            until(lambda: len(running(one)) == 1 + len(WAYS), "all of them run")
-        until(lambda: not running(one), "all of them are gone")
+            wait_until(lambda: len(running(one)) == 1 + len(WAYS), "all of them run")
+        wait_until(lambda: not running(one), "all of them are gone")
 
     asyncio.run(plays_beside())
-    until(lambda: not running(other), "the other's are gone")
+    wait_until(lambda: not running(other), "the other's are gone")
     assert {child.wait(DEADLINE_S) for child in _LEFT} == {-signal.SIGKILL}
 
 
@@ -137,7 +131,7 @@ def test_what_an_environment_that_cannot_be_made_has_started_ends_too() -> None:
                 pass
 
     asyncio.run(fails())
-    until(lambda: not running(one), "it is gone")
+    wait_until(lambda: not running(one), "it is gone")
 
 
 def test_what_a_killed_process_had_started_is_found_by_its_number(tmp_path: Path) -> None:
@@ -147,11 +141,11 @@ def test_what_a_killed_process_had_started_is_found_by_its_number(tmp_path: Path
         f"subprocess.run(['sh', '-c', '(setsid sleep {one} &)']); time.sleep(3600)"
     )
     process = Process("host", [sys.executable, "-c", script], log=tmp_path / "log", environment={})
-    until(lambda: bool(running(one)), "the daemon runs")
+    wait_until(lambda: bool(running(one)), "the daemon runs")
     process.kill()
     assert len(running(one)) == 1
     assert end_offspring_of(process.pid) == 1
-    until(lambda: not running(one), "it is gone")
+    wait_until(lambda: not running(one), "it is gone")
 
 
 RESTLESS = """
@@ -209,7 +203,7 @@ def test_no_daemon_escapes_the_end_of_its_episode_by_forks_and_programs_without_
     async def plays() -> None:
         async with fresh_env(daemons("3600"), TASK, timeout_s=5.0):
             restless.start()
-            until(lambda: len(restless.alive()) == len(restless.names), "all of them run")
+            wait_until(lambda: len(restless.alive()) == len(restless.names), "all of them run")
 
     asyncio.run(plays())
     assert restless.alive() == set()
@@ -221,7 +215,7 @@ def test_no_daemon_escapes_the_end_of_its_killed_actor(restless: Restless) -> No
     paths = os.pathsep.join((str(REPOSITORY / "src"), str(REPOSITORY)))
     actor = Child("actor", command, log=restless.folder / "log", environment={"PYTHONPATH": paths})
     actor.start()
-    until(lambda: len(restless.alive()) == len(restless.names), "all of them run")
+    wait_until(lambda: len(restless.alive()) == len(restless.names), "all of them run")
     actor.send(signal.SIGKILL)
     actor.wait(DEADLINE_S)
     assert restless.alive() == set()

@@ -66,7 +66,7 @@ def test_an_episode_there_is_counted_down_to_the_end(stub: str) -> None:
         assert turns[-1].terminated and turns[-1].success and turns[-1].score == 1.0
         with pytest.raises(EnvError, match="is over; call reset first"):
             await env.step("1")
-        assert env.replay_only and env.state_key() == "" and env.admissible() is None
+        assert env.replay_only and env.state_key() == "" and env.admissible() == []
         await env.close()
         with pytest.raises(EnvError, match="call reset first"):
             await env.step("1")

@@ -5,10 +5,10 @@ import json
 import logging
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from slipstream.common.config.config import load_config
@@ -18,6 +18,7 @@ from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.function import SILENT_EPISODES, workers_of
 from slipstream.envhub.rewards.part import parts_of
 from slipstream.tools.run.check_input import check_env
+from tests.envhub.env_hosts import wait_until
 from tests.envhub.rewards.test_rewards import episode_of, reward_of, turn_of
 
 OTHERS = "tests.envhub.rewards.others"
@@ -179,7 +180,4 @@ def test_the_processes_of_functions_end_with_their_parent() -> None:
         f"w = t.workers_of('{OTHERS}:counts')._idle.pop(); print(w._process.pid, flush=True); os._exit(0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{done.stdout.strip()}").exists():
-        assert time.monotonic() < deadline, "the process of the function still runs"
-        time.sleep(0.1)
+    wait_until(lambda: not psutil.pid_exists(int(done.stdout)), "the end of the function's process")

@@ -71,11 +71,6 @@ def test_a_malformed_answer_is_asked_again_and_then_fails_the_attempt(serve: Ser
     assert len(server.requests) == 3
 
 
-@pytest.mark.parametrize("answer", ['{"clear": 5, "right": 10}', '```json\n{"clear": 5, "right": 10.0}\n```'])
-def test_an_answer_may_be_in_a_block(serve: Serve, answer: str) -> None:
-    assert marked(judge_at(serve(lambda request, number: completion(answer)).url)) == 0.75
-
-
 def test_the_only_mark_of_a_rubric_may_be_a_number_alone(serve: Serve) -> None:
     server = serve(lambda request, number: completion(" 3 "))
     assert marked(judge_at(server.url, rubric=RUBRIC | {"scale": [1, 5], "criteria": {"clear": "x"}})) == 0.5

@@ -13,11 +13,10 @@ from slipstream.envhub.rewards.part import book_on, parts_of
 from slipstream.replay.fleet.judge_account import JudgeAccount
 from slipstream.replay.records.keys import key
 from tests.actors.scripted_judge import ScriptedJudge, completion, impatient
+from tests.envhub.rewards.test_group_judge import RUBRIC
 from tests.envhub.rewards.test_rewards import episode_of, turn_of
 
 __all__ = ["impatient"]  # fixtures
-
-RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
 
 
 @pytest.fixture

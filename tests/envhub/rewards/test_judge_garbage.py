@@ -14,7 +14,7 @@ from slipstream.actors.host.own_judge import OwnJudge
 from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.chat import ChatRules
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards import chat_client
+from slipstream.envhub.rewards import attempts
 from slipstream.envhub.rewards.episode import Marked
 from slipstream.envhub.rewards.part import Part, _named_judges, book_on, judge_by, parts_of
 from slipstream.envhub.rewards.sibling_judge import GroupJudge
@@ -112,7 +112,7 @@ def server(answers: Answers) -> Iterator[ScriptedJudge]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(attempts, "FIRST_WAIT_S", 0.001)
 
 
 def part_of(kind: str, compare: str, server: ScriptedJudge, answers: Answers) -> Part:

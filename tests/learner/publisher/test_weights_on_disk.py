@@ -57,11 +57,11 @@ def stored(bulletin: Bulletin, version: int) -> Offer:
     """The offer of `version`, once it is on disk."""
 
     def newest() -> int:
-        offer = bulletin.stored()
+        offer = bulletin.latest(board="stored")
         return -1 if offer is None else offer.manifest.policy_version
 
     wait_until(lambda: newest() == version, f"version {version} on disk")
-    offer = bulletin.stored()
+    offer = bulletin.latest(board="stored")
     assert offer is not None
     return offer
 
@@ -139,7 +139,7 @@ def test_a_disk_that_cannot_be_written_blocks_nothing_and_is_tried_again(
         wait_until(
             lambda: "could not write version" in (tmp_path / "publisher.log").read_text(), "the failure in the log"
         )
-        assert bulletin.stored() is None
+        assert bulletin.latest(board="stored") is None
         disk.unlink()
         assert stored(bulletin, 2).manifest == bulletin.latest().manifest  # type: ignore[union-attr]
 
@@ -151,7 +151,7 @@ def test_what_is_on_disk_moves_forward_only_and_for_the_newest_learner_only(
 
     def announce(version: int, *, learner_epoch: int) -> None:
         manifest = manifest_of(weights(version), policy_version=version, learner_epoch=learner_epoch)
-        bulletin.announce_stored(Offer(manifest=manifest, pull_endpoint=""))
+        bulletin.announce(Offer(manifest=manifest, pull_endpoint=""), board="stored")
 
     announce(5, learner_epoch=1)
     assert bulletin.latest() is None, "the boards are two"

@@ -6,7 +6,6 @@ import redis
 from slipstream.common.records.trajectory import Outcome
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.weights import Offer, sealed
-from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.buffer.audit import audit
 from slipstream.replay.buffer.listing import find_group, list_groups
 from slipstream.replay.fleet.bulletin import Acknowledgement, BroadcastGroup, Bulletin, RelayNotice
@@ -15,8 +14,8 @@ from slipstream.replay.fleet.rendezvous import Rendezvous
 from slipstream.replay.records.failures import read_failures, read_quarantined
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import read_ledger
-from slipstream.replay.records.ticket import InsertResult, Lease
-from tests.replay.records.attempts import attempt_at, make_buffer, partial_of, ticket, verdict_on
+from slipstream.replay.records.ticket import InsertResult
+from tests.replay.records.attempts import fill, leased, make_buffer, partial_of, ticket, verdict_on
 
 FACTS = RunFacts(
     config_yaml="", model_path="/models/tiny", model_files=[], own_modules={}, vocab_size=100, tokenizer_root="root"
@@ -71,7 +70,8 @@ RELAY = RelayNotice(
 def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, viewer: redis.Redis) -> None:
     """Play four groups: one is trained, one dropped, one fails and is handed in, one is quarantined and requeued."""
     fleet, mine = Fleet(learner, run_id), Fleet(actor, run_id)
-    books, played = make_buffer(learner, run_id).learner, make_buffer(actor, run_id).actor
+    books, buffer = make_buffer(learner, run_id).learner, make_buffer(actor, run_id)
+    played, judge = buffer.actor, buffer.judge
     person, base = make_buffer(learner, run_id).people, key(run_id, "train")
     epoch = books.acquire_epoch()
     fleet.describe_run(FACTS)
@@ -87,10 +87,9 @@ def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, vi
     meet(learner, actor, Bulletin(actor, run_id).rendezvous_key(1))
     relay_and_find(Bulletin(actor, run_id), Bulletin(viewer, run_id))
 
-    judge = make_buffer(actor, run_id).judge
     assert books.open([ticket(group_id, is_judged=group_id == 0) for group_id in range(4)]) == 4
     for _ in range(2):
-        play(played.lease("a"), played, run_id)
+        fill(buffer, leased(buffer), run_id)
     for _ in range(2):
         judging = judge.lease("j")
         assert judging is not None and judge.renew("j", [judging]) == {0}
@@ -105,17 +104,17 @@ def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, vi
     assert [group.ticket for group in books.claim(1, 1, policy_version=0, max_lag=0)] == [trained.ticket]
     assert books.settle(1) == 1
 
-    lease = held(played.lease("a"))
+    lease = leased(buffer)
     assert played.heartbeat("a", [lease]) == {lease.ticket.group_id}
     assert played.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="it broke") == 1
     assert played.hand_in(lease, partial_of(lease, 1, run_id=run_id)) is InsertResult.STORED
     played.release(lease, death="exit code -6")
-    lease = held(played.lease("a"))
+    lease = leased(buffer)
     played.release(lease, death="exit code -6")
-    lease = held(played.lease("a"))
+    lease = leased(buffer)
     assert played.hand_in(lease, partial_of(lease, 1, run_id=run_id)) is InsertResult.STORED
     played.release(lease)
-    resumed = held(played.lease("a"))
+    resumed = leased(buffer)
     assert list(resumed.partials) == [1]
     assert person.quarantine(resumed.ticket.group_id, "to be looked at")
     assert len(read_quarantined(viewer, base)) == 1
@@ -168,15 +167,3 @@ def relay_and_find(actor: Bulletin, viewer: Bulletin) -> None:
     assert viewer.blamed() == {RELAY.endpoint: 1}
     actor.withdraw_relay(RELAY.name)
     assert viewer.relays() == []
-
-
-def play(lease: Lease | None, buffer: ActorBuffer, run_id: str) -> None:
-    lease = held(lease)
-    for member in lease.missing:
-        inserted = attempt_at(lease, member, run_id=run_id)
-        assert buffer.insert(lease, inserted) is InsertResult.STORED
-
-
-def held(lease: Lease | None) -> Lease:
-    assert lease is not None
-    return lease

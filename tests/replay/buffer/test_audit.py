@@ -6,7 +6,7 @@ import redis
 from slipstream.replay.buffer.audit import audit
 from slipstream.replay.records.keys import epoch_key, key
 from slipstream.replay.records.ledger import read_ledger
-from tests.replay.records.attempts import Views, attempt_at, make_buffer, partial_of, ticket
+from tests.replay.records.attempts import Views, attempt_at, leased, make_buffer, partial_of, ticket
 
 
 @pytest.fixture
@@ -16,8 +16,7 @@ def buffer(redis_client: redis.Redis, run_id: str) -> Views:
     buffer.learner.acquire_epoch()
     buffer.learner.open([ticket(0), ticket(1), ticket(2)])
     for members in ((0, 1), (0,)):
-        lease = buffer.actor.lease("a")
-        assert lease is not None
+        lease = leased(buffer)
         for member in members:
             buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id))
     assert buffer.audit() == []
@@ -90,8 +89,7 @@ def test_the_audit_names_what_contradicts_the_books(
 
 
 def test_the_audit_names_a_lost_partial(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
-    lease = buffer.actor.lease("a")
-    assert lease is not None
+    lease = leased(buffer)
     buffer.actor.hand_in(lease, partial_of(lease, 0, run_id=run_id))
     assert buffer.audit() == []
     partial = key(run_id, "train", "partial", 2, 0, 0, lease.fence)

@@ -17,7 +17,7 @@ from slipstream.replay.buffer import bulk
 from slipstream.replay.buffer.bulk import CHUNK_BYTES, MAX_LINE_BYTES, REQUEST_NAMES, WINDOW, Bulk, Payload, packed
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import InsertResult, Lease
-from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
+from tests.replay.records.attempts import Views, attempt_at, leased, make_buffer, ticket
 
 MAX_BYTES = 3 * CHUNK_BYTES
 
@@ -143,12 +143,10 @@ def test_requests_that_stop_midway_leave_nothing_behind_for_the_next(bulk_path: 
     assert bulk_path.exchange([packed(("GET", key(run_id, "name")))], num_replies=1) == [[b"mine"]]
 
 
-def leased(buffer: Views, num_members: int) -> Lease:
+def begun(buffer: Views, num_members: int) -> Lease:
     buffer.learner.acquire_epoch()
     buffer.learner.open([ticket(0, num_members=num_members)])
-    lease = buffer.actor.lease("a")
-    assert lease is not None
-    return lease
+    return leased(buffer)
 
 
 def test_a_connection_cut_midway_costs_nothing_and_repeats_nothing(
@@ -157,7 +155,7 @@ def test_a_connection_cut_midway_costs_nothing_and_repeats_nothing(
     num_members = 4 * WINDOW
     with connect(redis_url) as cut_client:
         buffer = make_buffer(cut_client, run_id)
-        lease = leased(buffer, num_members)
+        lease = begun(buffer, num_members)
         only_connection = cut_client.client_id()
         num_cut = 0
 
@@ -180,7 +178,7 @@ def test_a_group_with_an_oversized_payload_is_quarantined_and_its_sender_named(
 ) -> None:
     monkeypatch.setattr("slipstream.replay.buffer.payloads.MAX_TRAJECTORY_BYTES", 4000)
     buffer = make_buffer(redis_client, run_id)
-    lease = leased(buffer, 2)
+    lease = begun(buffer, 2)
     buffer.actor.insert_all((lease, attempt_at(lease, member, run_id=run_id, actor="mallory")) for member in (0, 1))
     redis_client.setrange(key(run_id, "train", "blob", 0, 1, 0, lease.fence), 1 << 20, b"x")
     assert buffer.learner.claim(1, 1, policy_version=0, max_lag=0) == []
@@ -190,7 +188,7 @@ def test_a_group_with_an_oversized_payload_is_quarantined_and_its_sender_named(
 
 def test_a_buffer_that_compresses_holds_less_and_gives_back_the_same(redis_client: redis.Redis, run_id: str) -> None:
     buffer = make_buffer(redis_client, run_id, compress=True)
-    lease = leased(buffer, 2)
+    lease = begun(buffer, 2)
     sent = [attempt_at(lease, member, run_id=run_id, num_sampled=2000) for member in (0, 1)]
     buffer.actor.insert_all((lease, trajectory) for trajectory in sent)
     assert redis_client.strlen(key(run_id, "train", "blob", 0, 1, 0, lease.fence)) < 2000
@@ -203,14 +201,14 @@ def test_the_limit_is_of_what_a_payload_becomes_not_of_what_it_is_compressed_to(
 ) -> None:
     monkeypatch.setattr("slipstream.replay.buffer.payloads.MAX_TRAJECTORY_BYTES", 10_000)
     buffer = make_buffer(redis_client, run_id, compress=True)
-    lease = leased(buffer, 2)
+    lease = begun(buffer, 2)
     with pytest.raises(InvalidTrajectory, match="bytes, the limit is 10000"):
         buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id, num_sampled=2000))
 
 
 def test_threads_share_it(redis_client: redis.Redis, run_id: str) -> None:
     buffer = make_buffer(redis_client, run_id)
-    lease = leased(buffer, 16)
+    lease = begun(buffer, 16)
     results: list[InsertResult] = []
 
     def insert(members: range) -> None:

@@ -21,7 +21,7 @@ from tests.replay.records.attempts import Views, attempt_at, ids, leased, make_b
 
 @pytest.fixture(scope="module")
 def proxy(redis_server: Server) -> Iterator[Proxy]:
-    with Proxy(("127.0.0.1", redis_server.port)) as proxy:
+    with Proxy(redis_server.port) as proxy:
         yield proxy
 
 

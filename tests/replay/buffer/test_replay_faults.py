@@ -82,7 +82,7 @@ def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
     server: Server,
     run_id: str,
 ) -> None:
-    with connect(server.secret_url) as client, Proxy(("127.0.0.1", server.port)) as proxy:
+    with connect(server.secret_url) as client, Proxy(server.port) as proxy:
         cast = make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0", lease_ttl_s=4.0)
         know_the_scripts(client)
         buffer = views_of(cast, client)
@@ -179,7 +179,7 @@ def is_stopped(pid: int) -> bool:
 
 def test_a_cut_network_delivers_late_and_nothing_counts_twice(tmp_path: Path, server: Server, run_id: str) -> None:
     """The link is cut for longer than a lease and than a client's patience with one request, and mended."""
-    with connect(server.secret_url) as client, Proxy(("127.0.0.1", server.port)) as proxy:
+    with connect(server.secret_url) as client, Proxy(server.port) as proxy:
         cast = make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0", lease_ttl_s=2.0)
         with playing(cast):
             wait_for_answers(cast, 100)
@@ -213,7 +213,7 @@ def test_everything_is_counted_once_when_a_tenth_of_all_requests_arrive_twice(
     tmp_path: Path, server: Server, run_id: str
 ) -> None:
     """Half of them at once, half of them behind later requests; and the learner comes back from older checkpoints."""
-    with connect(server.secret_url) as client, Proxy(("127.0.0.1", server.port)) as proxy:
+    with connect(server.secret_url) as client, Proxy(server.port) as proxy:
         proxy.judge = Share(0.1, Fault.DUPLICATE, Fault.DUPLICATE_LATE, seed=1)
         with playing(make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0")) as cast:
             for _ in range(3):

@@ -16,7 +16,12 @@ from slipstream.replay.buffer.visits import NUM_BUCKETS, Visits, bucket_of, visi
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import InsertResult, Lease
 from tests.envhub.rewards.test_rewards import episode_of, turn_of
-from tests.replay.records.attempts import attempt_at, make_buffer, ticket
+from tests.replay.records.attempts import Views, attempt_at, leased, ticket
+
+
+@pytest.fixture
+def visits(redis_client: redis.Redis, run_id: str) -> Visits:
+    return Visits(redis_client, run_id)
 
 
 def in_states(lease: Lease, member: int, *states: str, run_id: str, attempt: int | None = None) -> Trajectory:
@@ -32,12 +37,9 @@ def in_states(lease: Lease, member: int, *states: str, run_id: str, attempt: int
     return msgspec.structs.replace(whole, turns=turns, attempt=whole.attempt if attempt is None else attempt)
 
 
-def test_an_episode_is_counted_when_it_is_stored_and_only_once(redis_client: redis.Redis, run_id: str) -> None:
-    buffer, visits = make_buffer(redis_client, run_id), Visits(redis_client, run_id)
-    buffer.learner.acquire_epoch()
+def test_an_episode_is_counted_when_it_is_stored_and_only_once(buffer: Views, visits: Visits, run_id: str) -> None:
     buffer.learner.open([ticket(0)])
-    lease = buffer.actor.lease("a")
-    assert lease is not None
+    lease = leased(buffer)
     task = lease.ticket.task
     first = in_states(lease, 0, "start", "", run_id=run_id)
     assert visits.read(task, ["start", ""]) == [0, 0]
@@ -57,12 +59,9 @@ def test_an_episode_is_counted_when_it_is_stored_and_only_once(redis_client: red
     assert buffer.audit() == []
 
 
-def test_a_turn_that_a_fork_has_from_its_parent_is_counted_once(redis_client: redis.Redis, run_id: str) -> None:
-    buffer, visits = make_buffer(redis_client, run_id), Visits(redis_client, run_id)
-    buffer.learner.acquire_epoch()
+def test_a_turn_that_a_fork_has_from_its_parent_is_counted_once(buffer: Views, visits: Visits, run_id: str) -> None:
     buffer.learner.open([ticket(0, num_members=3, num_trees=2, max_fork_turn=1)])
-    lease = buffer.actor.lease("a")
-    assert lease is not None
+    lease = leased(buffer)
     buffer.actor.insert(lease, in_states(lease, 0, "start", "hall", run_id=run_id))
     fork = Fork(parent=0, num_turns=1)
     forked = msgspec.structs.replace(in_states(lease, 2, "start", "hall", run_id=run_id), fork=fork)
@@ -70,7 +69,7 @@ def test_a_turn_that_a_fork_has_from_its_parent_is_counted_once(redis_client: re
     assert visits.read(lease.ticket.task, ["start", "hall"]) == [1, 2]
 
 
-def test_nothing_is_counted_where_no_part_needs_it(redis_client: redis.Redis, run_id: str) -> None:
+def test_nothing_is_counted_where_no_part_needs_it() -> None:
     assert not load_config(None, []).env.counts_visits
     for part in ("run_novelty={}", "new={part: run_novelty, weight: 0.1}"):
         assert load_config(None, [f"env.rewards.{part}"]).env.counts_visits
@@ -79,12 +78,11 @@ def test_nothing_is_counted_where_no_part_needs_it(redis_client: redis.Redis, ru
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"-7", b"9" * 30, b"1.5"])
-def test_a_count_that_is_no_number_starts_again(redis_client: redis.Redis, run_id: str, damage: bytes) -> None:
-    buffer, visits = make_buffer(redis_client, run_id), Visits(redis_client, run_id)
-    buffer.learner.acquire_epoch()
+def test_a_count_that_is_no_number_starts_again(
+    buffer: Views, visits: Visits, redis_client: redis.Redis, run_id: str, damage: bytes
+) -> None:
     buffer.learner.open([ticket(0)])
-    lease = buffer.actor.lease("a")
-    assert lease is not None
+    lease = leased(buffer)
     task, name = lease.ticket.task, key(run_id, "train:visits")
     redis_client.hset(name, str(bucket_of(task, "start")), damage)
     assert visits.read(task, ["start"]) == [0]
@@ -110,12 +108,9 @@ def test_the_bonus_is_of_all_visits_up_to_the_turn() -> None:
         asyncio.run(RunNovelty()(episode))
 
 
-def test_the_arguments_of_insert_are_buckets_and_visits(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = make_buffer(redis_client, run_id)
-    buffer.learner.acquire_epoch()
+def test_the_arguments_of_insert_are_buckets_and_visits(buffer: Views, run_id: str) -> None:
     buffer.learner.open([ticket(0)])
-    lease = buffer.actor.lease("a")
-    assert lease is not None
+    lease = leased(buffer)
     episode = in_states(lease, 0, "start", "start", run_id=run_id)
     assert visits_of(episode) == [bucket_of(episode.task, "start"), 2]
     assert 0 <= bucket_of(episode.task, "start") < NUM_BUCKETS

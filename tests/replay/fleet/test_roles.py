@@ -28,8 +28,8 @@ from slipstream.replay.server.redis_server import Server, find_executable, start
 from slipstream.replay.server.redis_version import version_of
 from slipstream.tools.cli.cli import main
 from tests.common.process.test_patience import Call, wait_until
-from tests.replay.buffer.every_verb import FACTS, play, play_every_verb
-from tests.replay.records.attempts import attempt_at, make_buffer, ticket
+from tests.replay.buffer.every_verb import FACTS, play_every_verb
+from tests.replay.records.attempts import attempt_at, fill, leased, make_buffer, ticket
 from tests.replay.server.redis_nodes import cluster
 
 RUN = "shop-1"
@@ -75,10 +75,10 @@ def test_each_role_can_do_its_part_of_every_verb(enter: Callable[..., redis.Redi
     repertoire = Repertoire.start(learner)
     play_every_verb(RUN, learner=learner, actor=enter(Role.ACTOR), viewer=enter(Role.VIEWER))
     repertoire.close()
-    books, played = make_buffer(learner, RUN, shard=1).learner, make_buffer(enter(Role.ACTOR), RUN, shard=1).actor
+    books, played = make_buffer(learner, RUN, shard=1).learner, make_buffer(enter(Role.ACTOR), RUN, shard=1)
     books.acquire_epoch()
     books.open([ticket(1)])
-    play(played.lease("a"), played, RUN)
+    fill(played, leased(played), RUN)
     assert len(books.claim(1, 1, policy_version=0, max_lag=0)) == 1
     assert audit_shards([enter(Role.VIEWER)] * 2, RUN) == []
 
@@ -134,7 +134,8 @@ def test_a_fleet_has_a_user_of_its_own_which_is_revoked_alone(
         books = make_buffer(enter(Role.LEARNER), RUN).learner
         books.acquire_epoch()
         books.open([ticket(1), ticket(2)])
-        play(make_buffer(mine, RUN).actor.lease("a"), make_buffer(mine, RUN).actor, RUN)
+        played = make_buffer(mine, RUN)
+        fill(played, leased(played), RUN)
         with pytest.raises(NoPermissionError):
             mine.execute_command("ACL", "LIST")
 
@@ -150,15 +151,14 @@ def test_a_stolen_user_that_fills_the_server_makes_runs_wait_and_is_revoked(
     server: Server, enter: Callable[..., redis.Redis], capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = {run_id: make_buffer(enter(Role.LEARNER, run_id), run_id) for run_id in (RUN, OTHER)}
-    actor = make_buffer(enter(Role.ACTOR, OTHER), OTHER).actor
+    others = make_buffer(enter(Role.ACTOR, OTHER), OTHER)
     repertoires = [Repertoire.start(books.client) for books in runs.values()]
     for run_id, books in runs.items():
         books.learner.acquire_epoch()
         books.learner.open([ticket(1), ticket(2)])
-        played = make_buffer(enter(Role.ACTOR, run_id), run_id).actor
-        play(played.lease("a"), played, run_id)
-    lease = actor.lease("b")
-    assert lease is not None
+        played = make_buffer(enter(Role.ACTOR, run_id), run_id)
+        fill(played, leased(played), run_id)
+    lease = leased(others, "b")
     with connect(server.admin_url, patience_s=10) as admin:
         password = send_what_is_printed(admin, capsys)
         admin.config_set("maxmemory", admin.info("memory")["used_memory"] + (32 << 20))
@@ -172,8 +172,8 @@ def test_a_stolen_user_that_fills_the_server_makes_runs_wait_and_is_revoked(
                     thief.hset(key(RUN, "train", "group", number), "x", bytes(num_bytes))
 
         attempt = attempt_at(lease, 0, run_id=OTHER)
-        assert actor.insert(lease, attempt) is InsertResult.FULL
-        assert actor.heartbeat("b", [lease]) == {2}
+        assert others.actor.insert(lease, attempt) is InsertResult.FULL
+        assert others.actor.heartbeat("b", [lease]) == {2}
         assert len(runs[OTHER].learner.claim(1, 1, policy_version=0, max_lag=0)) == 1
         runs[OTHER].learner.settle(1)
         assert runs[OTHER].audit() == []
@@ -182,7 +182,7 @@ def test_a_stolen_user_that_fills_the_server_makes_runs_wait_and_is_revoked(
         with pytest.raises(redis.ConnectionError):
             thief.ping()
         assert len(runs[RUN].people.repair("a stolen user has filled the server")) > 20
-        assert actor.insert(lease, attempt) is InsertResult.STORED
+        assert others.actor.insert(lease, attempt) is InsertResult.STORED
         assert [books.audit() for books in runs.values()] == [[], []]
         assert admin.info("memory")["used_memory"] < admin.info("memory")["maxmemory"] - (30 << 20)
     for repertoire in repertoires:

@@ -50,7 +50,7 @@ class Views:
         self.actor = ActorBuffer(
             client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard, counts_visits=True
         )
-        self.judge = JudgeBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard)
+        self.judge = JudgeBuffer(client, run_id, replay, vocab_size=vocab_size, shard=shard)
         self.people = PeopleBuffer(client, run_id, stream=stream, shard=shard)
         self._stream = (shard_name(run_id, shard), stream)
 

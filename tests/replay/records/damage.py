@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import redis
 
-from slipstream.common.config.config import load_config
+from slipstream.common.config.config import Config, RunConfig, load_config
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.process.wire import encode
@@ -82,7 +82,7 @@ def make_scene(client: redis.Redis, impatient: redis.Redis, run_id: str, folder:
     fleet.want_actors("host", 3)
     fleet.beat(MEMBER)
     bulletin.announce(offer(1))
-    bulletin.announce_stored(offer(1))
+    bulletin.announce(offer(1), board="stored")
     bulletin.join_broadcast("a", ttl_s=600)
     bulletin.acknowledge(bulletin.next_invitation(), "a", Acknowledgement(held_group=0, device="cpu", root=""))
     bulletin.seal(1, GROUP)
@@ -179,7 +179,7 @@ def viewers_go_on(scene: Scene) -> None:
     read_failures(client, key(run_id, "train")), read_quarantined(client, key(run_id, "train"))
     list(list_groups(client, run_id)), [find_group(client, run_id, group_id) for group_id in range(NUM_GROUPS)]
     fleet.newest_step()
-    View([client], RunDir(scene.folder, run_id), load_config(None, [f"run.name={run_id}"])).render()
+    View([client], RunDir(scene.folder, run_id), Config(run=RunConfig(name=run_id))).render()
     fleet.members(), fleet.everyone(), fleet.wanted_actors("host")
     asks: list[Callable[[], object]] = [fleet.run_facts, fleet.run_state]
     for ask in asks:
@@ -187,7 +187,7 @@ def viewers_go_on(scene: Scene) -> None:
             ask()
         except UnknownRun as error:
             assert run_id in str(error)
-    bulletin.latest(), bulletin.stored(), bulletin.highest_version(), bulletin.relays(), bulletin.blamed()
+    bulletin.latest(), bulletin.latest(board="stored"), bulletin.highest_version(), bulletin.relays(), bulletin.blamed()
     bulletin.acknowledgements(1), bulletin.sealed_group(1)
 
 

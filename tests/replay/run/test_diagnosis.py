@@ -12,6 +12,8 @@ import pytest
 import redis
 from rich.console import Console
 
+from slipstream.common.config.config import Config, RunConfig
+from slipstream.common.config.replay_config import ReplayConfig
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Outcome
 from slipstream.replay.buffer.actor_buffer import InsertResult
@@ -41,7 +43,8 @@ class Scene:
         self.fleet.set_run_state(RunState.TRAINING)
         self.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=0))
         self.now = 0.0
-        self.observer = Observer([client], run_id, max_lag=4, clock=lambda: self.now)
+        self.config = Config(run=RunConfig(name=run_id), replay=ReplayConfig(max_lag=4))
+        self.observer = Observer([client], self.config, clock=lambda: self.now)
         self.steps: Steps = [made_step(number) for number in range(1, 6)]
         self.num_groups = 0
 
@@ -104,8 +107,8 @@ def kill_two_engines(scene: Scene) -> None:
         scene.buffer.actor.release(leased(scene.buffer), death="the engine process ended with exit code -6")
 
 
-def keep_old_weights(scene: Scene) -> None:
-    scene.observer._bulletin.highest_version = lambda: 7  # type: ignore[method-assign]
+def offer(version: int) -> Provoke:
+    return lambda scene: setattr(scene.observer._bulletin, "highest_version", lambda: version)
 
 
 def refuse_the_weights(scene: Scene) -> None:
@@ -114,19 +117,18 @@ def refuse_the_weights(scene: Scene) -> None:
     scene.fleet.leave(MEMBER.name)  # it also explains why no actor is alive
 
 
-def earn_nothing(scene: Scene) -> None:
+def earn_nothing(scene: Scene, trained: float = 0.0) -> None:
     scene.play(40, rewards=(0.0, 0.0))
-    scene.steps = [made_step(number, **{"trained/reward": 0.0}) for number in range(1, 6)]
+    with_steps(**{"trained/reward": trained})(scene)
 
 
 def earn_nothing_where_a_teacher_teaches(scene: Scene) -> None:
     earn_nothing(scene)
-    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, is_rewarded=False)
+    scene.config.objective.advantage = "distillation"
 
 
 def earn_by_a_reward_model(scene: Scene) -> None:
-    scene.play(40, rewards=(0.0, 0.0))
-    scene.steps = [made_step(number, **{"trained/reward": 0.5}) for number in range(1, 6)]
+    earn_nothing(scene, trained=0.5)
 
 
 def earn_by_a_verdict(scene: Scene) -> None:
@@ -137,8 +139,8 @@ def earn_by_a_verdict(scene: Scene) -> None:
         scene.buffer.actor.insert(lease, earning(attempt_at(lease, member, run_id=scene.run_id), 0.0))
 
 
-def earn_the_same(scene: Scene) -> None:
-    scene.play(20, rewards=(0.5, 0.5))
+def earn_the_same(scene: Scene, reward: float = 0.5) -> None:
+    scene.play(20, rewards=(reward, reward))
     groups = scene.buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
     scene.buffer.learner.drop([group.ticket.group_id for group in groups], "zero_variance")
 
@@ -159,7 +161,7 @@ FAULTS: dict[str, tuple[Provoke, str]] = {
     ),
     "no actor is alive": (lose_the_actor, "start `slipstream actors`"),
     "every attempt fails": (break_the_environment, "8 failed and 0 finished; the last one: env_failure: it broke"),
-    "actors have old weights": (keep_old_weights, "1 of 1 are more than 6 versions behind; a has 0, the newest is 7"),
+    "actors have old weights": (offer(7), "1 of 1 are more than 6 versions behind; a has 0, the newest is 7"),
     "no episode earns a reward": (earn_nothing, "the returns of the last 80 episodes are 0"),
     "siblings earn the same": (earn_the_same, "20 of 20 groups had nothing to compare"),
     "nothing is learned": (
@@ -176,7 +178,7 @@ FAULTS: dict[str, tuple[Provoke, str]] = {
 
 
 def test_of_an_actor_that_reads_a_disk_the_disk_is_named(scene: Scene) -> None:
-    keep_old_weights(scene)
+    offer(7)(scene)
     scene.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=0, transport="disk"))
     found = scene.diagnosis()
     assert found.cause == "actors have old weights" and "`weights.disk` does not have them" in found.next_step
@@ -194,7 +196,7 @@ def test_a_fault_is_named_with_its_evidence(scene: Scene, cause: str) -> None:
 
 def test_a_learner_that_failed_is_quoted(scene: Scene, tmp_path: Path) -> None:
     log = tmp_path / "learner.log"
-    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, log=log)
+    scene.observer = Observer([scene.client], scene.config, log=log)
     scene.fleet.set_run_state(RunState.FAILED)
     assert scene.diagnosis().evidence == "it set the run's state to failed", "no log is here"
     log.write_text("x" * 9000 + "\nslipstream learner: OSError: [Errno 28] No space left on device: 'metrics.jsonl'\n")
@@ -206,7 +208,7 @@ def test_a_learner_that_failed_is_quoted(scene: Scene, tmp_path: Path) -> None:
 def test_an_actor_that_died_while_the_first_evaluation_waits_is_a_fault_that_quotes_its_log(
     scene: Scene, tmp_path: Path
 ) -> None:
-    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, log=tmp_path / "learner.log")
+    scene.observer = Observer([scene.client], scene.config, log=tmp_path / "learner.log")
     (tmp_path / "actor-0.log").write_text("loading the weights: 3 of 8\n")
     scene.fleet.set_run_state(RunState.STARTING)
     scene.fleet.leave(MEMBER.name)
@@ -247,9 +249,7 @@ def test_every_finder_is_provoked(scene: Scene) -> None:
 
 
 def solve_the_tasks(scene: Scene) -> None:
-    scene.play(20, rewards=(1.0, 1.0))
-    groups = scene.buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
-    scene.buffer.learner.drop([group.ticket.group_id for group in groups], "zero_variance")
+    earn_the_same(scene, reward=1.0)
 
 
 SOLVED = {"trained/success": 1.0, "trained/reward": 1.0}
@@ -261,7 +261,7 @@ def earn_costs_and_rewards(scene: Scene) -> None:
 
 
 def export_the_model(scene: Scene) -> None:
-    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, num_steps=5)
+    scene.config.learner.steps = 5
     stand_still(scene)
 
 
@@ -279,7 +279,7 @@ def lose_an_engine_once(scene: Scene) -> None:
 def refuse_older_weights(scene: Scene) -> None:
     refuse_the_weights(scene)
     scene.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=1))
-    scene.observer._bulletin.highest_version = lambda: 1  # type: ignore[method-assign]
+    offer(1)(scene)
 
 
 def replace_an_actor_that_refuses(scene: Scene) -> None:
@@ -292,10 +292,6 @@ def lose_one_of_two_actors(scene: Scene) -> None:
     scene.fleet.leave("b")
 
 
-def fetch_new_weights(scene: Scene) -> None:
-    scene.observer._bulletin.highest_version = lambda: 6  # type: ignore[method-assign]
-
-
 # For each finder, a scene in which the number that it reads is that of its fault, and another one explains it.
 WELL: dict[str, tuple[Provoke, str]] = {
     "_refused_weights": (refuse_older_weights, "neither side waits much"),
@@ -303,7 +299,7 @@ WELL: dict[str, tuple[Provoke, str]] = {
     "_engines_die": (lose_an_engine_once, "neither side waits much"),
     "_no_actor": (lose_one_of_two_actors, "neither side waits much"),
     "_attempts_fail": (fail_now_and_then, "neither side waits much"),
-    "_stale_actors": (fetch_new_weights, "neither side waits much"),
+    "_stale_actors": (offer(6), "neither side waits much"),
     "_invalid_actions": (with_steps(**SOLVED, **{"trained/valid_actions": 0.02}), "neither side waits much"),
     "_no_reward": (earn_costs_and_rewards, "neither side waits much"),
     "_no_reward with a teacher": (earn_nothing_where_a_teacher_teaches, "neither side waits much"),
@@ -346,7 +342,7 @@ def test_solved_hopeless_and_stuck_are_told_apart(success: float, mean_return: f
 
 def test_a_report_of_a_solved_run_names_the_side_that_waits() -> None:
     facts = Facts(
-        run_id="r",
+        config=Config(),
         state=RunState.TRAINING,
         members=(),
         everyone=(),
@@ -355,7 +351,6 @@ def test_a_report_of_a_solved_run_names_the_side_that_waits() -> None:
         failures=(),
         steps=[made_step(number, **SOLVED, **{"optim/grad_norm": 0.0}) for number in range(1, 6)],
         newest_version=-1,
-        max_lag=4,
         now_s=time.time(),
     )
     assert diagnose_records(facts).cause == "neither side waits much"
@@ -382,7 +377,7 @@ def test_without_a_fault_the_side_that_waits_is_named(scene: Scene, busy: float,
 
 
 def test_a_run_that_begins_or_has_ended_has_no_fault(scene: Scene, redis_client: redis.Redis) -> None:
-    unknown = Observer([redis_client], f"{scene.run_id}-unknown", max_lag=4)
+    unknown = Observer([redis_client], Config(run=RunConfig(name=f"{scene.run_id}-unknown")))
     assert str(diagnose(unknown.facts([]))).startswith("the run has not started: no learner has described it")
     scene.fleet.set_run_state(RunState.STARTING)
     assert not scene.diagnosis().is_fault
@@ -434,7 +429,7 @@ def test_where_the_output_is_no_terminal_a_long_start_reports_how_far_it_is(scen
     run_dir.create()
     log = run_dir.log("learner")
     log.write_text("INFO warm start, steps: 40 of 200, about 80 s more; 0.311 nats per token\n")
-    observer = Observer([scene.client], scene.run_id, max_lag=4, log=log)
+    observer = Observer([scene.client], scene.config, log=log)
     scene.fleet.set_run_state(RunState.STARTING)
     console = Console(file=out, width=80, markup=False)
     reporter = LineReporter(console, run_dir, observer, clock=lambda: scene.now)

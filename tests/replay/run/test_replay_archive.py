@@ -59,30 +59,26 @@ def test_steps_are_read_as_they_were_trained_in_their_order(folder: Path) -> Non
     assert [group.ticket.seed for group in archive.read(1, **LIMITS).groups] == [7, 7]
 
 
-def test_where_a_learner_came_back_is_archived_with_each_step(tmp_path: Path) -> None:
-    resumptions = (
-        Resumption(checkpoint_version=5, first_version=10),
-        Resumption(checkpoint_version=11, first_version=12),
-    )
-    later = msgspec.structs.replace(step(1), resumptions=resumptions)
-    writer = ArchiveWriter(tmp_path, RUN, epoch=1)
-    writer.append(later)
-    assert Archive(tmp_path, RUN).read(1, **LIMITS) == later
-
-
-def test_kept_sets_are_archived_with_their_trajectories(tmp_path: Path) -> None:
+def cut(trained: Group) -> Group:
+    """The group as if top-k had sampled it."""
     sampling = msgspec.structs.replace(SAMPLING, top_k=3)
-    cut = group(1)
-    cut = msgspec.structs.replace(
-        cut,
-        ticket=msgspec.structs.replace(cut.ticket, sampling=sampling),
-        trajectories=[
-            msgspec.structs.replace(trajectory, sampling=sampling, kept=kept_sets([[5, 7, 9], [5]]))
-            for trajectory in cut.trajectories
-        ],
-    )
-    ArchiveWriter(tmp_path, RUN, epoch=1).append(step(1, cut))
-    assert Archive(tmp_path, RUN).read(1, **LIMITS).groups == [cut]
+    kept = {"sampling": sampling, "kept": kept_sets([[5, 7, 9], [5]])}
+    members = [msgspec.structs.replace(trajectory, **kept) for trajectory in trained.trajectories]
+    ticket = msgspec.structs.replace(trained.ticket, sampling=sampling)
+    return msgspec.structs.replace(trained, ticket=ticket, trajectories=members)
+
+
+RESUMED = (Resumption(checkpoint_version=5, first_version=10), Resumption(checkpoint_version=11, first_version=12))
+
+
+@pytest.mark.parametrize(
+    "later", [msgspec.structs.replace(step(1), resumptions=RESUMED), step(1, cut(group(1)))], ids=["resumed", "cut"]
+)
+def test_where_a_learner_came_back_and_kept_sets_are_archived_with_each_step(
+    tmp_path: Path, later: ArchivedStep
+) -> None:
+    ArchiveWriter(tmp_path, RUN, epoch=1).append(later)
+    assert Archive(tmp_path, RUN).read(1, **LIMITS) == later
 
 
 def test_a_run_without_an_archive_has_no_step(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from os import getpid
 from pathlib import Path
@@ -16,6 +15,7 @@ import redis
 
 from slipstream.common.process.shutdown import die_with_parent
 from slipstream.replay.server.redis_server import find_executable
+from tests.common.process.test_patience import wait_until
 
 DEADLINE_S = 60.0
 MAX_CLUSTER_PORT = 55_000  # a node's bus listens 10,000 above
@@ -199,10 +199,3 @@ def free_port(*, below: int = 65_536) -> int:
             port = int(probe.getsockname()[1])
         if port < below:
             return port
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

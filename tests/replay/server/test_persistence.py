@@ -18,7 +18,7 @@ import pytest
 from slipstream.common.process.connection import connect
 from slipstream.replay.records.ticket import InsertResult
 from slipstream.replay.server.redis_server import Server, start_server
-from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
+from tests.replay.records.attempts import Views, attempt_at, leased, make_buffer, ticket
 
 WRITING_S = 2.5
 NUM_AHEAD = 50
@@ -53,8 +53,7 @@ def insert_for_a_while(buffer: Views, file: Path, run_id: str) -> Written:
         if len(written.at_s) % NUM_AHEAD == 0:
             first = len(written.at_s)
             buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(first, first + NUM_AHEAD)])
-        lease = buffer.actor.lease("a")
-        assert lease is not None
+        lease = leased(buffer)
         assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
         written.at_s.append(time.monotonic())
         written.file_bytes.append(file.stat().st_size if file.exists() else 0)

@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from slipstream.actors.episode.actions import Actions
@@ -26,6 +24,7 @@ from slipstream.tools.data.conversation_rows import Conversation, conversation_o
 from slipstream.tools.data.fit_rows import described, read_samples
 from tests.common.text.chat_templates import family_tokenizer
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
+from tests.tools.data.test_row_formats import as_jsonl, as_parquet
 
 TALK = [("user", "Look."), ("assistant", "Ok."), ("user", "A door."), ("assistant", "open door")]
 ROLE_CONTENT = [{"role": role, "content": text} for role, text in TALK]
@@ -72,13 +71,8 @@ def test_a_file_of_several_shapes_has_nulls_for_the_other_shapes(tmp_path: Path)
     pair = {"chosen": ROLE_CONTENT, "rejected": [*ROLE_CONTENT[:3], {"role": "assistant", "content": "wait"}]}
     rows = [{"messages": ROLE_CONTENT}, {"conversations": AGENT_INSTRUCT}, pair, {"id": "unread"}]
     columns = ("messages", "conversations", "prompt", "chosen", "rejected", "id")
-    pq.write_table(
-        pa.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows]), tmp_path / "a.parquet"
-    )
-    (tmp_path / "a.jsonl").write_text(
-        "".join(json.dumps({name: row.get(name) for name in columns}) + "\n" for row in rows)
-    )
-    for path in (tmp_path / "a.parquet", tmp_path / "a.jsonl"):
+    rows = [{name: row.get(name) for name in columns} for row in rows]
+    for path in (as_parquet(tmp_path / "a.parquet", rows), as_jsonl(tmp_path / "a.jsonl", rows)):
         first, second, third, unread = (line.row for line in read_lines(path))
         assert told(conversation_of(first)) == told(conversation_of(second)) == TALK
         assert told(prompted(third, "chosen")) == TALK
@@ -92,9 +86,8 @@ def test_a_row_with_half_a_character_anywhere_is_named_with_its_line(tmp_path: P
         "name of a column": {"\udc00": 1},
         "nested": {"tools": [{"deep": ["\ud800x"]}]},
     }.get(column, {column: "\ud800"})
-    path = tmp_path / "rows.jsonl"
     whole = {"messages": ROLE_CONTENT, "task": "\U0001f600"}
-    path.write_text("".join(json.dumps(row) + "\n" for row in (whole, {"messages": ROLE_CONTENT} | half)))
+    path = as_jsonl(tmp_path / "rows.jsonl", [whole, {"messages": ROLE_CONTENT} | half])
     first, second = read_lines(path)
     assert first.row == whole and "has half a character, \\ud" in second.fault
     with pytest.raises(ConfigError, match=f"{path}, line 2 has half a character"):
@@ -165,17 +158,6 @@ def test_a_row_in_no_known_shape_says_why(row: dict[str, Any], complaint: str) -
         conversation_of(row)
 
 
-def test_a_message_without_loss_is_read_and_not_learnt_from(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"conversations": AGENT_INSTRUCT}) + "\n")
-    (sample,), _, _ = read_samples(FitOptions(data=str(path), held_out=0), goal="sft")
-    (side,) = sample.sides
-    tokenizer = byte_tokenizer(CHATML)
-    (branch,) = Tokeniser(tokenizer).branches(side.messages, learn_from=side.learn_from, unlearnt=side.unlearnt)
-    marked = [token for token, is_learnt in zip(branch.tokens, branch.loss_mask, strict=True) if is_learnt]
-    assert tokenizer.decode(marked).startswith("open door") and "Ok." not in tokenizer.decode(marked)
-
-
 def test_unreadable_lines_are_numbered_and_the_others_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_source, "MAX_LINE_BYTES", 1000)
     path = tmp_path / "rows.jsonl"
@@ -190,9 +172,8 @@ def test_unreadable_lines_are_numbered_and_the_others_follow(tmp_path: Path, mon
 
 
 def test_parquet_is_read_in_batches_and_a_damaged_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    table = pa.Table.from_pylist([{"id": str(index), "conversations": AGENT_INSTRUCT} for index in range(200)])
-    pq.write_table(table, path)
+    rows = [{"id": str(index), "conversations": AGENT_INSTRUCT} for index in range(200)]
+    path = as_parquet(tmp_path / "rows.parquet", rows)
     lines = list(read_lines(path))
     assert [line.number for line in lines] == list(range(1, 201))
     assert learnt(conversation_of(lines[199].row)) == ["open door"]
@@ -229,8 +210,7 @@ def test_with_calls_as_actions_sft_reads_the_tokens_that_a_run_shows(family: str
         {"role": "tool", "content": "a door"},
         {"role": "assistant", "content": "done"},
     ]
-    data = tmp_path / "rows.jsonl"
-    data.write_text(json.dumps({"messages": messages, "tools": [tool]}) + "\n")
+    data = as_jsonl(tmp_path / "rows.jsonl", [{"messages": messages, "tools": [tool]}])
     calls_are_actions = ["env.action_format=tools", "model.tool_parser=hermes", "warm_start.episodes=0"]
     config = load_config(None, [f"model.path={tmp_path}", "model.max_tokens=2048", *calls_are_actions])
     samples, _, left_out = read_samples(FitOptions(data=str(data), held_out=0.0), goal="sft")

@@ -2,26 +2,22 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from slipstream.envhub.rewards import chat_client
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.row_noise import noisy
-from tests.actors.scripted_judge import Reply, ScriptedJudge, completion
+from tests.actors.scripted_judge import Reply, ScriptedJudge, Serve, completion, impatient, serve
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.data.test_data import Row, read, talk, written
 
+__all__ = ["impatient", "serve"]  # fixtures
+
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Bern"}}\n</tool_call>'
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
 
 
 def texts_of(request: dict[str, Any]) -> list[str]:
@@ -34,10 +30,8 @@ def in_other_words(request: dict[str, Any], number: int) -> Reply:
 
 
 @pytest.fixture
-def server() -> Iterator[ScriptedJudge]:
-    model = ScriptedJudge(in_other_words)
-    yield model
-    model.close()
+def server(serve: Serve) -> ScriptedJudge:
+    return serve(in_other_words)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Rows of conversations: which are trained on, paired or held out, and the errors for bad rows."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +11,8 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.batch.examples import Goal
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.fit_rows import Sample, read_samples
-
-Row = dict[str, Any]
+from tests.tools.data.test_row_formats import Row, as_jsonl
+from tests.tools.data.test_row_formats import read as read_file
 
 
 def said(*texts: str) -> list[dict[str, str]]:
@@ -25,16 +24,8 @@ def earned(group: int, value: float, *texts: str) -> Row:
     return {"messages": said("find", *texts), "return": value, "task": f"shop/train/{group}", "group_id": group}
 
 
-def written(path: Path, rows: Sequence[object]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def read(tmp_path: Path, rows: Sequence[object], *, goal: Goal, **settings: Any) -> tuple[list[Sample], dict[str, int]]:
-    options = FitOptions(data=written(tmp_path / "rows.jsonl", rows), **({"held_out": 0.0} | settings))
-    taught, held_out, left_out = read_samples(options, goal=goal)
-    assert bool(held_out) == bool(options.held_out)
-    return taught, {reason: number for reason, number in left_out.items() if number}
+    return read_file(as_jsonl(tmp_path / "rows.jsonl", rows), goal, **settings)
 
 
 def replies(sample: Sample) -> list[list[str]]:
@@ -132,31 +123,25 @@ def test_returns_that_differ_by_rounding_are_equal(tmp_path: Path) -> None:
         read(tmp_path, [earned(1, 0.1 + 0.2, "a"), earned(1, 0.3, "b")], goal="dpo")
 
 
-def test_what_is_held_out_is_whole_groups_and_the_same_whatever_else_is_there(tmp_path: Path) -> None:
-    rows = [earned(group, member, f"{group} {member}") for group in range(200) for member in range(3)]
-    path = written(tmp_path / "rows.jsonl", rows)
-    taught, held_out, _ = read_samples(FitOptions(data=path, held_out=0.2), goal="sft")
-    apart = {sample.task for sample in held_out}
-    assert 20 <= len(apart) <= 60 and len(held_out) == 3 * len(apart)
-    assert not apart & {sample.task for sample in taught}
-    some = written(tmp_path / "some.jsonl", rows[300:])
-    _, fewer, _ = read_samples(FitOptions(data=some, held_out=0.2), goal="sft")
-    assert {sample.task for sample in fewer} < apart
-
-
-def test_a_task_that_comes_again_is_on_one_side_only(tmp_path: Path) -> None:
+def test_what_is_held_out_is_whole_tasks_and_the_same_whatever_else_is_there(tmp_path: Path) -> None:
+    """Each task is played again, as a second group of two members."""
     rows = [
-        earned(task, member, f"{task} {again} {member}") | {"group_id": 100 * again + task}
-        for task in range(40)
-        for again in range(3)
+        earned(task, member, f"{task} {again} {member}") | {"group_id": 1000 * again + task}
+        for task in range(100)
+        for again in range(2)
         for member in range(2)
     ]
-    for goal in ("sft", "reward"):
-        taught, held_out, _ = read_samples(
-            FitOptions(data=written(tmp_path / "rows.jsonl", rows), held_out=0.3), goal=goal
-        )
-        assert len({sample.group for sample in taught + held_out}) == 120
-        assert held_out and not {sample.task for sample in held_out} & {sample.task for sample in taught}
+    goals: dict[Goal, int] = {"sft": 4, "reward": 2}
+    for goal, num_samples in goals.items():
+        options = FitOptions(data=str(as_jsonl(tmp_path / "rows.jsonl", rows)), held_out=0.2)
+        taught, held_out, _ = read_samples(options, goal=goal)
+        apart = {sample.task for sample in held_out}
+        assert 10 <= len(apart) <= 30 and len(held_out) == num_samples * len(apart)
+        assert len({sample.group for sample in taught + held_out}) == 200
+        assert not apart & {sample.task for sample in taught}
+        some = FitOptions(data=str(as_jsonl(tmp_path / "some.jsonl", rows[200:])), held_out=0.2)
+        _, fewer, _ = read_samples(some, goal=goal)
+        assert {sample.task for sample in fewer} < apart
 
 
 def test_turns_with_labels_are_read_and_those_without_are_passed_over(tmp_path: Path) -> None:
@@ -221,7 +206,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str, complaint: str) -> N
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must end in .jsonl, .json or .parquet"):
-        read_samples(FitOptions(data=written(tmp_path / "rows.csv", [])), goal="sft")
+        read_samples(FitOptions(data=str(as_jsonl(tmp_path / "rows.csv", []))), goal="sft")
 
 
 def test_nothing_to_learn_from_is_said_with_the_reasons(tmp_path: Path) -> None:

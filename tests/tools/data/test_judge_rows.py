@@ -1,7 +1,7 @@
 """`slipstream data --judge`: the marks of rows, what they filter, what is asked again, and what a failure costs."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,11 @@ import yaml
 
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.judge_rows import agreement
-from tests.actors.scripted_judge import Reply, ScriptedJudge, completion, impatient
+from tests.actors.scripted_judge import Reply, ScriptedJudge, Serve, completion, impatient, serve
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.data.test_data import read, talk, written
 
-__all__ = ["impatient"]  # fixtures
+__all__ = ["impatient", "serve"]  # fixtures
 
 RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
 
@@ -36,10 +36,8 @@ def last_of(messages: list[dict[str, str]]) -> str:
 
 
 @pytest.fixture
-def server() -> Iterator[ScriptedJudge]:
-    judge = ScriptedJudge(marks_of)
-    yield judge
-    judge.close()
+def server(serve: Serve) -> ScriptedJudge:
+    return serve(marks_of)
 
 
 @pytest.fixture
@@ -122,18 +120,6 @@ def test_a_budget_counts_over_several_calls(tmp_path: Path, server: ScriptedJudg
     assert len(server.requests) == asked, "a new process has no new budget"
     assert run(max_concurrent=1, max_total_tokens=42) == ""
     assert len(server.requests) == 6
-
-
-def test_a_journal_is_used_up_to_its_damage(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
-    written(tmp_path / "rows.jsonl", [talk(f"q{mark}", str(mark)) for mark in range(3)])
-    assert run(max_concurrent=1) == ""
-    journal = tmp_path / "out.marks.jsonl"
-    journal.write_bytes(journal.read_bytes()[:-5])
-    assert run(max_concurrent=1) == ""
-    assert len(server.requests) == 4
-    assert len(read(journal)) == 3
-    journal.write_text("garbage\n" + journal.read_text())
-    assert "line 1 is damaged" in run()
 
 
 @pytest.mark.parametrize(

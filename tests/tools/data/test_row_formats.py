@@ -49,7 +49,7 @@ def text_of(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def as_jsonl(path: Path, rows: Sequence[Row]) -> Path:
+def as_jsonl(path: Path, rows: Sequence[object]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -66,7 +66,8 @@ def as_parquet(path: Path, rows: Sequence[Row]) -> Path:
 
 
 def read(path: Path, goal: Goal = "sft", **settings: Any) -> tuple[list[Sample], dict[str, int]]:
-    taught, _, left_out = read_samples(FitOptions(data=str(path), **({"held_out": 0.0} | settings)), goal=goal)
+    taught, held_out, left_out = read_samples(FitOptions(data=str(path), held_out=0.0, **settings), goal=goal)
+    assert not held_out
     return taught, {reason: number for reason, number in left_out.items() if number}
 
 
@@ -244,24 +245,8 @@ def test_the_marks_and_the_system_of_a_row_are_read_by_every_verb(as_file: Any, 
 @pytest.mark.parametrize("written", ['"town": "Bern", "day": 1', '"day": 1.0, "town": "Bern", "zone": null'])
 def test_calls_are_found_and_objects_are_right_in_either_format(as_file: Any, written: str, tmp_path: Path) -> None:
     rows = [
-        {
-            "messages": [
-                user("warm?"),
-                reply(None, tool_calls=[call("weather", town="Bern", day=1)]),
-                {"role": "tool", "content": "21"},
-            ],
-            "tools": [tool("weather", town=TEXT)],
-            "answer": "21",
-        },
-        {
-            "messages": [
-                user("when?"),
-                reply(None, tool_calls=[call("clock", zone="CET", day=1.5)]),
-                {"role": "tool", "content": "7"},
-            ],
-            "tools": [tool("clock", zone=TEXT)],
-            "answer": "7",
-        },
+        row | {"messages": [*row["messages"], {"role": "tool", "content": answer}], "answer": answer}
+        for row, answer in zip(OF_KEYS["calls and tools"][1], ("21", "7", "-3"), strict=True)
     ]
     path = as_file(tmp_path / f"rows.{as_file.__name__[3:]}", rows)
     called = f'<tool_call>{{"name": "weather", "arguments": {{{written}}}}}</tool_call>'

@@ -90,7 +90,9 @@ def test_a_link_passes_everything_on_and_nothing_while_it_is_cut(redis_server: S
             assert through.delete(name) == 1
 
 
-def test_a_drill_wants_a_run_and_a_redis_of_its_own(config: Config) -> None:
+def test_a_drill_wants_faults_that_there_are_and_a_run_and_a_redis_of_its_own(config: Config) -> None:
+    with pytest.raises(ConfigError, match="`--fault` must be one of kill, stop, slow, partition, redis, preempt, got"):
+        drill(config, faults=["kill", "flood"])
     config.redis.url = "redis://127.0.0.1:6379"
     with pytest.raises(ConfigError, match=r"`redis.url` must be empty"):
         prepare(config)
@@ -110,7 +112,6 @@ def test_a_drill_on_a_real_run_loses_nothing(
     """
     settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.3, worth: 0}"]
     config = load_config(None, settings)
-    prepare(config)
     code = drill(config, faults=["stop", "preempt"])
     said = capfd.readouterr().out
     assert code == 0, said

@@ -1,7 +1,7 @@
 """A whole step is as near to the bare model as it was, and the benchmark of the learner measures what it says."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from slipstream.tools.lab.bench.load.learner_load import (
     save_model,
 )
 from slipstream.tools.lab.bench.logprobs import memory_row
+from tests.tools.lab.test_bench_replay import cpu_s
 
 NUM_REPEATS = 5
 MIN_RATIO = 0.45  # measured: 0.75 to 0.9
@@ -35,13 +36,6 @@ MIN_RATIO = 0.45  # measured: 0.75 to 0.9
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Iterator[ModelPair]:
     yield make_pair(save_model(tmp_path_factory.mktemp("model"), QUICKSTART), QUICKSTART, ranks)
-
-
-def cpu_s(work: Callable[[], object]) -> float:
-    """What this process worked: unlike the time that passes, it hardly depends on what else the machine does."""
-    started = time.process_time()
-    work()
-    return time.process_time() - started
 
 
 @pytest.mark.long

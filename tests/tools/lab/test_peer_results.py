@@ -11,9 +11,9 @@ def point(step: int, success: float) -> Point:
     return Point(step=step, success=success, seconds=step, episodes=100 * step, tokens=1000 * step)
 
 
-def result(*successes: float, seed: int = 0) -> Result:
+def result(*successes: float) -> Result:
     points = [point(20 * index, success) for index, success in enumerate(successes)]
-    return Result(arm="default", seed=seed, points=points, trained_tokens=25_000, cpu_seconds=100.0)
+    return Result(arm="default", seed=0, points=points, trained_tokens=25_000, cpu_seconds=100.0)
 
 
 def test_a_point_counts_what_had_finished_up_to_its_step_from_the_start_of_reinforcement_learning() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ from slipstream.replay.fleet.fleet import Fleet, MemberState
 from slipstream.tools.launch.scale import RAY, scale
 from slipstream.tools.run.actor_host import Host, _follow
 from tests.replay.buffer.every_verb import FACTS, MEMBER
+from tests.stand_ins import wait_until
 
 DEADLINE_S = 60.0
 
@@ -74,15 +74,10 @@ def test_a_supervisor_begins_with_its_own_number_and_follows_what_is_wanted_sinc
     ended = threading.Event()
     following = threading.Thread(target=_follow, args=[host, config, ended], daemon=True)
     following.start()
-    deadline = time.monotonic() + DEADLINE_S
-    while fleet.wanted_actors("one") is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: fleet.wanted_actors("one") is None, "the number of the supervisor before is forgotten")
     assert host.count == config.actors.count == 2
     scale(config, to=6, host="one")
-    while host.count != 6:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: host.count == 6, "the supervisor follows")
     ended.set()
     following.join(DEADLINE_S)
     assert not following.is_alive()

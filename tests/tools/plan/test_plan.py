@@ -103,9 +103,6 @@ def test_the_tiny_model_needs_no_plan_and_impossible_hosts_are_refused(capsys: p
         plan(folder, PlanOptions(gpus=8, actor_gpus=8))
     with pytest.raises(ConfigError, match=r"--actor-gpus must be >= actors.count \* actors.tensor_parallel = 4"):
         plan(settings("model.path=nowhere", "actors.count=2", "actors.tensor_parallel=2"), PlanOptions(actor_gpus=3))
-    for options in ({"gpus": 0}, {"gpu": "H1"}, {"actor_gpus": -1}):
-        with pytest.raises(ConfigError, match="must be"):
-            PlanOptions(**options)  # type: ignore[arg-type]
 
 
 def test_an_engine_has_weights_a_shadow_of_them_a_reserve_and_what_is_left_for_keys_and_values() -> None:

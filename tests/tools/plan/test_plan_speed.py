@@ -118,7 +118,9 @@ def test_the_bottleneck_is_named_with_a_remedy(overrides: list[str], changes: di
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpu": "H1"}, "--gpu"),
+        ({"gpu": "H1"}, "`--gpu` must be"),
+        ({"gpus": 0}, "`--gpus` must be"),
+        ({"actor_gpus": -1}, "`--actor-gpus` must be"),
         ({"link_gbit_per_s": 0.0}, "--link-gbit-per-s"),
         ({"link_gbit_per_s": float("inf")}, "--link-gbit-per-s"),
         ({"env_seconds": -1.0}, "--env-seconds"),

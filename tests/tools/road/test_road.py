@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import yaml
 from slipstream.common.config.config import Config, load_config
 from slipstream.tools.cli.cli import main
 from slipstream.tools.road.road_table import Success, gain
+from tests.stand_ins import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 120.0
@@ -78,13 +78,6 @@ def recorded(folder: Path) -> dict[str, Any]:
 
 def config_of(folder: Path, name: str) -> Config:
     return load_config(str(folder / "r" / f"{name}.yaml"), [])
-
-
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} has not appeared"
-        time.sleep(0.02)
 
 
 def test_each_stage_begins_with_the_model_of_the_one_before(tmp_path: Path) -> None:
@@ -217,7 +210,7 @@ def test_a_road_that_was_stopped_continues_the_run_of_its_stage(
     hang = tmp_path / "hang-r-go"
     hang.touch()
     process = subprocess.Popen([*WALK, written(tmp_path, *stages)], cwd=REPOSITORY)
-    wait_for(tmp_path / "r-go" / "config.yaml")
+    wait_until(lambda: (tmp_path / "r-go" / "config.yaml").exists(), "the stage begins")
     process.send_signal(number)
     assert process.wait(DEADLINE_S) == (75 if number == signal.SIGTERM else -signal.SIGKILL)
     assert calls(tmp_path) == ["base: prepare", "r: eval", *first]

@@ -11,7 +11,8 @@ import pytest
 import redis
 from rich.console import Console
 
-from slipstream.common.config.config import dump_config, load_config
+from slipstream.common.config.config import Config, RunConfig, dump_config
+from slipstream.common.config.learner_config import LearnerConfig
 from slipstream.common.process import metrics
 from slipstream.common.process.metrics import MetricsWriter
 from slipstream.common.process.run_dir import RunDir
@@ -34,7 +35,7 @@ class Reading:
 
     def __init__(self, root: Path, num_steps: int, client: redis.Redis) -> None:
         self.client, self.num_steps = client, num_steps
-        self.config = load_config(None, ["run.name=long", f"run.root={root}", f"learner.steps={num_steps}"])
+        self.config = Config(run=RunConfig(name="long", root=str(root)), learner=LearnerConfig(steps=num_steps))
         self.dir = RunDir(root, "long")
         self.dir.create()
         self.dir.config.write_text(dump_config(self.config))
@@ -46,7 +47,7 @@ class Reading:
                     evaluation = {"eval/success_sampled": 0.5, "eval/success_greedy": 0.5, "eval/num_tasks": 32}
                     file.write(json.dumps({"step": number, "time": 1.8e9 + number + 0.5} | evaluation) + "\n")
         self.num_bytes = self.num_records = 0
-        self.observer = Observer([client], "long", max_lag=4)
+        self.observer = Observer([client], self.config)
 
     def cost(self, read: Callable[["Reading"], object]) -> tuple[int, int]:
         """The bytes and the records that `read` reads."""

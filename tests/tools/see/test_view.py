@@ -11,7 +11,8 @@ import pytest
 import redis
 from rich.console import Console, RenderableType
 
-from slipstream.common.config.config import Config, RedisConfig, RunConfig, load_config
+from slipstream.common.config.config import Config, RedisConfig, RunConfig
+from slipstream.common.config.learner_config import LearnerConfig
 from slipstream.common.process.flag import Flag
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.bulletin import Bulletin
@@ -27,6 +28,10 @@ from tests.replay.buffer.every_verb import FACTS, MEMBER, RELAY
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
+def config_of(run_id: str, *, steps: int = 12) -> Config:
+    return Config(run=RunConfig(name=run_id), learner=LearnerConfig(steps=steps))
+
+
 def drawn(table: RenderableType, *, width: int = 80) -> str:
     """What a terminal of that width shows."""
     out = io.StringIO()
@@ -34,15 +39,11 @@ def drawn(table: RenderableType, *, width: int = 80) -> str:
     return out.getvalue()
 
 
-def run_of(name: str, *, num_steps: int) -> Config:
-    return load_config(None, [f"run.name={name}", f"learner.steps={num_steps}", "replay.max_lag=4"])
-
-
 def shown(client: redis.Redis, run_dir: RunDir, *records: dict[str, float]) -> dict[str, str]:
     """The rows of the view of a run with such records, by name, in a terminal of 100 columns."""
     run_dir.create()
     run_dir.metrics.write_text("".join(json.dumps(record | REST) + "\n" for record in records))
-    said = drawn(View([client], run_dir, run_of("demo", num_steps=12)).render(), width=100)
+    said = drawn(View([client], run_dir, config_of("demo")).render(), width=100)
     rows = [line.strip(" │").split("│") for line in said.splitlines()]
     return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
 
@@ -106,7 +107,7 @@ def test_the_json_of_top_has_what_its_screen_has(redis_client: redis.Redis, run_
     run_dir = RunDir(tmp_path, run_id)
     run_dir.create()
     run_dir.metrics.write_text(json.dumps(step(2, episodes=100, success=0.5) | REST) + "\n")
-    view = View([redis_client], run_dir, run_of(run_id, num_steps=12))
+    view = View([redis_client], run_dir, config_of(run_id))
     found = json.loads(json.dumps(view.as_json()))
     assert found["diagnosis"]["cause"] == "the run has not started" and found["state"] is None
     assert found["ledger"]["opened"] == 0 and found["ledger"]["balanced"] is True
@@ -123,7 +124,7 @@ def test_a_machine_without_the_runs_directory_shows_the_step_that_the_learner_ha
     fleet.beat(MEMBER)
     made = step(98, episodes=100, success=0.5) | REST | {"time": time.time(), "optim/grad_norm": float("nan")}
     fleet.report_step(made)
-    view = View([redis_client], RunDir(tmp_path, "elsewhere"), run_of(run_id, num_steps=400))
+    view = View([redis_client], RunDir(tmp_path, "elsewhere"), config_of(run_id, steps=400))
     said = drawn(view.render(), width=100)
     assert "98 of 400" in said and "lag" in said
     found = view.as_json()
@@ -172,7 +173,7 @@ def test_what_members_say_is_shown_as_text(redis_client: redis.Redis, run_id: st
     run_dir.create()
     out = io.StringIO()
     console = Console(file=out, width=400, force_terminal=True, color_system=None)
-    console.print(View([redis_client], run_dir, run_of(run_id, num_steps=12)).render())
+    console.print(View([redis_client], run_dir, config_of(run_id)).render())
     shown = text.encode("unicode_escape").decode() if not text.isprintable() else text
     assert out.getvalue().count(shown) >= 3  # the actor's name and kind, the relay's name
     assert not any(character in out.getvalue() for character in "\x1b\x9b\r\u202e\x07")
@@ -195,7 +196,7 @@ def test_a_record_without_numbers_is_told_and_passed(redis_client: redis.Redis, 
     records = [{"step": 1, "time": 1.0, "trained/reward": 0.5}, step(2, episodes=100, success=0.5) | {"time": 2.0}]
     out = io.StringIO()
     console = Console(file=out, width=300, markup=False)
-    reporter = LineReporter(console, run_dir, Observer([redis_client], run_id, max_lag=4))
+    reporter = LineReporter(console, run_dir, Observer([redis_client], config_of(run_id)))
     run_dir.metrics.write_text("".join(json.dumps(record | REST) + "\n" for record in records))
     show(console, reporter.report)
     show(console, reporter.report)

@@ -118,10 +118,8 @@ def today() -> str:
 class Run:
     """A benchmark in progress; its time counts from the constructor."""
 
-    def __init__(self, name: str, *, command: str = "") -> None:
-        """`command` is the shell command that runs it, `make bench-NAME` if empty."""
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._command = command or f"make bench-{name}"
         self._load_before = os.getloadavg()[0]
         self._started = time.perf_counter()
 
@@ -130,7 +128,7 @@ class Run:
         result = Benchmark(
             name=self._name,
             date=today(),
-            command=self._command,
+            command=f"make bench-{self._name}",
             machine=describe_machine(gpu=gpu, versions=versions, load_before=self._load_before),
             wall_s=round(time.perf_counter() - self._started, 1),
             rows=rows,

@@ -205,7 +205,11 @@ def speed_rows(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
         against=paddeds,
         goal="" if mix is UNIFORM else "ratio >= 2.5",
     )
-    peak = [flops for name, flops in PEAK_FLOPS.items() if torch.cuda.is_available() and name in gpu_name()]
+    peak = [
+        flops
+        for name, flops in PEAK_FLOPS.items()
+        if torch.cuda.is_available() and name in torch.cuda.get_device_name()
+    ]
     if peak:
         num_weights = sum(weight.numel() for weight in pair.plain.parameters())
         yield Row.of(
@@ -271,10 +275,6 @@ def seconds(work: Callable[[], None]) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - started
-
-
-def gpu_name() -> str:
-    return torch.cuda.get_device_name()
 
 
 def _num_tokens(rows: list[Rows]) -> int:

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from slipstream.learner.model.logprobs import chunked_logprobs
@@ -34,13 +33,9 @@ def _peak_bytes(device: torch.device, chunk_tokens: int) -> int:
 
     def work() -> None:
         found = chunked_logprobs(hidden, weight, None, targets, temperature=1.0, chunk_tokens=chunk_tokens)
-        _backward(found.logprobs)
+        torch.autograd.backward(found.logprobs.sum())
 
     return _cuda_peak_bytes(work) if device.type == "cuda" else _host_peak_bytes(work)
-
-
-def _backward(logprobs: Tensor) -> None:
-    torch.autograd.backward(logprobs.sum())
 
 
 def _cuda_peak_bytes(work: Callable[[], None]) -> int:

@@ -13,13 +13,11 @@ from safetensors.torch import load_file
 from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.records.trajectory import Sampling
-from slipstream.common.transfer.weights import Offer, layout
-from slipstream.learner.lead.connections import Connections
-from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
-from slipstream.replay.fleet.rendezvous import BROADCAST_TIMEOUT_S
+from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.tools.lab.bench.benchmark import Row
 from slipstream.tools.lab.bench.load.an_engine import TIMEOUT_S, an_engine
+from slipstream.tools.lab.bench.weights_stage import Bench, Tensors, offered
 from slipstream.tools.run.prepare import model_folder, prepare
 
 CONFIG = Path(__file__).parents[3] / "conf" / "quickstart.yaml"
@@ -34,11 +32,11 @@ def refresh() -> Row:
         config = load_config(str(CONFIG), [f"run.root={root}", "run.name=bench-refresh", "warm_start.episodes=0"])
         folder = model_folder(config, prepare(config))
         with an_engine(config, folder, Path(root)) as (connections, engine, settings):
-            publisher = _publisher(config, folder, connections, settings.receiver.redis_url)
-            try:
-                pauses_s, token_times_s = asyncio.run(_refreshed(config, folder, connections, engine, publisher))
-            finally:
-                publisher.close()
+            weights = list(load_file(folder / "model.safetensors").items())
+            bench = Bench(redis_url=settings.receiver.redis_url, root=Path(root))
+            with bench.publishing(config.run.name, weights, learner_epoch=connections.epoch) as publisher:
+                refreshed = _refreshed(config, weights, connections.bulletin, engine, publisher)
+                pauses_s, token_times_s = asyncio.run(refreshed)
     return Row.of(
         "refresh: how long a commit pauses generation, in token times",
         [1e3 * pause_s for pause_s in pauses_s],
@@ -48,24 +46,10 @@ def refresh() -> Row:
     )
 
 
-def _publisher(config: Config, folder: Path, connections: Connections, redis_url: str) -> Publisher:
-    weights = load_file(folder / "model.safetensors")
-    settings = PublisherSettings(
-        entries=layout((name, "float32", tuple(tensor.shape)) for name, tensor in weights.items()),
-        redis_url=redis_url,
-        run_id=config.run.name,
-        learner_epoch=connections.epoch,
-        host=config.weights.host,
-        broadcast_timeout_s=BROADCAST_TIMEOUT_S,
-    )
-    return Publisher(settings, log_path=Path(config.run.root) / "publisher.log")
-
-
 async def _refreshed(
-    config: Config, folder: Path, connections: Connections, engine: VllmEngine, publisher: Publisher
+    config: Config, weights: Tensors, bulletin: Bulletin, engine: VllmEngine, publisher: Publisher
 ) -> tuple[list[float], list[float]]:
     """The pause of each commit, and the time of a token before it, both in seconds."""
-    weights = list(load_file(folder / "model.safetensors").items())
     fresh_times_s: list[float] = []  # of generations since the last refresh that no refresh interrupted
     pauses_s, token_times_s, seeds = [], [], itertools.count()
     lanes = [
@@ -79,20 +63,12 @@ async def _refreshed(
                 await asyncio.sleep(POLL_S)
             token_times_s.append(statistics.median(fresh_times_s))
             publisher.publish(weights, policy_version=version)
-            await engine.stage(await _offered(connections, version))
+            await engine.stage(await asyncio.to_thread(offered, bulletin, version))
             pauses_s.append(await engine.commit(version))
     for lane in lanes:
         lane.cancel()
     await asyncio.gather(*lanes, return_exceptions=True)
     return pauses_s, token_times_s
-
-
-async def _offered(connections: Connections, policy_version: int) -> Offer:
-    while True:
-        offer = await asyncio.to_thread(connections.bulletin.latest)
-        if offer is not None and offer.manifest.policy_version == policy_version:
-            return offer
-        await asyncio.sleep(POLL_S)
 
 
 async def _generate_on(engine: VllmEngine, max_tokens: int, token_times_s: list[float], seeds: Iterator[int]) -> None:

@@ -24,9 +24,7 @@ from slipstream.actors.host.relay import Relay, RelayInfo
 from slipstream.actors.weights.receive import Receiver
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.transfer.chunk_server import ServerLimits
-from slipstream.common.transfer.weights import Offer, buffer_bytes, layout
-from slipstream.learner.publisher.lineage import ANCHOR_EVERY
-from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.common.transfer.weights import buffer_bytes, layout
 from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench.benchmark import Row
@@ -34,7 +32,6 @@ from slipstream.tools.lab.bench.deltas import Trace, delta_speed
 from slipstream.tools.lab.bench.refresh import refresh
 from slipstream.tools.lab.bench.weights_stage import (
     NUM_RECEIVERS,
-    POLL_S,
     REPEATS,
     SPAWN,
     TIMEOUT_S,
@@ -45,6 +42,7 @@ from slipstream.tools.lab.bench.weights_stage import (
     is_announced,
     is_broadcast,
     large_tensors,
+    offered,
     wait,
 )
 
@@ -146,7 +144,7 @@ def _receive_by_turns(bench: Bench, rank: int, rendezvous: str, num_bytes: int) 
     receiver = Receiver(bench.receiver_info("broadcast", f"actor{rank}", "broadcast"))
     bulletin, flat = bench.bulletin("broadcast"), torch.zeros(num_bytes, dtype=torch.uint8)
     for version in range(REPEATS + 1):
-        receiver.receive(_offered(bulletin, version))
+        receiver.receive(offered(bulletin, version))
         dist.barrier()
         dist.broadcast(flat, src=0)
 
@@ -207,7 +205,7 @@ def _relay(bench: Bench) -> None:
 def _pull_all(bench: Bench, actor: str, arrived: "Queue[int]") -> None:
     receiver, bulletin = Receiver(bench.receiver_info("relayed", actor, "pull")), bench.bulletin("relayed")
     for version in range(NUM_RELAYED_VERSIONS + 1):
-        receiver.receive(_offered(bulletin, version))
+        receiver.receive(offered(bulletin, version))
         arrived.put(version)
 
 
@@ -216,11 +214,11 @@ def deltas(bench: Bench) -> tuple[Row, Row]:
     trace = Trace()
     bulletin, receiver = bench.bulletin("deltas"), Receiver(bench.receiver_info("deltas", "actor", "pull"))
     whole_bytes, delta_bytes, num_exact = [], [], 0
-    with bench.publishing("deltas", trace.published(), anchor_every=ANCHOR_EVERY) as publisher:
+    with bench.publishing("deltas", trace.published()) as publisher:
         for version in range(NUM_VERSIONS + 1):
             tensors = trace.published()
             publisher.publish(tensors, policy_version=version)
-            offer = _offered(bulletin, version)
+            offer = offered(bulletin, version)
             received = receiver.receive(offer)
             if version:  # the first has no predecessor, so it is sent whole
                 num_exact += _is_exact(received, tensors)
@@ -253,14 +251,6 @@ def _is_exact(received: torch.Tensor, tensors: Tensors) -> bool:
     for entry, (_, tensor) in zip(entries, tensors, strict=True):
         sent[entry.offset : entry.offset + entry.num_bytes] = tensor.contiguous().flatten().view(torch.uint8)
     return torch.equal(received, sent)
-
-
-def _offered(bulletin: Bulletin, policy_version: int) -> Offer:
-    while True:
-        offer = bulletin.latest()
-        if offer is not None and offer.manifest.policy_version == policy_version:
-            return offer
-        time.sleep(POLL_S)
 
 
 if __name__ == "__main__":

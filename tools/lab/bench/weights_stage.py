@@ -12,7 +12,8 @@ import torch
 from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.learner_config import WeightsConfig
 from slipstream.common.process.connection import connect
-from slipstream.common.transfer.weights import layout
+from slipstream.common.transfer.weights import Offer, layout
+from slipstream.learner.publisher.lineage import ANCHOR_EVERY
 from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.replay.fleet.bulletin import Bulletin
@@ -37,13 +38,15 @@ class Bench:
     root: Path
 
     @contextmanager
-    def publishing(self, run: str, tensors: Tensors, *, anchor_every: int) -> Iterator[Publisher]:
+    def publishing(
+        self, run: str, tensors: Tensors, *, anchor_every: int = ANCHOR_EVERY, learner_epoch: int = 0
+    ) -> Iterator[Publisher]:
         """A publisher of `tensors`."""
         settings = PublisherSettings(
             entries=layout((name, dtype_of(tensor), tuple(tensor.shape)) for name, tensor in tensors),
             redis_url=self.redis_url,
             run_id=run,
-            learner_epoch=0,
+            learner_epoch=learner_epoch,
             host=WEIGHTS.host,
             anchor_every=anchor_every,
             broadcast_timeout_s=TIMEOUT_S,
@@ -82,6 +85,18 @@ def is_announced(publisher: Publisher, version: int) -> bool:
 
 def is_broadcast(publisher: Publisher, version: int) -> bool:
     return publisher.stats.num_broadcasts == version + 1
+
+
+def offered(bulletin: Bulletin, policy_version: int) -> Offer:
+    """The offer of `policy_version`, once it is the newest. Raises TimeoutError."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        offer = bulletin.latest()
+        if offer is not None and offer.manifest.policy_version == policy_version:
+            return offer
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"version {policy_version} has not been offered within {TIMEOUT_S:.0f} s")
+        time.sleep(POLL_S)
 
 
 def wait(holds: Callable[[], bool]) -> None:

@@ -13,25 +13,21 @@ import asyncio
 import copy
 import json
 import random
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from slipstream.actors.engine.engine import Completion
-from slipstream.actors.engine.orders import EngineSettings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
-from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.records.trajectory import Sampling
-from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
-from slipstream.common.transfer.chunks import ChunkRequest
 from slipstream.common.transfer.probe import TOLERANCES, Probe
-from slipstream.common.transfer.weights import Offer, buffer_bytes, layout, sealed
-from slipstream.replay.server.redis_server import start_server
+from slipstream.common.transfer.weights import Offer
+from slipstream.tools.lab.families.measure import Versions, engine_settings
 from slipstream.tools.lab.gpu.turn import add_turn, await_turn
 
 NUM_VERSIONS = 3  # sets of weights, committed in turn under rising numbers
@@ -51,13 +47,12 @@ def main() -> None:
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = _models(options.model, getattr(torch, options.dtype), device)
-    server = _Server()
+    server = Versions()
     offers = [
-        server.offer(models[version % NUM_VERSIONS], version, options.dtype)
+        _offer(server, models[version % NUM_VERSIONS], version, options.dtype)
         for version in range(1, options.commits + 1)
     ]
-    with tempfile.TemporaryDirectory() as folder, start_server(Path(folder)) as redis:
-        done, pauses, seconds = asyncio.run(_run(options, offers, redis.secret_url))
+    done, pauses, seconds = asyncio.run(_run(options, offers))
     server.close()
     report = _compared(done, models, keep=options.kv_policy == "keep")
     report |= {
@@ -71,35 +66,15 @@ def main() -> None:
     print(json.dumps(report), flush=True)
 
 
-class _Server:
-    """Serves the weights of all versions, as a publisher does."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, bytearray] = {}
-        limits = ServerLimits()
-        self._server = ChunkServer("127.0.0.1", self._read, limits=limits, key=None)
-
-    def offer(self, model: Any, version: int, dtype: str) -> Offer:
-        weights = {name: weight.detach().to(getattr(torch, dtype)).cpu() for name, weight in model.named_parameters()}
-        entries = layout((name, dtype, tuple(weight.shape)) for name, weight in weights.items())
-        buffer = bytearray(buffer_bytes(entries))
-        for entry in entries:
-            data = weights[entry.name].contiguous().view(torch.uint8).numpy().tobytes()
-            buffer[entry.offset : entry.offset + entry.num_bytes] = data
-        tokens = [1000 + 37 * place for place in range(64)]
-        logprobs = _logprobs([(model, len(tokens))], tokens, start=1).tolist()
-        probe = Probe(tokens=tokens, logprobs=logprobs, tolerance=TOLERANCES[dtype])
-        manifest = sealed(
-            entries, memoryview(buffer), policy_version=version, learner_epoch=1, adapted=None, probe=probe
-        )
-        self._buffers[manifest.root] = buffer
-        return Offer(manifest=manifest, pull_endpoint=self._server.endpoint)
-
-    def close(self) -> None:
-        self._server.close()
-
-    def _read(self, request: ChunkRequest) -> bytes:
-        return bytes(self._buffers[request.root][request.offset : request.offset + request.num_bytes])
+def _offer(server: Versions, model: Any, version: int, dtype: str) -> Offer:
+    """Publish the weights of `model`, with their probe."""
+    tokens = [1000 + 37 * place for place in range(64)]
+    logprobs = _logprobs([(model, len(tokens))], tokens, start=1).tolist()
+    return server.offer_of(
+        {name: weight.detach().to(getattr(torch, dtype)).cpu() for name, weight in model.named_parameters()},
+        policy_version=version,
+        probe=Probe(tokens=tokens, logprobs=logprobs, tolerance=TOLERANCES[dtype]),
+    )
 
 
 def _models(folder: str, dtype: torch.dtype, device: str) -> list[Any]:
@@ -120,27 +95,16 @@ def _models(folder: str, dtype: torch.dtype, device: str) -> list[Any]:
 
 
 async def _run(
-    options: argparse.Namespace, offers: list[Offer], redis_url: str
+    options: argparse.Namespace, offers: list[Offer]
 ) -> tuple[list[tuple[list[int], Completion]], list[float], float]:
     """What the engine generated while all versions were committed, the pauses, and the seconds."""
-    settings = EngineSettings(
-        model_path=options.model,
+    settings = msgspec.structs.replace(
+        engine_settings(Path(options.model), options.dtype),
         policy_version=0,
-        seed=1,
         max_tokens=1024,
-        dtype=options.dtype,
         kv_cache_bytes=options.kv_bytes,
         max_episodes=options.at_once,
-        tensor_parallel=1,
         kv_policy=options.kv_policy,
-        receiver=ReceiverInfo(
-            redis_url=redis_url,
-            run_id="exact",
-            actor="actor",
-            transport="pull",
-            timeout_s=120.0,
-            disk="",
-        ),
     )
     engine = VllmEngine(EngineProcess(), settings)
     done: list[tuple[list[int], Completion]] = []

@@ -1,9 +1,10 @@
 """How fast an actor's engine generates beside vLLM alone, on the same requests. One side a process.
 
-    python -m slipstream.tools.lab.gpu.engine_speed ours MODEL LENGTHS [--turns 1 4] ...    notes in LENGTHS what it
-    generated python -m slipstream.tools.lab.gpu.engine_speed vllm MODEL LENGTHS ...                  generates as many
-    tokens, turn by turn python -m slipstream.tools.lab.gpu.engine_speed offline MODEL LENGTHS ...               the
-    same, of single turns only
+    python -m slipstream.tools.lab.gpu.engine_speed ours MODEL LENGTHS [--turns 1 4] ...
+    python -m slipstream.tools.lab.gpu.engine_speed vllm MODEL LENGTHS ...
+    python -m slipstream.tools.lab.gpu.engine_speed offline MODEL LENGTHS ...
+
+Our side notes in LENGTHS what it generated. vLLM generates as many tokens: turn by turn, or offline, of single turns.
 
 An episode is a conversation of `--turns` generations: each prompt is the one before, what was generated, and 32 tokens
 of an observation. `--at-once` episodes run side by side. vLLM alone is its AsyncLLM, or its LLM, at its defaults, with

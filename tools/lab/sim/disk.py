@@ -64,15 +64,15 @@ class Disk:
             self._world.kill(process)
         self._world.sleep(STEP_S * self._world.random.random())
 
-    def changes(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def changes(self, event: str, name: str, arguments: tuple[Any, ...]) -> None:
         """Called by Python before each change, and each opening, of a file."""
         if self._is_own or getattr(getcurrent(), "process", None) is None:
             return
-        path = Path(os.fsdecode(arguments[0]))
         if getcurrent().process.is_dead:
             raise Killed
         if event == "open" and not (arguments[2] & (os.O_WRONLY | os.O_RDWR)):
             return
+        path = Path(name)
         self.step()
         if self.is_full and event in ("open", "os.mkdir") and ".writer" not in path.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -98,8 +98,8 @@ class Disk:
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if _current and (event == "open" or event in CHANGES):
         name = arguments[0]
-        if isinstance(name, (str, bytes, os.PathLike)) and os.fsdecode(name).startswith(_current[0]._prefix):
-            _current[0].changes(event, arguments)
+        if not isinstance(name, int) and (path := os.fsdecode(name)).startswith(_current[0]._prefix):
+            _current[0].changes(event, path, arguments)
 
 
 def _fsync(descriptor: int) -> None:

@@ -293,12 +293,16 @@ end
 
 redis = {}
 function redis.error_reply(text) return { err = text } end
-local function run(name, ...)
-  local arguments = { ... }
-  for i, argument in ipairs(arguments) do
-    if type(argument) == 'number' then arguments[i] = as_text(argument) end
+local function run(name, a, b, c, ...) -- a table of the arguments would take as long as the command
+  if type(a) == 'number' then a = as_text(a) end
+  if type(b) == 'number' then b = as_text(b) end
+  if type(c) == 'number' then c = as_text(c) end
+  if select('#', ...) == 0 then return commands[name](a, b, c) end
+  local others = { ... }
+  for i, argument in ipairs(others) do
+    if type(argument) == 'number' then others[i] = as_text(argument) end
   end
-  return commands[name](unpack(arguments, 1, select('#', ...)))
+  return commands[name](a, b, c, unpack(others))
 end
 redis.call = run
 function redis.pcall(...)

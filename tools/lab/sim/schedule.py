@@ -5,7 +5,6 @@ again, one more step must become durable, the learner is asked to end, and what 
 """
 
 import json
-import logging
 import os
 import random
 import re
@@ -359,17 +358,13 @@ FAULTS: dict[str, Callable[[Play, float], None]] = {
 def play(seed: int, faults: Sequence[Fault] | None = None, *, bug: Bug = NO_BUG) -> Outcome:
     """Play the schedule of a seed, or only these of its faults."""
     root = Path(tempfile.mkdtemp(prefix="slipstream-sim-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    log = logging.getLogger("slipstream")
-    level = log.level
     try:
-        log.setLevel(logging.CRITICAL + 1)
         game = Play(seed, root, bug.scripts)
         disk.use(game.disk)
         with in_world(game.world), bug.planted():
             return game.play(drawn(seed) if faults is None else faults)
     finally:
         disk.use(None)
-        log.setLevel(level)
         shutil.rmtree(root)
 
 

@@ -7,6 +7,7 @@ python -m slipstream.tools.lab.sim.sim --bugs             # the table of docs/pr
 
 import argparse
 import gc
+import logging
 import multiprocessing
 import sys
 import time
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     if asked.seed is not None:
         return _one(asked.seed)
+    logging.getLogger("slipstream").setLevel(logging.CRITICAL + 1)
     gc.freeze()  # what is imported outlives every schedule
     with multiprocessing.get_context("fork").Pool(asked.processes) as pool:
         return _table(pool) if asked.bugs else _many(pool, range(asked.first, asked.first + asked.schedules))

@@ -38,15 +38,15 @@ class Cast:
         """The journals of the actors that have inserted something."""
         return sorted(self._directory.glob("actor-*.jsonl"))
 
-    def stand_in(self, name: str, *, url: str = "") -> Child:
-        """Make, but do not start, a learner if `name` begins with learner, else an actor; `url` replaces the default.
+    def stand_in(self, name: str) -> Child:
+        """Make, but do not start, a learner if `name` begins with learner, else an actor.
 
         Two stand-ins of one name share their file.
         """
         role = "learner" if name.startswith("learner") else "actor"
         file = "learner" if role == "learner" else name
         journal = str(self._directory / f"{file}.jsonl")
-        work = msgspec.structs.replace(self.work, name=name, journal=journal, url=url or self.work.url)
+        work = msgspec.structs.replace(self.work, name=name, journal=journal)
         return Child(
             name,
             [sys.executable, "-P", "-m", f"slipstream.tools.lab.soak.{role}", json.dumps(msgspec.to_builtins(work))],

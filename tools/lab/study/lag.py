@@ -65,7 +65,7 @@ class Cell:
     def config(self) -> Config:
         """What `slipstream learner` would get at this lag. Raises ConfigError for settings that it refuses."""
         lag = (f"replay.target_lag={self.lag}", f"replay.max_lag={self.lag}")
-        settings = (*lag, *changes(self.arm), *self._decay(), f"model.path={self.warm_model}")
+        settings = (*lag, *ARMS.get(self.arm, ()), *self._decay(), f"model.path={self.warm_model}")
         return self._loaded(self.name, *settings, presets=[PRESETS[self.arm]] if self.arm in PRESETS else [])
 
     def warm_config(self) -> Config:
@@ -96,11 +96,6 @@ class Cell:
         )
 
 
-def changes(arm: str) -> tuple[str, ...]:
-    """The changes of `arm` to the default objective, besides those of its preset."""
-    return ARMS.get(arm, ())
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run the cells that have no result, seed after seed, and write the page from all results."""
     options = _parsed(arguments)
@@ -111,19 +106,15 @@ def main(arguments: Sequence[str]) -> None:
         for arm in options.arms
     ]
     options.folder.mkdir(parents=True, exist_ok=True)
-    if not options.page_only:
-        missing = [cell for cell in cells if not cell.result.exists()]
-        _run_all(missing, workers=options.workers)
-    results = [msgspec.json.decode(cell.result.read_bytes(), type=Result) for cell in cells if cell.result.exists()]
+    _run_all([cell for cell in cells if not cell.result.exists()], workers=options.workers)
+    results = [msgspec.json.decode(cell.result.read_bytes(), type=Result) for cell in cells]
     config = cells[0].config()
     study = Study(
-        command=" ".join(
-            ["python -m slipstream.tools.lab.study.lag", *(word for word in arguments if word != "--page-only")]
-        ),
+        command=" ".join(["python -m slipstream.tools.lab.study.lag", *arguments]),
         date=today(),
         steps=config.learner.steps,
         held_out_tasks=num_held_out(config),
-        arms={arm: list(changes(arm)) for arm in options.arms},
+        arms={arm: list(ARMS.get(arm, ())) for arm in options.arms},
         results=results,
     )
     write(study, options.docs, name="lag")
@@ -139,7 +130,6 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="number of processes, each of one thread")
     parser.add_argument("--folder", type=Path, default=Path("build/study_lag"), help="where results are written")
     parser.add_argument("--docs", type=Path, default=Path("docs/studies"), help="where the page is written")
-    parser.add_argument("--page-only", action="store_true", help="run nothing; write the page from existing results")
     return parser.parse_intermixed_args(arguments)
 
 

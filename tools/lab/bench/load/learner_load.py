@@ -138,9 +138,9 @@ def save_model(folder: Path, size: Size) -> Path:
     return folder
 
 
-def sequences(lengths: Lengths, *, vocab_size: int, seed: int = 0) -> list[TokenSequence]:
+def sequences(lengths: Lengths, *, vocab_size: int) -> list[TokenSequence]:
     """Sequences of random tokens, every third sampled by a policy that is uniform over the vocabulary."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     return numbered([_sequence(int(length), rng, vocab_size)] for length in lengths)
 
 
