@@ -4,6 +4,7 @@ import argparse
 import errno
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -148,48 +149,32 @@ def _parser(name: str) -> argparse.ArgumentParser:
         prog=f"slipstream {name}",
         description=summary_of(name),
         epilog=f"settings of {', '.join(read)}: --help all, --help SECTION" if read else None,
-        parents=[] if verb.asks else [_before_settings(verb), _settings(verb)],
         add_help=False,
     )
     what = "this help; or the settings of a section, or all"
     parser.add_argument("-h", "--help", action=_Help, nargs="?", metavar="TOPIC", help=what)
     parser.set_defaults(verb=name, resume=None, replay_archive=None, road="")
-    _add_own(parser, verb)
-    return parser
-
-
-def _before_settings(verb: Verb) -> argparse.ArgumentParser:
-    """A parent parser with the arguments that come first."""
-    operands = argparse.ArgumentParser(add_help=False)
     for flag, how in verb.arguments.items():
-        if not flag.startswith("-"):
-            operands.add_argument(flag, **how)
-    return operands
-
-
-def _add_own(parser: argparse.ArgumentParser, verb: Verb) -> None:
-    """Add the options of `verb`, and its questions."""
+        parser.add_argument(flag, **how)
     if verb.own is not None:
         add_options(parser, verb.own)
     if verb.asks:
-        placed("slipstream.tools.replay.questions:add_questions")(parser, _settings(verb))
-    for flag, how in verb.arguments.items():
-        if flag.startswith("-"):
-            parser.add_argument(flag, **how)
+        placed("slipstream.tools.replay.questions:add_questions")(parser, partial(_add_settings, verb=verb))
+    else:
+        _add_settings(parser, verb)
+    return parser
 
 
-def _settings(verb: Verb) -> argparse.ArgumentParser:
-    """A parent parser with the arguments that every verb takes."""
-    settings = argparse.ArgumentParser(add_help=False)
+def _add_settings(parser: argparse.ArgumentParser, verb: Verb) -> None:
+    """Add the arguments that every verb takes, after its operands."""
     named = "NAME" if verb.joins or verb.of_runs else "config.yaml"
-    settings.add_argument(
+    parser.add_argument(
         "settings",
         nargs="*",
         metavar=f"{named} | section.key=value",
         help=f"{'a run' if named == 'NAME' else 'YAML files that change defaults'}, and single settings; a later wins",
     )
-    settings.add_argument("--print-config", action="store_true", help="print the whole configuration, and exit")
-    return settings
+    parser.add_argument("--print-config", action="store_true", help="print the whole configuration, and exit")
 
 
 def load(arguments: argparse.Namespace) -> Config:

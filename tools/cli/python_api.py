@@ -15,7 +15,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import without_password
 from slipstream.common.process.output import write_whole
 from slipstream.common.process.run_dir import RunDir, find_run
-from slipstream.tools.run.child import EXIT_BAD_INPUT, Child
+from slipstream.tools.run.child import EXIT_BAD_INPUT, Child, verb_command
 from slipstream.tools.run.up import next_commands
 from slipstream.tools.see.report_page import REPORT, page, report_of
 from slipstream.tools.see.summary import read_summary
@@ -104,10 +104,9 @@ def _run(config: Config, run_dir: RunDir, main: "_Main") -> None:
     if main.source:
         write_whole(run_dir.path / f"{OWN_MODULE}.py", main.source)
     folders = [str(run_dir.path.resolve()), sys.path[0] or str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", "up", str(given)]
     # A Jupyter kernel sets FORCE_COLOR, by which `up` would draw its live view into the log.
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "FORCE_COLOR": ""}
-    up = Child("the run", command, log=run_dir.log("up"), environment=environment)
+    up = Child("the run", verb_command("up", str(given)), log=run_dir.log("up"), environment=environment)
     is_interrupted = False
     up.start()
     with up.log.open(errors="replace") as log:

@@ -14,7 +14,6 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import EngineDied
-from slipstream.actors.episode.episode_record import Attempt
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.search.episode_tree import Collected, EpisodeTree
@@ -30,13 +29,13 @@ from slipstream.common.text.transcript import Transcriber
 from slipstream.envhub.env import EnvError
 from slipstream.tools.data.row_files import Row, rows_to, write_rows
 from slipstream.tools.play.collect_server import Journal, play_served, read_server
-from slipstream.tools.play.fixed_policy import fixed_model_folder, start_fixed_policy
+from slipstream.tools.play.fixed_policy import attempt_at, fixed_tokenizer, start_fixed_policy
 from slipstream.tools.play.retrace import retrace
 from slipstream.tools.play.state_values import StateValues, check_searches, reward_model_beside
 from slipstream.tools.replay.trajectory_rows import row_of
-from slipstream.tools.run.check_input import check_collect, check_env, check_model_folder
+from slipstream.tools.run.check_input import check_collect
 from slipstream.tools.run.collect_options import DEFAULT_NUM_TASKS, CollectOptions
-from slipstream.tools.run.prepare import NoisyExpert, expert_episodes, load_tokenizer
+from slipstream.tools.run.prepare import NoisyExpert, expert_episodes
 from slipstream.tools.run.server_command import playing_on_servers
 
 PROGRESS_S = 5.0  # between two lines of progress
@@ -68,10 +67,7 @@ def collect(config: Config, *, path: Path, force: bool, options: CollectOptions)
 
 def _collect_expert(config: Config, options: CollectOptions, *, path: Path) -> int:
     """Have the expert play, without an engine, and write its trajectories in the tokens of the model. Return 0."""
-    folder = fixed_model_folder(config)
-    check_env(config.env)
-    check_model_folder(folder, max_tokens=config.model.max_tokens)
-    tokenizer = load_tokenizer(folder, config.model)
+    tokenizer = fixed_tokenizer(config)
     if options.retrace:
         if path.suffix != ".jsonl":
             raise ConfigError(f"with `--retrace` the file name must end in .jsonl, got {path}: it has a column `loss`")
@@ -98,10 +94,7 @@ def _collect_served(config: Config, options: CollectOptions, *, path: Path) -> i
 
     What has ended is in a journal beside `path` until all rows are written, so the same command continues.
     """
-    folder = fixed_model_folder(config)
-    check_env(config.env)
-    check_model_folder(folder, max_tokens=config.model.max_tokens)
-    tokenizer = load_tokenizer(folder, config.model)
+    tokenizer = fixed_tokenizer(config)
     transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
     server, tasks = read_server(Path(options.server)), tasks_to_play(options, config)
     with Journal(path.with_name(f"{path.name}.journal"), config, server, vocab_size=len(tokenizer)) as journal:
@@ -201,10 +194,17 @@ async def _collect(
     """Play every task, `actors.max_episodes` at a time."""
     room = asyncio.Semaphore(config.actors.max_episodes)
     tasks_at_a_time = asyncio.Semaphore(config.actors.max_episodes)
+    chosen = config.sampling
+    sampling = Sampling(
+        temperature=chosen.temperature,
+        top_p=chosen.top_p,
+        top_k=chosen.top_k,
+        max_turn_tokens=chosen.max_turn_tokens,
+    )
 
     async def play(group_id: int, task: Task) -> None:
         async with tasks_at_a_time:
-            attempt = attempt_at(config, stage, task, group_id=group_id)
+            attempt = attempt_at(config, stage, task, sampling, group_id=group_id)
             tree = EpisodeTree(
                 attempt, setup=stage, room=room, collected=collected, values=values.of_state if values else None
             )
@@ -233,25 +233,6 @@ def tasks_to_play(options: CollectOptions, config: Config) -> dict[int, Task]:
         for place, (label, num_tasks) in enumerate(known.items())
         if options.num_tasks or index < num_tasks
     }
-
-
-def attempt_at(config: Config, stage: EpisodeSetup, task: Task, *, group_id: int) -> Attempt:
-    """The identity of the episodes of a task that is played without a run."""
-    sampling = config.sampling
-    return Attempt(
-        run_id=stage.run_id,
-        task=task,
-        group_id=group_id,
-        actor=stage.actor,
-        sampling=Sampling(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_turn_tokens=sampling.max_turn_tokens,
-        ),
-        seed=config.run.seed,
-        provenance=stage.provenance,
-    )
 
 
 async def play_task(tree: EpisodeTree, config: Config, options: CollectOptions) -> None:

@@ -43,6 +43,7 @@ from slipstream.common.text.thought import without_thought
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import Answered
 from slipstream.tools.data.chat_file import ChatServer, read_chat_file
+from slipstream.tools.play.fixed_policy import attempt_at
 from slipstream.tools.run.prepare import completion_of
 
 REQUEST = {"temperature": 1.0, "max_tokens": 4096}
@@ -122,14 +123,15 @@ async def play_served(
     journal: Journal,
 ) -> int:
     """Play each task `replay.group_size` times, except for what `journal` has; return the number of failures."""
+    setup, form = served_setup(config, server, tokenizer), reply_form(tokenizer)
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=config.sampling.max_turn_tokens)
     attempts = [
-        _attempt(config, task, group_id=group_id, member=member, server=server)
+        attempt_at(config, setup, task, sampling, group_id=group_id, member=member)
         for group_id, task in tasks.items()
         for member in range(config.replay.group_size)
         if (group_id, member) not in journal.played
     ]
-    room, form = asyncio.Semaphore(server.client.max_concurrent), reply_form(tokenizer)
-    setup = served_setup(config, server, tokenizer)
+    room = asyncio.Semaphore(server.client.max_concurrent)
     work = LongWork("episodes of the server", len(attempts), report=report_on_stderr)
 
     async def play(attempt: Attempt) -> int:
@@ -221,16 +223,3 @@ class Served(Sampler):
         if self.form.turns.split_reply(content) != content:
             raise EngineError("the answer has the text of a mark that ends a turn")
         return reply
-
-
-def _attempt(config: Config, task: Task, *, group_id: int, member: int, server: ChatServer) -> Attempt:
-    return Attempt(
-        run_id=config.run.name,
-        task=task,
-        group_id=group_id,
-        member=member,
-        actor=server.model,
-        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=config.sampling.max_turn_tokens),
-        seed=config.run.seed,
-        provenance=Provenance(host=socket.gethostname(), instance_kind="reserved", price_per_hour=0.0),
-    )

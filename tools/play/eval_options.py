@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from slipstream.common.process.config_error import require
 from slipstream.tools.run.collect_options import SEARCHES
+from slipstream.tools.terminal.options import check_options
 
 MAX_ATTEMPTS = 1000
 
@@ -18,42 +18,25 @@ class EvalOptions:
     reward_model: str = ""  # attempts: a folder of `fit prm` or `fit reward`, or a URL; it chooses one of each task
 
     def __post_init__(self) -> None:
-        require(
-            1 <= self.attempts <= MAX_ATTEMPTS, "--attempts", f"1 to {MAX_ATTEMPTS}", self.attempts, "1 is the default"
-        )
-        for name, given in (("--reward-model", self.reward_model), ("--revise", self.revise)):
-            require(
-                self.attempts > 1 or not given,
-                name,
-                "left out without --attempts from 2 on",
-                given,
-                "it concerns several attempts",
-            )
-        require(
-            set(self.search) <= set(SEARCHES[1:]),
-            "--search",
-            f"some of {', '.join(SEARCHES[1:])}",
-            ",".join(self.search),
-            "sampled episodes are played anyway",
-        )
-        require(
-            not self.search or not (self.server or self.compare or self.attempts > 1),
-            "--search",
-            "empty with --server, --compare and --attempts",
-            ",".join(self.search),
-            "evaluate them one after the other",
-        )
-        require(
-            not (self.server and self.revise),
-            "--server",
-            "empty with --revise",
-            self.server,
-            "a server plays whole episodes",
-        )
-        require(
-            len(set(self.compare)) == len(self.compare) != 1,
-            "--compare",
-            "two or more different formats",
-            ",".join(self.compare),
-            "leave it out for env.action_format alone",
+        several, concerned = self.attempts > 1, "it concerns several attempts"
+        searches = ", ".join(SEARCHES[1:])
+        check_options(
+            self,
+            ("attempts", 1 <= self.attempts <= MAX_ATTEMPTS, f"1 to {MAX_ATTEMPTS}", "1 is the default"),
+            ("reward_model", several or not self.reward_model, "left out without --attempts from 2 on", concerned),
+            ("revise", several or not self.revise, "left out without --attempts from 2 on", concerned),
+            ("search", {*self.search} <= {*SEARCHES[1:]}, f"some of {searches}", "sampled episodes are played anyway"),
+            (
+                "search",
+                not self.search or not (self.server or self.compare or several),
+                "empty with --server, --compare and --attempts",
+                "evaluate them one after the other",
+            ),
+            ("server", not (self.server and self.revise), "empty with --revise", "a server plays whole episodes"),
+            (
+                "compare",
+                len(set(self.compare)) == len(self.compare) != 1,
+                "two or more different formats",
+                "leave it out for env.action_format alone",
+            ),
         )

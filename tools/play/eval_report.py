@@ -4,8 +4,8 @@ Attempts at one task are alike, so an interval is over tasks: each task gives on
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from slipstream.common.process.headline import Z, wilson
@@ -21,7 +21,7 @@ def report(episodes: Sequence[Played], options: EvalOptions = USUAL) -> dict[str
     If attempts depend on each other, what fewer of them would have achieved is not known: only all of them count.
     """
     tasks = _by_task(episodes)
-    success = _mean([_rate(attempts) for attempts in tasks.values()])
+    success = fmean(_rate(attempts) for attempts in tasks.values())
     low, high = wilson(success, len(tasks))
     fewest, most = (number(map(len, tasks.values())) for number in (min, max))
     more: dict[str, Any] = {}
@@ -40,11 +40,11 @@ def report(episodes: Sequence[Played], options: EvalOptions = USUAL) -> dict[str
         "success": success,
         "success_low": low,
         "success_high": high,
-        "score": _mean([episode.score for episode in episodes]),
-        "turns": _mean([episode.num_turns for episode in episodes]),
-        "invalid_actions": _mean([episode.num_invalid / episode.num_turns for episode in episodes]),
-        "tokens": _mean([episode.num_tokens for episode in episodes]),
-        "tokens_written": _mean([episode.num_written for episode in episodes]),
+        "score": fmean(episode.score for episode in episodes),
+        "turns": fmean(episode.num_turns for episode in episodes),
+        "invalid_actions": fmean(episode.num_invalid / episode.num_turns for episode in episodes),
+        "tokens": fmean(episode.num_tokens for episode in episodes),
+        "tokens_written": fmean(episode.num_written for episode in episodes),
         "success_within_tokens": _within(episodes),
         **more,
     }
@@ -60,10 +60,10 @@ def compared(episodes_of: Mapping[str, Sequence[Played]]) -> tuple[list[str], li
     rows = []
     for name, episodes in episodes_of.items():
         tasks = _by_task(episodes)
-        success = _mean([_rate(attempts) for attempts in tasks.values()])
+        success = fmean(_rate(attempts) for attempts in tasks.values())
         low, high = wilson(success, len(tasks))
-        invalid = [_mean([each.num_invalid / each.num_turns for each in attempts]) for attempts in tasks.values()]
-        written = [_mean([each.num_written for each in attempts]) for attempts in tasks.values()]
+        invalid = [fmean(each.num_invalid / each.num_turns for each in attempts) for attempts in tasks.values()]
+        written = [fmean(each.num_written for each in attempts) for attempts in tasks.values()]
         others = _by_task(episodes_of[first])
         gains = [_rate(tasks[index]) - _rate(others[index]) for index in tasks.keys() & others.keys()]
         rows.append(
@@ -86,10 +86,10 @@ def spread(values: Sequence[float], *, digits: int, sign: str = "") -> str:
     """
     if not values:
         return "no common task"
-    mean = _mean(values)
+    mean = fmean(values)
     if len(values) == 1:
         return f"{mean:{sign}.{digits}f}"
-    reach = Z * statistics.stdev(values) / math.sqrt(len(values))
+    reach = Z * stdev(values) / math.sqrt(len(values))
     shown = max(digits - 1, 0)
     return f"{mean:{sign}.{digits}f} ({mean - reach:{sign}.{shown}f} to {mean + reach:{sign}.{shown}f})"
 
@@ -104,15 +104,20 @@ def pass_at(size: int, *, num_attempts: int, num_solved: int) -> float:
     return 1.0 - math.comb(num_attempts - num_solved, size) / math.comb(num_attempts, size)
 
 
+def _rated(values: Sequence[float]) -> dict[str, float]:
+    """The mean of one number a task, with its 95 % interval."""
+    rate = fmean(values)
+    low, high = wilson(rate, len(values))
+    return {"rate": rate, "low": low, "high": high}
+
+
 def _passed(tasks: Mapping[int, Sequence[Played]], size: int) -> dict[str, float]:
-    rate = _mean(
+    return _rated(
         [
             pass_at(size, num_attempts=len(attempts), num_solved=sum(each.success for each in attempts))
             for attempts in tasks.values()
         ]
     )
-    low, high = wilson(rate, len(tasks))
-    return {"rate": rate, "low": low, "high": high}
 
 
 def _powers(most: int) -> list[int]:
@@ -128,22 +133,17 @@ def _best_of(tasks: Mapping[int, Sequence[Played]], *, sizes: Sequence[int]) -> 
 
 def _choice(tasks: Mapping[int, Sequence[Played]], *, way: str, size: int) -> dict[str, float]:
     results = [chosen(attempts, way=way, size=size) for attempts in tasks.values()]
-    rate = _mean([success for success, _ in results])
-    low, high = wilson(rate, len(tasks))
-    return {"rate": rate, "low": low, "high": high, "tokens_written": _mean([tokens for _, tokens in results])}
+    return _rated([success for success, _ in results]) | {"tokens_written": fmean(tokens for _, tokens in results)}
 
 
 def _at(tasks: Mapping[int, Sequence[Played]], place: int) -> dict[str, float]:
     """Success of the attempts at one place, over the tasks that have it."""
-    found = [attempts[place].success for attempts in tasks.values() if place < len(attempts)]
-    rate = _mean(found)
-    low, high = wilson(rate, len(found))
-    return {"rate": rate, "low": low, "high": high}
+    return _rated([attempts[place].success for attempts in tasks.values() if place < len(attempts)])
 
 
 def _of_kind(episodes: Sequence[Played]) -> dict[str, float]:
     tasks = _by_task(episodes)
-    success = _mean([_rate(attempts) for attempts in tasks.values()])
+    success = fmean(_rate(attempts) for attempts in tasks.values())
     low, high = wilson(success, len(tasks))
     return {"num_tasks": len(tasks), "success": success, "low": low, "high": high}
 
@@ -166,8 +166,4 @@ def _by_task(episodes: Sequence[Played]) -> dict[int, list[Played]]:
 
 
 def _rate(attempts: Sequence[Played]) -> float:
-    return _mean([float(each.success) for each in attempts])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values)
+    return fmean(float(each.success) for each in attempts)

@@ -27,11 +27,10 @@ from slipstream.tools.play.collect_server import Served, read_server, served_set
 from slipstream.tools.play.eval_attempt import Played
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.eval_report import compared, report
-from slipstream.tools.play.fixed_policy import fixed_model_folder, start_fixed_policy
+from slipstream.tools.play.fixed_policy import attempt_at, fixed_tokenizer, start_fixed_policy
 from slipstream.tools.play.state_values import StateValues, reward_model_beside
-from slipstream.tools.run.check_input import check_collect, check_env, check_model_folder
+from slipstream.tools.run.check_input import check_collect
 from slipstream.tools.run.collect_options import CollectOptions
-from slipstream.tools.run.prepare import load_tokenizer
 from slipstream.tools.run.server_command import playing_on_servers
 from slipstream.tools.terminal.table import print_rows
 
@@ -61,10 +60,7 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
 
 
 def _evaluate_served(config: Config, options: EvalOptions, server: ChatServer, values: StateValues | None) -> int:
-    folder = fixed_model_folder(config)
-    check_env(config.env)
-    check_model_folder(folder, max_tokens=config.model.max_tokens)
-    setup = served_setup(config, server, load_tokenizer(folder, config.model))
+    setup = served_setup(config, server, fixed_tokenizer(config))
     asyncio.run(_evaluate(config, setup, options, values, server=server))
     return 0
 
@@ -232,16 +228,8 @@ class _Test:
 
     def _attempt(self, task: Task, member: int) -> Attempt:
         max_turn_tokens = self.config.sampling.max_turn_tokens
-        return Attempt(
-            run_id="eval",
-            task=task,
-            group_id=task.index,
-            member=member,
-            actor="eval",
-            sampling=Sampling(temperature=self.temperature, top_p=1.0, top_k=0, max_turn_tokens=max_turn_tokens),
-            seed=self.config.run.seed,
-            provenance=self.setup.provenance,
-        )
+        sampling = Sampling(temperature=self.temperature, top_p=1.0, top_k=0, max_turn_tokens=max_turn_tokens)
+        return attempt_at(self.config, self.setup, task, sampling, group_id=task.index, member=member)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from slipstream.actors.engine.orders import engine_settings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
+from slipstream.actors.episode.episode_record import Attempt
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.host.act import make_setup
 from slipstream.actors.host.rehearse import check_template
@@ -13,6 +16,7 @@ from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.tools.run.check_input import check_env, check_model_folder
 from slipstream.tools.run.prepare import load_tokenizer
 
@@ -23,6 +27,30 @@ def fixed_model_folder(config: Config) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"no model at {folder}; give `model.path`, or `run.name` of a finished run")
     return folder
+
+
+def fixed_tokenizer(config: Config) -> PreTrainedTokenizerBase:
+    """The tokenizer of the fixed model, for episodes that another plays. Raises ConfigError as `start_fixed_policy`."""
+    folder = fixed_model_folder(config)
+    check_env(config.env)
+    check_model_folder(folder, max_tokens=config.model.max_tokens)
+    return load_tokenizer(folder, config.model)
+
+
+def attempt_at(
+    config: Config, setup: EpisodeSetup, task: Task, sampling: Sampling, *, group_id: int, member: int = 0
+) -> Attempt:
+    """The identity of an episode that is played without a run."""
+    return Attempt(
+        run_id=setup.run_id,
+        task=task,
+        group_id=group_id,
+        member=member,
+        actor=setup.actor,
+        sampling=sampling,
+        seed=config.run.seed,
+        provenance=setup.provenance,
+    )
 
 
 def start_fixed_policy(config: Config, *, name: str, formats: Sequence[str] = ()) -> EpisodeSetup:

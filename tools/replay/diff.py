@@ -1,6 +1,7 @@
 """`slipstream replay diff`: show what one optimizer step was trained on, or compare two steps."""
 
 import difflib
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -13,27 +14,31 @@ from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.transcript import Transcriber
 from slipstream.learner.credit.grpo import RETURN_RESOLUTION, centred_advantages
 from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep, RunRecords
-from slipstream.tools.terminal.output_lines import json_line, printable_lines
+from slipstream.tools.terminal.output_lines import print_json, printable_lines
 from slipstream.tools.terminal.table import print_rows, print_table
 
 COLUMNS = ("group", "task", "returns by member", "advantages", "lag", "best", "worst")
 STYLES = {"+": "green", "-": "red"}
 
 
-def diff(config: Config, *, step: int, num_diffs: int, as_json: bool) -> int:
-    """Print the step in numbers, its groups, and the best against the worst actions of the most unequal groups."""
+def diff(config: Config, *, numbers: Sequence[int], diffs: int, as_json: bool) -> int:
+    """Print a step in numbers, its groups, and the best against the worst actions of the `diffs` most unequal ones.
+
+    Of two steps, print the numbers of both, and the tasks that both were trained on.
+    """
     records = RunRecords(config, stream="train")
+    step, *others = numbers
     recorded = records.step(step)
+    if others:
+        return _compare(recorded, records.step(others[0]), as_json=as_json)
     groups = [group_facts(group, recorded) for group in recorded.groups]
     groups.sort(key=lambda facts: min(facts["returns"]) - max(facts["returns"]))
     by_id = {group.ticket.group_id: group for group in recorded.groups}
-    unequal = [facts for facts in groups if facts["best"] != facts["worst"]][:num_diffs]
+    unequal = [facts for facts in groups if facts["best"] != facts["worst"]][:diffs]
     for facts in unequal:
         facts["diff"] = _siblings_diff(facts, by_id[facts["group_id"]], records.transcriber)
     if as_json:
-        for facts in [step_facts(recorded), *groups]:
-            print(json_line(facts))
-        return 0
+        return print_json([step_facts(recorded), *groups])
     print_table(f"step {step}", {name: _shown(value) for name, value in step_facts(recorded).items()})
     print_rows(COLUMNS, [_row(facts) for facts in groups])
     for facts in unequal:
@@ -41,17 +46,12 @@ def diff(config: Config, *, step: int, num_diffs: int, as_json: bool) -> int:
     return 0
 
 
-def compare(config: Config, *, step: int, other: int, as_json: bool) -> int:
-    """Print the numbers of two steps, and the tasks that both were trained on."""
-    records = RunRecords(config, stream="train")
-    first, second = records.step(step), records.step(other)
+def _compare(first: RecordedStep, second: RecordedStep, *, as_json: bool) -> int:
     facts, other_facts, shared = step_facts(first), step_facts(second), _shared_tasks(first, second)
     if as_json:
-        for line in [facts, other_facts, *shared]:
-            print(json_line(line))
-        return 0
+        return print_json([facts, other_facts, *shared])
     print_rows(
-        ("", f"step {step}", f"step {other}", "change"),
+        ("", f"step {first.step}", f"step {second.step}", "change"),
         [
             [name, _shown(value), _shown(other_facts[name]), _change(value, other_facts[name])]
             for name, value in facts.items()

@@ -8,7 +8,7 @@ from slipstream.common.config.config import Config
 from slipstream.replay.records.failures import Failure, Quarantined, read_failures, read_quarantined
 from slipstream.replay.records.keys import key
 from slipstream.tools.see.run_client import shards_of
-from slipstream.tools.terminal.output_lines import json_line
+from slipstream.tools.terminal.output_lines import print_json
 from slipstream.tools.terminal.table import print_rows
 
 
@@ -30,9 +30,7 @@ def _list(kind: type[msgspec.Struct], records: Sequence[msgspec.Struct], *, as_j
     """Print one line per record, with the names of its fields as columns."""
     rows = [msgspec.structs.asdict(record) for record in records]
     if as_json:
-        for row in rows:
-            print(json_line(row))
-        return 0
+        return print_json(rows)
     columns = kind.__struct_fields__
     print_rows(columns, [["" if row[name] is None else str(row[name]) for name in columns] for row in rows])
     return 0

@@ -16,8 +16,9 @@ WHY_NOT = {
 }
 
 
-def quarantine(config: Config, *, group_id: int, reason: str, stream: str, as_json: bool) -> int:
+def quarantine(config: Config, *, numbers: list[int], reason: str, stream: str, as_json: bool) -> int:
     """Quarantine a group for `reason`; return 0, or 1 if its state does not allow it."""
+    [group_id] = numbers
     shard = shard_of(shards_of(config, stream=stream), group_id)
     before = _state(shard, group_id, stream)
     done = before in ("queued", "leased", "ready") and _buffer_of(shard, config, stream).quarantine(group_id, reason)
@@ -25,16 +26,16 @@ def quarantine(config: Config, *, group_id: int, reason: str, stream: str, as_js
     return 0 if done else 1
 
 
-def requeue(config: Config, *, group_ids: list[int], stream: str, as_json: bool) -> int:
+def requeue(config: Config, *, numbers: list[int], stream: str, as_json: bool) -> int:
     """Queue each group again and drop what it has stored; return 0, or 1 if the state of a group does not allow it."""
     shards, num_requeued = shards_of(config, stream=stream), 0
-    for group_id in group_ids:
+    for group_id in numbers:
         shard = shard_of(shards, group_id)
         before = _state(shard, group_id, stream)
         done = _buffer_of(shard, config, stream).requeue([group_id])
         _report(group_id, before, _state(shard, group_id, stream), done=bool(done), as_json=as_json)
         num_requeued += done
-    return 0 if num_requeued == len(group_ids) else 1
+    return 0 if num_requeued == len(numbers) else 1
 
 
 def repair(config: Config, *, stream: str, as_json: bool) -> int:

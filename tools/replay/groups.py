@@ -1,7 +1,6 @@
 """`slipstream replay groups`: list the groups in the buffer."""
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 from slipstream.common.config.config import Config
@@ -9,47 +8,49 @@ from slipstream.replay.buffer.listing import ListedGroup, list_groups
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.records.ledger import STATES
 from slipstream.tools.see.run_client import shards_of
-from slipstream.tools.terminal.output_lines import json_line
+from slipstream.tools.terminal.output_lines import print_json
 from slipstream.tools.terminal.table import print_rows
 
 COLUMNS = ("group", "state", "s", "task", "holder", "left s", "stored", "newest", "lag", "attempts", "used")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """Filters on the groups to list; None filters nothing."""
+def groups(
+    config: Config,
+    *,
+    state: str | None,
+    task: str | None,
+    actor: str | None,
+    older_than: float | None,
+    version: int | None,
+    limit: int,
+    stream: str,
+    as_json: bool,
+) -> int:
+    """List at most `limit` groups, in the order of states: queued, leased, judging, ready, claimed, quarantined.
 
-    state: str | None
-    task: str | None  # a task id, or the beginning of one up to a "/"
-    actor: str | None  # the actor that leases the group, or made a stored member
-    older_than_s: float | None  # time in its state
-    policy_version: int | None  # of the newest token
+    None filters nothing. `task` is a task's id, or the beginning of one up to a "/"; `actor` leases
+    the group or made a stored member; `older_than` is in seconds in the state; `version` is that of the newest token.
+    """
 
-    def admits(self, group: ListedGroup) -> bool:
-        """Whether `group` passes all filters but that of the state."""
+    def is_wanted(group: ListedGroup) -> bool:
         task_id = group.ticket.task.task_id
         actors = {group.holder, *(member.actor for member in group.members.values())}
         return (
-            (self.task is None or task_id == self.task or task_id.startswith(self.task.rstrip("/") + "/"))
-            and (self.actor is None or self.actor in actors)
-            and (self.older_than_s is None or group.changed_s > self.older_than_s)
-            and (self.policy_version is None or group.newest_policy_version == self.policy_version)
+            (task is None or task_id == task or task_id.startswith(task.rstrip("/") + "/"))
+            and (actor is None or actor in actors)
+            and (older_than is None or group.changed_s > older_than)
+            and (version is None or group.newest_policy_version == version)
         )
 
-
-def groups(config: Config, *, wanted: Wanted, limit: int, stream: str, as_json: bool) -> int:
-    """List at most `limit` groups, in the order of states: queued, leased, judging, ready, claimed, quarantined."""
     shards = shards_of(config, stream=stream)
     latest = Bulletin(shards[0].client, config.run.name).latest()
     published_version = latest.manifest.policy_version if latest else None
-    states = [wanted.state] if wanted.state else STATES
+    states = [state] if state else STATES
     lists = (list_groups(shard.client, shard.name, states=states, stream=stream) for shard in shards)
-    found = filter(wanted.admits, itertools.chain.from_iterable(lists))
+    found = filter(is_wanted, itertools.chain.from_iterable(lists))
     shown = [group_facts(group, published_version) for group in itertools.islice(found, limit)]
     if as_json:
-        for facts in shown:
-            print(json_line(facts))
-        return 0
+        return print_json(shown)
     print_rows(COLUMNS, [_row(facts) for facts in shown])
     if next(found, None) is not None:
         print(f"these are the first {limit} groups; give --limit for more")

@@ -26,9 +26,7 @@ from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.replay.run.archive import Archive, ArchiveError
 from slipstream.tools.run.prepare import load_tokenizer, model_folder
 from slipstream.tools.see.run_client import Shard, shard_of, shards_of
-
-MAX_GROUP_BYTES = 1 << 30  # in memory at one time, from an archive
-ANY_TOKEN = 2**31  # a vocabulary size that accepts every token: records are shown as they are
+from slipstream.tools.see.run_files import ANY_TOKEN, MAX_GROUP_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +87,8 @@ class RunRecords:
                 return held
         step = self._last_step_with(group_id)
         if step is not None:
-            return next(group for group in self._archived(step).groups if group.ticket.group_id == group_id)
+            groups = read_archived(self._archive, step).groups
+            return next(group for group in groups if group.ticket.group_id == group_id)
         raise NotRecorded(
             f"group {group_id} is not in the {self._stream} stream of {self._config.run.name}: {self._looked()}; "
             "`slipstream replay groups` lists the groups in Redis"
@@ -98,7 +97,7 @@ class RunRecords:
     def step(self, step: int) -> RecordedStep:
         """The groups that `step` was trained on. Raises NotRecorded."""
         if step in self._archived_steps():
-            return self._archived(step)
+            return read_archived(self._archive, step)
         used = (self._read(shard, group) for shard, group in self._listed(["claimed", "ready"]) if step in group.uses)
         readable = [group for group in used if group and group.trajectories]
         if readable:
@@ -120,7 +119,7 @@ class RunRecords:
         """Yield every group once: those in the archive by their first step, then the others in Redis."""
         seen = set[int]()
         for step in self._archived_steps():
-            for group in self._archived(step).groups:
+            for group in read_archived(self._archive, step).groups:
                 if group.ticket.group_id not in seen:
                     seen.add(group.ticket.group_id)
                     yield group
@@ -133,7 +132,7 @@ class RunRecords:
         if not steps:
             raise NotRecorded(f"no step from {first} to {last} is archived: {self._looked()}")
         for step in steps:
-            yield from self._archived(step).groups
+            yield from read_archived(self._archive, step).groups
 
     def _listed(self, states: Collection[str]) -> Iterator[tuple[Shard, ListedGroup]]:
         for shard in self._shards:
@@ -171,9 +170,6 @@ class RunRecords:
                 if group_id in self._archive.group_ids(step, max_group_bytes=MAX_GROUP_BYTES):
                     return step
         return None
-
-    def _archived(self, step: int) -> RecordedStep:
-        return read_archived(self._archive, step)
 
     def _looked(self) -> str:
         """The places that were searched, for an error."""

@@ -1,5 +1,6 @@
 """`slipstream replay show`: show the members of a group, or one trajectory turn by turn."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,19 +12,20 @@ from slipstream.common.text.transcript import TurnText
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.tools.replay.run_records import RecordedGroup, RunRecords
 from slipstream.tools.replay.trajectory_page import print_page
-from slipstream.tools.terminal.output_lines import json_line
+from slipstream.tools.terminal.output_lines import print_json
 from slipstream.tools.terminal.table import print_rows
 
 COLUMNS = ("member", "return", "success", "turns", "tokens", "versions", "stop reason", "actor")
 
 
-def show(config: Config, *, group_id: int, member: int | None, stream: str, as_json: bool) -> int:
-    """Print the members of the group, or everything that is recorded of one member."""
+def show(config: Config, *, numbers: Sequence[int], stream: str, as_json: bool) -> int:
+    """Print the members of a group, or everything that is recorded of one member: `numbers` are those of both."""
     records = RunRecords(config, stream=stream)
+    group_id, *members = numbers
     group = records.group(group_id)
-    if member is None:
-        _show_members(group, as_json=as_json)
-        return 0
+    if not members:
+        return _show_members(group, as_json=as_json)
+    [member] = members
     if member not in group.trajectories:
         readable = ", ".join(map(str, group.trajectories)) or "none"
         why = group.unreadable.get(member, "it is not stored")
@@ -33,9 +35,8 @@ def show(config: Config, *, group_id: int, member: int | None, stream: str, as_j
     trajectory = group.trajectories[member]
     facts = _where(group) | trajectory_facts(trajectory, records.transcriber.turns(trajectory))
     if as_json:
-        print(json_line(facts))
-    else:
-        print_page(facts)
+        return print_json([facts])
+    print_page(facts)
     return 0
 
 
@@ -62,7 +63,7 @@ def trajectory_facts(trajectory: Trajectory, texts: list[TurnText]) -> dict[str,
                 "env_s": turn.env_s,
             }
         )
-    sampling, provenance = trajectory.sampling, trajectory.provenance
+    provenance = trajectory.provenance
     return member_facts(trajectory) | {
         "attempt": trajectory.attempt,
         "score": trajectory.score,
@@ -70,12 +71,7 @@ def trajectory_facts(trajectory: Trajectory, texts: list[TurnText]) -> dict[str,
         "scoring_s": trajectory.scoring_s,
         "outcome": trajectory.outcome.value,
         "num_branches": len(trajectory.branch_starts),
-        "sampling": {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "max_turn_tokens": sampling.max_turn_tokens,
-        },
+        "sampling": msgspec.structs.asdict(trajectory.sampling),
         "kept_tokens_mean": None if trajectory.kept is None else trajectory.kept.mean_size,
         "started_at_s": trajectory.started_at_s,
         "duration_s": trajectory.duration_s,
@@ -104,31 +100,29 @@ def member_facts(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _show_members(group: RecordedGroup, *, as_json: bool) -> None:
-    rows = []
-    for trajectory in group.trajectories.values():
-        facts = _where(group) | member_facts(trajectory)
-        if as_json:
-            print(json_line(facts))
-        rows.append(
-            [
-                str(facts["member"]),
-                f"{facts['return']:.3f}",
-                "yes" if facts["success"] else "no",
-                str(facts["num_turns"]),
-                str(facts["num_tokens"]),
-                f"{facts['oldest_policy_version']} to {facts['newest_policy_version']}",
-                facts["stop_reason"],
-                facts["actor"],
-            ]
-        )
+def _show_members(group: RecordedGroup, *, as_json: bool) -> int:
+    members = [_where(group) | member_facts(trajectory) for trajectory in group.trajectories.values()]
     if as_json:
-        return
+        return print_json(members)
     claimed = "" if group.step is None else f", claimed for step {group.step}"
     print(f"group {group.ticket.group_id}: {printable(group.ticket.task.task_id)}, {group.state}{claimed}")
-    print_rows(COLUMNS, rows)
+    print_rows(COLUMNS, [_row(facts) for facts in members])
     for member, why in group.unreadable.items():
         print(f"member {member} cannot be read: {printable(why)}")
+    return 0
+
+
+def _row(facts: dict[str, Any]) -> list[str]:
+    return [
+        str(facts["member"]),
+        f"{facts['return']:.3f}",
+        "yes" if facts["success"] else "no",
+        str(facts["num_turns"]),
+        str(facts["num_tokens"]),
+        f"{facts['oldest_policy_version']} to {facts['newest_policy_version']}",
+        facts["stop_reason"],
+        facts["actor"],
+    ]
 
 
 def _where(group: RecordedGroup) -> dict[str, Any]:

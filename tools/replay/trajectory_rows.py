@@ -7,38 +7,46 @@ give the tokens. If they cannot be recovered from the tokens, `messages` is null
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from slipstream.common.config.config import Config
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.transcript import Fidelity, Transcriber
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.tools.data.row_files import rows_to, write_rows
-from slipstream.tools.replay.run_records import RunRecords
+from slipstream.tools.replay.run_records import RecordedGroup, RunRecords
 
 UNREADABLE = "unreadable"
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Selection:
-    """Which trajectories to export: all, those of groups in Redis in one state, or those of steps in the archive."""
+def export(
+    config: Config,
+    *,
+    path: Path,
+    state: str | None,
+    steps: tuple[int, int] | None,
+    min_reward: float | None,
+    stream: str,
+    force: bool,
+) -> int:
+    """Write one row per trajectory to `path`, completely or not at all. Raises ConfigError, NotRecorded.
 
-    state: str | None  # of groups in Redis
-    steps: tuple[int, int] | None  # first and last, of the archive
-    min_return: float | None  # None takes every return
-
-
-def export(config: Config, *, path: Path, selection: Selection, stream: str, force: bool) -> int:
-    """Write one row per trajectory to `path`, completely or not at all. Raises ConfigError, NotRecorded."""
+    They are all, or those of groups in Redis in one state, or those of steps in the archive, from the first to the
+    last of `steps`.
+    """
+    if state and steps:
+        raise ConfigError(f"`--state` {state} is not possible with `--steps`: the archive has no states; leave one out")
     counts: Counter[str] = Counter()
     with rows_to(path, force=force):
-        rows = _rows(RunRecords(config, stream=stream), selection, counts)
+        records = RunRecords(config, stream=stream)
+        groups = records.archived(*steps) if steps else records.held([state]) if state else records.everything()
+        rows = _rows(groups, records, counts, min_reward=min_reward)
         first = next(rows, None)
         if first is None:
             raise NotRecorded(
@@ -91,18 +99,14 @@ def row_of(trajectory: Trajectory, transcriber: Transcriber, *, state: str, step
     }
 
 
-def _rows(records: RunRecords, selection: Selection, counts: Counter[str]) -> Iterator[Row]:
+def _rows(
+    groups: Iterable[RecordedGroup], records: RunRecords, counts: Counter[str], *, min_reward: float | None
+) -> Iterator[Row]:
     """Yield the rows one by one, with one group in memory at a time; count them by fidelity."""
-    if selection.steps:
-        groups = records.archived(*selection.steps)
-    elif selection.state:
-        groups = records.held([selection.state])
-    else:
-        groups = records.everything()
     for group in groups:
         counts[UNREADABLE] += len(group.unreadable)
         for trajectory in group.trajectories.values():
-            if selection.min_return is None or trajectory.total_reward >= selection.min_return:
+            if min_reward is None or trajectory.total_reward >= min_reward:
                 row = row_of(trajectory, records.transcriber, state=group.state, step=group.step)
                 counts[row["fidelity"]] += 1
                 yield row

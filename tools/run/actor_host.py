@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import redis
@@ -23,7 +22,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
 from slipstream.envhub.rewards.part import reward_parts
 from slipstream.replay.fleet.fleet import Fleet
-from slipstream.tools.run.child import Child, failed_code, print_failure
+from slipstream.tools.run.child import Child, failed_code, print_failure, verb_command
 from slipstream.tools.run.devices import VARIABLE, visible_devices
 
 POLL_S = 0.2
@@ -46,7 +45,10 @@ def host_actors(config: Config) -> int:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as settings:
         settings.write(dump_config(config))
         settings.flush()
-        command = partial(actor_command, settings=Path(settings.name))
+
+        def command(name: str) -> list[str]:
+            return [sys.executable, "-P", "-m", "slipstream.actors", name, settings.name]
+
         host = Host(config, command, devices=config.actors.devices or visible_devices())
         threading.Thread(target=_follow, args=[host, config, shutdown.requested], name="follow", daemon=True).start()
         with host_relay(config, Path(settings.name)) as relay:
@@ -143,11 +145,6 @@ class Host:
         return f"{socket.gethostname()}-{os.getpid()}-{self._life}-{self._num_named - 1}"
 
 
-def actor_command(name: str, settings: Path) -> list[str]:
-    """The command that starts the actor `name` with the YAML file `settings`."""
-    return [sys.executable, "-P", "-m", "slipstream.actors", name, str(settings)]
-
-
 @contextlib.contextmanager
 def host_relay(config: Config, settings: Path) -> Iterator[Child | None]:
     """Run this host's relay until the actors have ended; yield None if its actors need none."""
@@ -156,7 +153,7 @@ def host_relay(config: Config, settings: Path) -> Iterator[Child | None]:
         return
     relay = Child(
         "relay",
-        [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", "serve", "relay", str(settings)],
+        verb_command("serve", "relay", str(settings)),
         log=RunDir(config.run.root, config.run.name).log("relay"),
         environment={"OMP_NUM_THREADS": "1"},
     )

@@ -276,23 +276,19 @@ def check_collect(config: Config, options: CollectOptions, *, to_come: Collectio
         raise ConfigError(
             f"`--retrace` must name a file of rows that `slipstream collect` wrote, got {options.retrace!r}"
         )
-    for part in config.env.entries().values():
-        if part.name in DRIVING and options.search != "none":
+    from_the_middle = "controls its own episodes, which must be continued from the middle for that"
+    given = {
+        f"--search {options.search}": (options.search != "none", from_the_middle),
+        f"--completions {options.completions}": (options.completions > 0, from_the_middle),
+        f"--server {options.server}": (options.server != "", "requests tokens"),
+        "--expert": (options.expert, "has no expert"),
+    }
+    driving = next((part.name for part in config.env.entries().values() if part.name in DRIVING), "")
+    for option, (is_given, why) in given.items():
+        if driving and is_given:
             raise ConfigError(
-                f"`--search` must be none for `env.name` {part.name}, got {options.search!r}: this "
-                "environment controls its own episodes, and a search must continue them from the middle"
+                f"`{option}` is not possible for `env.name` {driving}: this environment {why}; leave it out"
             )
-        if part.name in DRIVING and options.completions:
-            raise ConfigError(
-                f"`--completions` must be 0 for `env.name` {part.name}, got {options.completions}: this environment "
-                "controls its own episodes, and a completion must continue them from the middle"
-            )
-        if part.name in DRIVING and options.server:
-            raise ConfigError(
-                f"`--server` is not possible for `env.name` {part.name}: this environment requests tokens; leave it out"
-            )
-        if part.name in DRIVING and options.expert:
-            raise ConfigError(f"`--expert` is not possible for `env.name` {part.name}: it has no expert; leave it out")
 
 
 def check_model_folder(folder: Path, *, max_tokens: int) -> None:

@@ -29,6 +29,11 @@ COUNTS = Path("/proc/vmstat")  # of the kernel, since the host or its container 
 TORCHRUN = "torch/distributed/elastic/"  # in what torchrun logs
 
 
+def verb_command(*words: str) -> list[str]:
+    """The command that runs `slipstream` with `words` by this Python."""
+    return [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", *words]
+
+
 class Child:
     """One process in its own session, so that Ctrl-C in the terminal reaches only the supervisor.
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from slipstream.common.config.env_config import EnvConfig
-from slipstream.common.config.setting_bounds import Count, ShareBelow1, Whole, check_bounds
-from slipstream.common.process.config_error import require
+from slipstream.common.config.setting_bounds import Count, ShareBelow1, Whole
 from slipstream.envhub.catalogue import num_rows, num_train_tasks
+from slipstream.tools.terminal.options import check_options
 
 DEFAULT_NUM_TASKS = 100
 SEARCHES = ("none", "tree_of_thoughts", "dfsdt", "mcts", "graph_of_thoughts")
@@ -28,54 +28,45 @@ class CollectOptions:
     mistake: bool = False  # retrace: a random other admissible action comes before the expert's
 
     def __post_init__(self) -> None:
-        check_bounds(self, "--")
-        require(
-            self.search in SEARCHES,
-            "--search",
-            f"one of {', '.join(SEARCHES)}",
-            self.search,
-            "none plays independent episodes",
+        own = self.search == "none" and not self.expert
+        check_options(
+            self,
+            ("search", self.search in SEARCHES, f"one of {', '.join(SEARCHES)}", "none plays independent episodes"),
+            (
+                "search",
+                not self.expert or self.search == "none",
+                "none with --expert",
+                "an expert plays one episode of each task",
+            ),
+            (
+                "server",
+                not self.server or (own and not (self.completions or self.retrace)),
+                "empty with --search, --expert, --completions and --retrace",
+                "a server plays whole episodes",
+            ),
+            (
+                "held_out",
+                not self.held_out or not (self.completions or self.retrace),
+                "off with --completions and --retrace",
+                "these make rows to learn from",
+            ),
+            (
+                "reward_model",
+                not self.reward_model or self.search not in ("none", "dfsdt"),
+                "empty without --search tree_of_thoughts, mcts or graph_of_thoughts",
+                "it guides a search; `slipstream eval --attempts` chooses among whole episodes",
+            ),
+            (
+                "completions",
+                self.completions == 0 or own,
+                "0 with --search or --expert",
+                "labels are of the policy's own episodes",
+            ),
+            ("noise", self.expert or self.noise == 0, "0 without --expert", "add --expert"),
+            ("retrace", self.expert or not self.retrace, "empty without --expert", "add --expert"),
+            ("noise", not (self.retrace and self.noise), "0 with --retrace", "use --mistake"),
+            ("mistake", not self.mistake or self.retrace != "", "off without --retrace", "add it"),
         )
-        require(
-            not self.expert or self.search == "none",
-            "--search",
-            "none with --expert",
-            self.search,
-            "an expert plays one episode of each task",
-        )
-        alone = self.search == "none" and not (self.expert or self.completions or self.retrace)
-        require(
-            not self.server or alone,
-            "--server",
-            "empty with --search, --expert, --completions and --retrace",
-            self.server,
-            "a server plays whole episodes",
-        )
-        require(
-            not self.held_out or not (self.completions or self.retrace),
-            "--held-out",
-            "off with --completions and --retrace",
-            self.held_out,
-            "these make rows to learn from",
-        )
-        require(
-            not self.reward_model or self.search not in ("none", "dfsdt"),
-            "--reward-model",
-            "empty without --search tree_of_thoughts, mcts or graph_of_thoughts",
-            self.reward_model,
-            "it guides a search; `slipstream eval --attempts` chooses among whole episodes",
-        )
-        require(
-            self.completions == 0 or (self.search == "none" and not self.expert),
-            "--completions",
-            "0 with --search or --expert",
-            self.completions,
-            "labels are of the policy's own episodes",
-        )
-        require(self.expert or self.noise == 0, "--noise", "0 without --expert", self.noise, "add --expert")
-        require(self.expert or not self.retrace, "--retrace", "empty without --expert", self.retrace, "add --expert")
-        require(not (self.retrace and self.noise), "--noise", "0 with --retrace", self.noise, "use --mistake")
-        require(not self.mistake or self.retrace != "", "--mistake", "off without --retrace", self.mistake, "add it")
 
     @property
     def split(self) -> str:

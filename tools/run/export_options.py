@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from slipstream.common.process.config_error import require
+from slipstream.tools.terminal.options import check_options
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -15,12 +15,10 @@ class ExportOptions:
     critic: bool = False  # write the critic of the newest checkpoint instead, for the searches of `slipstream collect`
 
     def __post_init__(self) -> None:
-        require(
-            not self.to_hub or NAME.fullmatch(self.to_hub) is not None,
-            "--to-hub",
-            "like maker/name",
-            self.to_hub,
-            "leave it out to write the card only",
-        )
+        is_name = not self.to_hub or NAME.fullmatch(self.to_hub) is not None
         alone = not (self.critic and (self.to_hub or self.public))
-        require(alone, "--critic", "without --to-hub and --public", self.critic, "a critic is not uploaded")
+        check_options(
+            self,
+            ("to_hub", is_name, "like maker/name", "leave it out to write the card only"),
+            ("critic", alone, "without --to-hub and --public", "a critic is not uploaded"),
+        )

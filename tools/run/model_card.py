@@ -1,13 +1,12 @@
 """The model card of a run: what was trained, on what, how far, from the run's own records."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from slipstream.common.config.config import Config, load_config
+from slipstream.common.config.config import Config, key_paths, load_config, value_of
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.headline import headline, wilson
 from slipstream.common.process.metrics import read_metrics
@@ -101,31 +100,21 @@ def _last(records: Sequence[Record], name: str) -> float | None:
 
 
 def _held_out(evaluations: Sequence[Record]) -> str:
-    shown = [record for record in evaluations if record.get("eval/num_tasks", 0) >= 1]
-    if not shown:
+    if not evaluations:
         return MISSING
-    sampled, number = shown[-1]["eval/success_sampled"], round(shown[-1]["eval/num_tasks"])
+    newest = evaluations[-1]
+    sampled, number, step = newest["eval/success_sampled"], round(newest["eval/num_tasks"]), round(newest["step"])
     low, high = wilson(min(max(sampled, 0.0), 1.0), number)
-    step = round(shown[-1]["step"])
     return f"{sampled:.3f} (95 % interval {low:.3f} to {high:.3f}) of {number} tasks, sampled, at step {step}"
 
 
 def _differences(config: Config, sections: Sequence[str]) -> Iterator[str]:
     """The keys of the published sections whose values are not the default, one a line."""
     usual = Config()
-    for section in sections:
-        for key, value, default in _leaves(section, getattr(config, section), getattr(usual, section)):
-            if value != default and key not in HIDDEN:
-                yield f"{key}: {json.dumps(_public(value), default=str)}"
-
-
-def _leaves(key: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
-    if dataclasses.is_dataclass(value):
-        for item in dataclasses.fields(value):
-            name = item.name
-            yield from _leaves(f"{key}.{name}", getattr(value, name), getattr(default, name, None))
-    else:
-        yield key, value, default
+    for key in key_paths():
+        value = value_of(config, key)
+        if key.partition(".")[0] in sections and key not in HIDDEN and value != value_of(usual, key):
+            yield f"{key}: {json.dumps(_public(value), default=str)}"
 
 
 def _public(value: Any) -> Any:

@@ -45,20 +45,15 @@ def rerun(config: Config) -> int:
             become_torchrun("learner", config, run_dir)  # host 0 prepares the run
         else:
             _prepare(config, run_dir, archive, original, original_config)
-    return training(run_dir, lambda: _repeat(config, run_dir, shutdown))
+    return training(run_dir, lambda: _repeat(config, run_dir, archive, original, original_config, shutdown))
 
 
-def _repeat(config: Config, run_dir: RunDir, shutdown: Shutdown) -> int:
-    original = RunDir(config.run.root, config.run.rerun_of)
-    original_config = _config_of(original)
-    archive = Archive(original.trajectories, original_config.run.name)
+def _repeat(
+    config: Config, run_dir: RunDir, archive: Archive, original: RunDir, original_config: Config, shutdown: Shutdown
+) -> int:
     with shutdown.nothing_to_lose():
         from slipstream.learner.ranks.hosts import check_hosts
-        from slipstream.learner.ranks.ranks import (
-            join_ranks,
-            leave_ranks,
-            resolve_dtype,
-        )  # after the quick checks, as these import torch
+        from slipstream.learner.ranks.ranks import join_ranks, leave_ranks, resolve_dtype  # they import torch
         from slipstream.learner.rerun import train_again
         from slipstream.learner.rerun_check import check_rerun
 

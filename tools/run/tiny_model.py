@@ -50,13 +50,7 @@ def shape_of(depth: int) -> TinyShape:
 
 def make_tiny_model(folder: Path, *, texts: Iterable[str], shape: TinyShape, max_tokens: int, seed: int) -> None:
     """Save a model whose vocabulary is the words of `texts`, with random weights from `seed`."""
-    save_random_model(folder, tiny_tokenizer(texts, max_tokens), shape=shape, max_tokens=max_tokens, seed=seed)
-
-
-def save_random_model(
-    folder: Path, tokenizer: PreTrainedTokenizerFast, *, shape: TinyShape, max_tokens: int, seed: int
-) -> None:
-    """Save a model for `tokenizer`, whose special tokens are those above, with random weights from `seed`."""
+    tokenizer = tiny_tokenizer(texts, max_tokens)
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
@@ -89,11 +83,6 @@ def tiny_tokenizer(texts: Iterable[str], max_tokens: int) -> PreTrainedTokenizer
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = split
     tokenizer.add_special_tokens(SPECIALS)
-    return with_chat(tokenizer, max_tokens)
-
-
-def with_chat(tokenizer: Tokenizer, max_tokens: int) -> PreTrainedTokenizerFast:
-    """`tokenizer`, which has the special tokens above, with a chat template."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         chat_template=CHAT_TEMPLATE,

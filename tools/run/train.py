@@ -100,7 +100,6 @@ def become_torchrun(verb: str, config: Config, run_dir: RunDir, *options: str) -
     command = [
         sys.executable,
         "-P",
-        "-P",
         "-m",
         "slipstream.tools.run.torchrun",
         *(_place(learner) if learner.hosts > 1 else ["--standalone"]),
@@ -108,7 +107,6 @@ def become_torchrun(verb: str, config: Config, run_dir: RunDir, *options: str) -
         "--no-python",
         sys.executable,
         "-u",
-        "-P",
         "-P",
         "-m",
         "slipstream.tools.cli.cli",

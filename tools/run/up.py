@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -32,7 +33,15 @@ from slipstream.replay.run.observer import Observer
 from slipstream.replay.server.redis_server import Server, find_executable, password_of, start_private_server
 from slipstream.replay.server.redis_version import lacks, version_of
 from slipstream.tools.run.check_input import check_input
-from slipstream.tools.run.child import EXIT_BAD_INPUT, RESTARTED, Child, failed_code, kill_descendants, print_failure
+from slipstream.tools.run.child import (
+    EXIT_BAD_INPUT,
+    RESTARTED,
+    Child,
+    failed_code,
+    kill_descendants,
+    print_failure,
+    verb_command,
+)
 from slipstream.tools.run.devices import VARIABLE, split_devices, visible_devices
 from slipstream.tools.run.doctor import check_machine, print_missing
 from slipstream.tools.run.server_command import ended, env_servers, server_commands
@@ -63,20 +72,19 @@ def up(config: Config, *, resume: bool, dry_run: bool, trackers: Sequence[str] =
         return _print_plan(config, trackers)
     run_dir = _checked(config, resume=resume)
     share_gpus(config)
-    shutdown = Shutdown(at_once=_kill_everything)
+    shutdown = Shutdown(at_once=lambda: kill_descendants(psutil.Process()))
     stop = shutdown.requested
     with run_dir.held(), _redis(config, run_dir) as server, env_servers(config, stop=stop) as env_hosts:
-        environment = {PASSWORD_VARIABLE: server.password} if server else {}
         run_dir.create()
         run_dir.start_clock()
-        os.environ.update(environment)
+        if server:
+            os.environ[PASSWORD_VARIABLE] = server.password
         if resume:
             # Actors may join before the learner: they must neither leave at once, nor take its former settings or code.
             Fleet(connect_or_explain(config.redis.url), config.run.name).forget_run()
         write_whole(run_dir.config, dump_config(config))
-        children = _children(config, run_dir, environment)
-        tracking = _trackers(run_dir, trackers)
-        return training(run_dir, lambda: _supervise(config, run_dir, children, tracking, server, env_hosts, shutdown))
+        processes = _processes(config, run_dir, trackers, server=server, env_hosts=env_hosts)
+        return training(run_dir, lambda: _supervise(config, run_dir, processes, shutdown))
 
 
 def _print_plan(config: Config, trackers: Sequence[str]) -> int:
@@ -87,7 +95,7 @@ def _print_plan(config: Config, trackers: Sequence[str]) -> int:
     print(f"GPUs: {split_devices(config, visible_devices())}")
     for command, (label, _) in server_commands(config.env).items():
         print(f"server-{label}: {command}")
-    for child in [*_children(config, run_dir, environment={}), *_trackers(run_dir, trackers)]:
+    for child in _processes(config, run_dir, trackers).all:
         print(f"{child.name}: {' '.join(child.command)}")
     return 0
 
@@ -116,10 +124,6 @@ def _checked(config: Config, *, resume: bool) -> RunDir:
     return run_dir
 
 
-def _kill_everything() -> None:
-    kill_descendants(psutil.Process())
-
-
 @contextlib.contextmanager
 def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
     """Start a Redis server for the run and write its URL into `config`; yield None if the user runs one already."""
@@ -140,64 +144,51 @@ def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
         yield server
 
 
-def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> list[Child]:
-    """The processes to start, in this order: learner, actors, a judge if the rewards need its process, TensorBoard."""
-    python, settings = sys.executable, str(run_dir.config)
-    secrets = {"OMP_NUM_THREADS": "1", **environment}
-    devices = split_devices(config, visible_devices())
-    gpus = {VARIABLE: ",".join(devices.learner)} if devices.learner else {}
-    actors_gpus = {VARIABLE: ",".join(devices.actors)} if devices.actors else {}
-    port = free_port(TENSORBOARD_PORT)
-    return [
-        Child(
-            "learner",
-            [python, "-P", "-m", "slipstream.tools.cli.cli", "learner", settings],
-            log=run_dir.log("learner"),
-            environment=secrets | gpus,
-        ),
-        Child(
-            "actors",
-            [python, "-P", "-m", "slipstream.tools.cli.cli", "actors", settings],
-            log=run_dir.log("actors"),
-            environment=secrets | actors_gpus,
-        ),
-        *(
-            [
-                Child(
-                    "judge",
-                    [python, "-P", "-m", "slipstream.tools.cli.cli", "serve", "judge", settings],
-                    log=run_dir.log("judge"),
-                    environment=secrets,
-                )
-            ]
-            if judged_envs(config.env.entries()) and not actors_judge(reward_parts(config.env.entries()).values())
-            else []
-        ),
-        Child(
-            "tensorboard",
-            [
-                python,
-                "-P",
-                "-m",
-                "tensorboard.main",
-                "--logdir",
-                str(run_dir.tensorboard),
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(port),
-                "--reload_interval",
-                "5",
-            ],
-            log=run_dir.log("tensorboard"),
-            environment={},
-        ),
-    ]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Processes:
+    """The processes of a run. Training does not depend on TensorBoard and the trackers."""
+
+    learner: Child
+    actors: Child
+    judges: list[Child]  # one, if the rewards need its process
+    tensorboard: Child
+    trackers: list[Child]
+    server: Server | None  # None if the user runs one
+    env_hosts: Sequence[Child]
+
+    @property
+    def all(self) -> list[Child]:
+        """Those to start, in this order. The servers run before them."""
+        return [self.learner, self.actors, *self.judges, self.tensorboard, *self.trackers]
 
 
-def _trackers(run_dir: RunDir, trackers: Sequence[str]) -> list[Child]:
-    command = [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", "track", str(run_dir.config), "--to"]
-    return [Child(to, [*command, to], log=run_dir.log(to), environment={}) for to in trackers]
+def _processes(
+    config: Config,
+    run_dir: RunDir,
+    trackers: Sequence[str],
+    *,
+    server: Server | None = None,
+    env_hosts: Sequence[Child] = (),
+) -> _Processes:
+    settings, devices, entries = str(run_dir.config), split_devices(config, visible_devices()), config.env.entries()
+    charts = ["--logdir", str(run_dir.tensorboard), "--host", "127.0.0.1", "--port", str(free_port(TENSORBOARD_PORT))]
+    needs_judge = judged_envs(entries) and not actors_judge(reward_parts(entries).values())
+
+    def child(name: str, command: list[str], *, gpus: Sequence[str] = (), **environment: str) -> Child:
+        own = environment | ({VARIABLE: ",".join(gpus)} if gpus else {})
+        return Child(name, command, log=run_dir.log(name), environment=own)
+
+    return _Processes(
+        learner=child("learner", verb_command("learner", settings), gpus=devices.learner, OMP_NUM_THREADS="1"),
+        actors=child("actors", verb_command("actors", settings), gpus=devices.actors, OMP_NUM_THREADS="1"),
+        judges=[child("judge", verb_command("serve", "judge", settings), OMP_NUM_THREADS="1")] if needs_judge else [],
+        tensorboard=child(
+            "tensorboard", [sys.executable, "-P", "-m", "tensorboard.main", *charts, "--reload_interval", "5"]
+        ),
+        trackers=[child(to, verb_command("track", settings, "--to", to)) for to in trackers],
+        server=server,
+        env_hosts=env_hosts,
+    )
 
 
 def free_port(wanted: int) -> int:
@@ -213,22 +204,13 @@ def free_port(wanted: int) -> int:
     raise ConfigError("no free port on 127.0.0.1 for TensorBoard")
 
 
-def _supervise(
-    config: Config,
-    run_dir: RunDir,
-    children: list[Child],
-    tracking: list[Child],
-    server: Server | None,
-    env_hosts: list[Child],
-    shutdown: Shutdown,
-) -> int:
-    learner, actors, *judges, tensorboard = children
+def _supervise(config: Config, run_dir: RunDir, processes: _Processes, shutdown: Shutdown) -> int:
     console = Console(markup=False)
-    _print_places(config, run_dir, tensorboard)
+    _print_places(config, run_dir, processes.tensorboard)
     try:
-        for child in [*children, *tracking]:
+        for child in processes.all:
             child.start()
-        failed = _watch(console, config, run_dir, children, tracking, server, env_hosts, shutdown)
+        failed = _watch(console, config, run_dir, processes, shutdown)
         if failed:
             print_failure("up", failed)
             if failed.exit_code != EXIT_BAD_INPUT and not newest_metrics(run_dir.metrics, 1):
@@ -236,15 +218,15 @@ def _supervise(
     finally:
         # Actors first: without a learner they would wait. TensorBoard and trackers last: they show how the run ends.
         for child, grace_s in (
-            (actors, config.actors.drain_s + ACTORS_GRACE_S),
-            *((judge, LEAVE_S + 5.0) for judge in judges),
-            (learner, LEARNER_GRACE_S),
-            (tensorboard, 5.0),
-            *((tracker, TRACKER_GRACE_S) for tracker in tracking),
+            (processes.actors, config.actors.drain_s + ACTORS_GRACE_S),
+            *((judge, LEAVE_S + 5.0) for judge in processes.judges),
+            (processes.learner, LEARNER_GRACE_S),
+            (processes.tensorboard, 5.0),
+            *((tracker, TRACKER_GRACE_S) for tracker in processes.trackers),
         ):
             child.ask_to_end()
             child.wait(grace_s)
-    summary = read_summary(run_dir) if not failed and learner.exit_code == 0 else None
+    summary = read_summary(run_dir) if not failed and processes.learner.exit_code == 0 else None
     if summary:
         print_table("Summary", summary_rows(summary))
     show(console, lambda: _print_next(config, run_dir, is_finished=summary is not None))
@@ -276,17 +258,10 @@ def next_commands(config: Config, run_dir: RunDir, *, is_finished: bool) -> dict
 
 
 def _watch(
-    console: Console,
-    config: Config,
-    run_dir: RunDir,
-    children: list[Child],
-    tracking: list[Child],
-    server: Server | None,
-    env_hosts: list[Child],
-    shutdown: Shutdown,
+    console: Console, config: Config, run_dir: RunDir, processes: _Processes, shutdown: Shutdown
 ) -> Child | None:
     """Show progress until the learner is done or a signal asks to stop; return a child that cannot be restarted."""
-    learner, actors, *judges, tensorboard = children
+    learner, actors, server = processes.learner, processes.actors, processes.server
     # Without retries: this loop restarts a server that has ended.
     shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
     view, observer = View(shards, run_dir, config), Observer(shards, config, log=run_dir.log("learner"))
@@ -304,16 +279,16 @@ def _watch(
             exit_code = server.keep_up() if server else None
             if exit_code is not None:
                 console.print(f"redis-server ended with code {exit_code}; restarted it with its data", soft_wrap=True)
-            for child in (learner, actors, *judges):
+            for child in (learner, actors, *processes.judges):
                 if not child.keep_up():
                     return child
-            if gone := ended(env_hosts):
+            if gone := ended(processes.env_hosts):
                 return gone
             for line in actors.new_lines(RESTARTED):
                 console.print(cell(line), soft_wrap=True)
-            for child in (tensorboard, *tracking):  # training does not depend on them
+            for child in (processes.tensorboard, *processes.trackers):  # training does not depend on them
                 child.keep_up()
-            for line in (line for child in tracking for line in child.new_lines("slipstream track:")):
+            for line in (line for child in processes.trackers for line in child.new_lines("slipstream track:")):
                 console.print(cell(line), soft_wrap=True)
             show(console, lambda: live.update(view.render(), refresh=True) if live else reporter.report())
     show(console, reporter.report)

@@ -61,8 +61,7 @@ def _learning(run: RunFiles) -> str:
 
 def _held_out(run: RunFiles) -> str:
     """The evaluation of the policy that RL began with, after a warm start, and the newest one."""
-    shown = [record for record in run.evaluations if record.get("eval/num_tasks", 0) >= 1]
-    if not shown:
+    if not (shown := run.evaluations):
         return "not evaluated"
     first = [record for record in shown if record["step"] == shown[0]["step"]][-1]
     texts = [_evaluation(record) for record in ([first] if shown[-1] is first else [first, shown[-1]])]

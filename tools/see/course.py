@@ -32,7 +32,7 @@ class Course:
         if self._end and self._marked() != self._mark:
             self._forget()
         for written in read_from(self._jsonl, self._end):
-            self._add(_numbers(written.record))
+            self._add(numbers(written.record))
             self._end = written.end
         self._mark = self._marked()
 
@@ -96,7 +96,7 @@ def _merged(one: Record, other: Record) -> Record:
     return merged | {NUM_STEPS: one.get(NUM_STEPS, 1) + other.get(NUM_STEPS, 1)}
 
 
-def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a record, without what is damaged: null, text, and what is too large for arithmetic."""
     return {
         name: float(value)

@@ -135,18 +135,14 @@ def _held_out(run: RunFiles, metric: str) -> list[Point]:
     return [
         _fraction(record["step"], record[metric], record["eval/num_tasks"])
         for record in run.evaluations
-        if metric in record and record.get("eval/num_tasks", 0) >= 1
+        if metric in record
     ]
 
 
 def _means(steps: Sequence[Record], metric: str) -> list[Point]:
     """The means of `metric` over bins of steps; of a metric of finished episodes, weighted by their number."""
-    is_counted = metric.startswith("produced/")
-    weighed = [
-        (record, _num_episodes(record) if is_counted else record.get(NUM_STEPS, 1))
-        for record in steps
-        if metric in record
-    ]
+    name, usual = ("produced/episodes", 0.0) if metric.startswith("produced/") else (NUM_STEPS, 1)
+    weighed = [(record, record.get(name, usual)) for record in steps if metric in record]
     having = [(record, weight) for record, weight in weighed if weight >= 1]
     size, points = max(1, -(-len(having) // MAX_BINS)), []
     for records in (having[start : start + size] for start in range(0, len(having), size)):
@@ -155,11 +151,6 @@ def _means(steps: Sequence[Record], metric: str) -> list[Point]:
         is_success = metric == "produced/success"
         points.append(_fraction(step, mean, total) if is_success else Point(step=step, value=mean, low=mean, high=mean))
     return points
-
-
-def _num_episodes(record: Record) -> float:
-    """The finished episodes since the record before."""
-    return record.get("produced/episodes", 0.0)
 
 
 def _fraction(step: float, share: float, count: float) -> Point:

@@ -20,8 +20,8 @@ from slipstream.tools.see.summary import Summary, read_summary
 
 T = TypeVar("T")
 NUM_SAMPLED_STEPS = 10  # of the archive, from which the time of episodes is measured
-MAX_GROUP_BYTES = 1 << 30
-ANY_TOKEN = 2**31
+MAX_GROUP_BYTES = 1 << 30  # in memory at one time, from an archive
+ANY_TOKEN = 2**31  # a vocabulary size that accepts every token: records are shown as they are
 ERROR = "slipstream learner: "  # begins the last line of a learner that ends with an error
 MAX_ERROR_CHARS = 600
 MAX_LOG_BYTES = 64 << 20  # of the end of each log
@@ -46,7 +46,7 @@ class RunFiles:
     path: Path
     config: Config | None
     steps: Sequence[Record]  # of optimizer steps, in order: see `Course`
-    evaluations: Sequence[Record]
+    evaluations: Sequence[Record]  # those of a known number of tasks
     num_refused: int  # steps that the gradient or the guard skipped
     state: Standing
     summary: Summary | None
@@ -83,7 +83,10 @@ def read_run(run_dir: RunDir) -> RunFiles:
         path=run_dir.path,
         config=config,
         steps=course.steps,
-        evaluations=sorted(course.evaluations, key=lambda record: record["step"]),
+        evaluations=sorted(
+            (record for record in course.evaluations if record.get("eval/num_tasks", 0) >= 1),
+            key=lambda record: record["step"],
+        ),
         num_refused=course.num_refused,
         state=standing(run_dir),
         summary=summary,

@@ -10,7 +10,7 @@ from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Trajectory, Turn
 from slipstream.replay.run.archive import Archive, ArchiveError
-from slipstream.tools.replay.run_records import ANY_TOKEN, MAX_GROUP_BYTES
+from slipstream.tools.see.run_files import ANY_TOKEN, MAX_GROUP_BYTES
 from slipstream.tools.simulate.simulated_engine import TokenTime
 
 MAX_EPISODES = 2000  # read from the archive; more would not change the result

@@ -1,11 +1,10 @@
 """The help on settings: every key with its default and its comment, read from the source of the configuration."""
 
 import dataclasses
-import functools
 import textwrap
 from collections.abc import Sequence
 
-from slipstream.common.config.config import Config, key_paths
+from slipstream.common.config.config import Config, key_paths, value_of
 from slipstream.common.config.setting_bounds import comment
 from slipstream.common.config.suggestion import SETTINGS, setting_hint, word_hint
 
@@ -28,16 +27,12 @@ def settings_help(sections: Sequence[str]) -> str:
     lines = []
     for path in key_paths():
         if any(path == section or path.startswith(f"{section}.") for section in sections):
-            entry = f"{path} = {_default(path)!r}  {_comment(path)}"
+            entry = f"{path} = {value_of(Config(), path)!r}  {_comment(path)}"
             lines += textwrap.wrap(entry, WIDTH, initial_indent="  ", subsequent_indent="      ")
     return "\n".join(lines)
 
 
-def _default(path: str) -> object:
-    return functools.reduce(getattr, path.split("."), Config())
-
-
 def _comment(path: str) -> str:
     """The words and the comment of a key. They are of its section's class, as two sections may share a name."""
-    *parents, name = path.split(".")
-    return comment(type(functools.reduce(getattr, parents, Config())), name)
+    section, _, name = path.rpartition(".")
+    return comment(type(value_of(Config(), section)), name)

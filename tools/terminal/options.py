@@ -5,7 +5,8 @@ import dataclasses
 from typing import Any, TypeVar
 
 from slipstream.common.config.config_merge import with_home
-from slipstream.common.config.setting_bounds import comment, plain_type
+from slipstream.common.config.setting_bounds import check_bounds, comment, plain_type
+from slipstream.common.process.config_error import require
 
 T = TypeVar("T")
 
@@ -33,6 +34,17 @@ def options_of(kind: type[T], arguments: argparse.Namespace) -> T:
     """The parsed options. Raises ConfigError."""
     names = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: with_home(getattr(arguments, name)) for name in names})
+
+
+def check_options(options: Any, *rules: tuple[str, bool, str, str]) -> None:
+    """Raise ConfigError for a value out of its bounds, or for the first rule that does not hold.
+
+    A rule is the name of a field, whether it holds, what the value must be, and what to do.
+    """
+    check_bounds(options, "--")
+    for name, holds, contract, cure in rules:
+        value = getattr(options, name)
+        require(holds, _flag(name), contract, _text(value) if isinstance(value, tuple) else value, cure)
 
 
 def as_arguments(options: Any) -> list[str]:

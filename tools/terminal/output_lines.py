@@ -1,6 +1,7 @@
 """Lines of text for a terminal, and lines of JSON for a program."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from rich.cells import chop_cells
@@ -19,6 +20,13 @@ def printable_lines(text: str, console: Console, *, indent: int) -> list[str]:
         return lines
     width = max(2, console.width - indent)
     return [piece for line in lines for piece in chop_cells(line, width) or [""]]
+
+
+def print_json(records: Iterable[dict[str, Any]]) -> int:
+    """Print each record as one line of JSON; return 0."""
+    for record in records:
+        print(json_line(record))
+    return 0
 
 
 def json_line(record: dict[str, Any]) -> str:

@@ -5,13 +5,13 @@
 One step is read at a time, so a run of any length can be looked into.
 """
 
-import math
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +28,7 @@ from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep, rea
 from slipstream.tools.replay.show import member_facts, trajectory_facts
 from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run.prepare import model_folder
+from slipstream.tools.see.course import numbers
 from slipstream.tools.viewer.marks import Mark, keep_mark, marked_rows
 
 MAX_HITS = 50  # of one search
@@ -60,8 +61,8 @@ class ArchivePages:
 
     def page(self, path: str) -> dict[str, Any]:
         """The values at `path`, without numbers that JSON does not have. Raises NotRecorded."""
-        shown: dict[str, Any] = _finite(self._page(path))
-        return shown
+        # msgspec writes null for a number that is not finite: an actor may have recorded such a duration.
+        return msgspec.json.decode(msgspec.json.encode(self._page(path)), type=dict[str, Any])
 
     def _page(self, path: str) -> dict[str, Any]:
         if newest := _METRICS.fullmatch(path):
@@ -84,7 +85,6 @@ class ArchivePages:
         return {
             "name": self._run_dir.path.name,
             "env": ", ".join(self._config.env.entries()),
-            "advantage": self._config.objective.advantage,
             "max_lag": self._config.replay.max_lag,
             "steps": list(steps),
         }
@@ -92,7 +92,8 @@ class ArchivePages:
     def _metrics(self, steps: Sequence[int]) -> dict[str, Any]:
         """The numbers of `steps`, by step."""
         found = metrics_of_steps(self._run_dir.metrics, min(steps, default=0), max(steps, default=0))
-        return {str(step): {name: _number(found.get(step, {}).get(name)) for name in SHOWN_METRICS} for step in steps}
+        shown = {str(step): numbers(found.get(step, {})) for step in steps}
+        return {step: {name: record.get(name) for name in SHOWN_METRICS} for step, record in shown.items()}
 
     def search(self, text: str, *, before: int) -> dict[str, Any]:
         """Where `text` occurs in the steps before `before`, newest first, and where the next search has to begin."""
@@ -238,19 +239,3 @@ def _member(trajectory: Trajectory, recorded: RecordedStep) -> dict[str, Any]:
         "rewards": parts,
         "duration_s": trajectory.duration_s,
     }
-
-
-def _finite(value: Any) -> Any:
-    """`value` with None for each number that is not finite: an actor may have recorded such a duration."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {name: _finite(part) for name, part in value.items()}
-        case list():
-            return [_finite(part) for part in value]
-    return value
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and -1e300 <= value <= 1e300 else None

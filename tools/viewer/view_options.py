@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from slipstream.common.config.setting_bounds import Port, check_bounds
-from slipstream.common.process.config_error import require
+from slipstream.common.config.setting_bounds import Port
+from slipstream.tools.terminal.options import check_options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,18 +14,10 @@ class ViewOptions:
     steps: str = ""  # whose episodes the file has too, as 1:3; empty: none
 
     def __post_init__(self) -> None:
-        check_bounds(self, "--")
-        require(
-            not self.steps or self.file != "",
-            "--steps",
-            "left out without --file",
-            self.steps,
-            "a page in the browser shows all steps",
-        )
-        require(
-            not self.steps or re.fullmatch(r"\d{1,9}:\d{1,9}", self.steps) is not None,
-            "--steps",
-            "FIRST:LAST, as in 1:3",
-            self.steps,
-            "leave it out for a report without episodes",
+        is_range = not self.steps or re.fullmatch(r"\d{1,9}:\d{1,9}", self.steps) is not None
+        shown = "a page in the browser shows all steps"
+        check_options(
+            self,
+            ("steps", not self.steps or self.file != "", "left out without --file", shown),
+            ("steps", is_range, "FIRST:LAST, as in 1:3", "leave it out for a report without episodes"),
         )

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import redis
 
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.replay.fleet.fleet import Fleet
 from slipstream.tools.run import child as child_module
 from slipstream.tools.run.actor_host import Host
 from slipstream.tools.run.devices import visible_devices
@@ -164,13 +162,3 @@ def test_more_actors_than_named_gpus_are_refused() -> None:
         load_config(None, ["actors.devices=[0,3]", "actors.count=3"])
     with pytest.raises(ConfigError, match=r"`actors.count` must be <= 1, the number of actors.devices"):
         load_config(None, ["actors.devices=[0,3]", "actors.count=2", "actors.tensor_parallel=2"])
-
-
-def test_the_wanted_number_is_kept_per_host_until_it_restarts(redis_client: redis.Redis, run_id: str) -> None:
-    fleet = Fleet(redis_client, run_id)
-    assert fleet.wanted_actors("a") is None
-    fleet.want_actors("a", 6)
-    fleet.want_actors("a", 4)
-    assert (fleet.wanted_actors("a"), fleet.wanted_actors("b")) == (4, None)
-    fleet.forget_wanted_actors("a")
-    assert fleet.wanted_actors("a") is None

@@ -1,26 +1,21 @@
 """A start that fails names its cause on the terminal, at the first failure: by real processes, one for each cause."""
 
-import contextlib
 import os
 import re
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
-from slipstream.common.process.connection import PASSWORD_VARIABLE
-from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.shutdown import die_with_parent
 from slipstream.common.process.standing import Standing, standing
 from slipstream.tools.run.child import EXIT_BAD_INPUT
-from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, marked
+from tests.processes import DEADLINE_S, GUESS
+from tests.tools.run.test_up import NAME, Sittings, start
+
+__all__ = ["start"]  # a fixture
 
 # Each process of the run executes it when it starts.
 SABOTAGE = {
@@ -89,45 +84,31 @@ def closing_port() -> Iterator[int]:
 @pytest.mark.parametrize(
     "cause", [pytest.param(each, marks=pytest.mark.long) if "port" in each else each for each in FAILURES]
 )
-def test_a_start_that_fails_names_its_cause_at_once(tmp_path: Path, run_id: str, closing_port: int, cause: str) -> None:
+def test_a_start_that_fails_names_its_cause_at_once(
+    tmp_path: Path, start: Sittings, closing_port: int, cause: str
+) -> None:
     failure, broken = FAILURES[cause], tmp_path / "broken"
     broken.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         (broken / name).write_text("{")
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE.get(cause, ""))
-    settings = ["run.name=run", f"run.root={tmp_path}/runs", *GUESS, "actors.count=1", "eval.num_tasks=2"]
+    settings = [f"run.name={NAME}", *GUESS, "actors.count=1", "eval.num_tasks=2"]
     settings += [setting.format(broken=broken, port=closing_port) for setting in failure.settings]
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, MARK: run_id, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    environment.pop(PASSWORD_VARIABLE, None)
-    out = tmp_path / "out"
-    with out.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "slipstream.tools.cli.cli", "up", *settings],
-            cwd=REPOSITORY,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=partial(die_with_parent, os.getpid()),
-        )
-    try:
-        deadline = time.monotonic() + DEADLINE_S
-        says = failure.says if not failure.is_refused else re.escape(failure.says.format(port=closing_port))
-        while not (found := re.search(says, out.read_text(), re.MULTILINE)) and process.poll() is None:
-            assert time.monotonic() < deadline, out.read_text()
-            time.sleep(0.05)
-        if failure.is_refused:
-            assert process.wait(DEADLINE_S) == EXIT_BAD_INPUT
-        assert found or re.search(says, out.read_text(), re.MULTILINE), out.read_text()
-        assert "Traceback" not in out.read_text()
-        assert failure.is_refused or out.read_text().count(" ended with code ") == 1, "at the first failure"
-    finally:
-        left = marked(run_id)
-        for each in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-        process.wait()
-        psutil.wait_procs(left, DEADLINE_S)
-    assert standing(RunDir(tmp_path / "runs", "run")) in (Standing.STOPPED, Standing.FAILED)
+    up = start(*settings, PYTHONPATH=path)
+
+    def said() -> str:
+        return up.said() + up.complained()
+
+    deadline = time.monotonic() + DEADLINE_S
+    says = failure.says if not failure.is_refused else re.escape(failure.says.format(port=closing_port))
+    while not (found := re.search(says, said(), re.MULTILINE)) and up.process.poll() is None:
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.05)
+    if failure.is_refused:
+        assert up.wait() == EXIT_BAD_INPUT
+    assert found or re.search(says, said(), re.MULTILINE), said()
+    assert "Traceback" not in said()
+    assert failure.is_refused or said().count(" ended with code ") == 1, "at the first failure"
+    start.end()
+    assert standing(up.dir) in (Standing.STOPPED, Standing.FAILED)

@@ -41,10 +41,10 @@ SMALL = [*GUESS, "actors.count=1", "replay.groups_per_step=2", "learner.checkpoi
 class Up:
     """`slipstream up` in a process of its own, with its output in files."""
 
-    def __init__(self, root: Path, mark: str, *arguments: str, columns: int) -> None:
+    def __init__(self, root: Path, mark: str, *arguments: str, columns: int, **variables: str) -> None:
         self.dir = RunDir(root, NAME)
         self._stdout, self._stderr = root / "stdout", root / "stderr"
-        environment = {**os.environ, MARK: mark, "COLUMNS": str(columns), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, MARK: mark, "COLUMNS": str(columns), "OMP_NUM_THREADS": "1", **variables}
         environment.pop(PASSWORD_VARIABLE, None)
         with self._stdout.open("w") as stdout, self._stderr.open("w") as stderr:
             self.process = subprocess.Popen(
@@ -60,6 +60,9 @@ class Up:
 
     def said(self) -> str:
         return self._stdout.read_text()
+
+    def complained(self) -> str:
+        return self._stderr.read_text()
 
     def log(self, process: str) -> str:
         path = self.dir.log(process)
@@ -83,7 +86,7 @@ class Up:
 
     def _everything(self) -> str:
         logs = [f"--- {path.name}\n{path.read_text()[-2000:]}" for path in self.dir.path.glob("logs/*.log")]
-        return "\n".join([self.said(), self._stderr.read_text(), *logs])
+        return "\n".join([self.said(), self.complained(), *logs])
 
 
 class Sittings:
@@ -93,8 +96,8 @@ class Sittings:
         self._root, self._mark = root, mark
         self._ups: list[Up] = []
 
-    def __call__(self, *arguments: str, columns: int = 80) -> Up:
-        self._ups.append(Up(self._root, self._mark, *arguments, columns=columns))
+    def __call__(self, *arguments: str, columns: int = 80, **variables: str) -> Up:
+        self._ups.append(Up(self._root, self._mark, *arguments, columns=columns, **variables))
         return self._ups[-1]
 
     def left(self) -> list[list[str]]:
@@ -110,11 +113,13 @@ class Sittings:
         return lines
 
     def end(self) -> None:
-        for process in marked(self._mark):
+        left = marked(self._mark)
+        for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         for up in self._ups:
             up.process.wait()
+        psutil.wait_procs(left, DEADLINE_S)
 
 
 @pytest.fixture
