@@ -6,7 +6,7 @@ One process on CPUs, in which no policy is ever old and nothing outlives a crash
 asynchronous and durable, and with `replay.target_lag=0` it has the same losses, to the last bit. There
 
     Engine      is actors/engine, which gets its weights from learner/publisher through actors/weights
-    play        is actors/episode, for all members of a group actors/group
+    play        is actors/episode, for all members of a group actors/group; learner/supply chooses the tasks
     compared    is learner/credit, and `Policy` learner/model, batch, objective and step
     train       is learner/learn.py and actors/host/act.py, with the buffer of replay/ between them
 """
@@ -32,12 +32,13 @@ from vllm import EngineArgs, SamplingParams
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from slipstream import Config, LossTokens, Task, load_config, make_env, num_train_tasks, policy_loss
+from slipstream import Config, LossTokens, load_config, make_env, policy_loss
 from slipstream.actors.engine import reload, vllm_start
 from slipstream.actors.engine.absent import mask_absent
 from slipstream.common.text import chat, tokenizer
 from slipstream.learner.batch.pack import TokenSequence, micro_batches, numbered
 from slipstream.learner.model import context_attention, kernel, optimizer, packed_model
+from slipstream.learner.supply.curriculum import Curriculum
 
 READ = {  # of the sections that decide what is trained; their other settings must have the defaults
     "model": ("path", "tiny_depth", "max_tokens", "template_arguments"),
@@ -122,7 +123,8 @@ async def play(engine: Engine, config: Config, group: int, member: int) -> Attem
     """Play one attempt: what the policy writes is an action, and the environment's answer the next prompt."""
     attempt, conversation = Attempt(), chat.Chat(engine.tokenizer)
     env = make_env(config.env.name, config.env.options)
-    observation = await env.reset(task_of(group, config))
+    # All tasks come once, in a random order, before one comes twice.
+    observation = await env.reset(Curriculum(config.env, seed=config.run.seed).choose(group))
     attempt.add(conversation.open(tuple(observation.messages)))
     while len(attempt.rewards) < config.env.max_turns and len(attempt.tokens) < config.model.max_tokens:
         place = (config.run.seed, group, member, 0, len(attempt.rewards))  # a seed of its own for every turn
@@ -140,13 +142,6 @@ async def play(engine: Engine, config: Config, group: int, member: int) -> Attem
         attempt.add(prompt.tokens)
     await env.close()
     return attempt
-
-
-def task_of(group: int, config: Config) -> Task:
-    """The task of a group: all tasks come once, in a random order, before one comes twice."""
-    num_tasks = num_train_tasks(config.env)[config.env.name]
-    order = np.random.default_rng((config.run.seed, group // num_tasks)).permutation(num_tasks)
-    return Task(env=config.env.name, split="train", index=int(order[group % num_tasks]))
 
 
 async def play_groups(engine: Engine, config: Config, groups: range) -> list[list[Attempt]]:
