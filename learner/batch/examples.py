@@ -37,11 +37,12 @@ def longest(example: Example) -> int:
 
 
 def _learnt(branches: Sequence[Branch]) -> list[TokenSequence]:
-    return [_sequence(branch, branch.loss_mask) for branch in branches if any(branch.loss_mask)]
+    """The branches with loss tokens; a step puts their weights in the place of `advantages`."""
+    return [TokenSequence.bare(branch.tokens, branch.loss_mask) for branch in branches if any(branch.loss_mask)]
 
 
 def _at_end(branch: Branch) -> TokenSequence:
-    return _sequence(branch, [False] * (len(branch.tokens) - 1) + [True])
+    return TokenSequence.bare(branch.tokens, [False] * (len(branch.tokens) - 1) + [True])
 
 
 def _at_labels(branch: Branch, labels: Mapping[int, float]) -> TokenSequence | None:
@@ -49,18 +50,7 @@ def _at_labels(branch: Branch, labels: Mapping[int, float]) -> TokenSequence | N
     at_end = {stop - 1: labels[reply] for reply, stop in branch.reply_stops.items() if reply in labels}
     if not at_end:
         return None
-    sequence = _sequence(branch, [place in at_end for place in range(len(branch.tokens))])
+    sequence = TokenSequence.bare(branch.tokens, [place in at_end for place in range(len(branch.tokens))])
     returns = np.zeros(len(branch.tokens), dtype=np.float32)
     returns[list(at_end)] = list(at_end.values())
     return dataclasses.replace(sequence, returns=returns)
-
-
-def _sequence(branch: Branch, loss_mask: Sequence[bool]) -> TokenSequence:
-    nothing = np.zeros(len(branch.tokens), dtype=np.float32)
-    return TokenSequence(
-        tokens=np.array(branch.tokens, dtype=np.int32),
-        loss_mask=np.array(loss_mask, dtype=np.bool_),
-        behaviour_logprobs=nothing,
-        advantages=nothing,  # a step replaces them with the weights
-        kept=None,
-    )

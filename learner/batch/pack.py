@@ -52,6 +52,16 @@ class TokenSequence:
     kept: KeptSets | None  # of the loss tokens; None if the policy sampled from the whole vocabulary
     temperature: float | None = None  # that the tokens were sampled at; None: that of the model's settings
 
+    @classmethod
+    def bare(
+        cls, tokens: Sequence[int] | npt.NDArray[np.integer[Any]], loss_mask: Sequence[bool] | MaskArray
+    ) -> "TokenSequence":
+        """A sequence without log-probabilities and advantages, for a model that only reads it."""
+        read = np.asarray(tokens, dtype=np.int32)
+        nothing = np.zeros(len(read), dtype=np.float32)
+        marked = np.asarray(loss_mask, dtype=np.bool_)
+        return cls(tokens=read, loss_mask=marked, behaviour_logprobs=nothing, advantages=nothing, kept=None)
+
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)

@@ -21,11 +21,11 @@ def gigpo(members: Sequence[MeasuredTrajectory], objective: ObjectiveConfig) -> 
 
     Penalties are compared in the same way, but never in standard deviations: see `slipstream.learner.credit.grpo`.
     """
-    trajectories = [member.trajectory for member in members]
-    rewards = [rewards_of_turns(trajectory) for trajectory in trajectories]
-    gains = _of_turns(trajectories, rewards, objective, compared=COMPARED[objective.advantage])
+    trajectories, gamma = [member.trajectory for member in members], objective.gamma
+    rewards, keys = [rewards_of_turns(trajectory) for trajectory in trajectories], _state_keys(trajectories)
+    gains = gigpo_advantages(rewards, keys, gamma=gamma, compared=COMPARED[objective.advantage])
     penalties = [penalties_of_turns(member) for member in members]
-    losses = _of_turns(trajectories, penalties, objective, compared=centred_advantages)
+    losses = gigpo_advantages(penalties, keys, gamma=gamma, compared=centred_advantages)
     return [
         np.repeat(gain - loss, tokens_of_turns(trajectory))
         for trajectory, gain, loss in zip(trajectories, gains, losses, strict=True)
@@ -35,23 +35,12 @@ def gigpo(members: Sequence[MeasuredTrajectory], objective: ObjectiveConfig) -> 
 def teaches(trajectories: Sequence[Trajectory], objective: ObjectiveConfig) -> bool:
     """Whether any turn of a group can have an advantage other than 0."""
     rewards = [rewards_of_turns(trajectory) for trajectory in trajectories]
-    return any(map(is_any, _of_turns(trajectories, rewards, objective, compared=centred_advantages)))
+    keys, gamma = _state_keys(trajectories), objective.gamma
+    return any(map(is_any, gigpo_advantages(rewards, keys, gamma=gamma, compared=centred_advantages)))
 
 
-def _of_turns(
-    trajectories: Sequence[Trajectory],
-    rewards: Sequence[npt.NDArray[np.float64]],
-    objective: ObjectiveConfig,
-    *,
-    compared: Callable[[Sequence[float]], npt.NDArray[np.float64]],
-) -> list[Float[np.ndarray, " _turns"]]:
-    """The advantage of each turn of a group; `rewards` are one number for each turn."""
-    return gigpo_advantages(
-        rewards,
-        [[turn.state_key for turn in trajectory.turns] for trajectory in trajectories],
-        gamma=objective.gamma,
-        compared=compared,
-    )
+def _state_keys(trajectories: Sequence[Trajectory]) -> list[list[str]]:
+    return [[turn.state_key for turn in trajectory.turns] for trajectory in trajectories]
 
 
 def gigpo_advantages(

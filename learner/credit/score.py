@@ -160,16 +160,6 @@ def branches(episode: ScoredEpisode, ends: Sequence[int]) -> list[TokenSequence]
         places = marked[(marked >= start) & (marked < stop)] - start
         if len(places):
             num_tokens = int(places[-1]) + 1
-            nothing = np.zeros(num_tokens, dtype=np.float32)
-            mask = np.zeros(num_tokens, dtype=np.bool_)
-            mask[places] = True
-            found.append(
-                TokenSequence(
-                    tokens=tokens[start : start + num_tokens],
-                    loss_mask=mask,
-                    behaviour_logprobs=nothing,
-                    advantages=nothing,
-                    kept=None,
-                )
-            )
+            mask = np.isin(np.arange(num_tokens), places)
+            found.append(TokenSequence.bare(tokens[start : start + num_tokens], mask))
     return found

@@ -73,14 +73,7 @@ def check_context(
 
 
 def _sequence_of(length: int, *, vocab_size: int) -> TokenSequence:
-    nothing = np.zeros(length, dtype=np.float32)
-    return TokenSequence(
-        tokens=np.arange(1, length + 1, dtype=np.int32) * 7919 % vocab_size,
-        loss_mask=np.arange(length) > 0,
-        behaviour_logprobs=nothing,
-        advantages=nothing,
-        kept=None,
-    )
+    return TokenSequence.bare(np.arange(1, length + 1, dtype=np.int32) * 7919 % vocab_size, np.arange(length) > 0)
 
 
 def check_heads(num_heads: int, num_kv_heads: int, context_ranks: int) -> None:

@@ -43,13 +43,10 @@ class Flops:
     per_pair: float
     peak: float | None  # operations per second of all ranks together; None if unknown
 
-    def of(self, num_tokens: int, *, num_pairs: int) -> float:
-        """The operations of training on so many computed tokens, and pairs of tokens."""
-        return self.per_token * num_tokens + self.per_pair * num_pairs
-
     def utilisation(self, num_tokens: int, *, num_pairs: int, elapsed_s: float) -> float | None:
         """The fraction of the peak that was used in `elapsed_s` (MFU); None if the peak is unknown."""
-        return self.of(num_tokens, num_pairs=num_pairs) / (self.peak * elapsed_s) if self.peak else None
+        operations = self.per_token * num_tokens + self.per_pair * num_pairs
+        return operations / (self.peak * elapsed_s) if self.peak else None
 
 
 def flops_of(model: PackedModel, *, device: torch.device, num_ranks: int) -> Flops:

@@ -21,13 +21,7 @@ def probe_of(model: PackedModel, device: torch.device) -> Probe:
     if model.absent is not None:
         known = np.delete(known, model.absent.cpu().numpy())
     tokens = np.random.default_rng(_SEED).choice(known, min(room, MAX_PROBE_TOKENS))
-    sequence = TokenSequence(
-        tokens=tokens,
-        loss_mask=np.arange(len(tokens)) > 0,
-        behaviour_logprobs=np.zeros(len(tokens), dtype=np.float32),
-        advantages=np.zeros(len(tokens), dtype=np.float32),
-        kept=None,
-    )
+    sequence = TokenSequence.bare(tokens, np.arange(len(tokens)) > 0)
     with model.at_temperature(1.0):
         logprobs = model(pack([sequence]).to(device)).logprobs
     return Probe(tokens=tokens.tolist(), logprobs=logprobs.tolist(), tolerance=TOLERANCES[model.settings.dtype])

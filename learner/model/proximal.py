@@ -7,8 +7,7 @@ which need not be the one that sampled. The average is decay / (1 - decay) steps
 the proximal policy were equal to the current one, the clip would have no effect. It is never published.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -46,20 +45,16 @@ class Proximal:
         for name, shard in _trained(model):
             self.averages[name].lerp_(shard.detach(), share)
 
+    @torch.no_grad()
     def logprobs(self, model: PackedModel, micro_batches: Sequence[Packed]) -> list[Tensor]:
         """The proximal log-probability of each loss token of each pack, without gradient. Every rank calls it.
 
         The forward pass runs on `model` with its weights replaced by the average; they are restored exactly.
         """
         device = next(model.parameters()).device
-        with self._in_place_of_weights(model), torch.no_grad():
-            return [model(packed.to(device)).logprobs for packed in micro_batches]
-
-    @contextmanager
-    def _in_place_of_weights(self, model: PackedModel) -> Iterator[None]:
         self._swap(model)
         try:
-            yield
+            return [model(packed.to(device)).logprobs for packed in micro_batches]
         finally:
             self._swap(model)
 

@@ -90,6 +90,7 @@ def train_step(
     nor do their optimizers and schedules; the metrics have `skipped`. `clock` times "forward", "backward" and
     "optimizer".
     """
+    clock = clock or Clock(ranks.device)
     divisor = loss_divisor(
         num_loss_tokens=batch.num_loss_tokens, num_trajectories=batch.num_trajectories, objective=settings.objective
     )
@@ -99,7 +100,7 @@ def train_step(
     evidence = evidence_from(sums, measured)
     decision = _guard_decision(evidence, objective=settings.objective, ranks=ranks)
     update, values = _updated(models, found, settings=settings, scale=decision.scale, ranks=ranks)
-    _lap(clock, "optimizer")
+    clock.lap("optimizer")
     return step_metrics_of(
         measured,
         update,
@@ -121,7 +122,7 @@ def _gradients(
     divisor: int,
     settings: StepSettings,
     ranks: Ranks,
-    clock: Clock | None,
+    clock: Clock,
 ) -> list[MicroBatchSums]:
     """Accumulate the gradients of the micro-batches, and return the sums of each."""
     found = []
@@ -134,10 +135,10 @@ def _gradients(
             proximal_logprobs=logprobs,
             value_weight=divisor / batch.num_loss_tokens,
         )
-        _mark(clock, "forward")
+        clock.mark("forward")
         for loss_sum in loss_sums:
             backward(loss_sum, ranks=ranks, divisor=divisor)
-        _mark(clock, "backward")
+        clock.mark("backward")
         found.append(sums)
     return found
 
@@ -224,16 +225,6 @@ def _forward(
         num_pairs=packed.num_pairs,
     )
     return sums, loss_sums
-
-
-def _lap(clock: Clock | None, name: str) -> None:
-    if clock:
-        clock.lap(name)
-
-
-def _mark(clock: Clock | None, name: str) -> None:
-    if clock:
-        clock.mark(name)
 
 
 def _frozen_logprobs(reference: PackedModel, packed: Packed) -> Tensor:

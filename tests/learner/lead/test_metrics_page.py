@@ -44,10 +44,8 @@ def emitted() -> set[str]:
             match ast.unparse(call.func):
                 case "metrics.add" | "metrics.add_histogram":
                     names.add(pattern(call.args[0]))
-                case "clock.lap":
+                case "clock.lap" | "clock.mark":
                     names.add(f"time/{pattern(call.args[0])}_s")
-                case "_lap" | "_mark":
-                    names.add(f"time/{pattern(call.args[1])}_s")
     return names - {"time/<>_s"}
 
 

@@ -114,17 +114,6 @@ def test_lag_is_recorded_of_the_oldest_and_the_newest_token_and_reward_by_the_ol
     assert tally.lag == {"0": 1, "3": 1, "4": 1}
 
 
-@pytest.mark.parametrize(
-    ("lag", "bucket"),
-    [(2, "2"), (5, "5_8"), (8, "5_8"), (9, "9_16"), (16, "9_16"), (17, "17_32"), (32, "17_32"), (33, "33_up")],
-)
-def test_every_lag_has_a_bucket(lag: int, bucket: str) -> None:
-    old = made(0, rewards={"task": 1.0}, versions=(100 - lag, 100))
-    before = msgspec.structs.replace(BEFORE, policy_version=100)
-    metrics = step_metrics(batch_of(old), STEP, before=before, times_s=TIMES_S, flops=UNKNOWN, tally=Tally())
-    assert metrics.means()[f"lag/fraction_at_{bucket}"] == 1.0
-
-
 def test_what_a_resumed_learner_skipped_is_no_lag() -> None:
     """Versions 3 to 6 were lost: 7 has the weights of 2, one step after 1."""
     before = msgspec.structs.replace(BEFORE, policy_version=2).resumed_as(7)
@@ -187,10 +176,6 @@ def test_flops_are_of_the_model_as_it_is(
     assert flops.per_token == 6 * (layers + 64 + looked_up_and_multiplied)
     assert flops.per_pair == 12 * 2 * 2 * 32
     assert flops.peak == 6e12
-
-
-def test_a_known_example_of_flops() -> None:
-    assert Flops(per_token=6e6, per_pair=12.0 * 2 * 4 * 8, peak=None).of(10, num_pairs=55) == 60_042_240
 
 
 def books(**counters: int) -> dict[bytes, bytes]:

@@ -277,16 +277,6 @@ async def greedy(folder: Path) -> tuple[list[int], list[float]]:
 @torch.no_grad()
 def next_logprobs(model: PackedModel, context: list[int]) -> torch.Tensor:
     """The learner's log-probability of every token of the vocabulary after `context`, one sequence for each."""
-    zeros = np.zeros(len(context) + 1, dtype=np.float32)
     loss_mask = np.arange(len(context) + 1) == len(context)
-    sequences = [
-        TokenSequence(
-            tokens=np.array([*context, token], dtype=np.int32),
-            loss_mask=loss_mask,
-            behaviour_logprobs=zeros,
-            advantages=zeros,
-            kept=None,
-        )
-        for token in range(model.vocab_size)
-    ]
+    sequences = [TokenSequence.bare([*context, token], loss_mask) for token in range(model.vocab_size)]
     return model(pack(sequences)).logprobs

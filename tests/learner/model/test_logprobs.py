@@ -17,14 +17,7 @@ MAX_NATS = {torch.bfloat16: 1e-3, torch.float32: 1e-4}  # of one token; logits i
 
 def packed_of(tokens: Tensor, *, loss_positions: tuple[int, ...]) -> Packed:
     """One sequence."""
-    sequence = TokenSequence(
-        tokens=tokens.int().numpy(),
-        loss_mask=np.isin(np.arange(len(tokens)), loss_positions),
-        behaviour_logprobs=np.zeros(len(tokens), dtype=np.float32),
-        advantages=np.zeros(len(tokens), dtype=np.float32),
-        kept=None,
-    )
-    return pack([sequence])
+    return pack([TokenSequence.bare(tokens.numpy(), np.isin(np.arange(len(tokens)), loss_positions))])
 
 
 def test_the_state_before_a_loss_token_predicts_it() -> None:

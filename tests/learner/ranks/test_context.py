@@ -24,14 +24,7 @@ def context(rank: int, num_ranks: int) -> Context:
 
 def sequence(*tokens: int) -> TokenSequence:
     """Every token but the first is trained."""
-    nothing = np.zeros(len(tokens), dtype=np.float32)
-    return TokenSequence(
-        tokens=np.array(tokens, dtype=np.int32),
-        loss_mask=np.arange(len(tokens)) > 0,
-        behaviour_logprobs=nothing,
-        advantages=nothing,
-        kept=None,
-    )
+    return TokenSequence.bare(tokens, np.arange(len(tokens)) > 0)
 
 
 def test_each_rank_has_as_many_tokens_and_predicts_what_its_states_are_before() -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from slipstream.learner.step.stall_guard import MOST_STEPS, NothingLearned, StallGuard
+from slipstream.replay.records.ticket import Group
 from tests.learner.lead.test_report import STEP
 from tests.replay.records.attempts import group_earning
 
@@ -32,10 +33,16 @@ def test_a_hundred_steps_in_a_row_without_a_change_end_the_run_with_both_reasons
     assert "40 were skipped, because the gradient was not finite or the guard refused it: lower `optim.lr`" in said
 
 
-def test_siblings_that_always_earn_the_same_are_another_reason_than_hopeless_tasks() -> None:
+def one_short(groups: list[Group]) -> StallGuard:
+    """A guard after all but one of the steps without a gradient that end a run."""
     stall_guard = StallGuard()
     for step in range(1, MOST_STEPS):
-        stall_guard.after(step, EMPTY, STUCK)
+        stall_guard.after(step, EMPTY, groups)
+    return stall_guard
+
+
+def test_siblings_that_always_earn_the_same_are_another_reason_than_hopeless_tasks() -> None:
+    stall_guard = one_short(STUCK)
     with pytest.raises(
         NothingLearned, match=r"a mean return of 0\.5 and 0% successes: .*; siblings earn the same: use"
     ):
@@ -43,18 +50,14 @@ def test_siblings_that_always_earn_the_same_are_another_reason_than_hopeless_tas
 
 
 def test_solved_tasks_end_the_run_as_finished() -> None:
-    stall_guard = StallGuard()
-    for step in range(1, MOST_STEPS):
-        stall_guard.after(step, EMPTY, SOLVED)
-        assert not stall_guard.is_solved
+    stall_guard = one_short(SOLVED)
+    assert not stall_guard.is_solved
     stall_guard.after(MOST_STEPS, EMPTY, SOLVED)
     assert stall_guard.is_solved
 
 
 def test_steps_that_were_skipped_are_no_sign_of_solved_tasks() -> None:
-    stall_guard = StallGuard()
-    for step in range(1, MOST_STEPS):
-        stall_guard.after(step, EMPTY, SOLVED)
+    stall_guard = one_short(SOLVED)
     with pytest.raises(NothingLearned, match="1 were skipped"):
         stall_guard.after(MOST_STEPS, SKIPPED, SOLVED)
 
