@@ -14,7 +14,6 @@ from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.lead.tally import EvalResult
 from slipstream.learner.supply.supply import SupplyDried, failures_since
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
-from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.records.ticket import Group, Ticket
 
 STREAM = "eval"
@@ -32,28 +31,23 @@ class Evaluation:
     An actor takes a ticket only while it serves this version. It then keeps this version until no ticket is left.
     """
 
-    def __init__(self, buffer: LearnerBuffer, config: Config, progress: Progress, *, before: Ledger) -> None:
-        """`before` is the ledger from before its tickets were opened; `begin` opens them."""
+    def __init__(self, buffer: LearnerBuffer, config: Config, progress: Progress) -> None:
+        """Open tickets for the version of `progress`; what is left of an earlier evaluation is dropped."""
+        drop_open_groups(buffer)
         self._buffer = buffer
         self._config = config
         self._num_tasks = num_held_out(config)
         self.policy_version = progress.policy_version
         self.step = progress.step
-        self._before = before
-        self._first_group_id = before.last_group_id + 1
+        self._before = buffer.ledger()
+        self._first_group_id = self._before.last_group_id + 1
         self._solved: dict[int, bool] = {}  # by place: the first half is sampled, the second greedy
-        self._num_mixed = 0  # episodes in which another version sampled tokens; they are not counted
+        self.num_mixed = 0  # episodes in which another version sampled tokens; they are not counted
         self._begun = time.monotonic()
         self._idle_since: float | None = None  # when no actor was first seen to play it
-        self._lasted_s = 0.0
-
-    @classmethod
-    def begin(cls, buffer: LearnerBuffer, config: Config, progress: Progress) -> "Evaluation":
-        """Open tickets for the version of `progress`; what is left of an earlier evaluation is dropped."""
-        drop_open_groups(buffer)
-        begun = cls(buffer, config, progress, before=buffer.ledger())
-        buffer.open([begun._ticket(place) for place in range(begun._num_tickets)])
-        return begun
+        self.lasted_s = 0.0  # from opening it to the last `collect`
+        self._num_tickets = 2 * self._num_tasks
+        buffer.open([self._ticket(place) for place in range(self._num_tickets)])
 
     def finish(self, shutdown: Shutdown, check: Callable[[], None]) -> EvalResult | None:
         """Wait for the result; None if a stop was requested. Raises SupplyDried after `learner.claim_timeout_s`.
@@ -64,7 +58,7 @@ class Evaluation:
         deadline = time.monotonic() + self._config.learner.claim_timeout_s
         work = LongWork(f"evaluation of version {self.policy_version}, episodes", self._num_tickets)
         while self.collect():
-            work.at(len(self._solved) + self._num_mixed)
+            work.at(len(self._solved) + self.num_mixed)
             if shutdown.requested.is_set():
                 return None
             check()
@@ -93,7 +87,7 @@ class Evaluation:
             self._buffer.settle(_STEP)
         now = time.monotonic()
         self._idle_since = None if ledger.ready or ledger.leased else self._idle_since or now
-        self._lasted_s = now - self._begun
+        self.lasted_s = now - self._begun
         return ledger.ready + ledger.queued + ledger.leased > len(groups)
 
     def result(self) -> EvalResult | None:
@@ -121,16 +115,6 @@ class Evaluation:
                 solved[self._task(place).env].append(self._solved[place])
         return {label: sum(found) / len(found) for label, found in solved.items()}
 
-    @property
-    def num_mixed(self) -> int:
-        """Episodes that were not counted because another version sampled some of their tokens."""
-        return self._num_mixed
-
-    @property
-    def lasted_s(self) -> float:
-        """Seconds from opening the evaluation to the last `collect`."""
-        return self._lasted_s
-
     def is_untouched(self) -> bool:
         """Whether every ticket still waits for an actor at this version."""
         return self._buffer.ledger().queued == self._num_tickets
@@ -140,10 +124,6 @@ class Evaluation:
         idle_since = self._idle_since
         return idle_since is not None and time.monotonic() - idle_since > self._config.replay.lease_ttl_s
 
-    @property
-    def _num_tickets(self) -> int:
-        return 2 * self._num_tasks
-
     def _count(self, group: Group) -> None:
         place, (episode,) = group.ticket.group_id - self._first_group_id, group.trajectories
         if place < 0:  # a learner before this one opened it
@@ -151,7 +131,7 @@ class Evaluation:
         if episode.oldest_policy_version == self.policy_version == episode.newest_policy_version:
             self._solved[place] = episode.success
             return
-        self._num_mixed += 1
+        self.num_mixed += 1
         log.warning(
             "not counting an episode of the evaluation of version %d: versions %d to %d sampled it",
             self.policy_version,
@@ -207,7 +187,7 @@ class RegularEvaluation:
             self._current = None
         published = progress.highest_published == progress.policy_version
         if published and self._is_due(progress.step) and (self._current is None or self._current.is_untouched()):
-            self._current = Evaluation.begin(self._buffer, self._config, progress)
+            self._current = Evaluation(self._buffer, self._config, progress)
         return finished
 
     def _is_due(self, step: int) -> bool:

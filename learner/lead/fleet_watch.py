@@ -36,9 +36,9 @@ class FleetWatch:
     def __init__(
         self,
         connections: Connections,
+        config: Config,
         tensorboard: Path,
         *,
-        config: Config,
         started_at_s: float,
         tokens_trained: Callable[[], int],
         steps: Callable[[], Sequence[Mapping[str, float]]],

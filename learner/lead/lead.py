@@ -184,7 +184,7 @@ class Lead:
         """
         if not num_held_out(self._config):
             return None
-        return Evaluation.begin(self._connections.evaluation, self._config, progress)
+        return Evaluation(self._connections.evaluation, self._config, progress)
 
     def evaluate_once(self, progress: Progress, name: str, shutdown: Shutdown) -> None:
         """Evaluate the weights of `progress`, unless `name` was evaluated before this learner resumed."""

@@ -80,8 +80,8 @@ class RunRecord:
         self._newest: tuple[Mapping[str, float], ...] = ()  # records of steps; replaced, as the watch reads it
         self._watch = FleetWatch(
             connections,
+            config,
             run_dir.tensorboard,
-            config=config,
             started_at_s=started_at_s,
             tokens_trained=lambda: self.tally.tokens_trained,
             steps=lambda: self._newest,

@@ -126,7 +126,7 @@ def test_an_abandoned_evaluation_is_dropped_and_another_begins(
 
 
 def test_an_episode_of_two_versions_does_not_count(buffer: Views, run_id: str) -> None:
-    evaluation = Evaluation.begin(buffer.learner, config(), at(4))
+    evaluation = Evaluation(buffer.learner, config(), at(4))
     play(buffer, run_id, version=6, number=5)
     play(buffer, run_id, version=7, number=1, succeeds=lambda place: False)
     assert evaluation.collect() is False
@@ -136,10 +136,10 @@ def test_an_episode_of_two_versions_does_not_count(buffer: Views, run_id: str) -
 
 
 def test_what_a_learner_that_died_left_open_is_dropped_and_never_counted(buffer: Views, run_id: str) -> None:
-    Evaluation.begin(buffer.learner, config(), at(4))
+    Evaluation(buffer.learner, config(), at(4))
     play(buffer, run_id, version=6, number=2)
     buffer.actor.lease("a")
-    evaluation = Evaluation.begin(buffer.learner, config(), at(4, version=30))
+    evaluation = Evaluation(buffer.learner, config(), at(4, version=30))
     assert (buffer.learner.ledger().dropped, buffer.learner.ledger().queued) == ({"superseded": 6}, 6)
     play(buffer, run_id, version=30, succeeds=lambda place: False)
     while evaluation.collect():

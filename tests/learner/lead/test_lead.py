@@ -24,7 +24,7 @@ from slipstream.learner.lead.highest_version import load_highest_version
 from slipstream.learner.lead.lead import Lead
 from slipstream.learner.lead.tally import load_tally, tally_at
 from slipstream.learner.model.flops import Flops
-from slipstream.learner.publisher.publish import publisher_settings
+from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.supply.supply import Supply
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet
@@ -34,7 +34,7 @@ from slipstream.tools.run.up import progress_line
 from slipstream.tools.see.summary import read_summary, summary_rows
 from tests.learner.lead.test_report import STEP, TIMES_S
 from tests.learner.publisher.offers import empty_offer
-from tests.learner.supply.test_supply import shutdown, work
+from tests.learner.supply.test_supply import ahead_of, shutdown, work
 from tests.replay.buffer.every_verb import MEMBER
 from tests.replay.records.attempts import attempt_at, make_buffer, ticket
 
@@ -82,16 +82,14 @@ class Place:
     ) -> Lead:
         """A learner that has made `step` steps; its connections and its fence are new ones unless they are given."""
         connections = connections or self.join()
-        publishing = publisher_settings(
-            self.config.weights,
-            redis_url=self.redis_url,
-            run_id=self.run_id,
+        publishing = PublisherSettings(
             entries=WEIGHTS,
             adapted=adapted,
-            model_folder=self.dir.path,
-            model_files=[],
+            redis_url=self.redis_url,
+            run_id=self.run_id,
             learner_epoch=connections.epoch,
-            device="cpu",
+            host="127.0.0.1",
+            broadcast_timeout_s=20.0,
         )
         return Lead.begin(
             connections,
@@ -164,7 +162,7 @@ def test_success_is_of_all_finished_episodes_and_that_of_trained_ones_is_named_s
     supply = Supply(lead.shards[0], settings, first_group_id=0)
     supply.admit(1, [], published_version=0)
     work(place.actor, place.run_id, returns=lambda group_id: (1.0, 1.0) if group_id < 2 else (0.0, 1.0))
-    batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    batch = supply.next_batch(ahead_of(1), shutdown)
     assert batch is not None and batch.num_dropped == {"zero_variance": 2}
     lead.record_step(batch, STEP, START, TIMES_S)
     (record,) = read_metrics(place.dir.metrics)
