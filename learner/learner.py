@@ -362,6 +362,4 @@ def imitate_expert(learner: Learner, demonstrations: Path, shutdown: Shutdown) -
 
 def stop_requested(shutdown: Shutdown, ranks: Ranks) -> bool:
     """Whether any rank was asked to stop: signals reach ranks at different times, but all must stop after one step."""
-    requested = torch.tensor(int(shutdown.requested.is_set()), device=ranks.device)
-    dist.all_reduce(requested, op=dist.ReduceOp.MAX)
-    return bool(requested)
+    return ranks.any(shutdown.requested.is_set())

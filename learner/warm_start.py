@@ -4,17 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.config.learner_config import OptimConfig, WarmStartConfig
 from slipstream.common.records.trajectory import Trajectory
-from slipstream.learner.batch.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
-from slipstream.learner.model.gradient import Update, apply_gradient, backward
+from slipstream.learner.batch.pack import TokenSequence, count_loss_tokens, sequences_of
+from slipstream.learner.model.gradient import apply_gradient, backward_over
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
-from slipstream.learner.model.packed_model import PackedModel, expect_backward
+from slipstream.learner.model.packed_model import PackedModel
 from slipstream.learner.ranks.ranks import Ranks
-from slipstream.learner.step.step_metrics import summed_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +21,6 @@ class WarmStartStep:
     step: int  # from 1
     num_steps: int
     loss: float  # nats a token
-    skipped: bool  # the gradient was not finite, and nothing was updated
 
 
 def imitate(
@@ -53,48 +49,19 @@ def imitate(
     optimizer = make_optimizer(model, config=optim)
     schedule = make_schedule(optimizer, config=optim, num_steps=len(batches))
     for step, batch in enumerate(batches, start=1):
-        loss, update = imitate_batch(
-            model,
-            batch,
-            optimizer=optimizer,
-            schedule=schedule,
-            max_grad_norm=optim.max_grad_norm,
-            ranks=ranks,
-            micro_batch_tokens=micro_batch_tokens,
-        )
-        on_step(WarmStartStep(step=step, num_steps=len(batches), loss=loss, skipped=update.skipped))
-    return len(batches)
-
-
-def imitate_batch(
-    model: PackedModel,
-    batch: Sequence[TokenSequence],
-    *,
-    optimizer: torch.optim.Optimizer,
-    schedule: LambdaLR,
-    max_grad_norm: float,
-    ranks: Ranks,
-    micro_batch_tokens: int,
-) -> tuple[float, Update]:
-    """One step of `imitate` on the sequences of all ranks; return its loss in nats a token, and the update."""
-    num_loss_tokens = count_loss_tokens(batch)
-    loss_sums = []
-    packs = micro_batches(
-        batch,
-        max_tokens=micro_batch_tokens,
-        num_ranks=ranks.num_packing,
-        rank=ranks.packing_rank,
-        share_prefixes=model.shares_prefixes,
-        context=ranks.context,
-    )
-    for number, packed in enumerate(packs, start=1):
-        expect_backward(model, last=number == len(packs))
+        num_loss_tokens = count_loss_tokens(batch)
         with model.at_temperature(1.0):
-            loss_sum = -model(packed.to(ranks.device)).logprobs.sum()
-        backward(loss_sum, ranks=ranks, divisor=num_loss_tokens)
-        loss_sums.append(loss_sum.detach())
-    update = apply_gradient(optimizer, schedule, max_grad_norm=max_grad_norm)
-    return summed_over_ranks({"loss_sum": sum(loss_sums)}, ranks=ranks)["loss_sum"] / num_loss_tokens, update
+            loss_sum = backward_over(
+                model,
+                batch,
+                lambda packed: -model(packed).logprobs.sum(),
+                max_tokens=micro_batch_tokens,
+                ranks=ranks,
+                divisor=num_loss_tokens,
+            )
+        apply_gradient(optimizer, schedule, max_grad_norm=optim.max_grad_norm)
+        on_step(WarmStartStep(step=step, num_steps=len(batches), loss=loss_sum / num_loss_tokens))
+    return len(batches)
 
 
 def _batches(sequences: Sequence[TokenSequence], *, batch_tokens: int, seed: int) -> list[list[TokenSequence]]:

@@ -75,7 +75,7 @@ class CheckpointWriter:
         proximal: Proximal | None = None,
         *,
         progress: Progress,
-        once_durable: Callable[[], None],
+        once_durable: Callable[[], None] = lambda: None,
     ) -> None:
         """Wait for the previous checkpoint, copy the state, and start writing; every rank calls it.
 

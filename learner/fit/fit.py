@@ -35,11 +35,10 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.reward_protocol import OUTCOME, PROCESS, Kind
 from slipstream.learner.batch.examples import Example, Goal
-from slipstream.learner.batch.pack import Packed, TokenSequence, count_loss_tokens, micro_batches
+from slipstream.learner.batch.pack import Packed, TokenSequence, count_loss_tokens
 from slipstream.learner.checkpoint import checkpoint
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
-from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.credit.measure import of_each_token
 from slipstream.learner.fit.fit_identity import check_identity, identity_of
 from slipstream.learner.fit.fit_options import FitOptions
@@ -47,14 +46,13 @@ from slipstream.learner.fit.fit_turns import calibration_table, held_out_metrics
 from slipstream.learner.learner import stop_requested
 from slipstream.learner.model.export import save_adapters, save_hf
 from slipstream.learner.model.export_check import check_export
-from slipstream.learner.model.gradient import Update, apply_gradient, backward
+from slipstream.learner.model.gradient import apply_gradient, backward_over
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
-from slipstream.learner.model.packed_model import ModelSettings, PackedModel, expect_backward, load_kind
+from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
 from slipstream.learner.model.reward_model import RewardModel, save_reward_model
 from slipstream.learner.objective.preference import Margins, dpo_margins, preference_loss, preference_slope
 from slipstream.learner.objective.turn_labels import turn_slope
 from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
-from slipstream.learner.step.step_metrics import summed_over_ranks
 
 CALIBRATION = "calibration.json"  # of a process reward model, on the held-out rows
 
@@ -130,7 +128,10 @@ def fit(
             newest, model=fitted.model, optimizer=fitted.optimizer, schedule=fitted.schedule
         )
         log.info("resumed from %s", newest.name)
-    writer = _writer(run_dir, fitted.progress, checkpoints.fence) if ranks.rank == 0 else None
+    writer = None
+    if ranks.rank == 0:
+        step, check = fitted.progress.step, checkpoints.fence.check
+        writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=step, check=check)
     try:
         finished = _train(
             fitted,
@@ -181,12 +182,6 @@ def _material(fitted: Fit, examples: Sequence[Example]) -> Material:
     return Material(examples=examples, reference=_differences(fitted, bare))
 
 
-def _writer(run_dir: RunDir, progress: Progress, fence: Fence) -> MetricsWriter:
-    return MetricsWriter(
-        jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=progress.step, check=fence.check
-    )
-
-
 def _train(
     fitted: Fit,
     training: Material,
@@ -212,9 +207,7 @@ def _train(
             _write_held_out(fitted, validation, writer, table)
         stopping = stop_requested(shutdown, fitted.ranks)
         if stopping or (step + 1) % every == 0 or step + 1 == num_steps:
-            checkpoints.begin(
-                fitted.model, fitted.optimizer, fitted.schedule, progress=fitted.progress, once_durable=_nothing
-            )
+            checkpoints.begin(fitted.model, fitted.optimizer, fitted.schedule, progress=fitted.progress)
         if stopping:
             break
     return fitted.progress.step == num_steps
@@ -245,7 +238,11 @@ def _step(fitted: Fit, batch: Material) -> Metrics:
     )
     if fitted.goal == "sft":
         metrics.add("fit/loss", -output_sum, divisor)
-    return _with_update(metrics, update, num_tokens=num_tokens)
+    metrics.add("optim/grad_norm", update.grad_norm)
+    metrics.add("optim/lr", update.lr)
+    metrics.add("optim/skipped", float(update.skipped))
+    metrics.add("fit/tokens", num_tokens)
+    return metrics
 
 
 def _weights(fitted: Fit, batch: Material) -> tuple[Metrics, Weights, float]:
@@ -264,7 +261,9 @@ def _weights(fitted: Fit, batch: Material) -> tuple[Metrics, Weights, float]:
     margins = _margins(fitted, batch)
     slopes = preference_slope(margins) * (fitted.options.beta if fitted.goal == "dpo" else 1.0)
     metrics = Metrics()
-    _add_margins(metrics, margins)
+    metrics.add("fit/loss", float(preference_loss(margins).sum()), len(margins))
+    metrics.add("fit/accuracy", float((margins > 0).sum()), len(margins))
+    metrics.add("fit/margin", float(margins.sum()), len(margins))
     return metrics, [(slope, -slope) for slope in slopes.tolist()], len(batch.examples)
 
 
@@ -320,22 +319,14 @@ def _side_starts(examples: Sequence[Example]) -> npt.NDArray[np.int64]:
 
 def _backward(fitted: Fit, sequences: Sequence[TokenSequence], *, divisor: float) -> float:
     """Add up the gradient of -sum(weight * output) / divisor; return sum(weight * output) over all ranks."""
-    ranks, sums = fitted.ranks, []
-    packs = micro_batches(
+    return -backward_over(
+        fitted.model,
         sequences,
+        lambda packed: -(packed.advantages[packed.loss_positions] * fitted.outputs(packed)).sum(),
         max_tokens=fitted.config.learner.micro_batch_tokens,
-        num_ranks=ranks.num_packing,
-        rank=ranks.packing_rank,
-        share_prefixes=fitted.model.shares_prefixes,
-        context=ranks.context,
+        ranks=fitted.ranks,
+        divisor=divisor,
     )
-    for number, packed in enumerate(packs, start=1):
-        expect_backward(fitted.model, last=number == len(packs))
-        packed = packed.to(ranks.device)
-        output_sum = (packed.advantages[packed.loss_positions] * fitted.outputs(packed)).sum()
-        backward(-output_sum, ranks=ranks, divisor=divisor)
-        sums.append(output_sum.detach())
-    return summed_over_ranks({"outputs": torch.stack(sums).sum()}, ranks=ranks)["outputs"]
 
 
 def _write_held_out(fitted: Fit, validation: Material, writer: MetricsWriter | None, table: Path) -> None:
@@ -362,20 +353,6 @@ def _write_held_out(fitted: Fit, validation: Material, writer: MetricsWriter | N
         _log_means(writer.write(fitted.progress.step, metrics), f"held-out examples after step {fitted.progress.step}")
 
 
-def _add_margins(metrics: Metrics, margins: Margins) -> None:
-    metrics.add("fit/loss", float(preference_loss(margins).sum()), len(margins))
-    metrics.add("fit/accuracy", float((margins > 0).sum()), len(margins))
-    metrics.add("fit/margin", float(margins.sum()), len(margins))
-
-
-def _with_update(metrics: Metrics, update: Update, *, num_tokens: int) -> Metrics:
-    metrics.add("optim/grad_norm", update.grad_norm)
-    metrics.add("optim/lr", update.lr)
-    metrics.add("optim/skipped", float(update.skipped))
-    metrics.add("fit/tokens", num_tokens)
-    return metrics
-
-
 def _log_means(means: dict[str, float], when: str) -> None:
     shown = ("loss", "accuracy", "held_out_loss", "held_out_accuracy")
     values = (f"{name.replace('_', ' ')} {means[f'fit/{name}']:.3f}" for name in shown if f"fit/{name}" in means)
@@ -391,7 +368,3 @@ def _export(fitted: Fit, run_dir: RunDir) -> None:
         if fitted.config.model.lora.rank:
             save_adapters(fitted.model, run_dir.trained_adapters, ranks=fitted.ranks)
         check_export(fitted.model, run_dir.trained_model, ranks=fitted.ranks)
-
-
-def _nothing() -> None:
-    """Do nothing: there is no ledger whose claims these checkpoints settle."""

@@ -1,6 +1,7 @@
 """The gradient of one optimizer step: summed over micro-batches and ranks, clipped, applied and cleared."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from slipstream.learner.batch.pack import Packed, TokenSequence, micro_batches
+from slipstream.learner.model.packed_model import PackedModel, expect_backward
 from slipstream.learner.ranks.ranks import Ranks
 
 MAX_SHOWN = 8  # shapes in an error
@@ -26,6 +29,36 @@ def backward(loss_sum: Tensor, *, ranks: Ranks, divisor: float) -> None:
     """Add the gradient of this micro-batch's `loss_sum` / `divisor`; FSDP adds up those of all ranks."""
     # FSDP averages gradients over the ranks, but a sum is needed: num_ranks undoes the average, here and nowhere else.
     torch.autograd.backward(loss_sum * (ranks.num_ranks / divisor))
+
+
+def backward_over(
+    model: PackedModel,
+    sequences: Sequence[TokenSequence],
+    loss_of: Callable[[Packed], Tensor],
+    *,
+    max_tokens: int,
+    ranks: Ranks,
+    divisor: float,
+) -> float:
+    """Add up the gradient of the sum of `loss_of` / `divisor` over the micro-batches of all ranks; return that sum.
+
+    Every rank passes all sequences; a micro-batch has at most `max_tokens`.
+    """
+    packs = micro_batches(
+        sequences,
+        max_tokens=max_tokens,
+        num_ranks=ranks.num_packing,
+        rank=ranks.packing_rank,
+        share_prefixes=model.shares_prefixes,
+        context=ranks.context,
+    )
+    losses = []
+    for number, packed in enumerate(packs, start=1):
+        expect_backward(model, last=number == len(packs))
+        loss = loss_of(packed.to(ranks.device))
+        backward(loss, ranks=ranks, divisor=divisor)
+        losses.append(loss.detach())
+    return ranks.summed({"loss": torch.stack(losses).sum()})["loss"]
 
 
 def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -204,7 +203,7 @@ def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, settings: ModelS
         if ranks.rank == 0:
             tensors, refused_by_model = _read(folder, settings)
             refused = refused or refused_by_model
-    model.shares_prefixes = _agreed(not refused, ranks)
+    model.shares_prefixes = not ranks.any(bool(refused))
     if ranks.rank == 0:
         log.info("attention in %s on %s: %s", settings.dtype, ranks.device.type, kernel)
         if not model.shares_prefixes:
@@ -343,13 +342,6 @@ def _read(folder: Path, settings: ModelSettings) -> tuple[dict[str, Tensor], str
         add_adapters(causal_lm, settings.lora)
         check_merged(causal_lm, settings.lora)
     return tensors_of(causal_lm), refused
-
-
-def _agreed(mine: bool, ranks: Ranks) -> bool:
-    """Whether it is so on every rank. Collective."""
-    every = torch.tensor(int(mine), device=ranks.device)
-    dist.all_reduce(every, op=dist.ReduceOp.MIN)
-    return bool(every)
 
 
 def _narrow_windows(causal_lm: PreTrainedModel) -> None:

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,11 +41,23 @@ class Ranks:
         """Whether this rank's numbers count: those of all ranks of a context are the same, and count once."""
         return self.context is None or self.context.rank == 0
 
+    def any(self, mine: bool) -> bool:
+        """Whether it is so on any rank. Collective."""
+        found = torch.tensor(int(mine), device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return bool(found)
+
     def add_up(self, sums: Tensor) -> None:
         """Replace `sums` of micro-batches by those over all of them, the same on every rank. Collective."""
         if not self.counts:
             sums.zero_()
         dist.all_reduce(sums)
+
+    def summed(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """Each of `sums` of micro-batches over all of them, in one collective."""
+        stacked = torch.stack([value.double() for value in sums.values()])
+        self.add_up(stacked)
+        return dict(zip(sums, stacked.tolist(), strict=True))
 
 
 def join_ranks(*, timeout_s: float, context_ranks: int = 1) -> Ranks:

@@ -107,7 +107,7 @@ def measured_over_ranks(micro_batches: Sequence[MicroBatchSums], *, ranks: Ranks
     for name in ("num_computed_tokens", "num_pairs"):
         total = sum(getattr(each, name) for each in micro_batches)
         sums[name] = torch.full_like(sums["entropy_sum"], total, dtype=torch.float64)
-    return summed_over_ranks(sums, ranks=ranks) | {"ratio_max": _largest(each.loss.ratio_max for each in micro_batches)}
+    return ranks.summed(sums) | {"ratio_max": _largest(each.loss.ratio_max for each in micro_batches)}
 
 
 def step_metrics_of(
@@ -162,7 +162,7 @@ def critic_metrics_of(losses: Sequence[ValueLoss], update: Update, *, ranks: Ran
     """The critic's metrics over all micro-batches of all ranks. Collective."""
     names = [item.name for item in dataclasses.fields(ValueLoss)]
     sums = {name: torch.stack([getattr(loss, name) for loss in losses]).sum() for name in names}
-    return value_metrics(summed_over_ranks(sums, ranks=ranks), grad_norm=update.grad_norm, lr=update.lr)
+    return value_metrics(ranks.summed(sums), grad_norm=update.grad_norm, lr=update.lr)
 
 
 _NOT_SUMMED = ("ratio_max", "left_log_ratio_sums", "num_left_tokens", "by_lag", "ratios", "fates")
@@ -174,13 +174,6 @@ def lag_metrics_of(micro_batches: Sequence[MicroBatchSums], *, ranks: Ranks) -> 
     sums = torch.stack([each.loss.by_lag for each in micro_batches]).sum(dim=0).double()
     ranks.add_up(sums)
     return lag_metrics(sums.tolist())
-
-
-def summed_over_ranks(sums: dict[str, Tensor], *, ranks: Ranks) -> dict[str, float]:
-    """Each sum, added up over all ranks in one collective."""
-    stacked = torch.stack([value.double() for value in sums.values()])
-    ranks.add_up(stacked)
-    return dict(zip(sums, stacked.tolist(), strict=True))
 
 
 def _largest(values: Iterable[Tensor]) -> float:
