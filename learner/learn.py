@@ -35,7 +35,7 @@ from slipstream.learner.learner import (
     train_on,
 )
 from slipstream.learner.model.probe_score import probe_of
-from slipstream.learner.publisher.publish import publisher_settings
+from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.published import Published, adapted_folder
 from slipstream.learner.publisher.version_writer import VersionWriter
 from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
@@ -44,6 +44,7 @@ from slipstream.learner.rerun import catch_up
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.stall_guard import StallGuard
 from slipstream.learner.supply.supplies import Supplies, shards_of, whole_batch
+from slipstream.replay.fleet.rendezvous import BROADCAST_TIMEOUT_S
 from slipstream.replay.records.keys import FencedOut
 
 log = logging.getLogger(__name__)
@@ -66,9 +67,7 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     except BaseException:
         joined.give_up()
         raise
-    fresh = share(lead.with_fresh_version(learner.progress), Progress, ranks=ranks)
-    assert fresh is not None
-    learner.progress = fresh
+    learner.progress = share(lead.with_fresh_version(learner.progress), Progress, ranks=ranks)
     supplies = _supplies(learner, lead, shutdown)
     versions = VersionWriter(published, ranks=ranks, publisher=lead.publisher)
     try:
@@ -231,15 +230,17 @@ def _recover(learner: Learner) -> None:
 def _take_the_lead(learner: Learner, connections: Connections, published: Published) -> Lead:
     config = learner.config
     tokenizer = load_tokenizer(learner.model.folder, config.model.template_arguments)
-    publishing = publisher_settings(
-        config.weights,
-        redis_url=config.redis.url,
-        run_id=config.run.name,
+    publishing = PublisherSettings(
         entries=published.layout,
         adapted=adapted_folder(learner.model),
-        model_folder=learner.model.folder,
+        model_folder=str(learner.model.folder),
         model_files=connections.model_files,
+        redis_url=config.redis.url,
+        run_id=config.run.name,
         learner_epoch=connections.epoch,
+        host=config.weights.host,
+        broadcast_timeout_s=BROADCAST_TIMEOUT_S,
+        disk=config.weights.disk,
         device=learner.ranks.device.type,
     )
     return Lead.begin(

@@ -30,7 +30,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import sync_path
 from slipstream.common.records.versions import Resumption, VersionArray, lags
 from slipstream.learner.checkpoint.fence import Fence
-from slipstream.learner.checkpoint.sealed_file import NotWhole, file_xxh3, read_sealed, write_sealed
+from slipstream.learner.checkpoint.sealed_file import file_xxh3, read_sealed, write_sealed
 from slipstream.learner.checkpoint.shard_writer import ShardWriter
 from slipstream.learner.model.critic import Critic, critic_shards
 from slipstream.learner.model.optimizer import begin_moments
@@ -40,7 +40,7 @@ from slipstream.learner.model.reward_model import RewardModel, set_score
 from slipstream.learner.model.weight_shards import named_shards
 from slipstream.learner.objective.return_scale import ReturnScale, scale_of
 from slipstream.learner.ranks.ranks import Ranks
-from slipstream.learner.ranks.share import share
+from slipstream.learner.ranks.share import refuse_together, share
 from slipstream.replay.records.keys import FencedOut
 
 MANIFEST = "manifest.json"
@@ -76,10 +76,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
-    """The name of the checkpoint to resume from, or why there is no usable one."""
+    """The name of the checkpoint to resume from; empty if there is none."""
 
     name: str = ""
-    problem: str = ""
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,11 +132,7 @@ def write(folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, keep: i
     path, rank = folder / f"step_{snapshot.progress.step:06d}", dist.get_rank(group)
     try:
         _on_first_rank(partial(_begin, path, fence), group)
-        state_dict_saver.save(
-            snapshot.state,
-            storage_writer=ShardWriter(path),
-            process_group=group,
-        )
+        state_dict_saver.save(snapshot.state, storage_writer=ShardWriter(path), process_group=group)
         _on_first_rank(partial(_finish, path, snapshot, fence), group)
     except (OSError, CheckpointException) as error:
         if rank == 0:
@@ -184,10 +179,13 @@ def finished_checkpoints(folder: Path) -> list[Path]:
 
 def agreed_checkpoint(folder: Path, *, ranks: Ranks) -> Path | None:
     """The `latest_checkpoint` of rank 0, on every rank. Every rank calls it, and raises ConfigError if rank 0 does."""
-    found = share(_found(folder) if ranks.rank == 0 else None, _Found, ranks=ranks)
-    assert found is not None
-    if found.problem:
-        raise ConfigError(found.problem)
+    newest, problem = None, ""
+    try:
+        newest = latest_checkpoint(folder) if ranks.rank == 0 else None
+    except ConfigError as error:
+        problem = str(error)
+    refuse_together(problem, ranks=ranks)
+    found = share(_Found(name=newest.name if newest else ""), _Found, ranks=ranks)
     return folder / found.name if found.name else None
 
 
@@ -307,8 +305,13 @@ def _on_first_rank(action: Callable[[], None], group: dist.ProcessGroup) -> None
 
 
 def _begin(path: Path, fence: Fence) -> None:
+    """Make an empty folder in the place of what is at `path`."""
     with fence.held():
-        _make_empty(path)
+        if path.is_symlink() or path.is_file():
+            path.unlink()  # only the link: its target may belong to another program
+        elif path.exists():
+            _remove(path)
+        path.mkdir(parents=True)
 
 
 def _finish(path: Path, snapshot: Snapshot, fence: Fence) -> None:
@@ -316,14 +319,6 @@ def _finish(path: Path, snapshot: Snapshot, fence: Fence) -> None:
     with fence.held():
         write_sealed(path / MANIFEST, manifest, schema=_SCHEMA)
         sync_path(path.parent)
-
-
-def _make_empty(path: Path) -> None:
-    if path.is_symlink() or path.is_file():
-        path.unlink()  # only the link: its target may belong to another program
-    elif path.exists():
-        _remove(path)
-    path.mkdir(parents=True)
 
 
 def _manifest_of(path: Path, snapshot: Snapshot) -> _Manifest:
@@ -337,10 +332,7 @@ def _manifest_of(path: Path, snapshot: Snapshot) -> _Manifest:
 
 def _read_manifest(path: Path) -> _Manifest:
     """Read the manifest of a checkpoint. Raises ConfigError if it is damaged, or if a shard has another size."""
-    try:
-        manifest = read_sealed(path / MANIFEST, _Manifest, schema=_SCHEMA)
-    except NotWhole as error:
-        raise ConfigError(f"the checkpoint {path} is damaged: {error}; restore it from a copy") from error
+    manifest = read_sealed(path / MANIFEST, _Manifest, schema=_SCHEMA, cure="restore the checkpoint from a copy")
     for file in manifest.files:
         shard = path / file.name
         num_bytes = shard.stat().st_size if shard.is_file() else 0
@@ -351,14 +343,6 @@ def _read_manifest(path: Path) -> _Manifest:
     if manifest.progress.step != step_of(path):
         raise ConfigError(f"{path} contains step {manifest.progress.step}; rename the folder to match that step")
     return manifest
-
-
-def _found(folder: Path) -> _Found:
-    try:
-        newest = latest_checkpoint(folder)
-    except ConfigError as error:
-        return _Found(problem=str(error))
-    return _Found(name=newest.name if newest else "")
 
 
 def _is_checkpoint(path: Path) -> bool:

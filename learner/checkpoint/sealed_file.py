@@ -6,16 +6,13 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import sync_path, write_whole
 from slipstream.common.process.wire import MALFORMED
 
 READ_BYTES = 8 << 20
 
 S = TypeVar("S", bound=msgspec.Struct)
-
-
-class NotWhole(ValueError):
-    """A file that is missing or damaged; the message names the file and the problem."""
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,18 +29,21 @@ def write_sealed(path: Path, content: msgspec.Struct, *, schema: int) -> None:
     sync_path(path.parent)
 
 
-def read_sealed(path: Path, kind: type[S], *, schema: int) -> S:
-    """Read what `write_sealed` wrote. Raises NotWhole if the file is missing, damaged or of another schema."""
+def read_sealed(path: Path, kind: type[S], *, schema: int, cure: str) -> S:
+    """Read what `write_sealed` wrote. Raises ConfigError if the file is missing, damaged or of another schema.
+
+    The message names the file and the problem, and ends with `cure`, what to do.
+    """
     try:
         sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
         body = bytes(sealed.content)
         if sealed.xxh3 != xxhash.xxh3_128_hexdigest(body):
-            raise NotWhole(f"{path} is damaged: its content does not match its hash")
+            raise ConfigError(f"{path} is damaged: its content does not match its hash; {cure}")
         if sealed.schema != schema:
-            raise NotWhole(f"{path} has schema {sealed.schema}, but this version reads schema {schema}")
+            raise ConfigError(f"{path} has schema {sealed.schema}, but this version reads schema {schema}; {cure}")
         return msgspec.json.decode(body, type=kind)
     except (OSError, *MALFORMED) as error:
-        raise NotWhole(f"{path} is damaged: {error}") from error
+        raise ConfigError(f"{path} is damaged: {error}; {cure}") from error
 
 
 def file_xxh3(path: Path) -> str:

@@ -16,7 +16,7 @@ from slipstream.common.process.output import sync_path, whole_folder
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.learner.checkpoint.checkpoint import finished_checkpoints, step_of
-from slipstream.learner.checkpoint.sealed_file import NotWhole, file_xxh3, read_sealed, write_sealed
+from slipstream.learner.checkpoint.sealed_file import file_xxh3, read_sealed, write_sealed
 from slipstream.learner.model.export import save_hf
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.ranks.ranks import Ranks
@@ -99,10 +99,10 @@ def _write(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:
 
 def _check_whole(folder: Path) -> None:
     """Raise ConfigError unless every file matches its hash: else the divergence would be from another policy."""
+    files = read_sealed(folder / HASHES, _Files, schema=1, cure="restore the reference from a copy").xxh3
     try:
-        files = read_sealed(folder / HASHES, _Files, schema=1).xxh3
         damaged = [name for name, xxh3 in files.items() if file_xxh3(folder / name) != xxh3]
-    except (NotWhole, OSError) as error:
+    except OSError as error:
         raise ConfigError(f"the reference in {folder} is damaged: {error}; restore it from a copy") from error
     if damaged:
         raise ConfigError(

@@ -33,7 +33,6 @@ class Follower:
     def buffers(self, shards: range, *, learner: Learner, shutdown: Shutdown) -> dict[int, LearnerBuffer]:
         """Connect to `shards` of the training stream, with the epochs that rank 0 has acquired. Collective."""
         acquired = share(None, Epochs, ranks=learner.ranks)
-        assert acquired is not None
         if not shards:
             return {}
         config, vocab_size = learner.config, learner.model.vocab_size

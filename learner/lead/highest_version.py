@@ -4,8 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.common.process.config_error import ConfigError
-from slipstream.learner.checkpoint.sealed_file import NotWhole, read_sealed, write_sealed
+from slipstream.learner.checkpoint.sealed_file import read_sealed, write_sealed
 
 _SCHEMA = 1
 
@@ -18,12 +17,8 @@ def load_highest_version(path: Path) -> int:
     """The number in `path`; -1 if there is no file. Raises ConfigError if it is damaged."""
     if not path.exists() and not path.is_symlink():
         return -1
-    try:
-        return read_sealed(path, _Highest, schema=_SCHEMA).policy_version
-    except NotWhole as error:
-        raise ConfigError(
-            f"{error}; remove it, and if the Redis server has been emptied, end all actors before the learner starts"
-        ) from error
+    cure = "remove it, and if the Redis server has been emptied, end all actors before the learner starts"
+    return read_sealed(path, _Highest, schema=_SCHEMA, cure=cure).policy_version
 
 
 def save_highest_version(policy_version: int, path: Path) -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
-from slipstream.learner.checkpoint.sealed_file import NotWhole, read_sealed, write_sealed
+from slipstream.learner.checkpoint.sealed_file import read_sealed, write_sealed
 from slipstream.replay.records.ledger import Ledger, ledger_of
 
 _SCHEMA = 1
@@ -55,10 +55,7 @@ def load_tally(path: Path) -> Tally:
     """The tally in `path`, or an empty one if there is no file. Raises ConfigError if it is damaged."""
     if not path.exists() and not path.is_symlink():
         return Tally()
-    try:
-        return read_sealed(path, Tally, schema=_SCHEMA)
-    except NotWhole as error:
-        raise ConfigError(f"{error}; {CURE}") from error
+    return read_sealed(path, Tally, schema=_SCHEMA, cure=CURE)
 
 
 def tally_at(step: int, run_dir: RunDir) -> Tally:

@@ -16,7 +16,7 @@ from slipstream.learner.model.logprobs import TokenLogprobs
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_kind
 from slipstream.learner.model.value_model import SharedTrunk, ValueHead, ValueModel
-from slipstream.learner.model.weight_shards import merged_shards, named_shards
+from slipstream.learner.model.weight_shards import merged_shards, named_shards, reshard
 from slipstream.learner.objective.return_scale import ReturnScale
 from slipstream.learner.objective.value_loss import ValueLoss, value_loss
 from slipstream.learner.ranks.ranks import Ranks
@@ -102,6 +102,5 @@ def begin_at(critic: Critic, model: PackedModel) -> None:
 def critic_shards(critic: Critic) -> Iterator[tuple[str, nn.Parameter]]:
     """This rank's shards of the critic's parameters. With a shared trunk, call `named_shards(model)` before."""
     if isinstance(critic.module, ValueModel):
-        for _ in named_shards(critic.module):  # it reshards what a forward pass gathered
-            break
+        reshard(critic.module)
     yield from critic.module.named_parameters()

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import torch
 import torch.distributed as dist
 import transformers
@@ -27,13 +26,7 @@ from slipstream.common.transfer.model_folder import check_not_quantised
 from slipstream.learner.model.attention import CannotPack
 from slipstream.learner.model.states import num_attending, stateful_kinds
 from slipstream.learner.ranks.ranks import Ranks
-from slipstream.learner.ranks.share import share
-
-
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a rank could not load the model."""
-
-    reason: str
+from slipstream.learner.ranks.share import refuse_together
 
 
 def vocab_size_of(folder: Path) -> int:
@@ -118,13 +111,7 @@ def refused_together(folder: Path, *, ranks: Ranks) -> Iterator[None]:
         yield
     except Exception as error:  # the model's code may raise anything
         cause = error
-    refusal = None if cause is None else Refusal(reason=_reason(folder, cause))
-    first = torch.tensor(ranks.num_ranks if refusal is None else ranks.rank, device=ranks.device)
-    dist.all_reduce(first, op=dist.ReduceOp.MIN)
-    if int(first) < ranks.num_ranks:
-        refusal = share(refusal if ranks.rank == int(first) else None, Refusal, ranks=ranks, source=int(first))
-        assert refusal is not None
-        raise ConfigError(refusal.reason) from cause
+    refuse_together(_reason(folder, cause) if cause else "", ranks=ranks, cause=cause)
 
 
 def _reason(folder: Path, error: Exception) -> str:

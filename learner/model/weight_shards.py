@@ -19,12 +19,12 @@ def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
 
     A head that is tied to the embedding is yielded only once.
     """
-    _reshard(model)
+    reshard(model)
     yield from model.causal_lm.named_parameters()
     yield from model.heads()
 
 
-def _reshard(model: PackedModel) -> None:
+def reshard(model: PackedModel) -> None:
     """Shard the parameters again: a forward pass without a backward pass leaves them gathered, in its dtype."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -55,7 +55,7 @@ def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
 @torch.no_grad()
 def merged_shards(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
     """This rank's shard of every weight with adapters merged, by its name without adapters. Collective."""
-    _reshard(model)  # so that the adapters' parameters are shards too
+    reshard(model)  # so that the adapters' parameters are shards too
     adapters = adapters_of(model.causal_lm)
     for name, shard in named_shards(model):
         if not is_of_adapter(name):

@@ -47,7 +47,6 @@ class Freed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To the learner: this slot may be written again."""
 
     slot: int
-    skipped: bool  # a newer version replaced this one before it was announced
 
 
 class Announced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -55,20 +54,14 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     policy_version: int
     num_bytes: int  # that a receiver of the version before needs
+    served_bytes: int  # pulled from this process so far
 
 
 class Broadcasted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To the learner: a broadcast is complete."""
 
-    policy_version: int
     broadcast_s: float
     num_receivers: int
-
-
-class Served(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To the learner: the bytes pulled from this process so far, sent with each announcement."""
-
-    total_bytes: int
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -78,4 +71,4 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToProcess = PublisherSettings | Submitted | Withdraw | Stop
-ToLearner = Freed | Announced | Broadcasted | Served | Refused
+ToLearner = Freed | Announced | Broadcasted | Refused

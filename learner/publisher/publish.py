@@ -19,19 +19,16 @@ from pathlib import Path
 import msgspec
 import torch
 
-from slipstream.common.config.learner_config import WeightsConfig
 from slipstream.common.transfer.anonymous_memory import AnonymousMemory
 from slipstream.common.transfer.blob_store import run_store
-from slipstream.common.transfer.model_folder import ModelFile
 from slipstream.common.transfer.probe import Probe
-from slipstream.common.transfer.weights import Adapted, TensorEntry, buffer_bytes
+from slipstream.common.transfer.weights import buffer_bytes
 from slipstream.learner.publisher.messages import (
     Announced,
     Broadcasted,
     Freed,
     PublisherSettings,
     Refused,
-    Served,
     Stop,
     Submitted,
     ToLearner,
@@ -40,7 +37,6 @@ from slipstream.learner.publisher.messages import (
 )
 from slipstream.learner.publisher.shelf import num_slots
 from slipstream.learner.publisher.slots import OwnRows, Slots
-from slipstream.replay.fleet.rendezvous import BROADCAST_TIMEOUT_S
 from slipstream.replay.records.keys import FencedOut
 
 log = logging.getLogger(__name__)
@@ -53,8 +49,6 @@ ANSWER_S = 30.0  # a running publisher answers in milliseconds; after this long 
 class PublishStats:
     """Counts and times of publishing so far."""
 
-    num_published: int = 0  # versions announced
-    num_skipped: int = 0  # versions that a newer one replaced before they were announced
     num_restarts: int = 0  # publisher processes that died and were replaced
     num_broadcasts: int = 0  # completed broadcasts
     served_bytes: int = 0  # pulled from the current process, up to its last announcement
@@ -64,34 +58,6 @@ class PublishStats:
     copy_s: float = 0.0  # of the last publish: rank 0's part of that, to convert, gather and copy
     broadcast_s: float = 0.0  # of the last completed broadcast: the sending alone
     num_receivers: int = 0  # of the last completed broadcast
-
-
-def publisher_settings(
-    weights: WeightsConfig,
-    *,
-    redis_url: str,
-    run_id: str,
-    entries: list[TensorEntry],
-    adapted: Adapted | None,
-    model_folder: Path,
-    model_files: list[ModelFile],
-    learner_epoch: int,
-    device: str,
-) -> PublisherSettings:
-    """The settings of a run's publisher."""
-    return PublisherSettings(
-        entries=entries,
-        adapted=adapted,
-        model_folder=str(model_folder),
-        model_files=model_files,
-        redis_url=redis_url,
-        run_id=run_id,
-        learner_epoch=learner_epoch,
-        host=weights.host,
-        broadcast_timeout_s=BROADCAST_TIMEOUT_S,
-        disk=weights.disk,
-        device=device,
-    )
 
 
 class Publisher:
@@ -260,21 +226,18 @@ class Publisher:
 
     def _handle(self, message: bytes) -> None:
         match msgspec.msgpack.decode(message, type=ToLearner):
-            case Freed(slot=slot, skipped=skipped):
+            case Freed(slot=slot):
                 self._free_slots.append(slot)
                 if self._newest is not None and slot == self._newest.slot:
                     self._newest = None  # its slot is about to be overwritten
-                self._stats.num_skipped += skipped
-            case Announced(policy_version=version, num_bytes=num_bytes):
-                self._stats.num_published += 1
-                self._stats.num_bytes = num_bytes
+            case Announced(policy_version=version, num_bytes=num_bytes, served_bytes=served_bytes):
                 self._stats.announced_version = version
+                self._stats.num_bytes = num_bytes
+                self._stats.served_bytes = served_bytes
             case Broadcasted(broadcast_s=broadcast_s, num_receivers=num_receivers):
                 self._stats.num_broadcasts += 1
                 self._stats.broadcast_s = broadcast_s
                 self._stats.num_receivers = num_receivers
-            case Served(total_bytes=total_bytes):
-                self._stats.served_bytes = total_bytes
             case Refused(reason=reason):
                 self._refusal = reason
 

@@ -22,7 +22,7 @@ from slipstream.learner.model.folder_tensors import converted, stored_buffers, s
 from slipstream.learner.model.kernel import DTYPES
 from slipstream.learner.model.lora import adapters_of
 from slipstream.learner.model.packed_model import PackedModel, name_of
-from slipstream.learner.model.weight_shards import named_shards, whole
+from slipstream.learner.model.weight_shards import named_shards, reshard, whole
 
 
 class Published:
@@ -118,8 +118,7 @@ def adapted_folder(model: PackedModel) -> Adapted | None:
 
 def _adapter_shards(model: PackedModel, names: dict[str, str | None]) -> Iterator[tuple[str, Tensor]]:
     """This rank's shards of the adapters, each under the name in the folder of the weight that it belongs to."""
-    for _ in named_shards(model):  # sharded again, even if a forward pass left parameters gathered
-        pass
+    reshard(model)
     for name, adapter in adapters_of(model.causal_lm).items():
         weight = names[name]
         assert weight is not None, f"{name} has an adapter, and is not stored as it is"

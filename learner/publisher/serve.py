@@ -37,7 +37,6 @@ from slipstream.learner.publisher.messages import (
     Broadcasted,
     PublisherSettings,
     Refused,
-    Served,
     Stop,
     Submitted,
     ToLearner,
@@ -170,9 +169,12 @@ class WeightServer:
                 self._bulletin.announce(
                     Offer(manifest=manifest, pull_endpoint=self._server.endpoint, invitation=invitation)
                 )
-                num_bytes = manifest.num_bytes if payload.delta is None else len(payload.delta)
-                served = Served(total_bytes=self._server.load.served_bytes)
-                self._report([served, Announced(policy_version=manifest.policy_version, num_bytes=num_bytes)])
+                announced = Announced(
+                    policy_version=manifest.policy_version,
+                    num_bytes=manifest.num_bytes if payload.delta is None else len(payload.delta),
+                    served_bytes=self._server.load.served_bytes,
+                )
+                self._report([announced])
                 if self._store is not None:
                     self._store.submit(manifest)
                 if invitation is not None:
@@ -197,15 +199,7 @@ class WeightServer:
             report.num_receivers,
             report.seconds,
         )
-        self._report(
-            [
-                Broadcasted(
-                    policy_version=manifest.policy_version,
-                    broadcast_s=report.seconds,
-                    num_receivers=report.num_receivers,
-                )
-            ]
-        )
+        self._report([Broadcasted(broadcast_s=report.seconds, num_receivers=report.num_receivers)])
 
 
 def let_failed_broadcasts_end_alone() -> None:

@@ -33,16 +33,11 @@ class Shelf:
         self._changed = threading.Condition()
         self._pending: Submitted | None = None
         self._processing: Submitted | None = None
-        self._newest: StoredVersion | None = None
+        self.newest: StoredVersion | None = None  # served last; its slot does not change until the next `serve`
         self._anchor: StoredVersion | None = None
         self._previous: StoredVersion | None = None
         self._deltas: dict[str, bytes] = {}  # of the newest manifest, by root
         self._stopping = False
-
-    @property
-    def newest(self) -> StoredVersion | None:
-        """The version that was served last. Its slot does not change until the next `serve`."""
-        return self._newest
 
     def submit(self, submitted: Submitted) -> list[Freed]:
         """Make this version the pending one; an older pending version is skipped."""
@@ -80,7 +75,7 @@ class Shelf:
             if manifest.anchor is None:
                 freed += self._free_previous()
                 self._previous, self._anchor = self._anchor, newest
-            self._newest = newest
+            self.newest = newest
             known = self._deltas if delta is None else self._deltas | {manifest.deltas[-1].blob.root: delta}
             self._deltas = {each.blob.root: known[each.blob.root] for each in manifest.deltas}
             return freed
@@ -103,12 +98,12 @@ class Shelf:
 
     def _free_pending(self) -> list[Freed]:
         overtaken, self._pending = self._pending, None
-        return [Freed(slot=overtaken.slot, skipped=True)] if overtaken else []
+        return [Freed(slot=overtaken.slot)] if overtaken else []
 
     def _free_newest(self) -> list[Freed]:
-        newest, self._newest = self._newest, None
-        return [Freed(slot=newest.slot, skipped=False)] if newest and newest is not self._anchor else []
+        newest, self.newest = self.newest, None
+        return [Freed(slot=newest.slot)] if newest and newest is not self._anchor else []
 
     def _free_previous(self) -> list[Freed]:
         previous, self._previous = self._previous, None
-        return [Freed(slot=previous.slot, skipped=False)] if previous else []
+        return [Freed(slot=previous.slot)] if previous else []

@@ -40,7 +40,6 @@ class VersionWriter:
         self._ranks = ranks
         self._publisher = publisher
         shared = share(_Paths(paths=publisher.slot_paths) if publisher else None, _Paths, ranks=ranks)
-        assert shared is not None
         self._slots: Slots | None = publisher.slots if publisher else None
         if not publisher and published.own:
             memory = [_mapped(path) for path in shared.paths]
@@ -52,7 +51,6 @@ class VersionWriter:
         Raises FencedOut on every rank, and NotTheLayout on every rank if one of them could not write its part.
         """
         turn = share(self._begin() if self._publisher else None, _Turn, ranks=self._ranks)
-        assert turn is not None
         if turn.refusal:
             raise FencedOut(turn.refusal)
         begun_at = time.perf_counter()

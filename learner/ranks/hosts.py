@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-import torch.distributed as dist
 import transformers
 
 from slipstream.common.config.config import Config, dump_config
@@ -17,7 +16,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.imported import code_of, digest_of
 from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.ranks.ranks import Ranks
-from slipstream.learner.ranks.share import share
+from slipstream.learner.ranks.share import refuse_together, share
 from slipstream.learner.ranks.shared_folder import check_shared
 
 ROOMS = ("common", "envhub", "learner", "replay", "tools")  # whose code ranks run
@@ -25,10 +24,6 @@ ROOMS = ("common", "envhub", "learner", "replay", "tools")  # whose code ranks r
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     by_name: dict[str, str]
-
-
-class _Refusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    reason: str
 
 
 def check_hosts(config: Config, run_dir: RunDir, *, ranks: Ranks) -> None:
@@ -60,24 +55,14 @@ def facts_of(config: Config, model_folder: Path) -> dict[str, str]:
 def check_alike(facts: Mapping[str, str], *, ranks: Ranks) -> None:
     """Raise ConfigError on every rank unless all of them have the same `facts`. Every rank calls it."""
     mine = {name: str(value) for name, value in facts.items()}
-    theirs = share(_Facts(by_name=mine) if ranks.rank == 0 else None, _Facts, ranks=ranks)
-    assert theirs is not None
-    names = sorted(mine.keys() | theirs.by_name.keys())
+    theirs = share(_Facts(by_name=mine), _Facts, ranks=ranks).by_name
     differing = [
-        f"{name} ({mine.get(name, 'none')}, rank 0 has {theirs.by_name.get(name, 'none')})"
-        for name in names
-        if mine.get(name) != theirs.by_name.get(name)
+        f"{name} ({mine.get(name, 'none')}, rank 0 has {theirs.get(name, 'none')})"
+        for name in sorted(mine.keys() | theirs.keys())
+        if mine.get(name) != theirs.get(name)
     ]
-    first = torch.tensor(ranks.rank if differing else ranks.num_ranks, device=ranks.device)
-    dist.all_reduce(first, op=dist.ReduceOp.MIN)
-    if int(first) == ranks.num_ranks:
-        return
     reason = f"rank {ranks.rank} differs from rank 0 in {' and '.join(differing)}; make its host like that of rank 0"
-    refusal = share(
-        _Refusal(reason=reason) if ranks.rank == int(first) else None, _Refusal, ranks=ranks, source=int(first)
-    )
-    assert refusal is not None
-    raise ConfigError(refusal.reason)
+    refuse_together(reason if differing else "", ranks=ranks)
 
 
 def _digest(content: bytes) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.ranks.share import refuse_together
 
 
 def check_shared(folder: Path, *, ranks: Ranks) -> None:
@@ -21,12 +21,12 @@ def check_shared(folder: Path, *, ranks: Ranks) -> None:
     if ranks.rank == 0:
         mark.touch()
     dist.barrier()
-    blind = torch.tensor(ranks.num_ranks if mark.exists() else ranks.rank, device=ranks.device)
-    dist.all_reduce(blind, op=dist.ReduceOp.MIN)
-    if ranks.rank == 0:
-        mark.unlink()
-    if int(blind) < ranks.num_ranks:
-        raise ConfigError(
-            f"rank {int(blind)} does not see the folder {folder} of rank 0, but one of its own; mount one shared "
-            "folder as `run.root` at the same path on every host of the learner"
-        )
+    blind = (
+        f"rank {ranks.rank} does not see the folder {folder} of rank 0, but one of its own; mount one shared folder as "
+        "`run.root` at the same path on every host of the learner"
+    )
+    try:
+        refuse_together("" if mark.exists() else blind, ranks=ranks)
+    finally:
+        if ranks.rank == 0:
+            mark.unlink()

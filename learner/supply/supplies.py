@@ -8,6 +8,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from slipstream.common.config.config import Config
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import Shutdown
@@ -65,19 +67,12 @@ class Supplies:
 
         Raises SupplyDried, RedisAway.
         """
-        step, published = progress.step + 1, progress.highest_published
         batches = []
         try:
             for supply in self._supplies[1:]:  # so that actors find work on every shard while this waits for the first
-                supply.admit(step, [], published_version=published)
+                supply.admit(progress.step + 1, [], published_version=progress.highest_published)
             for supply in self._supplies:
-                batch = supply.next_batch(
-                    step,
-                    policy_version=progress.policy_version,
-                    published_version=published,
-                    shutdown=shutdown,
-                    resumptions=progress.resumptions,
-                )
+                batch = supply.next_batch(progress, shutdown)
                 if batch is None:
                     return None
                 batches.append(batch)
@@ -89,10 +84,16 @@ class Supplies:
         return merged(batches) if batches else None
 
 
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's part of a batch; None if it was asked to stop."""
+
+    batch: Batch | None
+
+
 def whole_batch(part: Batch | None, *, num_shards: int, ranks: Ranks) -> Batch | None:
     """Merge the ranks' parts into one batch, on every rank; None if one of them was asked to stop. Collective."""
     sources = range(min(ranks.num_ranks, num_shards))
-    parts = [share(part if ranks.rank == source else None, Batch, ranks=ranks, source=source) for source in sources]
+    parts = [share(_Part(batch=part), _Part, ranks=ranks, source=source).batch for source in sources]
     whole = [found for found in parts if found is not None]
     return merged(whole) if len(whole) == len(parts) else None
 

@@ -13,9 +13,10 @@ import msgspec
 from slipstream.common.config.config import Config
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.trajectory import Sampling, Task
-from slipstream.common.records.versions import Resumption, oldest_within
+from slipstream.common.records.versions import oldest_within
 from slipstream.envhub.rewards.part import actors_judge, judged_envs, reward_parts
 from slipstream.learner.batch.batch import Batch
+from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.credit.token_advantages import compares_returns, teaches
 from slipstream.learner.credit.tree import why_not_trained
 from slipstream.learner.supply.curriculum import Curriculum
@@ -89,32 +90,25 @@ class Supply:
             not self._all_teach and compares_returns(config.objective) and not (self._judged_envs or self._in_order)
         )
 
-    def next_batch(
-        self,
-        step: int,
-        *,
-        policy_version: int,
-        published_version: int,
-        shutdown: Shutdown,
-        resumptions: Sequence[Resumption] = (),
-    ) -> Batch | None:
-        """The batch of optimizer step `step` (counted from 1); None if a stop was requested.
+    def next_batch(self, progress: Progress, shutdown: Shutdown) -> Batch | None:
+        """The batch of the optimizer step after `progress`; None if a stop was requested.
 
         Consumes ready groups; waits for actors to finish enough of them; produces tickets, so that actors always have
         `target_lag` steps of work ahead. Groups that teach nothing (see `teaches`) are dropped and replaced by others;
-        the surplus of a synchronous step is dropped, even while it is played. Version numbers that the learner's
-        `resumptions` skipped do not count as lag. If no batch is complete at the deadline because the tasks are solved,
+        the surplus of a synchronous step is dropped, even while it is played. Version numbers that a resumed learner
+        skipped do not count as lag. If no batch is complete at the deadline because the tasks are solved,
         the batch has no groups. Raises SupplyDried.
         """
         replay, started, before = self._config.replay, time.monotonic(), self._buffer.ledger()
+        step, policy_version, published = progress.step + 1, progress.policy_version, progress.highest_published
         wanted, self._dropped_returns = self._num_candidates, []
         self._equal_returns, self._equal_successes = [], []
-        oldest = oldest_within(replay.max_lag, policy_version=policy_version, resumptions=resumptions)
+        oldest = oldest_within(replay.max_lag, policy_version=policy_version, resumptions=progress.resumptions)
         kept: list[Group] = []
         dropped: Counter[str] = Counter()
         last_logged, waited = started, False
         while len(kept) < wanted and not shutdown.requested.is_set():
-            self.admit(step, kept, published_version=published_version)
+            self.admit(step, kept, published_version=published)
             claimed = self._claim(
                 step, wanted - len(kept), policy_version=policy_version, max_lag=policy_version - oldest
             )
@@ -138,7 +132,7 @@ class Supply:
             return None
         self._drop_surplus(dropped)
         self._haste.after_step(waited=waited)
-        self.admit(step, kept, published_version=published_version)
+        self.admit(step, kept, published_version=published)
         chosen = self._chosen(kept, dropped)
         return Batch(
             groups=chosen,

@@ -12,6 +12,7 @@ from slipstream.learner.credit.token_advantages import sequences_with_advantages
 from slipstream.learner.supply.supply import Supply
 from slipstream.replay.records.ticket import InsertResult
 from tests.learner.credit.test_token_advantages import group_of, two_turns
+from tests.learner.supply.test_supply import ahead_of
 from tests.replay.records.attempts import attempt_at, earning, make_buffer
 
 KEEPS = "replay.drop_zero_variance=false"
@@ -31,7 +32,7 @@ def test_a_step_takes_the_oldest_groups_whatever_they_earned(redis_client: redis
             won = float(lease.ticket.group_id == 1 and member == 0)  # only in group 1 do returns differ
             attempt = earning(attempt_at(lease, member, run_id=run_id), won)
             assert buffer.actor.insert(lease, attempt) is InsertResult.STORED
-    batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=Shutdown())
+    batch = supply.next_batch(ahead_of(1), Shutdown())
     assert batch is not None
     assert [group.ticket.group_id for group in batch.groups] == [0, 1]
     assert batch.num_dropped == {}

@@ -32,6 +32,7 @@ from tests.actors.host.test_judge_stage import wait_until
 from tests.actors.scripted_judge import impatient
 from tests.envhub.rewards.test_group_judge import RUBRIC
 from tests.guess import WORDS
+from tests.learner.supply.test_supply import ahead_of
 from tests.processes import Process
 from tests.replay.buffer.every_verb import FACTS
 from tests.replay.records.attempts import attempt_at, leased, make_buffer, ticket
@@ -265,9 +266,7 @@ def test_a_synchronous_run_goes_to_its_end_beside_an_evaluation(scene: Scene, sh
         for version in (0, 1):
             if version > policy.policy_version:
                 await policy.gets(version)
-            batch = await asyncio.to_thread(
-                supply.next_batch, version + 1, policy_version=version, published_version=version, shutdown=shutdown
-            )
+            batch = await asyncio.to_thread(supply.next_batch, ahead_of(version + 1, version), shutdown)
             assert batch is not None
             batches.append(batch)
         await until(lambda: scene.evaluations.learner.ledger().ready == 1)

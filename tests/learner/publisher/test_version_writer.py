@@ -87,7 +87,6 @@ def copied(model: PackedModel, dtype: str, ranks: Ranks, *, hosts: int = 1) -> d
     version = Published(model, dtype=dtype, hosts=hosts)
     memory = AnonymousMemory("slot", buffer_bytes(version.layout)) if ranks.rank == 0 else None
     shared = share(_Paths(paths=[memory.path]) if memory else None, _Paths, ranks=ranks)
-    assert shared is not None
     slot = map_memory(shared.paths[0], access=mmap.ACCESS_WRITE)
     num_bytes = Slots([slot], version.layout, own=version.own).write(0, version.tensors())
     expected = flat_bytes(list(gathered(model, dtype).items()))

@@ -196,7 +196,7 @@ def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(
             publisher.publish(version_on_device, policy_version=version)
             arrivals = sorted(received.get(timeout=60) for _ in infos)
             assert arrivals == [(name, version, flat_bytes(weights(version))) for name in ("far", "near0", "near1")]
-        wait_until(lambda: publisher.stats.num_published == 2, "the report of both versions")
+        wait_until(lambda: publisher.stats.announced_version == 2, "the report of both versions")
         wait_until(lambda: publisher.stats.num_broadcasts == 2, "the report of both broadcasts")
         assert publisher.stats.num_receivers == 2
         sealed_groups = [Bulletin(redis_client, run_id).sealed_group(number) for number in (1, 2)]
@@ -417,7 +417,7 @@ def test_the_newest_version_takes_the_place_of_one_that_was_not_begun() -> None:
     taken = shelf.take()
     assert taken is not None and taken.policy_version == 1
     assert shelf.submit(Submitted(slot=1, policy_version=2)) == []
-    assert shelf.submit(Submitted(slot=2, policy_version=3)) == [Freed(slot=1, skipped=True)]
+    assert shelf.submit(Submitted(slot=2, policy_version=3)) == [Freed(slot=1)]
     assert shelf.serve(manifest, None) == []
     taken = shelf.take()
     assert taken is not None and taken.policy_version == 3
@@ -431,6 +431,6 @@ def test_a_learner_without_a_slot_gets_the_one_that_is_needed_least() -> None:
         shelf.take()
         assert shelf.serve(manifest, None) == []  # 0 becomes the previous one, 1 the served one
     shelf.submit(Submitted(slot=2, policy_version=2))
-    assert shelf.withdraw() == [Freed(slot=2, skipped=True)]
-    assert shelf.withdraw() == [Freed(slot=0, skipped=False)]
+    assert shelf.withdraw() == [Freed(slot=2)]
+    assert shelf.withdraw() == [Freed(slot=0)]
     assert shelf.withdraw() == []

@@ -62,6 +62,11 @@ def differ(group_id: int) -> tuple[float, float]:
     return (0.0, 1.0)
 
 
+def ahead_of(step: int, version: int = 0) -> Progress:
+    """A learner about to make `step` with the weights of `version`, which it has published."""
+    return Progress(step=step - 1, policy_version=version, highest_published=version, next_group_id=0, tokens_trained=0)
+
+
 SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0", "learner.steps=9")
 
 
@@ -90,7 +95,7 @@ class Scene:
             assert self.actor.insert(lease, attempt) is InsertResult.STORED
 
     def batch(self, supply: Supply, step: int = 1, version: int = 0) -> Batch:
-        batch = supply.next_batch(step, policy_version=version, published_version=version, shutdown=self.shutdown)
+        batch = supply.next_batch(ahead_of(step, version), self.shutdown)
         assert batch is not None
         return batch
 
@@ -515,7 +520,7 @@ def batch_of_equals(scene: Scene, *, returns: tuple[float, float], **of_supply: 
 def test_a_learner_that_was_asked_to_stop_gets_no_batch(scene: Scene) -> None:
     scene.shutdown.requested.set()
     supply = scene.supply()
-    assert supply.next_batch(1, policy_version=0, published_version=0, shutdown=scene.shutdown) is None
+    assert supply.next_batch(ahead_of(1), scene.shutdown) is None
 
 
 def test_the_order_of_tasks_visits_all_before_any_twice_and_follows_the_seed() -> None:

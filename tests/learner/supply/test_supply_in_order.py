@@ -2,10 +2,9 @@
 
 import redis
 
-from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.supply.supplies import Supplies
 from slipstream.replay.records.ticket import Lease
-from tests.learner.supply.test_supply import SYNCHRONOUS, Scene, config, scene, shutdown
+from tests.learner.supply.test_supply import SYNCHRONOUS, Scene, ahead_of, config, scene, shutdown
 from tests.replay.records.attempts import ids, leased, make_buffer
 
 __all__ = ["scene", "shutdown"]  # fixtures
@@ -15,14 +14,14 @@ def test_a_resumed_synchronous_learner_awaits_the_groups_of_the_one_before_it(
     scene: Scene, redis_client: redis.Redis
 ) -> None:
     """Four groups are played for step 1 when its learner is killed, and the later ones are finished first."""
-    before = scene.supply(*SYNCHRONOUS)
-    before._taught += [False, False]
-    before.admit(1, [], published_version=0)
+    killed = scene.supply(*SYNCHRONOUS)
+    killed._taught += [False, False]
+    killed.admit(1, [], published_version=0)
     leases = [leased(scene.buffer) for _ in range(4)]
 
     after = make_buffer(redis_client, scene.run_id).learner
     after.acquire_epoch()
-    start = Progress(step=0, policy_version=0, highest_published=0, next_group_id=0, tokens_trained=0)
+    start = ahead_of(1)
     supplies = Supplies.begin({0: after}, config(*SYNCHRONOUS), progress=start)
     (supply,) = supplies._supplies
     supply._sleep = lambda _: scene.insert(leases.pop(), 0.0, 1.0)

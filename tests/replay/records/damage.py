@@ -33,6 +33,7 @@ from slipstream.replay.records.verdict import Marks, Verdict
 from slipstream.tools.see.view import View
 from tests.common.process.test_headline import REST
 from tests.common.process.test_headline import step as made_step
+from tests.learner.supply.test_supply import ahead_of
 from tests.replay.buffer.every_verb import FACTS, GROUP, MEMBER, RELAY
 from tests.replay.records.attempts import attempt_at, earning, make_buffer, partial_of, ticket, verdict_on
 
@@ -249,7 +250,7 @@ def step(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) -> None:
         judge(buffer.judge)
 
     supply = Supply(learner, config, first_group_id=NUM_GROUPS, sleep=others_work)
-    batch = supply.next_batch(3, policy_version=9, published_version=9, shutdown=shutdown)
+    batch = supply.next_batch(ahead_of(3, 9), shutdown)
     assert batch is not None and len(batch.groups) == 2
     learner.settle(3)
     fleet, bulletin = Fleet(scene.client, scene.run_id), Bulletin(scene.client, scene.run_id)
