@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.learner.batch.pack import TokenSequence, bins_of_rank, micro_batches, pack
-from slipstream.learner.batch.prefixes import cost_of, costs_of, lexicographic, prefixes_of, runs_of, shared_lengths
+from slipstream.learner.batch.prefixes import cost_of, costs_of, lexicographic, runs_of, shared_lengths
 from tests.tools.run.tiny_model import random_sequence
 
 # Few different tokens, so that prefixes of every length are common; 256 and 65536 have their ones in higher bytes.
@@ -70,18 +70,6 @@ def test_the_layout_of_two_siblings_and_a_stranger() -> None:
     assert packed.prefixes.bounds.tolist() == [0, 4, 5, 7]
     assert packed.num_pairs == 10 + 3 + 3  # the one token of the second sequence sees itself and two before it
     assert pack([sequence(5, 6), sequence(7, 8)], share_prefixes=True).prefixes is None
-
-
-def test_equal_sequences_compute_their_last_token_each() -> None:
-    packed = pack([sequence(5, 6, 9)] * 3, share_prefixes=True)
-    assert packed.computed_lengths == (3, 1, 1)
-
-
-def test_the_docstrings_example_of_a_layout() -> None:
-    prefixes = prefixes_of([3, 4], [0, 2])
-    assert prefixes.computed.tolist() == [0, 1, 2, 5, 6]
-    assert prefixes.places.tolist() == [0, 1, 2, 0, 1, 3, 4]
-    assert prefixes.lengths == (3, 2)
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=30), st.integers(1, 4))

@@ -54,11 +54,6 @@ def test_a_group_of_one_and_a_return_that_is_not_finite_are_refused() -> None:
         standardised_advantages([1.0, float("nan")])
 
 
-def test_leave_one_out_advantages_are_returns_above_the_mean_of_the_others() -> None:
-    # Against the means of the others: 1/3, 4/3, 4/3 and 1.
-    assert leave_one_out_advantages([3.0, 0.0, 0.0, 1.0]) == pytest.approx([8 / 3, -4 / 3, -4 / 3, 0.0])
-
-
 @given(RETURNS)
 def test_leave_one_out_equals_its_definition_and_sums_to_zero(returns: list[float]) -> None:
     found = leave_one_out_advantages(returns)
@@ -66,11 +61,6 @@ def test_leave_one_out_equals_its_definition_and_sums_to_zero(returns: list[floa
         others = returns[:member] + returns[member + 1 :]
         assert advantage == pytest.approx(returns[member] - statistics.fmean(others), abs=1e-9)
     assert found.sum() == pytest.approx(0.0, abs=1e-8)
-
-
-def test_returns_to_go_look_ahead_only() -> None:
-    assert returns_to_go(np.array([1.0, 0.0, 2.0]), gamma=1.0).tolist() == [3.0, 2.0, 2.0]
-    assert returns_to_go(np.array([1.0, 0.0, 2.0]), gamma=0.5).tolist() == [1.5, 1.0, 2.0]
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=12), st.floats(0.1, 1))
@@ -99,11 +89,6 @@ def test_turns_are_compared_with_those_that_began_in_the_same_state() -> None:
     assert by_std == pytest.approx([2 / math.sqrt(3), 0, -1 / math.sqrt(3), 0, -1 / math.sqrt(3)], rel=1e-5)
 
 
-def test_turns_whose_state_is_unknown_are_compared_with_nothing() -> None:
-    found = same_state_advantages(["", "a", "", "a"], np.array([3.0, 1.0, 0.0, 0.0]), compared=centred_advantages)
-    assert found.tolist() == [0.0, 0.5, 0.0, -0.5]
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-10, 10)), max_size=20))
 def test_advantages_of_every_state_sum_to_zero(turns: list[tuple[int, float]]) -> None:
     keys, returns = [f"room {key}" for key, _ in turns], np.array([value for _, value in turns], dtype=np.float64)
@@ -113,12 +98,6 @@ def test_advantages_of_every_state_sum_to_zero(turns: list[tuple[int, float]]) -
         assert found[members].sum() == pytest.approx(0.0, abs=1e-9)
         if len(members) > 1:
             assert found[members] == pytest.approx(centred_advantages(returns[members].tolist()), abs=1e-9)
-
-
-def test_with_one_state_for_all_the_same_state_advantage_is_grpo() -> None:
-    returns = [3.0, 0.0, 0.0, 1.0]
-    found = same_state_advantages(["start"] * 4, np.array(returns), compared=standardised_advantages)
-    assert found == pytest.approx(standardised_advantages(returns))
 
 
 MEMBERS = st.lists(

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.learner.credit.gae import bi_level_gae, gae
-from slipstream.learner.credit.token_rewards import returns_to_go
 from slipstream.learner.credit.vtrace import vtrace
 
 NUMBER = st.floats(-3, 3)
@@ -42,19 +41,6 @@ def test_gae_equals_the_weighted_sum_of_temporal_differences(
     for token in range(len(deltas)):
         expected = math.fsum((gamma * lam) ** away * delta for away, delta in enumerate(deltas[token:]))
         assert found[token] == pytest.approx(expected, abs=1e-9)
-
-
-@given(STEPS, FRACTION)
-def test_gae_at_its_ends_is_the_return_above_the_value_and_the_temporal_difference(
-    steps: list[tuple[float, float, float]], gamma: float
-) -> None:
-    rewards, values, _ = columns(steps)
-    assert gae(rewards, values=values, gamma=gamma, lam=1.0) == pytest.approx(
-        returns_to_go(rewards, gamma=gamma) - values, abs=1e-9
-    )
-    assert gae(rewards, values=values, gamma=gamma, lam=0.0) == pytest.approx(
-        temporal_differences(rewards, values, gamma), abs=1e-9
-    )
 
 
 def test_bi_level_gae_by_hand() -> None:
@@ -90,22 +76,6 @@ def test_bi_level_gae_equals_explicit_sums_inside_each_turn(turns: list[tuple[fl
             place += 1
 
 
-@given(st.lists(st.tuples(NUMBER, NUMBER), min_size=1, max_size=6), FRACTION, FRACTION)
-def test_with_one_token_a_turn_bi_level_gae_is_gae_over_turns(
-    turns: list[tuple[float, float]], gamma: float, lam: float
-) -> None:
-    rewards, values = (np.array(column) for column in zip(*turns, strict=True))
-    found = bi_level_gae(
-        rewards,
-        values,
-        np.ones(len(turns), dtype=np.int64),
-        turn_gamma=gamma,
-        token_gamma=0.5,
-        lam=lam,
-    )
-    assert found == pytest.approx(gae(rewards, values=values, gamma=gamma, lam=lam), abs=1e-9)
-
-
 def test_vtrace_by_hand() -> None:
     # Ratios 0.5 and 3, cut to 0.5 and 1. Last token: 0.6 + (1 - 0.6) = 1; first: 0.5 + 0.5 * 0.1 + 0.5 * (1 - 0.6).
     found = vtrace(np.array([0.0, 1.0]), values=np.array([0.5, 0.6]), lagged_ratio=np.array([0.5, 3.0]), gamma=1.0)
@@ -129,13 +99,3 @@ def test_vtrace_equals_the_papers_sum(steps: list[tuple[float, float, float]], g
     for token, after in enumerate([*targets[1:], 0.0]):
         expected = min(float(ratios[token]), 1.0) * (rewards[token] + gamma * after - values[token])
         assert found.advantages[token] == pytest.approx(expected, abs=1e-9)
-
-
-@given(STEPS, FRACTION)
-def test_on_policy_vtrace_is_the_return_and_its_advantage(
-    steps: list[tuple[float, float, float]], gamma: float
-) -> None:
-    rewards, values, _ = columns(steps)
-    found = vtrace(rewards, values=values, lagged_ratio=np.ones(len(rewards)), gamma=gamma)
-    assert found.targets == pytest.approx(returns_to_go(rewards, gamma=gamma), abs=1e-9)
-    assert found.advantages == pytest.approx(gae(rewards, values=values, gamma=gamma, lam=1.0), abs=1e-9)

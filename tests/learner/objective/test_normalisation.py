@@ -2,8 +2,6 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.learner.objective.normalisation import loss_divisor, token_weights
@@ -53,12 +51,3 @@ def test_normalisations_equal_a_derivation_sequence_by_sequence(tokens: Tokens) 
     assert normalised(losses, lengths, "tokens") == pytest.approx(sum(sums) / sum(lengths), abs=1e-12)
     assert normalised(losses, lengths, "sequences") == pytest.approx(sum(means) / len(means), abs=1e-12)
     assert normalised(losses, lengths, "constant", constant=7) == pytest.approx(sum(sums) / len(sums) / 7, abs=1e-12)
-
-
-@given(st.integers(1, 6), st.integers(1, 6), st.data())
-def test_normalisations_agree_on_sequences_of_equal_length(num: int, length: int, data: st.DataObject) -> None:
-    losses = float64(*data.draw(st.lists(st.floats(-3, 3), min_size=num * length, max_size=num * length)))
-    lengths = (length,) * num
-    by_tokens = normalised(losses, lengths, "tokens")
-    assert normalised(losses, lengths, "sequences") == pytest.approx(by_tokens, abs=1e-12)
-    assert normalised(losses, lengths, "constant", constant=length) == pytest.approx(by_tokens, abs=1e-12)

@@ -19,11 +19,6 @@ def test_a_ratio_says_how_many_times_likelier_a_token_became() -> None:
     assert ratio(float64(0.6, 0.3).log(), other_logprobs=float64(0.3, 0.6).log()).tolist() == pytest.approx([2, 0.5])
 
 
-def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens() -> None:
-    current, other, sequences = float64(0.8, 0.1, 0.3).log(), float64(0.2, 0.1, 0.1).log(), of_lengths(2, 1)
-    assert geometric_ratio(current, other_logprobs=other, sequences=sequences).tolist() == pytest.approx([2, 2, 3])
-
-
 @any_batch
 def test_sequence_ratios_equal_a_derivation_by_probabilities(tokens: Tokens) -> None:
     means = geometric_ratio(tokens.current, other_logprobs=tokens.behaviour, sequences=tokens.sequences)
