@@ -17,8 +17,7 @@ from slipstream.tools.drill.books import what_is_lost
 from slipstream.tools.drill.drill import drill, prepare
 from slipstream.tools.run.link import Link
 from tests.processes import GUESS
-from tests.replay.buffer.every_verb import play
-from tests.replay.records.attempts import Views, make_buffer, ticket
+from tests.replay.records.attempts import Views, fill, leased, make_buffer, ticket
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def buffer(redis_client: redis.Redis, run_id: str) -> Views:
     buffer.learner.acquire_epoch()
     buffer.learner.open([ticket(group_id) for group_id in range(4)])
     for _ in range(4):
-        play(buffer.actor.lease("a"), buffer.actor, run_id)
+        fill(buffer, leased(buffer), run_id)
     return buffer
 
 
