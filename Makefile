@@ -60,7 +60,7 @@ suite: setup
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
 
 # The long tests, which `make test` leaves out, with foreign scripts and their packages; and all of the laboratory's.
-ci-long: setup test-adapters-agents test-adapters-verifiers
+ci-long: setup test-adapters-agents test-adapters-verifiers test-adapters-rewards
 	$(BIN)/pytest -m long
 
 test-lab: setup
@@ -226,7 +226,7 @@ test-engines: setup
 	$(BIN)/pytest tests/engines
 
 # Test the adapters with the packages that they adapt, each set in a separate environment, as their pins conflict.
-test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld browser freebase trackers openenv verifiers agents langgraph)
+test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld browser freebase trackers openenv verifiers rewards agents langgraph)
 
 # Two environments for two programs that talk to each other: theirs, and ours without their packages.
 test-adapters-openenv: setup
@@ -242,6 +242,14 @@ test-adapters-agents test-adapters-langgraph: test-adapters-%: setup
 	build/adapters-$*/bin/pip install $(PIP_FLAGS) -r requirements/adapters-$*.txt
 	AGENTS_PYTHON=build/adapters-$*/bin/python $(BIN)/pytest tests/adapters/agents/test_$*.py
 	if [ $* = agents ]; then build/adapters-agents/bin/python -m pytest tests/adapters/agents/test_foreign.py; fi
+
+# The reward functions of TRL and verl, without the packages that these need to train.
+test-adapters-rewards: setup
+	test -x build/adapters-rewards/bin/python || $(PYTHON) -m venv build/adapters-rewards
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+	  > $$(echo build/adapters-rewards/lib/python3.*/site-packages)/ours.pth
+	build/adapters-rewards/bin/pip install $(PIP_FLAGS) --no-deps trl==1.16.0 verl==0.9.1 ray==2.60.0 tensordict==0.15.3 pyvers==0.2.3 mathruler==0.1.0 pylatexenc==2.11
+	build/adapters-rewards/bin/python -m pytest tests/adapters/rewards
 
 test-adapters-verifiers: setup
 	test -x build/adapters-verifiers/bin/python || $(PYTHON) -m venv build/adapters-verifiers

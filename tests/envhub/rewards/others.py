@@ -1,8 +1,10 @@
 """Reward functions as others write them: with the signatures and habits of TRL, open-r1 and verl, in our own words.
 
-Those from `verifies` to `repeats` are of the kinds that OpenManus-RL's GRPO script names, which are open-r1's.
+Those from `verifies` to `is_too_long` are of the kinds that open-r1 has, which is on no package index:
+tests/adapters/rewards runs the functions of TRL's and verl's wheels themselves.
 """
 
+import asyncio
 import math
 import os
 import re
@@ -10,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial, update_wrapper
 from typing import Any
 
 
@@ -85,6 +88,43 @@ def made_repeats(*, num_words: int, penalty: float) -> Any:
 
 
 repeats = made_repeats(num_words=2, penalty=-1.0)
+
+
+def code_of(completions: list[Any], *, at_once: int = 0, **kwargs: Any) -> list[float | None]:
+    """Runs programs by a loop of its own, as many at once as a caller has bound, and skips what it cannot run."""
+
+    async def run(program: str, info: dict[str, str]) -> float | None:
+        if info["language"] != "python":
+            return None
+        async with asyncio.Semaphore(at_once):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", program), stdout=asyncio.subprocess.PIPE
+            )
+            output, _ = await process.communicate()
+        return float(output.decode().strip() == info["output"])
+
+    async def run_all() -> list[float | None]:
+        both = zip(completions, kwargs["verification_info"], strict=True)
+        return await asyncio.gather(*(run(each[0]["content"], info) for each, info in both))
+
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(run_all())
+    finally:
+        loop.close()
+
+
+runs_code = update_wrapper(partial(code_of, at_once=2), code_of)
+
+
+def made_too_long(max_tokens: int, num_soft: int) -> Any:
+    def is_too_long(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+        return [max(-1.0, min(0.0, (max_tokens - num_soft - len(ids)) / num_soft)) for ids in completion_ids]
+
+    return is_too_long
+
+
+is_too_long = made_too_long(4, 2)
 
 
 def reads_text(prompts: list[Any], completions: list[Any], **kwargs: Any) -> list[float]:

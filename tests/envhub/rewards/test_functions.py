@@ -55,6 +55,10 @@ def replied(reply: str, prompts: Any, **columns: Any) -> Episode:
         ("has_steps", "First, 2 and 3", {}, pytest.approx(1 / 3)),
         ("repeats", "a b a b a b", {}, pytest.approx(-0.6)),
         ("repeats", "5", {}, 0.0),
+        ("runs_code", "print(5)", {"verification_info": {"language": "python", "output": "5"}}, 1.0),
+        ("runs_code", "print(6)", {"verification_info": {"language": "python", "output": "5"}}, 0.0),
+        ("runs_code", "puts 5", {"verification_info": {"language": "ruby", "output": "5"}}, None),
+        ("is_too_long", "5", {}, -0.5),  # three tokens
         ("reads_text", "it is 5", {}, 1.0),
         ("compute_score", "it is 5", VERL, 1.0),
         ("compute_score", "it is 5", {"ground_truth": 5}, 1.0),
@@ -70,22 +74,6 @@ def test_a_function_of_others_gives_what_it_gives_them(
     function: str, reply: str, columns: dict[str, Any], expected: float | None, prompts: Any
 ) -> None:
     assert value_of(function, replied(reply, prompts, **columns)) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "columns", "replies"),
-    [
-        ("accuracy_reward", {"solution": "$5$"}, {r"\boxed{5}": 1.0, r"\boxed{6}": 0.0}),
-        ("think_format_reward", {}, {"<think>\na\n</think>\n5": 1.0, "5": 0.0}),
-    ],
-)
-def test_the_functions_of_trl_itself_work(name: str, columns: dict[str, Any], replies: dict[str, float]) -> None:
-    rewards = pytest.importorskip("trl.rewards", reason="the package trl is not installed")
-    assert hasattr(rewards, name)
-    for reply, expected in replies.items():
-        for prompts in (TEXT, CHAT):
-            result = reward_of({"own": {"part": f"trl.rewards:{name}"}}, replied(reply, prompts, **columns))
-            assert result.values == {"own": expected}
 
 
 @pytest.mark.parametrize(
