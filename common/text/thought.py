@@ -26,35 +26,45 @@ THOUGHT_MARKS: Sequence[Pair] = (
     ("<mm:think>", "</mm:think>"),  # MiniMax M3
     ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
 )
-# Granite 3.2's are plain text, which counts where the template asks for it.
-PLAIN_MARKS: Pair = ("Here is my thought process:", "Here is my response:")
-_HARMONY = "<|channel|>"
-_TAG = re.compile(r"<[^<>\s'\"{}]*(?:think|thought|reason)[^<>\s'\"{}]*>", re.IGNORECASE)
+# Granite 3.2's are plain text, which counts where the template asks for it. Quantized ones write the second pair.
+PLAIN_MARKS: Sequence[Pair] = (
+    ("Here is my thought process:", "Here is my response:"),
+    ("Here's my thought process:", "Here's my response:"),
+)
+_CHANNELS = {"<|channel|>": "gpt-oss", "assistant to=self": "Muse Glimmer"}
+_WORDS = "think|thought|reason|analys|reflect|scratch_?pad|monologue|deliberat|rationale"
+_TAG = re.compile(rf"<[^<>\s'\"{{}}]*(?:{_WORDS})[^<>\s'\"{{}}]*>", re.IGNORECASE)
+# A template may index a list in brackets, so that only capitals are the mark of a thought without an end.
+_BRACKETS = re.compile(rf"\[/?\w*(?:{_WORDS})\w*\]", re.IGNORECASE)
 _ENDS = (("begin", "end"), ("start", "end"), ("START", "END"), ("BEGIN", "END"), ("prefix", "suffix"))
 
 
 def thought_marks(tokenizer: PreTrainedTokenizerBase) -> Sequence[Pair]:
-    """The marks with which replies of this model may begin and end a thought: those known, and those of its template.
+    """The marks with which replies of this model may begin and end a thought: those known, and those of its own.
 
-    Raises ValueError for a template whose thoughts cannot be distinguished from answers.
+    Its own are in its template, or among its tokens, which a template may write by a variable. Raises ValueError for a
+    template whose thoughts cannot be distinguished from answers.
     """
-    return _thought_marks(str(tokenizer.chat_template))
+    return _thought_marks(tokenizer, str(tokenizer.chat_template))
 
 
 @lru_cache(maxsize=8)
-def _thought_marks(template: str) -> Sequence[Pair]:
-    if _HARMONY in template:
-        raise ValueError(
-            f"the chat template writes channels ({_HARMONY}, as gpt-oss): it refuses a reply with its thought, so a "
-            "conversation cannot continue after one; use another template"
-        )
-    plain = [PLAIN_MARKS] if all(mark in template for mark in PLAIN_MARKS) else []
+def _thought_marks(tokenizer: PreTrainedTokenizerBase, template: str) -> Sequence[Pair]:
+    for mark, family in _CHANNELS.items():
+        if mark in template:
+            raise ValueError(
+                f"the chat template writes channels ({mark}, as {family}): a thought and its answer are messages of "
+                "their own, so a conversation cannot continue after one reply; use another template"
+            )
+    plain = list(PLAIN_MARKS) if all(mark in template for mark in PLAIN_MARKS[0]) else []
     known = [pair for pair in THOUGHT_MARKS if any(mark in template for mark in pair)]
-    tags = dict.fromkeys(_TAG.findall(template))
-    found = [(tag, end) for tag in tags for end in _ends_of(tag) if end in tags]
-    if tags and not (known or found or plain):
+    tags = _tags_of(template)
+    every = [*tags, *_tags_of(" ".join(tokenizer.get_added_vocab()))]
+    found = list(dict.fromkeys((tag, end) for tag in every for end in _ends_of(tag) if end in every))
+    alone = [tag for tag in tags if tag[0] == "<" or tag.isupper()]
+    if alone and not (known or found or plain):
         raise ValueError(
-            f"the chat template has {next(iter(tags))!r}, which looks like the mark of a thought, and no mark that "
+            f"the chat template has {alone[0]!r}, which looks like the mark of a thought, and no mark that "
             "ends one: a thought could not be distinguished from an answer; use a template without thoughts"
         )
     return (*THOUGHT_MARKS, *plain, *(pair for pair in found if pair not in THOUGHT_MARKS))
@@ -64,6 +74,10 @@ def own_marks(tokenizer: PreTrainedTokenizerBase) -> Pair | None:
     """The first marks of a thought that the chat template has; None if it has none."""
     template = str(tokenizer.chat_template)
     return next((pair for pair in thought_marks(tokenizer) if any(mark in template for mark in pair)), None)
+
+
+def _tags_of(text: str) -> list[str]:
+    return [*_TAG.findall(text), *_BRACKETS.findall(text)]
 
 
 def _ends_of(tag: str) -> list[str]:

@@ -354,7 +354,17 @@ THOUGHTS = {
         "Here is my response:",
         "Write 'Here is my thought process:' and 'Here is my response:'" + SPEAKS,
     ),
-    "a pair of the template": ("<reason>", "</reason>", SPEAKS + "{# <reason> and </reason> #}"),
+    **{
+        f"a pair of the template, {word}": (f"<{word}>", f"</{word}>", SPEAKS + f"{{# <{word}> and </{word}> #}}")
+        for word in ("reason", "thinking", "analysis", "reflection", "scratchpad", "inner_monologue", "|Thought|")
+    },
+    "a pair in brackets": ("[REASONING]", "[/REASONING]", SPEAKS + "{# [REASONING] and [/REASONING] #}"),
+    "a pair of the tokenizer": ("<think:6124>", "</think:6124>", SPEAKS),
+    "a quantized granite": (
+        "Here's my thought process:",
+        "Here's my response:",
+        "Write 'Here is my thought process:' and 'Here is my response:'" + SPEAKS,
+    ),
     "begin and end": (
         "<|begin_of_thought|>",
         "<|end_of_thought|>",
@@ -368,6 +378,8 @@ def test_a_thought_of_any_family_is_no_action_and_is_closed(family: str, tmp_pat
     opening, closing, template = THOUGHTS[family]
     tokenizer = family_tokenizer("qwen2.5", tmp_path)
     tokenizer.chat_template = template
+    if family == "a pair of the tokenizer":
+        tokenizer.add_special_tokens({"extra_special_tokens": [opening, closing]})
     chat, encode = Chat(tokenizer), encode_with(tokenizer)
     prompt = chat.open((ASK,))
     chat.reply(encode(f"{opening}click[a]{closing}click[b]<|im_end|>"))
@@ -388,7 +400,13 @@ def test_a_thought_of_any_family_is_no_action_and_is_closed(family: str, tmp_pat
     ("template", "complaint"),
     [
         ("{# <|thinking|> #}" + SPEAKS, "has '<|thinking|>', which looks like the mark of a thought"),
-        ("{# <|channel|>final<|message|> #}" + SPEAKS, "it refuses a reply with its thought"),
+        ("{# <reflection> #}" + SPEAKS, "has '<reflection>', which looks like the mark of a thought"),
+        ("{# [REASONING] #}" + SPEAKS, "has '[REASONING]', which looks like the mark of a thought"),
+        ("{# <|channel|>final<|message|> #}" + SPEAKS, "writes channels (<|channel|>, as gpt-oss)"),
+        (
+            "{# <|start|>assistant to=self<|message|> #}" + SPEAKS,
+            "writes channels (assistant to=self, as Muse Glimmer)",
+        ),
     ],
 )
 def test_a_template_whose_thoughts_cannot_be_told_is_refused_at_the_start(

@@ -38,7 +38,6 @@ ENDS = {
     "gptoss": "<|return|>",
     "idefics3": "<end_of_utterance>",
     "llama3": "<|eot_id|>",
-    "muse": "<|eot|>",
     "phi3": "<|end|>",
     "smolvlm": "<end_of_utterance>",
 }
@@ -60,7 +59,6 @@ REWRITES: dict[str, tuple[bool, bool | None, bool]] = {
     **dict.fromkeys(("lfm2", "lfm2_v2"), (False, False, False)),
     **dict.fromkeys(("lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl"), (False, False, True)),
     **dict.fromkeys(("llama3", "llama3_1", "llama3_2", "phi3", "phi3_5"), (False, False, False)),
-    "muse_glimmer": (True, True, True),
     **dict.fromkeys((f"nemotron_3_{name}" for name in ("5_lightning", "nano", "super", "ultra")), (True, True, True)),
     **dict.fromkeys(("qwen2_5", "qwen2_5_vl", "qwen3_instruct_2507", "qwen3_vl"), (False, False, False)),
     "qwen3": (False, False, True),
@@ -72,6 +70,7 @@ REFUSED = {
     "gptoss": "the chat template writes channels",
     "idefics3": "does not render an assistant's message right after its generation prompt",
     "llava_next": "the chat template in .* refuses the conversation",
+    "muse_glimmer": "the chat template writes channels",
     "smolvlm": "does not render an assistant's message right after its generation prompt",
 }
 TURNS = 3
