@@ -7,23 +7,32 @@ import math
 import subprocess
 import sys
 import types
+from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from transformers import PreTrainedTokenizerBase
 
+from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Task
 from slipstream.common.rows.row_source import read_lines
+from slipstream.common.text.chat import Chat
 from slipstream.envhub.catalogue import make_env
 from slipstream.learner.batch.examples import Goal
 from slipstream.learner.fit.fit_options import FitOptions
+from slipstream.tools.cli import fit_verb
 from slipstream.tools.cli.cli import main
 from slipstream.tools.data.fit_rows import EQUAL_SIDES, Sample, described, read_samples
+from tests.actors.tool_parsing import HERMES
+from tests.common.text.sentence_piece import sentence_piece
+from tests.common.text.small_tokenizer import byte_tokenizer
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 
 Row = dict[str, Any]
@@ -154,6 +163,36 @@ OF_KEYS: dict[str, tuple[Goal, list[Row]]] = {
             {"chosen": [user("q"), reply("yes", tool_calls=[call("f", b=1)])], "rejected": [user("q"), reply("no")]},
         ],
     ),
+    "a prompt, a completion and a label": (
+        "dpo",
+        [
+            {"prompt": [user("q")], "completion": [reply("yes")], "label": True},
+            {"prompt": [user("q")], "completion": [reply("no", tool_calls=[call("f", a=1)])], "label": False},
+        ],
+    ),
+    "prompts and completions": (
+        "sft",
+        [
+            {"prompt": [user("q"), reply("r"), user("s")], "completion": [reply("yes")]},
+            {"prompt": [user("q")], "completion": [reply(None, tool_calls=[call("f", a=1.0, b=[{"c": 2}])])]},
+        ],
+    ),
+    "collected rows": (
+        "dpo",
+        [
+            {"messages": [user("a"), reply("b")], "return": 1.0, "group_id": "1", "task": {"env": "shop", "index": 0}},
+            {"messages": [user("a"), reply("c")], "return": 0.5, "group_id": "1", "task": {"env": "shop", "index": 0}},
+            {"messages": [user("d"), reply("e")], "return": 1, "group_id": "2", "task": {"index": 1, "split": "train"}},
+            {"messages": [user("d"), reply("f")], "return": 0, "group_id": "2", "task": {"index": 1, "split": "train"}},
+        ],
+    ),
+    "a conversation with losses": (
+        "sft",
+        [
+            {"conversation": [{"role": "system", "content": "s", "loss": None}, user("a"), reply("b", loss=True)]},
+            {"conversation": [user("a") | {"loss": False}, reply("c", loss=False), user("d"), reply("e", loss=True)]},
+        ],
+    ),
     "labels of turns": (
         "prm",
         [
@@ -175,6 +214,7 @@ OF_KEYS: dict[str, tuple[Goal, list[Row]]] = {
         ],
     ),
 }
+GROUPED = ("a prompt, a completion and a label", "collected rows")  # two rows are a pair
 
 
 @pytest.mark.parametrize("name", OF_KEYS)
@@ -184,8 +224,85 @@ def test_a_file_of_each_format_gives_the_same_samples(name: str, tmp_path: Path)
     from_parquet, _ = read(as_parquet(tmp_path / "rows.parquet", rows), goal)
     from_json, _ = read(as_json(tmp_path / "rows.json", rows), goal)
     from_lines, _ = read(as_jsonl(tmp_path / "lines.json", rows), goal)
-    assert from_parquet == from_json == from_lines == from_jsonl and len(from_jsonl) == len(rows)
+    assert from_parquet == from_json == from_lines == from_jsonl
+    assert len(from_jsonl) == len(rows) // (2 if name in GROUPED else 1)
     assert "null" not in str(from_jsonl) and "None" not in str([sample.sides for sample in from_jsonl])
+
+
+def encoded(path: Path, goal: Goal, tokenizer: PreTrainedTokenizerBase, config: Config) -> list[list[Row]]:
+    """The tokens, the mask and the labels of each sequence of each example, as `fit` makes them."""
+    taught, left_out = read(path, goal)
+    counted = Counter[str](left_out)
+    with mock.patch("slipstream.tools.run.prepare.load_tokenizer", return_value=tokenizer):
+        (examples,) = fit_verb._examples(config, goal, [taught], counted, data=str(path))
+    assert not +counted and len(examples) == len(taught)
+    return [
+        [
+            {
+                "tokens": sequence.tokens.tolist(),
+                "mask": sequence.loss_mask.tolist(),
+                "labels": None if sequence.returns is None else sequence.returns.tolist(),
+            }
+            for side in example
+            for sequence in side
+        ]
+        for example in examples
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "settings"),
+    [
+        (sentence_piece("zephyr"), []),
+        (byte_tokenizer(HERMES), ["env.action_format=tools", "model.tool_parser=hermes"]),
+    ],
+    ids=["a vocabulary of SentencePiece", "tools by the template"],
+)
+@pytest.mark.parametrize("name", OF_KEYS)
+def test_a_file_of_each_format_gives_the_same_tokens_and_masks(
+    name: str, tokenizer: PreTrainedTokenizerBase, settings: list[str], tmp_path: Path
+) -> None:
+    goal, rows = OF_KEYS[name]
+    config = load_config(None, ["model.path=x", "model.max_tokens=2048", *settings])
+    from_jsonl = encoded(as_jsonl(tmp_path / "rows.jsonl", rows), goal, tokenizer, config)
+    assert encoded(as_parquet(tmp_path / "rows.parquet", rows), goal, tokenizer, config) == from_jsonl
+    assert encoded(as_json(tmp_path / "rows.json", rows), goal, tokenizer, config) == from_jsonl
+    assert all(sum(sequence["mask"]) > 0 for example in from_jsonl for sequence in example)
+    text = tokenizer.decode([token for example in from_jsonl for sequence in example for token in sequence["tokens"]])
+    assert "null" not in text and "None" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "columns"),
+    [
+        ({}, {"prompt": "q", "system": "s"}),
+        ({}, {"prompt": [user("a"), reply("b"), user("c")]}),
+        ({"prompt": "asked"}, {"asked": "q"}),
+        ({"conversation": "messages"}, {"messages": [user("a"), reply("b"), user("c"), reply("d")], "system": "s"}),
+        (
+            {"conversation": "messages", "tools": "tools"},
+            {
+                "messages": [user("warm?"), reply(None, tool_calls=[call("weather", day=1)]), user("so?"), reply("x")],
+                "tools": [tool("weather", day={"type": "integer"})],
+            },
+        ),
+    ],
+    ids=str,
+)
+def test_a_file_of_each_format_gives_the_same_prompts_in_tokens(options: Row, columns: Row, tmp_path: Path) -> None:
+    rows = [columns | {"answer": 5}, columns | {"answer": {"a": 1}, "more": None}, columns | {"answer": 1.5, "n": [1]}]
+    if "tools" in options:
+        rows[1] = rows[1] | {"tools": [tool("clock", zone=TEXT | {"enum": ["CET"]})]}
+    rows = [row | {"answer": json.dumps(row["answer"])} for row in rows]  # Arrow has one type for a column
+
+    async def prompts(path: Path) -> list[list[int]]:
+        env = make_env("dataset", {"train": str(path), "held_out": str(path)} | options)
+        seen = [await env.reset(Task(env="dataset", split="train", index=index)) for index in range(len(rows))]
+        return [Chat(byte_tokenizer(HERMES)).open(each.messages, tools=each.tools) for each in seen]
+
+    files = as_jsonl(tmp_path / "a.jsonl", rows), as_parquet(tmp_path / "a.parquet", rows)
+    from_jsonl, from_parquet = (asyncio.run(prompts(path)) for path in files)
+    assert from_parquet == from_jsonl and len(from_jsonl) == len(rows)
 
 
 def test_rows_of_an_array_are_numbered_and_one_that_is_cut_off_is_refused(tmp_path: Path) -> None:
