@@ -1,5 +1,7 @@
 """Reads what the directory of a run holds. Whatever is missing or damaged is named, and the rest is read."""
 
+import functools
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -122,14 +124,35 @@ def _episode_time(run_dir: RunDir, config: Config | None) -> EpisodeTime | None:
     return EpisodeTime(num_episodes=count, generate_s=generate_s, env_s=env_s, total_s=total_s) if count else None
 
 
+class _Log:
+    """The warnings and errors in a log, counted once: a page that is loaded again reads only what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode, self._end = 0, 0  # the file that was read, and how far
+        self._found = Counter[str]()
+
+    def complaints(self) -> Counter[str]:
+        """Their numbers, by log and level. Raises OSError."""
+        with self._path.open("rb") as file:
+            seen = os.fstat(file.fileno())
+            if seen.st_ino != self._inode or seen.st_size < self._end:
+                self._inode, self._end = seen.st_ino, max(0, seen.st_size - MAX_LOG_BYTES)
+                self._found.clear()
+            file.seek(self._end)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._end += len(whole)
+        self._found.update(f"{self._path.stem}: {found[1].decode().lower()}" for found in _LOGGED.finditer(whole))
+        return self._found
+
+
+_log_of = functools.lru_cache(maxsize=1024)(_Log)
+
+
 def _complaints(run_dir: RunDir) -> dict[str, int]:
-    found = Counter[str]()
-    for path in sorted(run_dir.log("*").parent.glob("*.log")):
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MAX_LOG_BYTES))
-            for logged in _LOGGED.finditer(file.read()):
-                found[f"{path.stem}: {logged[1].decode().lower()}"] += 1
-    return dict(found)
+    logs = sorted(run_dir.log("*").parent.glob("*.log"))
+    return dict(sum((_log_of(path).complaints() for path in logs), Counter[str]()))
 
 
 def _error(run_dir: RunDir) -> str:

@@ -31,7 +31,7 @@ SLACK_BYTES, SLACK_RECORDS = 1 << 18, 100  # a bisection of the longer file take
 
 
 class Reading:
-    """A run of some steps, and what is read of its metrics."""
+    """A run of some steps, and what is read of its metrics and of its logs."""
 
     def __init__(self, root: Path, num_steps: int, client: redis.Redis) -> None:
         self.client, self.num_steps = client, num_steps
@@ -46,6 +46,10 @@ class Reading:
                 if number % 50 == 0:
                     evaluation = {"eval/success_sampled": 0.5, "eval/success_greedy": 0.5, "eval/num_tasks": 32}
                     file.write(json.dumps({"step": number, "time": 1.8e9 + number + 0.5} | evaluation) + "\n")
+        with self.dir.log("learner").open("w") as log:
+            for number in range(num_steps):
+                level = "WARNING" if number % 100 == 0 else "INFO"
+                log.write(f"2026-01-02 03:04:05,678 {level} slipstream.learner: step {number}\n")
         self.num_bytes = self.num_records = 0
         self.observer = Observer([client], self.config)
 
@@ -75,7 +79,7 @@ def make(tmp_path: Path, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPa
         reading = Reading(tmp_path / str(num_steps), num_steps, redis_client)
 
         def counted(path: Path, mode: str = "r", *args: Any, **named: Any) -> Any:
-            if path != reading.dir.metrics or mode not in ("rb", "r+b"):
+            if (path.suffix != ".log" and path != reading.dir.metrics) or mode not in ("rb", "r+b"):
                 return path_open(path, mode, *args, **named)
             raw = Counted(os.fspath(path), mode)
             raw.reading = reading
@@ -112,7 +116,11 @@ def resume(of: Reading) -> None:
 def load_again(of: Reading) -> None:
     with of.dir.metrics.open("a") as file:
         file.write(json.dumps(step(of.num_steps + 1, episodes=4, success=0.5) | REST) + "\n")
-    assert read_run(of.dir).steps[-1]["step"] == of.num_steps + 1
+    with of.dir.log("learner").open("a") as log:
+        log.write("2026-01-02 03:04:05,678 WARNING slipstream.learner: one more\n")
+    files = read_run(of.dir)
+    assert files.steps[-1]["step"] == of.num_steps + 1
+    assert files.complaints == {"learner: warning": of.num_steps // 100 + 1}
 
 
 def page_of_steps(of: Reading) -> None:
