@@ -14,7 +14,6 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from slipstream.actors.engine.engine import EngineDied
 from slipstream.actors.host.join import run_config, wait_for_run
 from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.relay import is_over
@@ -22,6 +21,7 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import connect, connect_or_explain, connect_shards
 from slipstream.common.process.log import log_to_stderr
+from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.envhub.env import EnvError
@@ -111,7 +111,7 @@ async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> Non
 
     Consumes complete groups that wait for a judge, and waits for the judges. Produces verdicts, each of which makes a
     group ready. A group is given back if this ends or is cancelled before its verdict: no judging counts as failed,
-    except one in which the engine of the run's own policy died. Raises RedisAway, and that EngineDied.
+    except one whose error ends this, as the death of an engine does. Raises RedisAway, and such an error.
     """
     judging: dict[asyncio.Task[None], tuple[JudgeBuffer, Judging]] = {}
     renewing = asyncio.create_task(_keep_renewing(setup, judging))
@@ -141,8 +141,9 @@ async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> Non
         await asyncio.gather(renewing, *judging, return_exceptions=True)
         for task, (buffer, leased) in judging.items():
             error = None if task.cancelled() else task.exception()
-            if isinstance(error, EngineDied):  # a group that kills its judges must not kill all of them
-                await asyncio.to_thread(buffer.fail, leased, wait_s=0, reason=str(error))
+            if error is not None and not isinstance(error, RedisAway):
+                # A group that kills its judges must not kill all of them.
+                await asyncio.to_thread(buffer.fail, leased, wait_s=0, reason=str(error) or repr(error))
             else:
                 await asyncio.to_thread(buffer.release, leased)
 

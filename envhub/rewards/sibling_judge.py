@@ -91,6 +91,8 @@ async def _compared(judge: Judge, compare: str, members: Sequence[Shown]) -> Rea
     texts = sorted({member.text for member in members}, key=lambda text: hashlib.blake2b(text.encode()).digest())
     conversations = {member.text: member.conversation for member in members}
     distinct = [conversations[text] for text in texts]
+    if missing := sorted(set(judge.columns) - members[0].columns.keys()):
+        raise EnvError(f"the actor stored no column {', '.join(missing)}, which the judge is shown")
     reference = {name: members[0].columns[name] for name in judge.columns}
     if compare == "listwise":
         listed = await judge.ask(

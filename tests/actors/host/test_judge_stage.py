@@ -1,11 +1,12 @@
 """The stage between complete and ready: a judge process marks whole groups, and may be slow, wrong, away or killed."""
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import redis
 from slipstream.actors.group.group import rollout_group
 from slipstream.actors.host.judging import JudgeSetup, keep_judging
 from slipstream.common.config.config import dump_config, load_config
+from slipstream.envhub.rewards.episode import Marked
 from slipstream.envhub.rewards.part import group_parts, parts_of
+from slipstream.envhub.rewards.sibling_judge import GroupJudge, Shown
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import Group
@@ -64,7 +67,7 @@ def judged_by(setup: JudgeSetup, is_done: Callable[[], bool]) -> None:
     asyncio.run(keep_judging(setup, is_done=is_over))
 
 
-def complete(buffer: Views, run_id: str, *group_ids: int) -> None:
+def complete(buffer: Views, run_id: str, *group_ids: int, columns: Mapping[int, dict[str, Any]] = {}) -> None:
     """Store groups whose members say 0, 1, 2 ..., after a word of their group, for a judge."""
     buffer.learner.open([ticket(group_id, num_members=MEMBERS, is_judged=True) for group_id in group_ids])
     for group_id in group_ids:
@@ -72,7 +75,7 @@ def complete(buffer: Views, run_id: str, *group_ids: int) -> None:
         for member in lease.missing:
             said = {"user": f"group {group_id}", "assistant": str(member)}
             conversation = [{"role": role, "content": text} for role, text in said.items()]
-            shown = json.dumps({"conversation": conversation, "columns": {}})
+            shown = json.dumps({"conversation": conversation, "columns": columns.get(group_id, {})})
             attempt = msgspec.structs.replace(attempt_at(lease, member, run_id=run_id), shown=shown)
             buffer.actor.insert(lease, attempt)
 
@@ -151,6 +154,39 @@ def test_garbage_of_a_judge_drops_the_group_without_zeros(buffer: Views, run_id:
     assert ledger.balanced and buffer.audit() == []
     (failure, *_) = buffer.learner.failures()
     assert "`env.rewards.better`" in failure.reason and "3 answers were malformed" in failure.reason
+
+
+def is_settled(buffer: Views) -> bool:
+    ledger = buffer.learner.ledger()
+    return (ledger.ready, ledger.dropped) == (2, {"judge_failed": 1})
+
+
+def test_a_group_whose_columns_are_missing_is_dropped_and_the_others_are_judged(
+    buffer: Views, run_id: str, server: ScriptedJudge
+) -> None:
+    complete(buffer, run_id, 0, 1, 2, columns={1: {"gold": 4}, 2: {"gold": 5}})
+    judged_by(setup_of(buffer, better(server.url, columns=["gold"])), lambda: is_settled(buffer))
+    assert buffer.audit() == []
+    assert "`env.rewards.better`: the actor stored no column gold" in buffer.learner.failures()[0].reason
+
+
+def test_a_group_that_ends_its_judge_each_time_is_dropped_and_the_others_are_judged(
+    buffer: Views, run_id: str, server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = GroupJudge.__call__
+
+    async def compared(judge: GroupJudge, members: Sequence[Shown]) -> list[Marked]:
+        if members[0].conversation[0]["content"] == "group 0":
+            raise ZeroDivisionError
+        return await compare(judge, members)
+
+    monkeypatch.setattr(GroupJudge, "__call__", compared)
+    complete(buffer, run_id, 0, 1, 2)
+    for _ in range(20):  # as its supervisor starts it again
+        with contextlib.suppress(ZeroDivisionError):
+            judged_by(setup_of(buffer, better(server.url)), lambda: is_settled(buffer))
+            break
+    assert is_settled(buffer) and buffer.audit() == []
 
 
 def test_a_judge_that_is_away_judges_the_group_later(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
