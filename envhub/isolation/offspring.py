@@ -1,10 +1,10 @@
 """Mark the processes that an episode's environment starts, and kill them at the end of the episode.
 
 The mark is an environment variable. Child processes inherit it, also through a double fork into a new session. An audit
-hook sets it whenever this process starts another one; a context variable tells it the episode. Three kinds of processes
-do not carry the mark and are not found: a fork without an exec, a process started with an empty environment, and a
-process started from a thread that the environment made (`OwnThread` passes the episode on). Processes that episodes
-share must be started in a context without an episode, as in `verifiers_host.py`.
+hook sets it whenever this process starts another one; a context variable tells it the episode. Four kinds of processes
+do not carry the mark and are not found: a fork without an exec, those of `multiprocessing`, a process started with an
+empty environment, and a process started from a thread that the environment made (`OwnThread` passes the episode on).
+Processes that episodes share must be started in a context without an episode, as in `verifiers_host.py`.
 """
 
 import contextlib
