@@ -4,6 +4,7 @@ The order is that of causes: where no actor is alive, whatever else looks wrong 
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -25,6 +26,7 @@ QUIET_S, QUIET_STEPS = 60.0, 10  # a learner that makes no step for so long, and
 BUSY, IDLE = 0.9, 0.5  # the share of a step in which the learner works
 MAX_REFUSAL_CHARS = 600  # its end names the suspects
 MAX_SHOWN_CHARS = 300  # of the reason of a failure
+_ERROR = re.compile(r"\b[A-Za-z_.]*(Error|Exception): \S|^slipstream \S+: ")
 FAULT_S = 30.0  # how long a fault lasts before it is logged; an actor that joins needs some time
 
 
@@ -149,7 +151,8 @@ def _not_training(facts: Facts) -> Diagnosis | None:
         case None:
             return Diagnosis(
                 cause="the run has not started",
-                evidence=facts.last_words[-MAX_SHOWN_CHARS:] or "no learner has described it",
+                evidence=(facts.last_words[-MAX_SHOWN_CHARS:] or "no learner has described it")
+                + (_quoted(facts) if is_error(facts.actor_words) else ""),
                 next_step="wait; `slipstream up` starts one, and `slipstream learner` does elsewhere",
                 is_fault=False,
             )
@@ -220,6 +223,11 @@ def _no_actor(facts: Facts) -> Diagnosis | None:
         evidence=f"none sends heartbeats; {facts.ledger.queued} groups wait for one{_quoted(facts)}",
         next_step="start `slipstream actors`, or read the log of those that ended",
     )
+
+
+def is_error(line: str) -> bool:
+    """Whether a line of a log is an error."""
+    return _ERROR.search(line) is not None
 
 
 def _quoted(facts: Facts) -> str:

@@ -1,7 +1,6 @@
 """Reads the facts about a run that a diagnosis is made from, out of its Redis."""
 
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +15,11 @@ from slipstream.replay.fleet.roles import STREAMS
 from slipstream.replay.records.failures import read_failures
 from slipstream.replay.records.keys import key, shard_name
 from slipstream.replay.records.ledger import Ledger, total
-from slipstream.replay.run.diagnosis import NUM_STEPS, Facts
+from slipstream.replay.run.diagnosis import NUM_STEPS, Facts, is_error
 from slipstream.replay.run.server_shards import read_shards
 
 WINDOW_S = 60.0  # what happened before is no longer judged
 TAIL_BYTES = 1 << 16  # of a log, enough for its last error, also where a traceback of vLLM follows
-_ERROR = re.compile(r"\b[A-Za-z_.]*(Error|Exception): \S|^slipstream \S+: ")
 WITH_WORDS = (None, RunState.STARTING, RunState.FAILED)  # in these states only the learner's log says more
 READING_S = 2.0  # between two ledgers that are kept
 
@@ -94,11 +92,12 @@ class Observer:
             return None
 
     def _actor_words(self, logs: Path) -> str:
-        """The last line of the actor's log that was written last; its last error if actors have been alive."""
+        """The last line of the actor's log that was written last; its last error if actors were alive or failed."""
         newest = max(logs.glob("actor-*.log"), key=lambda log: log.stat().st_mtime, default=None)
         if newest is None:
             return ""
-        return last_error(newest) if self._has_seen_actors else last_line(newest)
+        line = last_line(newest)
+        return last_error(newest) if self._has_seen_actors or is_error(line) else line
 
     def _earlier(self, ledger: Ledger) -> Ledger | None:
         """The oldest ledger of the last minute; None at the first reading."""
@@ -113,7 +112,7 @@ class Observer:
 
 def last_error(log: Path) -> str:
     """The last error in a process's log that is not about another process; the last line if there is none."""
-    found = [line for line in _tail(log) if _ERROR.search(line) and "EngineDied" not in line]
+    found = [line for line in _tail(log) if is_error(line) and "EngineDied" not in line]
     return (found or _tail(log) or [""])[-1]
 
 

@@ -1,21 +1,34 @@
-"""A start that fails names its cause on the terminal, at the first failure: by real processes, one for each cause."""
+"""A start that fails names its cause on the terminal, soon after the first failure: by real processes, for each cause.
 
+What can be checked is refused before any process is started. Else the cause is on the terminal within 10 s of the
+moment at which it is in a log.
+"""
+
+import contextlib
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import cast
 
+import psutil
 import pytest
 
+from slipstream.common.process.connection import PASSWORD_VARIABLE
+from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import die_with_parent
 from slipstream.common.process.standing import Standing, standing
+from slipstream.replay.server.redis_server import find_executable
 from slipstream.tools.run.child import EXIT_BAD_INPUT
-from tests.processes import DEADLINE_S, GUESS
-from tests.tools.run.test_up import NAME, Sittings, start
-
-__all__ = ["start"]  # a fixture
+from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
+from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, marked
+from tests.tools.run.tiny_model import save_tiny_model
 
 # Each process of the run executes it when it starts.
 SABOTAGE = {
@@ -32,7 +45,16 @@ if "learner" in sys.argv: sys.modules["slipstream.learner.learn"] = None
 import sys
 sys.modules["vllm"] = None
 """,
+    "the disk is full": """
+import resource, sys
+if "learner" in sys.argv: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))
+""",
+    "the disk has no room": """
+import shutil, types
+shutil.disk_usage = lambda path: types.SimpleNamespace(total=1 << 30, used=1023 << 20, free=1 << 20)
+""",
 }
+NAMED_S = 10.0  # from a failure to its cause on the terminal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +63,7 @@ class Failure:
 
     says: str
     settings: tuple[str, ...] = ()
-    is_refused: bool = True  # before anything starts; otherwise a process is started again, and may come up
+    is_refused: bool = True  # before anything starts; otherwise a process fails
 
 
 FAILURES = {
@@ -53,11 +75,20 @@ FAILURES = {
     ),
     "the address of weights is another host's": Failure(says="weights.host", settings=("weights.host=192.0.2.1",)),
     "the learner dies at import": Failure(
-        says=r"^learner ended with code 1: ModuleNotFoundError: import of slipstream\.learner\.learn halted",
+        says=r"ModuleNotFoundError: import of slipstream\.learner\.learn halted", is_refused=False
+    ),
+    "the engine dies at load": Failure(says=r"ModuleNotFoundError: No module named 'vllm", is_refused=False),
+    "the disk is full": Failure(says="File too large", is_refused=False),
+    "the disk has no room": Failure(says="has 1 MiB of free disk"),
+    "no process can load the model": Failure(
+        says=r"^slipstream learner: .*must name one class of transformers in .architectures., got .'Qwen9ForCausalLM'",
+        settings=("model.path={unknown}", "warm_start.episodes=0"),
         is_refused=False,
     ),
-    "the engine dies at load": Failure(
-        says=r"^actor-0 ended with code 1: ModuleNotFoundError: No module named 'vllm", is_refused=False
+    "Redis dies": Failure(
+        says=r"^Redis at redis://127\.0\.0\.1:\d+ has not answered since .*Connection refused",
+        settings=("redis.url={redis}",),
+        is_refused=False,
     ),
 }
 
@@ -81,34 +112,94 @@ def closing_port() -> Iterator[int]:
         os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize(
-    "cause", [pytest.param(each, marks=pytest.mark.long) if "port" in each else each for each in FAILURES]
-)
-def test_a_start_that_fails_names_its_cause_at_once(
-    tmp_path: Path, start: Sittings, closing_port: int, cause: str
-) -> None:
-    failure, broken = FAILURES[cause], tmp_path / "broken"
+@pytest.fixture
+def redis_to_kill(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server of the user's; the last of its arguments is its port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [find_executable(), "--save", "", "--dir", str(tmp_path), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        yield server
+        server.kill()
+
+
+def folders_of_models(folder: Path) -> dict[str, Path]:
+    """A model folder whose files are damaged, and a sound one of a class that nothing here has."""
+    broken, unknown = folder / "broken", folder / "unknown"
     broken.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         (broken / name).write_text("{")
+    byte_tokenizer(CHATML).save_pretrained(save_tiny_model(unknown, vocab_size=len(byte_tokenizer(CHATML))))
+    config = unknown / "config.json"
+    config.write_text(config.read_text().replace("Qwen3ForCausalLM", "Qwen9ForCausalLM"))
+    return {"broken": broken, "unknown": unknown}
+
+
+@contextlib.contextmanager
+def up(folder: Path, settings: list[str], run_id: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`slipstream up`, which writes to `folder`/out; it has ended with all its processes after the block."""
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, MARK: run_id, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment.pop(PASSWORD_VARIABLE, None)
+    with (folder / "out").open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "slipstream.tools.cli.cli", "up", *settings],
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+    try:
+        yield process
+    finally:
+        left = marked(run_id)
+        for each in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        process.wait()
+        psutil.wait_procs(left, DEADLINE_S)
+
+
+def is_logged(pattern: str, logs: Path) -> bool:
+    """Whether a log has the cause."""
+    return any(re.search(pattern, log.read_text(errors="replace"), re.MULTILINE) for log in logs.glob("*.log"))
+
+
+LONG = {"another program has the port of Redis", "no process can load the model", "Redis dies"}
+
+
+@pytest.mark.parametrize(
+    "cause", [pytest.param(each, marks=pytest.mark.long) if each in LONG else each for each in FAILURES]
+)
+def test_a_start_that_fails_names_its_cause_at_once(
+    tmp_path: Path, run_id: str, closing_port: int, redis_to_kill: subprocess.Popen[bytes], cause: str
+) -> None:
+    failure, out, logs = FAILURES[cause], tmp_path / "out", tmp_path / "runs" / "run" / "logs"
+    given = {"port": closing_port, "redis": f"redis://127.0.0.1:{cast(list[str], redis_to_kill.args)[-1]}"}
+    models = folders_of_models(tmp_path)
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE.get(cause, ""))
-    settings = [f"run.name={NAME}", *GUESS, "actors.count=1", "eval.num_tasks=2"]
-    settings += [setting.format(broken=broken, port=closing_port) for setting in failure.settings]
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    up = start(*settings, PYTHONPATH=path)
-
-    def said() -> str:
-        return up.said() + up.complained()
-
-    deadline = time.monotonic() + DEADLINE_S
-    says = failure.says if not failure.is_refused else re.escape(failure.says.format(port=closing_port))
-    while not (found := re.search(says, said(), re.MULTILINE)) and up.process.poll() is None:
-        assert time.monotonic() < deadline, said()
-        time.sleep(0.05)
-    if failure.is_refused:
-        assert up.wait() == EXIT_BAD_INPUT
-    assert found or re.search(says, said(), re.MULTILINE), said()
-    assert "Traceback" not in said()
-    assert failure.is_refused or said().count(" ended with code ") == 1, "at the first failure"
-    start.end()
-    assert standing(up.dir) in (Standing.STOPPED, Standing.FAILED)
+    settings = ["run.name=run", f"run.root={tmp_path}/runs", *GUESS, "actors.count=1", "eval.num_tasks=2"]
+    settings += [setting.format(**models, **given) for setting in failure.settings]
+    says = failure.says if not failure.is_refused else re.escape(failure.says.format(**given))
+    with up(tmp_path, settings, run_id) as process:
+        deadline, failed_at = time.monotonic() + DEADLINE_S, 0.0
+        while not (found := re.search(says, out.read_text(), re.MULTILINE)) and process.poll() is None:
+            now = time.monotonic()
+            assert now < deadline, out.read_text()
+            if not failed_at and cause == "Redis dies" and (logs / "actor-0.log").exists():
+                redis_to_kill.kill()
+                failed_at = now
+            elif not failed_at and cause != "Redis dies" and is_logged(says, logs):
+                failed_at = now
+            assert not failed_at or now - failed_at < NAMED_S, out.read_text()
+            time.sleep(0.05)
+        if failure.is_refused:
+            assert process.wait(DEADLINE_S) == EXIT_BAD_INPUT
+            assert not logs.exists(), "nothing was started"
+        assert found or re.search(says, out.read_text(), re.MULTILINE), out.read_text()
+        assert "Traceback" not in out.read_text()
+        assert out.read_text().count(" ended with code ") <= 1, "at the first failure"
+    assert standing(RunDir(tmp_path / "runs", "run")) in (Standing.STOPPED, Standing.FAILED)
