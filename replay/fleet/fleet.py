@@ -7,7 +7,7 @@ expire.
 import enum
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
@@ -142,6 +142,8 @@ class Fleet:
         self._epoch = NO_EPOCH
         self._described: RunFacts | None = None  # what this process has described, for `renew`
         self._state: RunState | None = None
+        self._known: dict[str, Member] = {}  # everyone, as of the last census
+        self._were_alive = set[bytes]()  # at the last census
         self.num_unreadable = 0  # member records that the last read skipped
 
     def adopt_epoch(self, epoch: int) -> None:
@@ -155,8 +157,11 @@ class Fleet:
 
     def members(self) -> list[Member]:
         """The members that are alive now, by name."""
-        records, names = self._member_keys[0], self._alive()
-        frames: list[Any] = []
+        return self._of(self._alive())
+
+    def _of(self, names: Sequence[bytes]) -> list[Member]:
+        """The last heartbeats of these processes, by name."""
+        records, frames = self._member_keys[0], list[Any]()
         for start in range(0, len(names), BATCH_MEMBERS):  # a script that reads thousands would block other clients
             batch = names[start : start + BATCH_MEMBERS]
             frames += read_or_nothing(lambda: self._client.hmget(records, batch), records) or [None] * len(batch)  # noqa: B023
@@ -169,8 +174,18 @@ class Fleet:
         return self._read(list(frames.items()) if frames else [])
 
     def census(self) -> Census:
-        """The members that are alive, and everyone that ever took part; each record is read once."""
-        alive, everyone = {name.decode(errors="replace") for name in self._alive()}, self.everyone()
+        """The members that are alive, and everyone that ever took part.
+
+        It reads those that live, and once more those that have left since the last census: of others nothing changes.
+        """
+        records, names = self._member_keys[0], self._alive()
+        left = sorted(self._were_alive - set(names))
+        self._known |= {member.name: member for member in self._of([*names, *left])}
+        self._were_alive = set(names)
+        if read_or_nothing(lambda: self._client.hlen(records), records) != len(self._known):  # others came, and left
+            self._known = {member.name: member for member in self.everyone()}
+        alive = {name.decode(errors="replace") for name in names}
+        everyone = sorted(self._known.values(), key=lambda member: member.name)
         return Census([member for member in everyone if member.name in alive], everyone)
 
     def _alive(self) -> list[bytes]:

@@ -57,6 +57,36 @@ def test_a_member_that_leaves_is_gone_at_once_and_its_record_stays(redis_client:
     assert fleet.members() == [member("a", generated_tokens=80)]
 
 
+def test_a_census_reads_those_that_left_once_and_no_record_is_missed(
+    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, other, num_whole = Fleet(redis_client, run_id), Fleet(redis_client, run_id), 0
+    everyone = Fleet.everyone
+
+    def counted(self: Fleet) -> list[Member]:
+        nonlocal num_whole
+        num_whole += 1
+        return everyone(self)
+
+    monkeypatch.setattr(Fleet, "everyone", counted)
+    redis_client.hset(key(run_id, "fleet"), mapping={f"old-{i}": encode(member(f"old-{i}")) for i in range(50)})
+    other.beat(member("a"))
+    assert [len(each) for each in fleet.census()] == [1, 51] and num_whole == 1
+    other.beat(member("a", generated_tokens=7))
+    other.beat(member("b"))
+    assert fleet.census().alive == [member("a", generated_tokens=7), member("b")]
+    other.beat(member("a", generated_tokens=9))  # its last one
+    other.leave("a")
+    census = fleet.census()
+    assert census.alive == [member("b")] and member("a", generated_tokens=9) in census.everyone
+    assert len(census.everyone) == 52 and num_whole == 1
+    other.beat(member("short"))
+    other.leave("short")
+    assert member("short") in fleet.census().everyone and num_whole == 2
+    redis_client.delete(key(run_id, "fleet"), key(run_id, "fleet", "deadlines"))
+    assert fleet.census() == ([], [])
+
+
 def test_an_actor_joins_a_run_by_its_name_alone(redis_client: redis.Redis, run_id: str) -> None:
     learner = Fleet(redis_client, run_id)
     learner.set_run_state(RunState.STARTING)
