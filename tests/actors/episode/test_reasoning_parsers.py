@@ -13,7 +13,7 @@ from tests.actors.tool_parsing import parsing
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
 
 THINK, GRANITE = ("<think>", "</think>"), ("Here is my thought process:", "Here is my response:")
-# What each parser reads as the marks of a thought; a text: what is said of a template that has them.
+# What each parser reads as the marks of a thought; a text: the refusal of a template that has them.
 PARSERS: dict[str, tuple[str, str] | str] = {
     **dict.fromkeys(("deepseek_r1", "deepseek_v3", "deepseek_v4", "deepseek_v41", "ernie45", "glm45", "glm47"), THINK),
     **dict.fromkeys(("granite_thinking_parser", "holo2", "hunyuan_a13b", "hy_v3", "kimi_k2", "ling3", "mimo"), THINK),
