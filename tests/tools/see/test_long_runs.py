@@ -70,6 +70,11 @@ class Counted(io.FileIO):
         self.reading.num_bytes += count or 0
         return count
 
+    def readall(self) -> bytes:
+        found = super().readall()
+        self.reading.num_bytes += len(found)
+        return found
+
 
 @pytest.fixture
 def make(tmp_path: Path, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Reading]:
