@@ -236,6 +236,7 @@ def test_the_host_waits_for_the_gpu_only_at_the_end_of_a_step(steps: dict[str, M
     """Else the GPU would be idle between micro-batches."""
     at_the_end = (
         "learner/step/step_metrics.py",
+        "ranks.py (summed)",
         "guard.py",
         "model/gradient.py",
         "(_both_finite)",
