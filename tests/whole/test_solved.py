@@ -16,10 +16,13 @@ SOLVED = [*GUESS, "env.name=tests.whole.solved:SolvedEnv", "learner.steps=100000
 @pytest.mark.parametrize(
     ("settings", "num_steps"),
     [
-        (["replay.drop_zero_variance=false", "learner.publish_every=3"], 100),  # a hundred steps without a gradient
-        (["replay.drop_zero_variance=true", "learner.claim_timeout_s=15"], 0),  # no group teaches anything
+        pytest.param(  # a hundred steps without a gradient
+            ["replay.drop_zero_variance=false", "learner.publish_every=3"], 100, id="steps that change nothing"
+        ),
+        pytest.param(  # no group teaches anything
+            ["replay.drop_zero_variance=true", "learner.claim_timeout_s=15"], 0, marks=pytest.mark.long, id="no batch"
+        ),
     ],
-    ids=["steps that change nothing", "no batch"],
 )
 def test_a_solved_run_ends_with_a_model(
     redis_server: Server, run_id: str, tmp_path: Path, settings: list[str], num_steps: int

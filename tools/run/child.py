@@ -210,13 +210,19 @@ def killed_for_memory() -> int:
 def kill_descendants(root: psutil.Process) -> None:
     """Kill all processes below `root`, and those that their environments have left.
 
-    Each is first stopped, so that it starts no other, until a look shows no new one.
+    Each is first stopped, so that it starts no other, until a look shows no new one. A group is stopped at once: one
+    after another, processes that each start the next would be faster on a busy machine.
     """
-    stopped = set[psutil.Process]()
+    stopped, groups = set[psutil.Process](), set[int]()
     while new := set(root.children(recursive=True)) - stopped:
         for process in new:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.suspend()
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                group = os.getpgid(process.pid)
+                if group == os.getpgrp():
+                    process.suspend()
+                elif group not in groups:
+                    os.killpg(group, signal.SIGSTOP)
+                    groups.add(group)
         stopped |= new
     for process in stopped:
         with contextlib.suppress(psutil.NoSuchProcess):

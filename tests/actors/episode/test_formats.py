@@ -438,7 +438,7 @@ def test_a_demonstrated_prediction_is_the_answer_that_comes() -> None:
         assert read.fidelity is Fidelity.TOKENS
         replies = [message.content for message in read.messages if message.role == "assistant"]
         answers = [message.content for message in read.messages if message.role == "user"][1:]
-        scores = asyncio.run(prediction(exchanged(replies, answers)))
+        scores = prediction(exchanged(replies, answers))
         assert isinstance(scores, list) and min(scores) > 0.5
 
 
@@ -448,4 +448,4 @@ def exchanged(replies: Sequence[str], answers: Sequence[str]) -> Episode:
 
 def test_a_prediction_is_scored_by_the_words_that_it_shares_with_the_answer() -> None:
     replies = ["<expect>red mug</expect>", "<expect>A, red! bowl</expect> <expect>", "<expect></expect>", "a red bowl"]
-    assert asyncio.run(prediction(exchanged(replies, ["a red bowl"] * 4))) == [0.4, 1.0, 0.0, 0.0]
+    assert prediction(exchanged(replies, ["a red bowl"] * 4)) == [0.4, 1.0, 0.0, 0.0]

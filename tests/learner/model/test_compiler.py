@@ -168,6 +168,7 @@ def test_a_sliding_window_is_compiled_around(tmp_path: Path, ranks: Ranks, backe
     assert num_graphs[-1] == num_graphs[0], num_graphs
 
 
+@pytest.mark.long
 def test_the_learner_compiles_the_policy_and_a_critic_of_its_own(
     tmp_path: Path, folder: Path, ranks: Ranks, backend: CountingBackend
 ) -> None:

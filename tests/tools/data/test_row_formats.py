@@ -706,6 +706,7 @@ for line in read_lines(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.long
 def test_a_row_that_does_not_fit_into_memory_is_not_called_damaged(tmp_path: Path) -> None:
     path = tmp_path / "huge.parquet"
     text = "a" * (600 << 20)  # it takes little room in the file

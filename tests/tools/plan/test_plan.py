@@ -60,6 +60,7 @@ def found(config: Config, step: MeasuredStep = STEP, split: Split | None = APART
     return problems(config, step, split, gpu_bytes=GPU)
 
 
+@pytest.mark.long
 def test_every_recipe_is_planned_with_two_layers_of_its_model(tmp_path: Path) -> None:
     """All in one process, and with two layers, for time: each other layer is like the last."""
     arguments = []

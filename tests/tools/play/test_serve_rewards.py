@@ -105,6 +105,7 @@ def health(url: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_search_goes_on_when_the_server_is_killed_and_started_again(
     config: Config, scorer: RewardScorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
