@@ -82,9 +82,7 @@ def test_every_run_that_the_docs_start_from_conf_is_accepted(page: str, words: l
 
 
 def test_the_docs_start_runs_from_conf() -> None:
-    assert {"objectives.md", "formats.md", "search.md", "environments.md", "mixture.md"} <= {
-        page for page, _ in OF_CONF
-    }
+    assert {"objectives.md", "formats.md", "search.md", "environments.md"} <= {page for page, _ in OF_CONF}
 
 
 def test_the_environment_is_the_one_that_the_docs_show_whole() -> None:
