@@ -248,7 +248,7 @@ test-adapters-rewards: setup
 	test -x build/adapters-rewards/bin/python || $(PYTHON) -m venv build/adapters-rewards
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
 	  > $$(echo build/adapters-rewards/lib/python3.*/site-packages)/ours.pth
-	build/adapters-rewards/bin/pip install $(PIP_FLAGS) --no-deps trl==1.16.0 verl==0.9.1 ray==2.60.0 tensordict==0.15.3 pyvers==0.2.3 mathruler==0.1.0 pylatexenc==2.11
+	build/adapters-rewards/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/adapters-rewards.txt
 	build/adapters-rewards/bin/python -m pytest tests/adapters/rewards
 
 test-adapters-verifiers: setup
