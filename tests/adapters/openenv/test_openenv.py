@@ -58,7 +58,7 @@ def test_our_client_plays_a_server_of_theirs(theirs: str) -> None:
         with pytest.raises(EnvError, match="is over; call reset first"):
             await env.step("1")
         assert await env.reset(Task(env="openenv", split="train", index=1)) == start
-        with pytest.raises(EnvError, match="says EXECUTION_ERROR: the database is gone"):
+        with pytest.raises(EnvError, match="reported EXECUTION_ERROR: the database is gone"):
             await env.step("break")
         await env.close()
 
