@@ -253,5 +253,5 @@ def test_options_that_do_not_fit_are_refused(tasks: str, tmp_path: Path) -> None
     ):
         with pytest.raises(ValueError, match=why):
             make_env("mcp", options)
-    with pytest.raises(ValueError, match="held_out` is the path"):
+    with pytest.raises(ValueError, match="there are no held_out tasks"):
         asyncio.run(make_env("mcp", {"train": tasks, "command": COMMAND}).reset(task(split="held_out")))
