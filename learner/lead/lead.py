@@ -93,7 +93,7 @@ class Lead:
         archive = ArchiveWriter(run_dir.trajectories, config.run.name, epoch=connections.epoch, check=fence.check)
         with fence.held():
             archive.cut_after(progress.step)
-            if progress.step:  # before these steps are settled: see `_settle`
+            if progress.step or run_dir.next_tally.exists():  # before these steps are settled: see `_settle`
                 save_tally(tally, run_dir.tally)
         # The weights contain what the steps up to the checkpoint claimed, and nothing that later steps claimed.
         connections.shards.settle(progress.step)

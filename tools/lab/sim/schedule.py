@@ -180,15 +180,20 @@ class Play:
         return max((learner.checkpoint_step for learner in running), default=-1)
 
     def _end(self) -> None:
-        self.is_over = True
-        self.learners = [learner for learner in self.learners if learner.is_running]
-        for learner in self.learners:
-            learner.shutdown.requested.set()
-        if not self.world.run(20.0, lambda: not any(learner.is_running for learner in self.learners)):
-            return self.fail("a learner did not end")
-        for process in [*self.learners, *self.actors]:
-            if process.error is not None:
-                self._judge(process)
+        self.is_over, is_settled = True, False
+        while not is_settled:
+            self.learners = [learner for learner in self.learners if learner.is_running]
+            for learner in self.learners:
+                learner.shutdown.requested.set()
+            if not self.world.run(20.0, lambda: not any(learner.is_running for learner in self.learners)):
+                return self.fail("a learner did not end")
+            is_settled = not any(isinstance(learner.error, FencedOut) for learner in self.learners)
+            for process in [*self.learners, *self.actors]:
+                if process.error is not None:
+                    self._judge(process)
+            if not is_settled:  # a late request of a dead learner fenced it out: the next one settles what it left
+                self.start_learner()
+                self.world.run(2.0)
         for actor in self.actors:
             if actor.is_running:
                 self.world.kill(actor)
