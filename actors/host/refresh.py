@@ -41,7 +41,7 @@ class Tries:
     num_unfit: int = 0  # how often it did not
 
     def given_up(self) -> int:
-        """The version that is not tried again; -1 if there is none."""
+        """The version that is not tried again, or -1."""
         return self.unfit_version if self.num_unfit >= MAX_TRIES else -1
 
     def refused(self, policy_version: int, *, unfit: bool) -> float:

@@ -76,7 +76,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
-    """The name of the checkpoint to resume from; empty if there is none."""
+    """The name of the checkpoint to resume from, or an empty one."""
 
     name: str = ""
 

@@ -1,7 +1,7 @@
 """The reward functions in the wheels of TRL and verl, unmodified: `make test-adapters-rewards`.
 
 The packages lie beside ours in an environment that runs this file. verl's `sandbox_fusion` asks a server: it is left
-out. open-r1 is on no package index: functions with its signatures and habits are in tests/envhub/rewards/others.py.
+out. open-r1 is on no package index: see `test_open_r1.py`.
 """
 
 import json
