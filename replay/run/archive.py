@@ -25,7 +25,7 @@ from slipstream.common.records.versions import Resumption
 from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.records.ticket import Group, Ticket
 
-_NAME = re.compile(r"step_(\d{6,})\.epoch_(\d+)\.bin")
+_NAME = re.compile(r"step_(\d{6}|[1-9]\d{6,})\.epoch_(0|[1-9]\d*)\.bin")
 
 
 class ArchiveError(RuntimeError):
@@ -74,7 +74,7 @@ class ArchiveWriter:
 
     def append(self, archived: ArchivedStep) -> None:
         """Write one step. It survives a killed process from here on. Raises ArchiveError, FencedOut."""
-        path = self._folder / f"step_{archived.step:06d}.epoch_{self._epoch}.bin"
+        path = self._folder / _name(archived.step, self._epoch)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as file:
@@ -106,9 +106,9 @@ class ArchiveWriter:
 
         The newest goes first, so that a crash half-way leaves no gap.
         """
-        for later, _, name in sorted(_files(self._folder), reverse=True):
+        for later, epoch in sorted(_files(self._folder), reverse=True):
             if later > step:
-                (self._folder / name).unlink()
+                (self._folder / _name(later, epoch)).unlink()
         for unnamed in self._folder.glob("*.tmp"):
             unnamed.unlink()
 
@@ -130,22 +130,37 @@ class ArchiveWriter:
 
 
 class Archive:
-    """The archived steps of one run, listed once, when the object is made."""
+    """The archived steps of one run, as of when the object was made or last refreshed."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
         self._folder = folder
         self._run_id = run_id
-        self._names = {step: name for step, _, name in sorted(_files(folder))}  # of each step, the latest epoch's file
+        self._list()
+
+    def refresh(self) -> None:
+        """Find the steps that were archived since. The folder is listed again only if another learner wrote to it."""
+        changed_ns, step = _changed_ns(self._folder), self.last_step
+        if step and self._path(step).exists():
+            epoch = self._epochs[step]
+            while (self._folder / _name(step + 1, epoch)).exists():
+                step += 1
+                self._epochs[step], self._listed_ns = epoch, changed_ns
+        if self._listed_ns != changed_ns:
+            self._list()
+
+    def _list(self) -> None:
+        self._listed_ns = _changed_ns(self._folder)
+        self._epochs = dict(sorted(_files(self._folder)))  # of each step, the latest epoch
 
     @property
     def last_step(self) -> int:
         """The last archived step; 0 if there is no step."""
-        return max(self._names, default=0)
+        return max(self._epochs, default=0)
 
     @property
     def steps(self) -> list[int]:
         """The archived steps, in order."""
-        return list(self._names)
+        return list(self._epochs)
 
     def group_ids(self, step: int, *, max_group_bytes: int) -> list[int]:
         """The ids of one step's groups, in training order. Raises ArchiveError if the file is missing or damaged."""
@@ -201,9 +216,9 @@ class Archive:
             ticket.check_owns(trajectory, run_id=self._run_id, outcome=Outcome.POLICY)
 
     def _path(self, step: int) -> Path:
-        if step not in self._names:
+        if step not in self._epochs:
             raise ArchiveError(f"{self._folder} has no step {step}; {_way_out(step)}")
-        return self._folder / self._names[step]
+        return self._folder / _name(step, self._epochs[step])
 
 
 @contextlib.contextmanager
@@ -240,11 +255,20 @@ def _way_out(step: int) -> str:
     return f"set learner.steps={step - 1} to train only the steps before it again"
 
 
-def _files(folder: Path) -> Iterator[tuple[int, int, str]]:
-    """(step, epoch, name) of every file. A path for each would take ten times as long, for each page of a viewer."""
+def _name(step: int, epoch: int) -> str:
+    return f"step_{step:06d}.epoch_{epoch}.bin"
+
+
+def _files(folder: Path) -> Iterator[tuple[int, int]]:
+    """(step, epoch) of every file. A path for each would take ten times as long."""
     for name in os.listdir(folder) if folder.is_dir() else ():  # noqa: PTH208
         if found := _NAME.fullmatch(name):
-            yield int(found[1]), int(found[2]), name
+            yield int(found[1]), int(found[2])
+
+
+def _changed_ns(folder: Path) -> int:
+    """When a name in `folder` last changed; 0 if there is no folder."""
+    return folder.stat().st_mtime_ns if folder.is_dir() else 0
 
 
 def _unwritten(path: Path, error: OSError) -> ArchiveError:

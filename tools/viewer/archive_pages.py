@@ -47,7 +47,7 @@ class ArchivePages:
         """Raises ConfigError if the model's tokenizer is missing, NotRecorded if no step is archived."""
         self._config = config
         self._run_dir = run_dir
-        self._archive = self._listed()
+        self._archive = Archive(run_dir.trajectories, config.run.name)
         if not self._archive.steps:
             why = "the run has made no step yet" if config.replay.archive else "the run has `replay.archive=false`"
             raise NotRecorded(f"{run_dir.trajectories} has no step: {why}")
@@ -72,7 +72,7 @@ class ArchivePages:
             raise NotRecorded(f"there is no page {path!r}")
         step, group, member = (None if number is None else int(number) for number in found.groups())
         if step is None:
-            self._archive = self._listed()  # a running run has made more steps
+            self._archive.refresh()  # a running run has made more steps
             return self.run(self.steps)
         recorded = self._step(step)
         if group is None:
@@ -130,9 +130,6 @@ class ArchivePages:
         """The pairs of members of a group of which people prefer the first."""
         rows = [row for row in marked_rows(self._run_dir.preferences) if row.get("group_id") == group_id]
         return [row["member"] for row in rows if isinstance(row.get("member"), list)]
-
-    def _listed(self) -> Archive:
-        return Archive(self._run_dir.trajectories, self._config.run.name)
 
     def _step(self, step: int) -> RecordedStep:
         if self._read is None or self._read.step != step:

@@ -106,6 +106,27 @@ def test_a_learner_that_resumes_cuts_what_came_after_its_checkpoint(folder: Path
     assert archive.read(2, **LIMITS) == step(2, group(77))
 
 
+def test_a_refreshed_archive_lists_the_folder_only_where_another_learner_wrote(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, listdir = Archive(folder, RUN), Mock(side_effect=os.listdir)
+    monkeypatch.setattr(os, "listdir", listdir)
+    for number in (4, 5):
+        ArchiveWriter(folder, RUN, epoch=1).append(step(number))
+    archive.refresh()
+    assert (archive.steps, listdir.call_count) == ([1, 2, 3, 4, 5], 0)
+    successor = ArchiveWriter(folder, RUN, epoch=2)
+    successor.cut_after(3)
+    successor.append(step(4))
+    archive.refresh()
+    assert archive.steps == [1, 2, 3, 4] and archive.read(4, **LIMITS) == step(4)
+    successor.append(step(5))
+    listdir.reset_mock()
+    archive.refresh()
+    archive.refresh()
+    assert (archive.steps, listdir.call_count) == ([1, 2, 3, 4, 5], 0)
+
+
 def test_cutting_removes_the_newest_step_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a crash between two removals leaves no step without those before it."""
     removed: list[str] = []
