@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from numbers import Real
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
+from slipstream.common.process.imported import place_of
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import MAX_REWARD, MAX_STATE_KEY, Task
 from slipstream.common.records.valid_text import valid_text
@@ -76,11 +76,12 @@ class Boundary:
             if task is None or task.cancelling():
                 return
             # This task was not cancelled.
-            raise EnvError(f"{self._what}the environment awaited something that was cancelled") from None
-        where = _place_of(error)
+            raise EnvError(f"{self._what}it awaited something that was cancelled") from None
+        where = place_of(error)
         if where not in _logged_places:
             _logged_places.add(where)
-            log.warning("an environment failed at %s; traceback shown once\n%s", where, _full_text(error))
+            kind = type(error).__name__
+            log.warning("%s%s at %s; its traceback is shown once\n%s", self._what, kind, where, _full_text(error))
         raise EnvError(f"{self._what}{type(error).__name__}: {_text_of(error)} ({where})") from error
 
     def _is_left_by_another(self) -> bool:
@@ -114,12 +115,6 @@ def _full_text(error: BaseException) -> str:
     else:
         text = "".join(traceback.format_tb(error.__traceback__))
     return text.encode(errors="backslashreplace").decode()
-
-
-def _place_of(error: BaseException) -> str:
-    """The file and line that raised the exception."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 class CheckedEnv:

@@ -108,7 +108,7 @@ async def rollout_group(lease: Lease, *, setup: EpisodeSetup, buffer: ActorBuffe
     """
     unstored: Unstored = {}
     siblings = Siblings(lease)
-    settle_rest: Callable[[Lease, Unstored, ActorBuffer], int] = _give_back
+    give_back_rest: Callable[[Lease, Unstored, ActorBuffer], int] = _give_back
     try:
         async with asyncio.TaskGroup() as members:
             for member, attempt in lease.missing.items():
@@ -118,10 +118,10 @@ async def rollout_group(lease: Lease, *, setup: EpisodeSetup, buffer: ActorBuffe
                 )
     except ExceptionGroup as errors:
         error = errors.exceptions[0]  # if the engine died, every member raises the same
-        settle_rest = partial(_give_back, death=str(error)) if isinstance(error, EngineDied) else _hand_in
+        give_back_rest = partial(_give_back, death=str(error)) if isinstance(error, EngineDied) else _hand_in
         raise error from None
     finally:
-        num_handed_in = await asyncio.shield(asyncio.to_thread(settle_rest, lease, unstored, buffer))
+        num_handed_in = await asyncio.shield(asyncio.to_thread(give_back_rest, lease, unstored, buffer))
         setup.episodes.kept_tokens += num_handed_in  # a statement of its own: other groups add during the await
 
 

@@ -5,13 +5,16 @@ import functools
 import hashlib
 import importlib
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from slipstream.common.process.config_error import ConfigError, require
 
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOUNS: dict[object, str] = {type: "class", Callable: "function"}
 
 
@@ -21,6 +24,18 @@ def loaded(place: str) -> Callable[..., Any]:
     module, _, name = place.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
+
+
+def place_of(error: BaseException) -> str:
+    """FILE:LINE where the user's code raised `error`, or called the library that did; else where it was raised."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    frame, line = ([each for each in frames if _is_users(each[0])] or frames)[-1]
+    return f"{Path(frame.f_code.co_filename).name}:{line}"
+
+
+def _is_users(frame: FrameType) -> bool:
+    is_ours = str(frame.f_globals.get("__name__")).startswith("slipstream.")
+    return not is_ours and not frame.f_code.co_filename.startswith((*_LIBRARIES, "<"))
 
 
 def is_own(name: str) -> bool:

@@ -10,15 +10,13 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from slipstream.common.process.imported import imported
+from slipstream.common.process.imported import imported, place_of
 from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.offspring import begin_episode, end_offspring, end_offspring_of
@@ -38,10 +36,7 @@ def returned(function: Callable[..., Any], episode: Episode, *, as_chat: bool) -
     except EnvError as error:
         return str(error)
     except BaseException as error:  # a user's function may raise anything
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        return valid_text(
-            f"raised {type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {error}"[:2000]
-        )
+        return valid_text(f"raised {type(error).__name__} at {place_of(error)}: {error}"[:2000])
     finally:
         end_offspring(mark)
 

@@ -135,6 +135,7 @@ class Archive:
     def __init__(self, folder: Path, run_id: str) -> None:
         self._folder = folder
         self._run_id = run_id
+        self._epochs = dict[int, int]()  # of each step, the latest
         self._list()
 
     def refresh(self) -> None:
@@ -150,7 +151,7 @@ class Archive:
 
     def _list(self) -> None:
         self._listed_ns = _changed_ns(self._folder)
-        self._epochs = dict(sorted(_files(self._folder)))  # of each step, the latest epoch
+        self._epochs = dict(sorted(_files(self._folder)))
 
     @property
     def last_step(self) -> int:

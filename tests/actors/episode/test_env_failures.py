@@ -182,7 +182,7 @@ class Unruly(ShopEnv):
 
 @pytest.mark.parametrize(
     ("doing", "complaint"),
-    [("exits", "SystemExit: 0"), ("cancels", "the environment awaited something that was cancelled")],
+    [("exits", "SystemExit: 0"), ("cancels", "it awaited something that was cancelled")],
 )
 def test_an_environment_ends_neither_the_actor_nor_a_task_of_its(doing: str, complaint: str) -> None:
     with pytest.raises(EpisodeFailed, match=complaint) as failed:

@@ -5,6 +5,7 @@ tests/adapters/rewards runs the functions of TRL's and verl's wheels themselves.
 """
 
 import asyncio
+import json
 import math
 import os
 import re
@@ -190,6 +191,10 @@ def interrupts(episode: Any) -> float:
 
 def raises_half_a_character(episode: Any) -> float:
     raise ValueError("\ud83d")
+
+
+def reads_no_json(episode: Any) -> float:
+    return float(json.loads("five"))
 
 
 def cannot_divide(episode: Any) -> float:

@@ -83,6 +83,7 @@ def test_a_function_of_others_gives_what_it_gives_them(
         ("exits_later", "raised SystemExit: 3"),
         ("interrupts", r"raised KeyboardInterrupt at others\.py:\d+: now"),
         ("cannot_divide", r"raised ZeroDivisionError at others\.py:\d+: division by zero"),
+        ("reads_no_json", r"raised JSONDecodeError at others\.py:\d+: Expecting value"),
         ("raises_half_a_character", r"raised ValueError at others\.py:\d+: \ufffd"),
         ("crashes", "the process of the function ended: EOFError"),
     ],

@@ -33,6 +33,7 @@ end
 
 local function as_text(number)
   if number == math.huge then return 'inf' elseif number == -math.huge then return '-inf' end
+  if number % 1 == 0 and math.abs(number) < 1e14 then return tostring(number) end
   return string.format('%.17g', number)
 end
 
@@ -171,18 +172,36 @@ local function ranked(entry)
   end
   return entry.sorted
 end
+local function forget_rank(entry, member)
+  for i, each in ipairs(entry.sorted or {}) do
+    if each == member then table.remove(entry.sorted, i) return end
+  end
+end
+local function rank(entry, member)
+  local sorted, scores = entry.sorted, entry.value
+  if not sorted then return end
+  local score, place = scores[member], #sorted + 1
+  while place > 1 do
+    local other = sorted[place - 1]
+    if scores[other] < score or scores[other] == score and other < member then break end
+    place = place - 1
+  end
+  table.insert(sorted, place, member)
+end
 function commands.ZADD(name, score, member)
   local entry, number = made('zset', name), bound(score)
   local is_new = entry.value[member] == nil
-  entry.size = entry.size + (is_new and 1 or 0)
-  entry.value[member], entry.sorted = number, nil
+  if is_new then entry.size = entry.size + 1 else forget_rank(entry, member) end
+  entry.value[member] = number
+  rank(entry, member)
   return is_new and 1 or 0
 end
 function commands.ZREM(name, ...)
   local entry, num = of_kind('zset', name), 0
   for _, member in ipairs({ ... }) do
     if entry and entry.value[member] then
-      entry.value[member], entry.sorted, num = nil, nil, num + 1
+      forget_rank(entry, member)
+      entry.value[member], num = nil, num + 1
       entry.size = entry.size - 1
       if entry.size == 0 then keys[name] = nil end
     end
