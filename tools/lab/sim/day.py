@@ -81,6 +81,8 @@ def _play(game: Play, hours: int, chance: random.Random) -> int:
 
 
 def _held(game: Play) -> str:
+    game.cast.seen.fences.clear()  # numbers of the product's, which the checks keep
+    game.learners = [learner for learner in game.learners if learner.is_running]
     names = game.world.store.execute(game.world.now_us + game.world.skew_us, "SCAN", 0)[1]
     num_bytes = sum(_size(each) for each in game.world.store.save().values())
     gc.collect()

@@ -112,14 +112,12 @@ function commands.HMGET(name, ...)
   for i, field in ipairs({ ... }) do values[i] = entry and entry.value[field] or false end
   return values
 end
-function commands.HSET(name, ...)
-  local entry, fields, num_new = made('hash', name), { ... }, 0
-  for i = 1, #fields, 2 do
-    if entry.value[fields[i]] == nil then
-      num_new, entry.size, entry.order[#entry.order + 1] = num_new + 1, entry.size + 1, fields[i]
-    end
-    entry.value[fields[i]] = fields[i + 1]
-  end
+function commands.HSET(name, field, value, ...)
+  local entry = made('hash', name)
+  local num_new = entry.value[field] == nil and 1 or 0
+  if num_new == 1 then entry.size, entry.order[#entry.order + 1] = entry.size + 1, field end
+  entry.value[field] = value
+  if ... then return num_new + commands.HSET(name, ...) end
   return num_new
 end
 function commands.HDEL(name, ...)
