@@ -283,7 +283,7 @@ async def _report_progress(collected: Collected, *, num_tasks: int) -> None:
             await asyncio.sleep(PROGRESS_S)
             solved = {trajectory.group_id for trajectory in collected.trajectories if trajectory.success}
             report_on_stderr(
-                f"{collected.num_tasks} of {num_tasks} tasks are played, {len(solved)} solved; "
+                f"{collected.num_tasks} of {num_tasks} tasks are done, {len(solved)} have a solution; "
                 f"{collected.num_turns} turns were generated"
             )
 

@@ -421,7 +421,7 @@ def test_progress_is_reported_while_episodes_are_played(
 ) -> None:
     monkeypatch.setattr("slipstream.tools.play.collect.PROGRESS_S", 0.01)
     rows_of(settings(*GUESS, "env.options.step_s=0.02"), guessing, tmp_path)
-    assert "0 of 4 tasks are played, 0 solved; " in capsys.readouterr().err
+    assert "0 of 4 tasks are done, 0 have a solution; " in capsys.readouterr().err
 
 
 def test_in_a_mixture_every_environment_has_groups_of_its_own(tmp_path: Path) -> None:
