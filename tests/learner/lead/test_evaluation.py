@@ -76,7 +76,6 @@ def test_one_begins_when_it_is_due_and_its_result_is_of_the_step_that_it_began_a
     finished = regular.advance(at(9))
     assert finished is not None and (finished.step, finished.policy_version, finished.num_mixed) == (4, 6, 0)
     result = finished.result()
-    assert result is not None
     assert (result.sampled, result.greedy, result.num_tasks) == (pytest.approx(1 / 3), pytest.approx(1 / 3), 3)
     # The next was due at step 8, while this one was under way; now it begins.
     assert leased(buffer).ticket.min_policy_version == 11

@@ -24,7 +24,6 @@ from slipstream.learner.lead.highest_version import load_highest_version
 from slipstream.learner.lead.lead import Lead
 from slipstream.learner.lead.tally import load_tally, tally_at
 from slipstream.learner.model.flops import Flops
-from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.supply.supply import Supply
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet
@@ -33,12 +32,10 @@ from slipstream.replay.records.ticket import Group
 from slipstream.tools.run.up import progress_line
 from slipstream.tools.see.summary import read_summary, summary_rows
 from tests.learner.lead.test_report import STEP, TIMES_S
-from tests.learner.publisher.offers import empty_offer
-from tests.learner.supply.test_supply import ahead_of, shutdown, work
+from tests.learner.publisher.offers import empty_offer, publisher_settings
+from tests.learner.supply.test_supply import ahead_of, work
 from tests.replay.buffer.every_verb import MEMBER
 from tests.replay.records.attempts import attempt_at, make_buffer, ticket
-
-__all__ = ["shutdown"]  # the fixture
 
 WEIGHTS = layout([("weight", "float32", (2,))])
 START = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
@@ -82,14 +79,8 @@ class Place:
     ) -> Lead:
         """A learner that has made `step` steps; its connections and its fence are new ones unless they are given."""
         connections = connections or self.join()
-        publishing = PublisherSettings(
-            entries=WEIGHTS,
-            adapted=adapted,
-            redis_url=self.redis_url,
-            run_id=self.run_id,
-            learner_epoch=connections.epoch,
-            host="127.0.0.1",
-            broadcast_timeout_s=20.0,
+        publishing = publisher_settings(
+            self.redis_url, self.run_id, WEIGHTS, learner_epoch=connections.epoch, adapted=adapted
         )
         return Lead.begin(
             connections,
@@ -108,7 +99,6 @@ class Place:
         buffer = lead.shards[0]
         buffer.open([ticket(step)])
         lease = self.actor.lease("a")
-        assert lease is not None
         for member in lease.missing:
             self.actor.insert(lease, attempt_at(lease, member, run_id=self.run_id))
         groups = buffer.claim(step, 1, policy_version=0, max_lag=10)
@@ -173,7 +163,6 @@ def test_success_is_of_all_finished_episodes_and_that_of_trained_ones_is_named_s
     summary = json.loads(place.dir.summary.read_text())
     assert (summary["produced"]["num_episodes"], summary["produced"]["success"]) == (8, 0.75)
     written = read_summary(place.dir)
-    assert written is not None
     assert summary_rows(written)["success of the last 8 episodes"] == "75.0%, between 40.9% and 92.9% (95 %)"
 
 

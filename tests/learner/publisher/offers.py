@@ -1,6 +1,10 @@
-"""Offers of weights without a tensor, by the newest learner, for tests that read the number of a version only."""
+"""Offers of weights without a tensor, for tests that read the number of a version only; and settings of publishers."""
 
-from slipstream.common.transfer.weights import Manifest, Offer
+from collections.abc import Sequence
+from typing import Any
+
+from slipstream.common.transfer.weights import Manifest, Offer, TensorEntry
+from slipstream.learner.publisher.messages import PublisherSettings
 
 
 def empty_offer(policy_version: int, *, learner_epoch: int = 1 << 43, root: str = "", pull_endpoint: str = "") -> Offer:
@@ -16,3 +20,12 @@ def empty_offer(policy_version: int, *, learner_epoch: int = 1 << 43, root: str 
         deltas=[],
     )
     return Offer(manifest=manifest, pull_endpoint=pull_endpoint)
+
+
+def publisher_settings(
+    redis_url: str, run_id: str, entries: Sequence[TensorEntry], *, learner_epoch: int = 0, **others: Any
+) -> PublisherSettings:
+    """Those of a publisher on this machine; without `others` each version is an anchor."""
+    usual = {"chunk_bytes": 64 << 10, "anchor_every": 1, "broadcast_timeout_s": 20.0}
+    place = {"redis_url": redis_url, "run_id": run_id, "host": "127.0.0.1"}
+    return PublisherSettings(entries=list(entries), learner_epoch=learner_epoch, **place, **(usual | others))

@@ -1,8 +1,7 @@
 """The learner's supply against a real buffer, with the actors' work done by hand."""
 
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -31,14 +30,6 @@ from tests.replay.records.attempts import (
     make_buffer,
     verdict_on,
 )
-
-
-@pytest.fixture
-def shutdown() -> Iterator[Shutdown]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield Shutdown()
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def config(*overrides: str) -> Config:
@@ -96,7 +87,6 @@ class Scene:
 
     def batch(self, supply: Supply, step: int = 1, version: int = 0) -> Batch:
         batch = supply.next_batch(ahead_of(step, version), self.shutdown)
-        assert batch is not None
         return batch
 
     def dries(self, supply: Supply, step: int = 1, version: int = 0, match: str | None = None) -> None:

@@ -4,10 +4,10 @@ import redis
 
 from slipstream.learner.supply.supplies import Supplies
 from slipstream.replay.records.ticket import Lease
-from tests.learner.supply.test_supply import SYNCHRONOUS, Scene, ahead_of, config, scene, shutdown
+from tests.learner.supply.test_supply import SYNCHRONOUS, Scene, ahead_of, config, scene
 from tests.replay.records.attempts import ids, leased, make_buffer
 
-__all__ = ["scene", "shutdown"]  # fixtures
+__all__ = ["scene"]  # the fixture
 
 
 def test_a_resumed_synchronous_learner_awaits_the_groups_of_the_one_before_it(

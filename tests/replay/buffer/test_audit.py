@@ -6,7 +6,7 @@ import redis
 from slipstream.replay.buffer.audit import audit
 from slipstream.replay.records.keys import epoch_key, key
 from slipstream.replay.records.ledger import read_ledger
-from tests.replay.records.attempts import Views, attempt_at, leased, make_buffer, partial_of, ticket
+from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 
 
 @pytest.fixture
@@ -18,13 +18,13 @@ def buffer(redis_client: redis.Redis, run_id: str) -> Views:
     for members in ((0, 1), (0,)):
         lease = leased(buffer)
         for member in members:
-            buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id))
+            buffer.actor.insert(lease, buffer.attempt(lease, member))
     assert buffer.audit() == []
     return buffer
 
 
 def test_a_ledger_in_words_says_whether_it_balances(buffer: Views) -> None:
-    shown = buffer.learner.ledger().to_dict()
+    shown = buffer.ledger.to_dict()
     assert shown["balanced"] is True
     assert (shown["opened"], shown["ready"], shown["leased"], shown["queued"]) == (3, 1, 1, 1)
     assert (shown["inserted"], shown["held_trajectories"], shown["dropped"]) == (3, 3, {})
@@ -78,30 +78,30 @@ DAMAGES: list[tuple[list[tuple[str | int, ...]], list[str]]] = [
 
 @pytest.mark.parametrize(("commands", "expected"), DAMAGES)
 def test_the_audit_names_what_contradicts_the_books(
-    buffer: Views, redis_client: redis.Redis, commands: list[tuple[str | int, ...]], expected: list[str]
+    buffer: Views, commands: list[tuple[str | int, ...]], expected: list[str]
 ) -> None:
-    (payload,) = (name.decode() for name in redis_client.keys(f"{buffer.base}:blob:0:1:0:*"))
+    (payload,) = (name.decode() for name in buffer.client.keys(f"{buffer.base}:blob:0:1:0:*"))
     for verb, name, *rest in commands:
-        assert redis_client.execute_command(verb, payload if "*" in str(name) else f"{buffer.base}:{name}", *rest)
+        assert buffer.client.execute_command(verb, payload if "*" in str(name) else f"{buffer.base}:{name}", *rest)
     begins = [line.format(base=buffer.base, payload=payload) for line in expected]
     found = buffer.audit()
     assert len(found) == len(begins) and all(map(str.startswith, found, begins)), found
 
 
-def test_the_audit_names_a_lost_partial(buffer: Views, redis_client: redis.Redis, run_id: str) -> None:
+def test_the_audit_names_a_lost_partial(buffer: Views) -> None:
     lease = leased(buffer)
-    buffer.actor.hand_in(lease, partial_of(lease, 0, run_id=run_id))
+    buffer.actor.hand_in(lease, buffer.partial(lease, 0))
     assert buffer.audit() == []
-    partial = key(run_id, "train", "partial", 2, 0, 0, lease.fence)
-    assert redis_client.delete(partial) == 1
+    partial = key(buffer.run_id, "train", "partial", 2, 0, 0, lease.fence)
+    assert buffer.client.delete(partial) == 1
     assert buffer.audit() == [f"group 2 (leased) lost its payload {partial}"]
 
 
-def test_accounts_whose_names_are_not_utf_8_count_in_the_sum(buffer: Views, redis_client: redis.Redis) -> None:
+def test_accounts_whose_names_are_not_utf_8_count_in_the_sum(buffer: Views) -> None:
     """Both names become the same text, and the books balance, or the learner would repair them for ever."""
     buffer.learner.drop([0, 1], "surplus")
     counters = f"{buffer.base}:counters"
-    redis_client.hdel(counters, "dropped:surplus")
-    redis_client.hset(counters, mapping={b"dropped:\xff": 1, b"dropped:\xfe": 1})
-    ledger = buffer.learner.ledger()
+    buffer.client.hdel(counters, "dropped:surplus")
+    buffer.client.hset(counters, mapping={b"dropped:\xff": 1, b"dropped:\xfe": 1})
+    ledger = buffer.ledger
     assert (ledger.dropped, ledger.balanced, ledger.repairs) == ({"\ufffd": 2}, True, 0)

@@ -17,7 +17,7 @@ from slipstream.replay.buffer import bulk
 from slipstream.replay.buffer.bulk import CHUNK_BYTES, MAX_LINE_BYTES, REQUEST_NAMES, WINDOW, Bulk, Payload, packed
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import InsertResult, Lease
-from tests.replay.records.attempts import Views, attempt_at, leased, make_buffer, ticket
+from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 
 MAX_BYTES = 3 * CHUNK_BYTES
 
@@ -164,12 +164,12 @@ def test_a_connection_cut_midway_costs_nothing_and_repeats_nothing(
             for member in range(num_members):
                 if member == 2 * WINDOW:
                     num_cut += redis_client.client_kill_filter(_id=only_connection)
-                yield lease, attempt_at(lease, member, run_id=run_id)
+                yield lease, buffer.attempt(lease, member)
 
         results = buffer.actor.insert_all(attempts())
     assert num_cut == 1
     assert set(results) <= {InsertResult.STORED, InsertResult.DUPLICATE} and len(results) == num_members
-    assert buffer.learner.ledger().ready == 1 and buffer.learner.ledger().inserted == num_members
+    assert buffer.ledger.ready == 1 and buffer.ledger.inserted == num_members
     assert buffer.audit() == []
 
 
@@ -179,9 +179,9 @@ def test_a_group_with_an_oversized_payload_is_quarantined_and_its_sender_named(
     monkeypatch.setattr("slipstream.replay.buffer.payloads.MAX_TRAJECTORY_BYTES", 4000)
     buffer = make_buffer(redis_client, run_id)
     lease = begun(buffer, 2)
-    buffer.actor.insert_all((lease, attempt_at(lease, member, run_id=run_id, actor="mallory")) for member in (0, 1))
+    buffer.actor.insert_all((lease, buffer.attempt(lease, member, actor="mallory")) for member in (0, 1))
     redis_client.setrange(key(run_id, "train", "blob", 0, 1, 0, lease.fence), 1 << 20, b"x")
-    assert buffer.learner.claim(1, 1, policy_version=0, max_lag=0) == []
+    assert buffer.claim() == []
     (why,) = buffer.quarantined()
     assert (why.member, why.actor, why.reason) == (1, "mallory", f"{(1 << 20) + 1} bytes, the limit is 4000")
 
@@ -189,7 +189,7 @@ def test_a_group_with_an_oversized_payload_is_quarantined_and_its_sender_named(
 def test_a_buffer_that_compresses_holds_less_and_gives_back_the_same(redis_client: redis.Redis, run_id: str) -> None:
     buffer = make_buffer(redis_client, run_id, compress=True)
     lease = begun(buffer, 2)
-    sent = [attempt_at(lease, member, run_id=run_id, num_sampled=2000) for member in (0, 1)]
+    sent = [buffer.attempt(lease, member, num_sampled=2000) for member in (0, 1)]
     buffer.actor.insert_all((lease, trajectory) for trajectory in sent)
     assert redis_client.strlen(key(run_id, "train", "blob", 0, 1, 0, lease.fence)) < 2000
     (group,) = buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
@@ -203,7 +203,7 @@ def test_the_limit_is_of_what_a_payload_becomes_not_of_what_it_is_compressed_to(
     buffer = make_buffer(redis_client, run_id, compress=True)
     lease = begun(buffer, 2)
     with pytest.raises(InvalidTrajectory, match="bytes, the limit is 10000"):
-        buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id, num_sampled=2000))
+        buffer.actor.insert(lease, buffer.attempt(lease, 0, num_sampled=2000))
 
 
 def test_threads_share_it(redis_client: redis.Redis, run_id: str) -> None:
@@ -212,7 +212,7 @@ def test_threads_share_it(redis_client: redis.Redis, run_id: str) -> None:
     results: list[InsertResult] = []
 
     def insert(members: range) -> None:
-        results.extend(buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id)) for member in members)
+        results.extend(buffer.actor.insert(lease, buffer.attempt(lease, member)) for member in members)
 
     threads = [threading.Thread(target=insert, args=(range(start, 16, 4),)) for start in range(4)]
     for thread in threads:

@@ -50,11 +50,11 @@ def make_scene(run_id: str, *, client: redis.Redis, through: redis.Redis) -> Sce
     for group_id in range(3):
         lease = leased(buffer)
         for member in range(2):
-            assert buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id)) is InsertResult.STORED
+            buffer.insert(lease, member)
         assert lease.ticket.group_id == group_id
-    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    assert buffer.claim() == [0]
     lease = leased(buffer)
-    assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+    buffer.insert(lease, 0)
     return Scene(buffer=buffer, direct=make_buffer(client, run_id), client=client, run_id=run_id, lease=lease)
 
 
@@ -207,7 +207,7 @@ def life_of_a_run(buffer: Views, run_id: str) -> Iterator[str]:
 
     def insert(lease: Lease, *members: int) -> None:
         for member in members:
-            assert buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id)) is InsertResult.STORED
+            buffer.insert(lease, member)
 
     buffer.learner.acquire_epoch()
     yield "acquire_epoch"
@@ -220,16 +220,16 @@ def life_of_a_run(buffer: Views, run_id: str) -> Iterator[str]:
     insert(spare, 0, 1)  # ready to the end, for what takes more than it should
     insert(third, 0)
     yield "insert"
-    assert buffer.actor.hand_in(fourth, partial_of(fourth, 0, run_id=run_id)) is InsertResult.STORED
+    assert buffer.actor.hand_in(fourth, buffer.partial(fourth, 0)) is InsertResult.STORED
     yield "hand_in"
     assert buffer.actor.heartbeat("a", [third, fourth]) == {2, 3}
     assert buffer.actor.fail(third, 1, attempt=0, outcome=Outcome.ENV_FAILURE, reason="why") == 1
     yield "fail"
     buffer.actor.release(fourth)
     yield "release"
-    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    assert buffer.claim() == [0]
     yield "claim"
-    assert ids(buffer.learner.claim(2, 1, policy_version=0, max_lag=0)) == [1]
+    assert buffer.claim(2, 1) == [1]
     yield "claim again"
     assert buffer.learner.settle(1) == 1
     yield "settle"
@@ -237,7 +237,7 @@ def life_of_a_run(buffer: Views, run_id: str) -> Iterator[str]:
     yield "acquire_epoch again"
     assert (buffer.learner.settle(1), buffer.learner.reopen(1)) == (0, 1)
     yield "reopen"
-    assert ids(buffer.learner.claim(2, 1, policy_version=0, max_lag=0)) == [1]
+    assert buffer.claim(2, 1) == [1]
     yield "claim what was reopened"
     buffer.learner.drop([1], "zero_variance")
     yield "drop"
@@ -245,7 +245,7 @@ def life_of_a_run(buffer: Views, run_id: str) -> Iterator[str]:
     assert fifth.ticket.group_id == 3
     insert(fifth, 0, 1)
     yield "insert into what was released"
-    assert ids(buffer.learner.claim(2, 1, policy_version=0, max_lag=0)) == [4]
+    assert buffer.claim(2, 1) == [4]
     yield "claim for the same step"
     assert buffer.learner.settle(2) == 1
     yield "settle again"

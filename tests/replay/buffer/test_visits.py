@@ -16,7 +16,7 @@ from slipstream.replay.buffer.visits import NUM_BUCKETS, Visits, bucket_of, visi
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import InsertResult, Lease
 from tests.envhub.rewards.test_rewards import episode_of, turn_of
-from tests.replay.records.attempts import Views, attempt_at, leased, ticket
+from tests.replay.records.attempts import Views, leased, ticket
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def visits(redis_client: redis.Redis, run_id: str) -> Visits:
     return Visits(redis_client, run_id)
 
 
-def in_states(lease: Lease, member: int, *states: str, run_id: str, attempt: int | None = None) -> Trajectory:
+def in_states(buffer: Views, lease: Lease, member: int, *states: str, attempt: int = 0) -> Trajectory:
     """An episode of `lease` that was in `states`, one token in each."""
-    whole = attempt_at(lease, member, run_id=run_id)
+    whole = buffer.attempt(lease, member)
     turn = whole.turns[0]
     assert turn.stop - turn.start >= len(states)
     turns = [
@@ -34,24 +34,23 @@ def in_states(lease: Lease, member: int, *states: str, run_id: str, attempt: int
         for at, state in enumerate(states)
     ]
     turns[-1] = msgspec.structs.replace(turns[-1], stop=turn.stop)
-    return msgspec.structs.replace(whole, turns=turns, attempt=whole.attempt if attempt is None else attempt)
+    return msgspec.structs.replace(whole, turns=turns, attempt=attempt)
 
 
-def test_an_episode_is_counted_when_it_is_stored_and_only_once(buffer: Views, visits: Visits, run_id: str) -> None:
-    buffer.learner.open([ticket(0)])
-    lease = leased(buffer)
+def test_an_episode_is_counted_when_it_is_stored_and_only_once(buffer: Views, visits: Visits) -> None:
+    lease = buffer.begin(ticket(0))
     task = lease.ticket.task
-    first = in_states(lease, 0, "start", "", run_id=run_id)
+    first = in_states(buffer, lease, 0, "start", "")
     assert visits.read(task, ["start", ""]) == [0, 0]
     assert buffer.actor.insert(lease, first) is InsertResult.STORED
     assert buffer.actor.insert(lease, first) is InsertResult.DUPLICATE
     assert visits.read(task, ["start", "", "start"]) == [1, 0, 1]
     # The other member fails, and is played again; what the failed attempt sends later is refused.
-    lost = in_states(lease, 1, "start", "start", run_id=run_id)
+    lost = in_states(buffer, lease, 1, "start", "start")
     assert buffer.actor.fail(lease, 1, attempt=0, outcome=Outcome.ENV_FAILURE, reason="it broke") == 1
     assert buffer.actor.insert(lease, lost) is InsertResult.FENCED
     assert visits.read(task, ["start"]) == [1]
-    again = in_states(lease, 1, "start", "start", run_id=run_id, attempt=1)
+    again = in_states(buffer, lease, 1, "start", "start", attempt=1)
     assert buffer.actor.insert(lease, again) is InsertResult.STORED
     assert visits.read(task, ["start"]) == [3]
     other = Task(env=task.env, split=task.split, index=task.index + 1)
@@ -59,12 +58,12 @@ def test_an_episode_is_counted_when_it_is_stored_and_only_once(buffer: Views, vi
     assert buffer.audit() == []
 
 
-def test_a_turn_that_a_fork_has_from_its_parent_is_counted_once(buffer: Views, visits: Visits, run_id: str) -> None:
+def test_a_turn_that_a_fork_has_from_its_parent_is_counted_once(buffer: Views, visits: Visits) -> None:
     buffer.learner.open([ticket(0, num_members=3, num_trees=2, max_fork_turn=1)])
     lease = leased(buffer)
-    buffer.actor.insert(lease, in_states(lease, 0, "start", "hall", run_id=run_id))
+    buffer.actor.insert(lease, in_states(buffer, lease, 0, "start", "hall"))
     fork = Fork(parent=0, num_turns=1)
-    forked = msgspec.structs.replace(in_states(lease, 2, "start", "hall", run_id=run_id), fork=fork)
+    forked = msgspec.structs.replace(in_states(buffer, lease, 2, "start", "hall"), fork=fork)
     assert buffer.actor.insert(lease, forked) is InsertResult.STORED
     assert visits.read(lease.ticket.task, ["start", "hall"]) == [1, 2]
 
@@ -78,20 +77,17 @@ def test_nothing_is_counted_where_no_part_needs_it() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"-7", b"9" * 30, b"1.5"])
-def test_a_count_that_is_no_number_starts_again(
-    buffer: Views, visits: Visits, redis_client: redis.Redis, run_id: str, damage: bytes
-) -> None:
-    buffer.learner.open([ticket(0)])
-    lease = leased(buffer)
-    task, name = lease.ticket.task, key(run_id, "train:visits")
-    redis_client.hset(name, str(bucket_of(task, "start")), damage)
+def test_a_count_that_is_no_number_starts_again(buffer: Views, visits: Visits, damage: bytes) -> None:
+    lease = buffer.begin(ticket(0))
+    task, name = lease.ticket.task, key(buffer.run_id, "train:visits")
+    buffer.client.hset(name, str(bucket_of(task, "start")), damage)
     assert visits.read(task, ["start"]) == [0]
-    assert buffer.actor.insert(lease, in_states(lease, 0, "start", run_id=run_id)) is InsertResult.STORED
+    assert buffer.actor.insert(lease, in_states(buffer, lease, 0, "start")) is InsertResult.STORED
     assert visits.read(task, ["start"]) == ([1] if damage != b"-7" else [0])
-    redis_client.delete(name)
-    redis_client.rpush(name, b"x")
+    buffer.client.delete(name)
+    buffer.client.rpush(name, b"x")
     assert visits.read(task, ["start", "b"]) == [0, 0]
-    assert buffer.actor.insert(lease, in_states(lease, 1, "start", run_id=run_id)) is InsertResult.STORED
+    assert buffer.actor.insert(lease, in_states(buffer, lease, 1, "start")) is InsertResult.STORED
     assert visits.read(task, ["start"]) == [1]
 
 
@@ -108,10 +104,9 @@ def test_the_bonus_is_of_all_visits_up_to_the_turn() -> None:
         asyncio.run(RunNovelty()(episode))
 
 
-def test_the_arguments_of_insert_are_buckets_and_visits(buffer: Views, run_id: str) -> None:
-    buffer.learner.open([ticket(0)])
-    lease = leased(buffer)
-    episode = in_states(lease, 0, "start", "start", run_id=run_id)
+def test_the_arguments_of_insert_are_buckets_and_visits(buffer: Views) -> None:
+    lease = buffer.begin(ticket(0))
+    episode = in_states(buffer, lease, 0, "start", "start")
     assert visits_of(episode) == [bucket_of(episode.task, "start"), 2]
     assert 0 <= bucket_of(episode.task, "start") < NUM_BUCKETS
     assert bucket_of(Task(env="shop", split="train", index=0), "start") == 8506, "it is written in Redis"

@@ -128,7 +128,6 @@ def test_the_printed_user_has_its_date_and_the_enforcing_verb_ends_it(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         deadline = threading.Timer(DEADLINE_S, process.kill)
         deadline.start()
-        assert process.stdout is not None
         assert "revoking users of shop-1" in process.stdout.readline()
         assert process.stdout.readline() == "revoked slipstream-shop-1-actor-spot1\n"
         process.terminate()

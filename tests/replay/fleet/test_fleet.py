@@ -46,17 +46,6 @@ def test_a_member_that_stops_beating_is_gone_after_its_time(
     assert fleet.members() == [member("steady")]
 
 
-def test_a_member_that_leaves_is_gone_at_once_and_its_record_stays(redis_client: redis.Redis, run_id: str) -> None:
-    fleet = Fleet(redis_client, run_id)
-    fleet.beat(member("a", generated_tokens=70))
-    fleet.leave("a")
-    fleet.leave("a")
-    assert fleet.members() == []
-    assert fleet.everyone() == [member("a", generated_tokens=70)]
-    fleet.beat(member("a", generated_tokens=80))
-    assert fleet.members() == [member("a", generated_tokens=80)]
-
-
 def test_a_census_reads_those_that_left_once_and_no_record_is_missed(
     redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,17 +74,6 @@ def test_a_census_reads_those_that_left_once_and_no_record_is_missed(
     assert member("short") in fleet.census().everyone and num_whole == 2
     redis_client.delete(key(run_id, "fleet"), key(run_id, "fleet", "deadlines"))
     assert fleet.census() == ([], [])
-
-
-def test_an_actor_joins_a_run_by_its_name_alone(redis_client: redis.Redis, run_id: str) -> None:
-    learner = Fleet(redis_client, run_id)
-    learner.set_run_state(RunState.STARTING)
-    learner.describe_run(FACTS)
-    actor = Fleet(redis_client, run_id)
-    assert actor.run_facts() == FACTS
-    assert actor.run_state() is RunState.STARTING
-    learner.set_run_state(RunState.FINISHED)
-    assert actor.run_state() is RunState.FINISHED
 
 
 def test_a_run_that_does_not_exist_is_answered_with_those_that_do(tmp_path: Path) -> None:

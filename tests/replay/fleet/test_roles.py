@@ -29,7 +29,7 @@ from slipstream.replay.server.redis_version import version_of
 from slipstream.tools.cli.cli import main
 from tests.common.process.test_patience import Call, wait_until
 from tests.replay.buffer.every_verb import FACTS, play_every_verb
-from tests.replay.records.attempts import attempt_at, fill, leased, make_buffer, ticket
+from tests.replay.records.attempts import attempt_at, leased, make_buffer, ticket
 from tests.replay.server.redis_nodes import cluster
 
 RUN = "shop-1"
@@ -78,7 +78,7 @@ def test_each_role_can_do_its_part_of_every_verb(enter: Callable[..., redis.Redi
     books, played = make_buffer(learner, RUN, shard=1).learner, make_buffer(enter(Role.ACTOR), RUN, shard=1)
     books.acquire_epoch()
     books.open([ticket(1)])
-    fill(played, leased(played), RUN)
+    played.insert(leased(played))
     assert len(books.claim(1, 1, policy_version=0, max_lag=0)) == 1
     assert audit_shards([enter(Role.VIEWER)] * 2, RUN) == []
 
@@ -135,7 +135,7 @@ def test_a_fleet_has_a_user_of_its_own_which_is_revoked_alone(
         books.acquire_epoch()
         books.open([ticket(1), ticket(2)])
         played = make_buffer(mine, RUN)
-        fill(played, leased(played), RUN)
+        played.insert(leased(played))
         with pytest.raises(NoPermissionError):
             mine.execute_command("ACL", "LIST")
 
@@ -157,7 +157,7 @@ def test_a_stolen_user_that_fills_the_server_makes_runs_wait_and_is_revoked(
         books.learner.acquire_epoch()
         books.learner.open([ticket(1), ticket(2)])
         played = make_buffer(enter(Role.ACTOR, run_id), run_id)
-        fill(played, leased(played), run_id)
+        played.insert(leased(played))
     lease = leased(others, "b")
     with connect(server.admin_url, patience_s=10) as admin:
         password = send_what_is_printed(admin, capsys)

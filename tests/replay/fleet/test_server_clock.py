@@ -88,7 +88,7 @@ def test_the_group_of_an_actor_that_died_is_given_to_the_next(
     died = buffer.actor.lease("dead")
     jump(client, clock, difference_s)
     wait_until(lambda: buffer.actor.lease("heir") is not None, "the dead actor's lease ends")
-    assert died is not None and buffer.learner.ledger().expired_leases == 1
+    assert died is not None and buffer.ledger.expired_leases == 1
     assert buffer.audit() == []
 
 

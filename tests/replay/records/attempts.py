@@ -1,5 +1,7 @@
 """Small valid tickets and trajectories for the tests of replay."""
 
+from typing import Any
+
 import msgspec
 import redis
 
@@ -25,6 +27,7 @@ from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.buffer.people_buffer import PeopleBuffer
 from slipstream.replay.records.failures import Quarantined, read_quarantined
 from slipstream.replay.records.keys import key, shard_name
+from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.records.ticket import Group, InsertResult, Lease, Ticket
 from slipstream.replay.records.verdict import Marks, Verdict
 
@@ -44,7 +47,7 @@ class Views:
         stream: str = "train",
         shard: int = 0,
     ) -> None:
-        self.client = client
+        self.client, self.run_id = client, run_id
         self.base = key(shard_name(run_id, shard), stream)
         self.learner = LearnerBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard)
         self.actor = ActorBuffer(
@@ -53,6 +56,42 @@ class Views:
         self.judge = JudgeBuffer(client, run_id, replay, vocab_size=vocab_size, shard=shard)
         self.people = PeopleBuffer(client, run_id, stream=stream, shard=shard)
         self._stream = (shard_name(run_id, shard), stream)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.learner.ledger()
+
+    def begin(self, *tickets: Ticket, actor: str = "a") -> Lease:
+        """Open these groups, and lease the first that is queued."""
+        self.learner.open(list(tickets))
+        return leased(self, actor)
+
+    def attempt(self, lease: Lease, member: int, **named: Any) -> Trajectory:
+        return attempt_at(lease, member, run_id=self.run_id, **named)
+
+    def partial(self, lease: Lease, member: int, **named: Any) -> Trajectory:
+        return partial_of(lease, member, run_id=self.run_id, **named)
+
+    def insert(self, lease: Lease, *members: int, **named: Any) -> None:
+        """Insert attempts of `members`, or of all that are missing; each is stored."""
+        for member in members or lease.missing:
+            assert self.actor.insert(lease, self.attempt(lease, member, **named)) is InsertResult.STORED
+
+    def play(self, *group_ids: int, policy_version: int = 0) -> None:
+        """Open these groups, and insert all of their members."""
+        self.learner.open([ticket(group_id) for group_id in group_ids])
+        for _ in group_ids:
+            self.insert(leased(self), policy_version=policy_version)
+
+    def claim(
+        self, step: int = 1, num_groups: int = 1, *, policy_version: int = 0, max_lag: int = 0, **named: Any
+    ) -> list[int]:
+        """The ids of the groups that the learner gets."""
+        return ids(self.learner.claim(step, num_groups, policy_version=policy_version, max_lag=max_lag, **named))
+
+    def names(self, kind: str) -> list[bytes]:
+        """The keys of the stream that begin with `kind`."""
+        return list(self.client.scan_iter(f"{self.base}:{kind}:*"))
 
     def audit(self) -> list[str]:
         name, stream = self._stream
@@ -187,16 +226,8 @@ def leased(buffer: Views, actor: str = "a") -> Lease:
     return lease
 
 
-def fill(buffer: Views, lease: Lease, run_id: str, *, policy_version: int = 0) -> None:
-    for member in lease.missing:
-        trajectory = attempt_at(lease, member, run_id=run_id, policy_version=policy_version)
-        assert buffer.actor.insert(lease, trajectory) is InsertResult.STORED
-
-
-def make_ready(buffer: Views, run_id: str, *group_ids: int, policy_version: int = 0) -> None:
-    buffer.learner.open([ticket(group_id) for group_id in group_ids])
-    for _ in group_ids:
-        fill(buffer, leased(buffer), run_id, policy_version=policy_version)
+def fill(buffer: Views, lease: Lease, run_id: str) -> None:
+    buffer.insert(lease)
 
 
 def ids(groups: list[Group]) -> list[int]:
@@ -207,7 +238,3 @@ def verdict_on(judging: Judging, *marks: float, judge: str = "j") -> Verdict:
     """A verdict with a mark for each member, 0.5 without `marks`, which counts double."""
     numbers = marks or [0.5] * len(judging.trajectories)
     return Verdict(judge=judge, members=[Marks(values={"liked": x}, rewards={"liked": 2 * x}) for x in numbers])
-
-
-def stored_keys(client: redis.Redis, run_id: str, kind: str) -> list[bytes]:
-    return list(client.scan_iter(f"{key(run_id, 'train', kind)}:*"))

@@ -99,7 +99,6 @@ def make_scene(client: redis.Redis, impatient: redis.Redis, run_id: str, folder:
     JudgeAccount(client, run_id).add("env.rewards.clear", 1, 7, 0.5)
     assert buffer.judge.lease("j") is not None
     lease = buffer.actor.lease("b")
-    assert lease is not None
     assert buffer.actor.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="it broke") == 1
     buffer.actor.hand_in(lease, partial_of(lease, 1, run_id=run_id))
     buffer.people.quarantine(NUM_GROUPS - 1, "to be looked at")

@@ -50,9 +50,7 @@ class Model:
         self.counts: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.dropped_trajectories: Counter[str] = Counter()
-        self.work: Counter[str] = (
-            Counter()
-        )  # trajectories and partials, by the account that their tokens and turns are in
+        self.work: Counter[str] = Counter()  # trajectories and partials, by the account of their tokens and turns
         self.discarded: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.last_step_made = NO_STEP  # as the newest learner knows
@@ -278,13 +276,7 @@ class Model:
         return range(first, first + num_groups)
 
     def claim(
-        self,
-        step: int,
-        num_groups: int,
-        *,
-        policy_version: int,
-        max_lag: int,
-        beside_equal: bool,
+        self, step: int, num_groups: int, *, policy_version: int, max_lag: int, beside_equal: bool = False
     ) -> list[int]:
         """The groups that the learner gets, in order."""
         self.last_step_made = step - 1

@@ -1,6 +1,7 @@
 """The books balance after any action by anyone."""
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -45,18 +46,7 @@ ZOMBIE_VERBS: dict[str, Callable[[LearnerBuffer], Any]] = {
     "reopen": lambda zombie: zombie.reopen(0),
 }
 VERSIONS = st.lists(st.integers(0, 6), min_size=1, max_size=3).map(tuple)  # of the members of a group
-LATE_VERBS = [
-    "acquire_epoch",
-    "claim",
-    "claim",
-    "drop",
-    "fail",
-    "fail_judging",
-    "lease",
-    "lease_judging",
-    "open",
-    "release_judging",
-]
+LATE_VERBS = "acquire_epoch claim claim drop fail fail_judging lease lease_judging open release_judging"
 FAILURES = (Outcome.ENV_FAILURE, Outcome.REPLAY_MISMATCH)
 
 
@@ -174,36 +164,14 @@ class Books(RuleBasedStateMachine):
         lost=st.booleans(),
     )
     def claim(
-        self,
-        new_step: bool,
-        num_groups: int,
-        policy_version: int,
-        max_lag: int,
-        beside_equal: bool,
-        poison: bool,
-        lost: bool,
+        self, new_step: bool, num_groups: int = 1, poison: bool = False, lost: bool = False, **asked: Any
     ) -> None:
         if poison:
             self.poison(self.model.in_state("ready")[-1:])
         self.step = max(self.step + new_step, self.settled_step + 1)
-        expected = self.model.claim(
-            self.step,
-            num_groups,
-            policy_version=policy_version,
-            max_lag=max_lag,
-            beside_equal=beside_equal,
-        )
-        claimed = self.losing(
-            lost,
-            lambda: self.learner.claim(
-                self.step,
-                num_groups,
-                policy_version=policy_version,
-                max_lag=max_lag,
-                max_uses=self.model.max_uses,
-                beside_equal=beside_equal,
-            ),
-        )
+        expected = self.model.claim(self.step, num_groups, **asked)
+        max_uses = self.model.max_uses
+        claimed = self.losing(lost, lambda: self.learner.claim(self.step, num_groups, max_uses=max_uses, **asked))
         assert [group.ticket.group_id for group in claimed] == expected
         for group in claimed:
             model = self.model.groups[group.ticket.group_id]
@@ -217,7 +185,7 @@ class Books(RuleBasedStateMachine):
     def train(self, num_steps: int, settled: bool) -> None:
         """Some steps on end, so that groups come again."""
         for _ in range(num_steps):
-            self.claim(True, 1, policy_version=6, max_lag=6, beside_equal=False, poison=False, lost=False)
+            self.claim(True, policy_version=6, max_lag=6)
         if settled:
             self.settle(1, lost=False)
 
@@ -244,7 +212,7 @@ class Books(RuleBasedStateMachine):
         num_trained = self.model.settle(self.settled_step)
         assert self.losing(lost, lambda: self.learner.settle(self.settled_step)) == (0 if lost else num_trained)
 
-    @rule(data=st.data(), verb=st.sampled_from(LATE_VERBS))
+    @rule(data=st.data(), verb=st.sampled_from(LATE_VERBS.split()))
     @precondition(lambda self: self.client.answered)
     def deliver_late(self, data: st.DataObject, verb: str) -> None:
         """A copy of a call from long ago arrives, and nothing comes of it."""
@@ -320,11 +288,7 @@ class Books(RuleBasedStateMachine):
         group_id, *_ = self.draw_groups(data, "leased")
         group = self.model.groups[group_id]
         actor, lease = self.lease_of(group_id)
-        lease = msgspec.structs.replace(lease, missing=group.missing())
-        for member in lease.missing:
-            trajectory = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version, actor=actor)
-            assert self.actor.insert(lease, trajectory) is InsertResult.STORED
-            self.model.insert(group_id, member, trajectory.attempt, lease.fence, policy_version)
+        self.play(msgspec.structs.replace(lease, missing=group.missing()), itertools.repeat(policy_version), actor)
 
     @rule(versions=st.lists(VERSIONS, min_size=1, max_size=3))
     def produce(self, versions: list[tuple[int, ...]]) -> None:
@@ -334,11 +298,14 @@ class Books(RuleBasedStateMachine):
         for group_versions in versions:
             self.open(1, len(group_versions), lost=False)
             self.lease("c", lost=False)
-            _, lease = self.leases[-1]
-            for member, policy_version in enumerate(group_versions):
-                trajectory = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version)
-                assert self.actor.insert(lease, trajectory) is InsertResult.STORED
-                self.model.insert(trajectory.group_id, member, 0, lease.fence, policy_version)
+            self.play(self.leases[-1][1], group_versions)
+
+    def play(self, lease: Lease, versions: Iterable[int], actor: str = "c") -> None:
+        """Insert the members that `lease` lacks, each of its version."""
+        for (member, attempt), policy_version in zip(lease.missing.items(), versions, strict=False):
+            trajectory = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version, actor=actor)
+            assert self.actor.insert(lease, trajectory) is InsertResult.STORED
+            self.model.insert(trajectory.group_id, member, attempt, lease.fence, policy_version)
 
     @rule(data=st.data(), lost=st.booleans())
     @precondition(lambda self: self.leases)
@@ -413,15 +380,7 @@ class Books(RuleBasedStateMachine):
             case "lease":
                 self.lease("c", lost=False)
             case "claim":
-                self.claim(
-                    False,
-                    1,
-                    policy_version=0,
-                    max_lag=6,
-                    beside_equal=False,
-                    poison=False,
-                    lost=False,
-                )
+                self.claim(False, policy_version=0, max_lag=6)
             case _:
                 mine = [lease for owner, lease in self.leases if owner == noticed_by]
                 assert saved <= self.actor.heartbeat(noticed_by, mine)
@@ -435,10 +394,7 @@ class Books(RuleBasedStateMachine):
         self.open(1, num_members, lost=False, is_judged=True)
         self.lease("c", lost=False)
         _, lease = self.leases[-1]
-        for member in lease.missing:
-            trajectory = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version)
-            assert self.actor.insert(lease, trajectory) is InsertResult.STORED
-            self.model.insert(trajectory.group_id, member, 0, lease.fence, policy_version)
+        self.play(lease, itertools.repeat(policy_version))
         assert lease.ticket.group_id in self.model.in_state("judging")
 
     @rule(judge=st.sampled_from("jk"), lost=st.booleans())

@@ -31,13 +31,12 @@ from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.replay.audit_table import audit
 from tests.actors.group.test_group import Actor, until
 from tests.common.process.test_patience import wait_until
-from tests.learner.supply.test_supply import differ, shutdown, work
+from tests.learner.supply.test_supply import differ, work
 from tests.processes import GUESS, Run, nothing_runs
 from tests.replay.buffer.every_verb import FACTS
 from tests.replay.records.attempts import Views, make_buffer, ticket
 from tests.several_ranks import SeveralRanks
 
-__all__ = ["shutdown"]  # the fixture
 START = Progress(step=0, policy_version=0, highest_published=0, next_group_id=0, tokens_trained=0)
 
 
@@ -82,7 +81,7 @@ def test_each_shard_gives_its_share_of_a_step(
     assert (ledger.episodes, ledger.successes, ledger.returns) == ({"shop": 16}, {"shop": 8}, {"shop": 8.0})
     assert ledger.claimed == 4 and ledger.balanced and ledger == read_shards([redis_client] * 2, run_id)
     assert shards.settle(1) == 4 and shards.reopen(0) == 0
-    assert [buffer.learner.ledger().trained for buffer in buffers] == [2, 2]
+    assert [buffer.ledger.trained for buffer in buffers] == [2, 2]
     assert audit_shards([redis_client] * 2, run_id) == []
     redis_client.hincrby(key(f"{run_id}#1", "train", "counters"), "ready", 1)
     assert all(line.startswith("shard 1: ") for line in audit_shards([redis_client] * 2, run_id))
@@ -114,7 +113,6 @@ def be_one_of_two(ranks: Ranks, redis_url: str, run_id: str, folder: str) -> Non
         part = Supplies.begin({shard: buffer}, config, progress=START).next_batch(START, Shutdown())
         whole = whole_batch(part, num_shards=2, ranks=ranks)
         assert whole_batch(part if rank else None, num_shards=2, ranks=ranks) is None  # rank 0 was asked to stop
-    assert part is not None and whole is not None
     ids = {
         name: [group.ticket.group_id for group in batch.groups] for name, batch in (("read", part), ("learned", whole))
     }
@@ -135,8 +133,8 @@ def test_a_resumed_learner_opens_no_group_twice(buffers: list[Views], run_id: st
         for step in (1, 2):
             for supply in supplies._supplies:
                 supply.admit(step, [], published_version=0)
-        assert [buffer.learner.ledger().last_group_id for buffer in buffers] == [0, 1]
-        assert [buffer.learner.ledger().opened for buffer in buffers] == [1, 1]
+        assert [buffer.ledger.last_group_id for buffer in buffers] == [0, 1]
+        assert [buffer.ledger.opened for buffer in buffers] == [1, 1]
 
 
 def test_shards_that_cannot_be_are_refused() -> None:

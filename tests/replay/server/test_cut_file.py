@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.common.process.connection import connect
 from slipstream.replay.server.redis_server import start_server
-from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
+from tests.replay.records.attempts import Views, make_buffer, ticket
 from tests.stand_ins import await_lease, books_of, log_of, make_cast, playing, views_of, wait_for_answers
 
 NUM_CUTS = int(os.environ.get("SLIPSTREAM_AOF_CUTS", "6"))
@@ -39,9 +39,9 @@ def test_a_file_that_ends_anywhere_loads_and_holds_no_half_of_anything(tmp_path:
         with start_server(directory) as server, connect(server.secret_url) as client:
             buffer = views_of(cast, client)
             assert buffer.audit() == [], f"cut at byte {cut}"
-            inserted.append(buffer.learner.ledger().inserted)
+            inserted.append(buffer.ledger.inserted)
             buffer.learner.acquire_epoch()
-            num_ready = buffer.learner.ledger().ready
+            num_ready = buffer.ledger.ready
             if num_ready:  # and every payload of what is ready is there
                 assert len(buffer.learner.claim(10_000, num_ready, policy_version=0, max_lag=0)) == num_ready
         num_truncated += "AOF loaded anyway because aof-load-truncated is enabled" in log_of(directory)
@@ -67,11 +67,11 @@ def test_a_run_that_goes_on_after_its_file_was_cut_has_right_books_after_the_nex
         assert buffer.audit() == []
         play_some(buffer, run_id, first_group_id=10)
         assert buffer.audit() == []
-        ledger = buffer.learner.ledger()
+        ledger = buffer.ledger
         server.process.kill()
         server.process.wait()
         with start_server(directory):
-            assert buffer.audit() == [] and buffer.learner.ledger() == ledger and ledger.repairs == 0
+            assert buffer.audit() == [] and buffer.ledger == ledger and ledger.repairs == 0
 
 
 def play_some(buffer: Views, run_id: str, *, first_group_id: int) -> None:
@@ -81,7 +81,7 @@ def play_some(buffer: Views, run_id: str, *, first_group_id: int) -> None:
     for num_members in (2, 2, 1):
         lease = await_lease(buffer)
         for member in list(lease.missing)[:num_members]:
-            buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id))
-        if num_members == 2 and buffer.learner.ledger().trained < 1:
+            buffer.actor.insert(lease, buffer.attempt(lease, member))
+        if num_members == 2 and buffer.ledger.trained < 1:
             buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
             buffer.learner.settle(1)

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.common.process.connection import connect
-from slipstream.replay.records.ticket import InsertResult
 from slipstream.replay.server.redis_server import Server, start_server
-from tests.replay.records.attempts import Views, attempt_at, leased, make_buffer, ticket
+from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 
 WRITING_S = 2.5
 NUM_AHEAD = 50
@@ -54,7 +53,7 @@ def insert_for_a_while(buffer: Views, file: Path, run_id: str) -> Written:
             first = len(written.at_s)
             buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(first, first + NUM_AHEAD)])
         lease = leased(buffer)
-        assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+        buffer.insert(lease, 0)
         written.at_s.append(time.monotonic())
         written.file_bytes.append(file.stat().st_size if file.exists() else 0)
     return written
@@ -65,7 +64,7 @@ def num_kept(directory: Path, run_id: str) -> int:
     with start_server(directory) as server, connect(server.secret_url) as client:
         buffer = make_buffer(client, run_id)
         assert buffer.audit() == []
-        return buffer.learner.ledger().inserted
+        return buffer.ledger.inserted
 
 
 @pytest.mark.parametrize(

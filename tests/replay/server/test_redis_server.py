@@ -178,16 +178,6 @@ def test_a_program_that_is_no_redis_server_is_named(tmp_path: Path) -> None:
         version_of(str(other))
 
 
-def test_a_server_started_again_has_its_data_port_and_password(tmp_path: Path) -> None:
-    with start_server(tmp_path) as first, connect(first.secret_url) as client:
-        client.set("kept", "yes")
-    assert first.process.returncode == 0
-    with start_server(tmp_path) as second, connect(first.secret_url) as client:
-        assert second.url == first.url
-        assert client.get("kept") == b"yes"
-    second.stop()  # a second time: nothing happens
-
-
 def test_the_server_ends_with_its_parent_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     child = subprocess.run(
         [sys.executable, "-c", START_AND_DIE, str(tmp_path)], capture_output=True, text=True, timeout=60
