@@ -22,7 +22,7 @@ from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.lead.evaluation import Evaluation, RegularEvaluation
 from slipstream.replay.records.ticket import InsertResult
 from slipstream.tools.run.check_input import check_held_out
-from tests.replay.records.attempts import Views, attempt_at, leased, make_buffer
+from tests.replay.records.attempts import Views, leased, make_buffer
 
 NUM_TASKS = 3
 
@@ -52,7 +52,6 @@ def at(step: int, *, version: int | None = None, published: int | None = None) -
 
 def play(
     buffer: Views,
-    run_id: str,
     *,
     version: int,
     number: int = 2 * NUM_TASKS,
@@ -61,86 +60,84 @@ def play(
     """Do what actors at `version` do with the next `number` tickets."""
     for _ in range(number):
         lease = leased(buffer)
-        attempt = attempt_at(lease, 0, run_id=run_id, policy_version=version)
+        attempt = buffer.attempt(lease, 0, policy_version=version)
         attempt = msgspec.structs.replace(attempt, success=succeeds(lease.ticket.group_id))
         assert buffer.actor.insert(lease, attempt) is InsertResult.STORED
 
 
-def test_one_begins_when_it_is_due_and_its_result_is_of_the_step_that_it_began_at(buffer: Views, run_id: str) -> None:
+def test_one_begins_when_it_is_due_and_its_result_is_of_the_step_that_it_began_at(buffer: Views) -> None:
     regular = RegularEvaluation(buffer.learner, config(), last_step=0)
-    assert regular.advance(at(3)) is None and buffer.learner.ledger().opened == 0
-    assert regular.advance(at(4)) is None and buffer.learner.ledger().queued == 6
-    play(buffer, run_id, version=6, number=4, succeeds=lambda place: place in (0, 3))
+    assert regular.advance(at(3)) is None and buffer.ledger.opened == 0
+    assert regular.advance(at(4)) is None and buffer.ledger.queued == 6
+    play(buffer, version=6, number=4, succeeds=lambda place: place in (0, 3))
     assert regular.advance(at(5)) is None
-    play(buffer, run_id, version=6, number=2, succeeds=lambda place: False)
+    play(buffer, version=6, number=2, succeeds=lambda place: False)
     finished = regular.advance(at(9))
     assert finished is not None and (finished.step, finished.policy_version, finished.num_mixed) == (4, 6, 0)
     result = finished.result()
     assert (result.sampled, result.greedy, result.num_tasks) == (pytest.approx(1 / 3), pytest.approx(1 / 3), 3)
     # The next was due at step 8, while this one was under way; now it begins.
     assert leased(buffer).ticket.min_policy_version == 11
-    assert (buffer.learner.ledger().trained, buffer.learner.ledger().opened) == (6, 12)
+    assert (buffer.ledger.trained, buffer.ledger.opened) == (6, 12)
     assert buffer.audit() == []
 
 
-def test_an_evaluation_without_players_moves_to_the_version_that_is_published_next(buffer: Views, run_id: str) -> None:
+def test_an_evaluation_without_players_moves_to_the_version_that_is_published_next(buffer: Views) -> None:
     regular = RegularEvaluation(buffer.learner, config(), last_step=0)
     regular.advance(at(4))
     regular.advance(at(5, published=6))  # its version is not published
-    assert buffer.learner.ledger().opened == 6
+    assert buffer.ledger.opened == 6
     regular.advance(at(6))
-    assert (buffer.learner.ledger().queued, buffer.learner.ledger().dropped) == (6, {"superseded": 6})
-    play(buffer, run_id, version=8)
+    assert (buffer.ledger.queued, buffer.ledger.dropped) == (6, {"superseded": 6})
+    play(buffer, version=8)
     finished = regular.advance(at(7))
     assert finished is not None and (finished.step, finished.policy_version) == (6, 8)
 
 
-def test_a_started_evaluation_stays_at_its_version(buffer: Views, run_id: str) -> None:
+def test_a_started_evaluation_stays_at_its_version(buffer: Views) -> None:
     regular = RegularEvaluation(buffer.learner, config(), last_step=0)
     regular.advance(at(4))
     lease = buffer.actor.lease("a")
     for step in range(5, 13):
         assert regular.advance(at(step)) is None
-    assert lease is not None and buffer.learner.ledger().leased == 1 and buffer.learner.ledger().opened == 6
+    assert lease is not None and buffer.ledger.leased == 1 and buffer.ledger.opened == 6
 
 
-def test_an_abandoned_evaluation_is_dropped_and_another_begins(
-    buffer: Views, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_abandoned_evaluation_is_dropped_and_another_begins(buffer: Views, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("slipstream.learner.lead.evaluation.time.monotonic", lambda: now)
     regular = RegularEvaluation(buffer.learner, config("replay.lease_ttl_s=10"), last_step=0)
     regular.advance(at(4))
-    play(buffer, run_id, version=6, number=1)
+    play(buffer, version=6, number=1)
     regular.advance(at(5))
     regular.advance(at(6))  # from here on no actor is seen to play it
     now += 9.0
     regular.advance(at(7))
-    assert buffer.learner.ledger().opened == 6
+    assert buffer.ledger.opened == 6
     now += 2.0
     assert regular.advance(at(8)) is None
-    assert (buffer.learner.ledger().dropped, buffer.learner.ledger().queued) == ({"superseded": 5}, 6)
+    assert (buffer.ledger.dropped, buffer.ledger.queued) == ({"superseded": 5}, 6)
     assert leased(buffer).ticket.min_policy_version == 10
     assert buffer.audit() == []
 
 
-def test_an_episode_of_two_versions_does_not_count(buffer: Views, run_id: str) -> None:
+def test_an_episode_of_two_versions_does_not_count(buffer: Views) -> None:
     evaluation = Evaluation(buffer.learner, config(), at(4))
-    play(buffer, run_id, version=6, number=5)
-    play(buffer, run_id, version=7, number=1, succeeds=lambda place: False)
+    play(buffer, version=6, number=5)
+    play(buffer, version=7, number=1, succeeds=lambda place: False)
     assert evaluation.collect() is False
     result = evaluation.result()
     assert result is not None and (result.greedy, result.num_tasks) == (1.0, 2)
     assert evaluation.num_mixed == 1
 
 
-def test_what_a_learner_that_died_left_open_is_dropped_and_never_counted(buffer: Views, run_id: str) -> None:
+def test_what_a_learner_that_died_left_open_is_dropped_and_never_counted(buffer: Views) -> None:
     Evaluation(buffer.learner, config(), at(4))
-    play(buffer, run_id, version=6, number=2)
+    play(buffer, version=6, number=2)
     buffer.actor.lease("a")
     evaluation = Evaluation(buffer.learner, config(), at(4, version=30))
-    assert (buffer.learner.ledger().dropped, buffer.learner.ledger().queued) == ({"superseded": 6}, 6)
-    play(buffer, run_id, version=30, succeeds=lambda place: False)
+    assert (buffer.ledger.dropped, buffer.ledger.queued) == ({"superseded": 6}, 6)
+    play(buffer, version=30, succeeds=lambda place: False)
     while evaluation.collect():
         pass
     result = evaluation.result()
@@ -186,8 +183,6 @@ def test_held_out_tasks_that_no_option_names_are_refused_before_the_start() -> N
         ((), 4, 9, 6),  # a resumed learner makes up for the one that was not finished
     ],
 )
-def test_whether_one_begins(
-    buffer: Views, settings: tuple[str, ...], last_step: int, step: int, num_opened: int
-) -> None:
+def test_when_one_begins(buffer: Views, settings: tuple[str, ...], last_step: int, step: int, num_opened: int) -> None:
     RegularEvaluation(buffer.learner, config(*settings), last_step=last_step).advance(at(step))
-    assert buffer.learner.ledger().opened == num_opened
+    assert buffer.ledger.opened == num_opened

@@ -35,7 +35,7 @@ from tests.learner.lead.test_report import STEP, TIMES_S
 from tests.learner.publisher.offers import empty_offer, publisher_settings
 from tests.learner.supply.test_supply import ahead_of, work
 from tests.replay.buffer.every_verb import MEMBER
-from tests.replay.records.attempts import attempt_at, make_buffer, ticket
+from tests.replay.records.attempts import leased, make_buffer, ticket
 
 WEIGHTS = layout([("weight", "float32", (2,))])
 START = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
@@ -50,7 +50,7 @@ class Place:
         self.dir.create()
         self.config = Config()
         self.config.run.name = run_id
-        self.actor = make_buffer(client, run_id).actor
+        self.views = make_buffer(client, run_id)
 
     def join(self) -> Connections:
         return join_run(
@@ -98,9 +98,7 @@ class Place:
         """Open a group, play it, and claim it for `step`."""
         buffer = lead.shards[0]
         buffer.open([ticket(step)])
-        lease = self.actor.lease("a")
-        for member in lease.missing:
-            self.actor.insert(lease, attempt_at(lease, member, run_id=self.run_id))
+        self.views.insert(leased(self.views))
         groups = buffer.claim(step, 1, policy_version=0, max_lag=10)
         assert len(groups) == 1
         return groups
@@ -144,14 +142,12 @@ def test_the_summary_tells_what_the_actors_cost_and_what_was_wasted(place: Place
     assert cost["wasted_tokens"]["zero_variance"] == lead.shards[0].ledger().tokens["dropped:zero_variance"] > 0
 
 
-def test_success_is_of_all_finished_episodes_and_that_of_trained_ones_is_named_so(
-    place: Place, lead: Lead, shutdown: Shutdown
-) -> None:
+def test_success_is_of_all_finished_episodes_unless_named_trained(place: Place, lead: Lead, shutdown: Shutdown) -> None:
     """Both members of groups 0 and 1 succeed, which teaches nothing; of groups 2 and 3 one each, which are trained."""
     settings = load_config(None, ["replay.group_size=2", "replay.groups_per_step=2", "replay.target_lag=1"])
     supply = Supply(lead.shards[0], settings, first_group_id=0)
     supply.admit(1, [], published_version=0)
-    work(place.actor, place.run_id, returns=lambda group_id: (1.0, 1.0) if group_id < 2 else (0.0, 1.0))
+    work(place.views, returns=lambda group_id: (1.0, 1.0) if group_id < 2 else (0.0, 1.0))
     batch = supply.next_batch(ahead_of(1), shutdown)
     assert batch is not None and batch.num_dropped == {"zero_variance": 2}
     lead.record_step(batch, STEP, START, TIMES_S)
@@ -260,9 +256,7 @@ def test_a_learner_whose_folder_was_taken_over_leaves_the_tally_of_its_successor
     assert not place.dir.tally.exists()
 
 
-def test_a_resumed_learner_uses_versions_above_every_published_one_and_records_what_it_skipped(
-    place: Place, lead: Lead
-) -> None:
+def test_a_resumed_learner_uses_versions_above_all_published_and_records_the_skipped(place: Place, lead: Lead) -> None:
     begun = msgspec.structs.replace(START, step=5, policy_version=5, highest_published=4)
     assert lead.with_fresh_version(START) == START  # nothing was ever published
     Bulletin(place.client, place.run_id).announce(empty_offer(9))

@@ -30,7 +30,7 @@ from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.records.ticket import InsertResult
 from tests.learner.lead.test_report import STEP
 from tests.replay.buffer.every_verb import MEMBER
-from tests.replay.records.attempts import attempt_at, earning, leased, make_buffer, ticket
+from tests.replay.records.attempts import earning, make_buffer, ticket
 from tests.whole.test_loop import points
 
 BUSY = {"wait": 0.25, "forward": 0.75}
@@ -81,12 +81,9 @@ class Run:
     ) -> None:
         """Play a group, train on it, and record the step, for which other groups were dropped."""
         number = self.progress.step
-        self.buffer.learner.open([ticket(number)])
-        lease = leased(self.buffer)
+        lease = self.buffer.begin(ticket(number))
         for member, reward in enumerate(rewards):
-            attempt = attempt_at(
-                lease, member, run_id=self.run_id, policy_version=policy_version, num_sampled=num_sampled
-            )
+            attempt = self.buffer.attempt(lease, member, policy_version=policy_version, num_sampled=num_sampled)
             attempt = msgspec.structs.replace(attempt, duration_s=duration_s)
             assert self.buffer.actor.insert(lease, earning(attempt, reward)) is InsertResult.STORED
         groups = self.buffer.learner.claim(number + 1, 1, policy_version=policy_version, max_lag=1000)
@@ -209,8 +206,7 @@ def test_an_environment_that_raises_shows_while_no_step_is_made(run: Run) -> Non
     run.step()
     run.look()
     for group_id in (100, 101):
-        run.buffer.learner.open([ticket(group_id)])
-        lease = leased(run.buffer)
+        lease = run.buffer.begin(ticket(group_id))
         for attempt in (0, 1):
             run.buffer.actor.fail(lease, 0, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="it broke")
         run.look()

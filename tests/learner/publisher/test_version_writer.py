@@ -27,7 +27,6 @@ from slipstream.learner.model.lora import adapters_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.probe_score import probe_of
 from slipstream.learner.model.weight_shards import full_tensors, named_shards, whole
-from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.publisher.published import Published
 from slipstream.learner.publisher.slots import NotTheLayout, Slots
@@ -39,7 +38,8 @@ from slipstream.replay.records import keys
 from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.server.redis_server import Server
 from tests.learner.model.test_model_families import EXACT, SEEING, save
-from tests.learner.publisher.test_weights import CHUNK_BYTES, flat_bytes, latest_version, receiver_info, wait_until
+from tests.learner.publisher.offers import publisher_settings
+from tests.learner.publisher.test_weights import flat_bytes, latest_version, receiver_info, wait_until
 from tests.several_ranks import SeveralRanks
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
@@ -132,16 +132,7 @@ def gathered(model: PackedModel, dtype: str) -> dict[str, Tensor]:
 @contextmanager
 def writing(model: PackedModel, ranks: Ranks, path: Path, redis_url: str) -> Iterator[tuple[VersionWriter, Published]]:
     version = Published(model, dtype="bfloat16")
-    settings = PublisherSettings(
-        entries=version.layout,
-        redis_url=redis_url,
-        run_id=path.name,
-        learner_epoch=1,
-        host="127.0.0.1",
-        chunk_bytes=CHUNK_BYTES,
-        anchor_every=1,
-        broadcast_timeout_s=20.0,
-    )
+    settings = publisher_settings(redis_url, path.name, version.layout, learner_epoch=1)
     publisher = None
     if ranks.rank == 0:
         publisher = Publisher(settings, log_path=path / "publisher.log", own=version.own)
@@ -170,7 +161,6 @@ def published(model: PackedModel, ranks: Ranks, path: Path, redis_url: str) -> d
             if receiver:
                 wait_until(lambda newest=number: latest_version(bulletin) == newest, f"version {number}")
                 offer = bulletin.latest()
-                assert offer is not None
                 found[f"pulled {number}"] = bytes(receiver.receive(offer).numpy()) == expected
         found["too little"] = too_little(writer, version, ranks, probe)
         writer.publish(policy_version=5, probe=probe)

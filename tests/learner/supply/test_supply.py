@@ -16,20 +16,10 @@ from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.supply.supplies import Supplies, merged
 from slipstream.learner.supply.supply import Supply, SupplyDried
 from slipstream.learner.supply.task_order import task_index
-from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.records.ledger import Ledger
-from slipstream.replay.records.ticket import InsertResult, Lease
+from slipstream.replay.records.ticket import Lease
 from slipstream.replay.run.diagnosis import FEWEST_EPISODES, Diagnosis
-from tests.replay.records.attempts import (
-    Views,
-    attempt_at,
-    earning,
-    group_earning,
-    ids,
-    leased,
-    make_buffer,
-    verdict_on,
-)
+from tests.replay.records.attempts import Views, earning, group_earning, ids, leased, make_buffer, verdict_on
 
 
 def config(*overrides: str) -> Config:
@@ -38,13 +28,11 @@ def config(*overrides: str) -> Config:
     return load_config(None, [*sizes, "learner.claim_timeout_s=20", *overrides])
 
 
-def work(buffer: ActorBuffer, run_id: str, *, returns: Callable[[int], tuple[float, float]]) -> list[Lease]:
+def work(buffer: Views, *, returns: Callable[[int], tuple[float, float]]) -> list[Lease]:
     """Do what actors do with all that is queued: the members of group `id` earn `returns(id)`."""
     leases = []
-    while (lease := buffer.lease("a")) is not None:
-        for member, reward in enumerate(returns(lease.ticket.group_id)):
-            attempt = earning(attempt_at(lease, member, run_id=run_id), reward)
-            assert buffer.insert(lease, attempt) is InsertResult.STORED
+    while (lease := buffer.actor.lease("a")) is not None:
+        buffer.earn(lease, *returns(lease.ticket.group_id))
         leases.append(lease)
     return leases
 
@@ -78,12 +66,7 @@ class Scene:
         return supply
 
     def work(self, returns: Callable[[int], tuple[float, float]] = differ) -> list[Lease]:
-        return work(self.actor, self.run_id, returns=returns)
-
-    def insert(self, lease: Lease, *returns: float) -> None:
-        for member, reward in enumerate(returns):
-            attempt = earning(attempt_at(lease, member, run_id=self.run_id), reward)
-            assert self.actor.insert(lease, attempt) is InsertResult.STORED
+        return work(self.buffer, returns=returns)
 
     def batch(self, supply: Supply, step: int = 1, version: int = 0) -> Batch:
         batch = supply.next_batch(ahead_of(step, version), self.shutdown)
@@ -114,9 +97,7 @@ def resumed(scene: Scene, *, steps_since: int) -> tuple[Supplies, Progress]:
 
 
 @pytest.mark.parametrize("steps_since", [0, 2])
-def test_what_was_reopened_is_not_too_old_for_the_numbers_that_a_resume_leaves_out(
-    scene: Scene, steps_since: int
-) -> None:
+def test_what_was_reopened_is_not_too_old_for_the_numbers_that_a_resume_skips(scene: Scene, steps_since: int) -> None:
     supplies, at = resumed(scene, steps_since=steps_since)
     batch = supplies.next_batch(at, scene.shutdown)
     assert batch is not None and len(batch.groups) == 2 and scene.ledger.dropped == {}
@@ -182,7 +163,7 @@ def test_a_batch_is_whole_and_in_order_of_ids(scene: Scene) -> None:
     supply = scene.admitted()
     first = leased(scene.buffer, "straggler")
     scene.work()  # 1, 2 and 3
-    scene.insert(first, 0.0, 1.0)
+    scene.buffer.earn(first, 0.0, 1.0)
     batch = scene.batch(supply)
     assert ids(batch.groups) == [1, 2]
     assert [[member.total_reward for member in group.trajectories] for group in batch.groups] == [[0, 1], [0, 1]]
@@ -291,7 +272,7 @@ def test_gigpo_keeps_groups_of_equal_returns_in_which_one_came_sooner(scene: Sce
     supply = scene.admitted("objective.advantage=gigpo", "objective.gamma=0.9", "learner.claim_timeout_s=0.2")
     while (lease := scene.actor.lease("a")) is not None:
         for member in (0, 1):
-            attempt = attempt_at(lease, member, run_id=scene.run_id)
+            attempt = scene.buffer.attempt(lease, member)
             sooner = member == 1 and lease.ticket.group_id == 1
             turns = [
                 msgspec.structs.replace(
@@ -318,14 +299,12 @@ def test_what_was_sampled_otherwise_than_the_learner_reckons_is_dropped(scene: S
 
 
 @pytest.mark.parametrize("advantage", ["group_standardised", "gigpo", "gae", "reinforce_pp"])
-def test_groups_of_trees_are_dropped_where_a_resumed_objective_would_count_shared_tokens_again(
-    scene: Scene, advantage: str
-) -> None:
+def test_groups_of_trees_are_dropped_where_an_objective_counts_tokens_twice(scene: Scene, advantage: str) -> None:
     trees = ["replay.group_size=3", "replay.num_trees=2", "objective.advantage=tree"]
     scene.admitted(*trees)
     while (lease := scene.actor.lease("a")) is not None:
         for member in range(3):
-            attempt = earning(attempt_at(lease, member, run_id=scene.run_id), float(member))
+            attempt = earning(scene.buffer.attempt(lease, member), float(member))
             (turn,) = attempt.turns
             turns = [msgspec.structs.replace(turn, stop=3), msgspec.structs.replace(turn, start=3)]
             fork = Fork(parent=0, num_turns=1) if member == 2 and lease.ticket.group_id else None
@@ -335,6 +314,15 @@ def test_groups_of_trees_are_dropped_where_a_resumed_objective_would_count_share
     scene.dries(Supply(scene.learner, other, first_group_id=4))
     ledger = scene.ledger
     assert (ledger.dropped, ledger.claimed) == ({"other_sampling": 3}, 1), "only group 0 has no fork"
+
+
+def test_a_step_takes_the_oldest_groups_whatever_they_earned_where_none_is_dropped(scene: Scene) -> None:
+    supply = scene.admitted("replay.drop_zero_variance=false", "learner.steps=9")
+    scene.work(lambda group_id: (float(group_id == 1), 0.0))  # only in group 1 do returns differ
+    batch = scene.batch(supply)
+    assert (ids(batch.groups), batch.num_dropped) == ([0, 1], {})
+    ledger = scene.ledger
+    assert (ledger.opened, ledger.dropped, ledger.balanced) == (4, {}, True), "a step ahead, and no more"
 
 
 def test_a_batch_counts_what_was_dropped_on_its_way(scene: Scene) -> None:
@@ -369,7 +357,7 @@ def test_a_synchronous_step_opens_and_trains_the_same_groups_whichever_are_fast(
         def play(_: float = 0.0) -> None:
             leases = list(iter(lambda: run.actor.lease("a"), None))
             for lease in reversed(leases) if reverse else leases:
-                run.insert(lease, 0.0, float(lease.ticket.group_id // 5 % 2))
+                run.buffer.earn(lease, 0.0, float(lease.ticket.group_id // 5 % 2))
 
         supply = run.supply(*SYNCHRONOUS, sleep=play)
         found = [ids(run.batch(supply, step).groups) for step in range(1, 7)]
@@ -393,7 +381,7 @@ def test_a_synchronous_step_replaces_a_group_while_later_ones_are_played_and_wai
             leases[lease.ticket.group_id] = lease
         under_way.append((min(leases), max(leases)))
         lease = leases.pop(min(leases))
-        scene.insert(lease, 0.0, float(lease.ticket.group_id not in (0, 2)))
+        scene.buffer.earn(lease, 0.0, float(lease.ticket.group_id not in (0, 2)))
 
     supply = scene.supply(*SYNCHRONOUS, sleep=end_one)
     batch = scene.batch(supply)
@@ -414,7 +402,7 @@ def test_a_synchronous_step_waits_for_no_group_that_has_failed_for_good(scene: S
                 for attempt in range(3):
                     scene.actor.fail(lease, 0, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="it broke")
                 continue
-            scene.insert(lease, 0.0, 1.0)
+            scene.buffer.earn(lease, 0.0, 1.0)
 
     supply = scene.supply(*SYNCHRONOUS, sleep=play)
     batch = scene.batch(supply)
@@ -441,9 +429,7 @@ FAILED_BEFORE = (
 )
 
 
-def test_a_failure_from_before_the_wait_is_not_blamed_for_it(
-    redis_client: redis.Redis, run_id: str, shutdown: Shutdown
-) -> None:
+def test_an_earlier_failure_is_not_blamed(redis_client: redis.Redis, run_id: str, shutdown: Shutdown) -> None:
     scene = Scene(make_buffer(redis_client, run_id, lease_ttl_s=0.05), run_id, shutdown)
     scene.learner.acquire_epoch()
     supply = scene.admitted("learner.claim_timeout_s=0.3")
@@ -472,9 +458,7 @@ def test_a_supply_of_groups_that_teach_nothing_says_so(scene: Scene) -> None:
     ("returns", "reason"),
     [((0.0, 0.0), "no episode earns anything: use a warm start"), ((0.5, 0.5), "siblings earn the same: use easier")],
 )
-def test_hopeless_tasks_and_equal_siblings_end_the_run_with_an_error_each(
-    scene: Scene, returns: tuple[float, float], reason: str
-) -> None:
+def test_hopeless_tasks_and_equal_siblings_end_the_run(scene: Scene, returns: tuple[float, float], reason: str) -> None:
     with pytest.raises(SupplyDried, match=reason):
         batch_of_equals(scene, returns=returns)
 
@@ -533,9 +517,7 @@ def test_a_resumed_supply_continues_with_the_tasks_that_were_not_opened_yet(scen
 
 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "gae"])
-def test_equal_returns_teach_something_where_the_batch_or_a_critic_is_compared_with(
-    scene: Scene, advantage: str
-) -> None:
+def test_equal_returns_teach_where_the_batch_or_a_critic_is_compared_with(scene: Scene, advantage: str) -> None:
     supply = scene.admitted(f"objective.advantage={advantage}")
     scene.work(lambda group_id: (1.0, 1.0))
     batch = scene.batch(supply)

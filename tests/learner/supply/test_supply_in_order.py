@@ -24,7 +24,7 @@ def test_a_resumed_synchronous_learner_awaits_the_groups_of_the_one_before_it(
     start = ahead_of(1)
     supplies = Supplies.begin({0: after}, config(*SYNCHRONOUS), progress=start)
     (supply,) = supplies._supplies
-    supply._sleep = lambda _: scene.insert(leases.pop(), 0.0, 1.0)
+    supply._sleep = lambda _: scene.buffer.earn(leases.pop(), 0.0, 1.0)
     batch = supplies.next_batch(start, scene.shutdown)
     assert batch is not None and ids(batch.groups) == [0, 1]
     ledger = after.ledger()
@@ -39,7 +39,7 @@ def test_a_synchronous_step_leaves_a_quarantined_group_in_quarantine(scene: Scen
     def finish_one(_: float) -> None:
         leases.update({lease.ticket.group_id: lease for lease in iter(lambda: scene.actor.lease("a"), None)})
         group_id = 4 if 4 in leases else min(leases)
-        scene.insert(leases.pop(group_id), 0.0, float(group_id not in (0, 2)))
+        scene.buffer.earn(leases.pop(group_id), 0.0, float(group_id not in (0, 2)))
         if group_id == 4:
             for name in redis_client.scan_iter(f"{scene.buffer.base}:blob:4:*"):
                 redis_client.set(name, b"garbage")

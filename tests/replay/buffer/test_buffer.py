@@ -30,9 +30,7 @@ def test_a_group_goes_from_ticket_to_trained_and_leaves_no_key(buffer: Views) ->
     assert buffer.names("group") + buffer.names("blob") == []
 
 
-def test_every_episode_that_ends_is_booked_with_what_it_earned_once_whatever_becomes_of_its_group(
-    buffer: Views,
-) -> None:
+def test_every_episode_is_booked_with_what_it_earned_once_whatever_becomes_of_its_group(buffer: Views) -> None:
     """Group 0 is trained, 1 is swept as too old, 2 fails before it is whole, 3 begins again.
 
     A partial is not counted as a trajectory.
@@ -76,8 +74,7 @@ def test_a_person_sets_groups_aside_in_any_state_and_their_leases_are_lost(buffe
 @pytest.mark.parametrize("reward", [-MAX_REWARD, 1e-9, MAX_REWARD])
 def test_returns_of_any_size_are_booked(buffer: Views, reward: float) -> None:
     lease = buffer.begin(ticket(0))
-    for member in (0, 1):
-        buffer.actor.insert(lease, earning(buffer.attempt(lease, member), reward))
+    buffer.earn(lease, reward, reward)
     assert buffer.ledger.returns == pytest.approx({"shop": 2 * reward}, rel=1e-15)
 
 

@@ -58,9 +58,7 @@ def test_payloads_come_whole_and_in_order(
 
 
 @pytest.mark.parametrize("cut_at", [2, REQUEST_NAMES - 1, 2 * REQUEST_NAMES])
-def test_reading_goes_on_from_where_a_cut_connection_left_off(
-    redis_url: str, redis_client: redis.Redis, run_id: str, cut_at: int
-) -> None:
+def test_reading_goes_on_after_a_cut(redis_url: str, redis_client: redis.Redis, run_id: str, cut_at: int) -> None:
     """Within a request, at its end, at the first of another."""
     sizes = [10, CHUNK_BYTES, 0, 70, None, 70, MAX_BYTES, CHUNK_BYTES - 40, CHUNK_BYTES - 40, *range(4 * REQUEST_NAMES)]
     names = [key(run_id, "blob", number) for number in range(len(sizes))]
@@ -84,9 +82,7 @@ def test_reading_goes_on_from_where_a_cut_connection_left_off(
     redis_client.delete(*names)
 
 
-def test_replies_that_are_under_way_are_not_taken_for_the_answer_of_a_health_check(
-    redis_url: str, redis_client: redis.Redis, run_id: str
-) -> None:
+def test_replies_under_way_are_no_health_check(redis_url: str, redis_client: redis.Redis, run_id: str) -> None:
     """What comes slowly takes longer than the interval of redis-py's checks, which ask with the next request."""
     names = [key(run_id, "blob", number) for number in range(4 * REQUEST_NAMES)]
     redis_client.mset(dict.fromkeys(names, b"payload"))
@@ -99,9 +95,7 @@ def test_replies_that_are_under_way_are_not_taken_for_the_answer_of_a_health_che
     redis_client.delete(*names)
 
 
-def test_what_is_larger_than_allowed_passes_by_unread_and_the_rest_comes(
-    bulk_path: Bulk, redis_client: redis.Redis, run_id: str
-) -> None:
+def test_what_is_too_large_passes_by_unread(bulk_path: Bulk, redis_client: redis.Redis, run_id: str) -> None:
     names = [key(run_id, "blob", number) for number in range(3)]
     redis_client.set(names[0], b"before")
     redis_client.setrange(names[1], (64 << 20) - 1, b"x")
@@ -117,9 +111,7 @@ def test_what_is_larger_than_allowed_passes_by_unread_and_the_rest_comes(
     redis_client.delete(*names)
 
 
-def test_more_requests_than_the_window_are_answered_in_order_and_an_error_is_an_answer(
-    bulk_path: Bulk, run_id: str
-) -> None:
+def test_more_requests_than_the_window_are_answered_in_order_and_an_error_is_one(bulk_path: Bulk, run_id: str) -> None:
     def requests() -> Iterator[bytes]:
         for number in range(3 * WINDOW):
             value = b"no number" if number == WINDOW else number
@@ -149,9 +141,7 @@ def begun(buffer: Views, num_members: int) -> Lease:
     return leased(buffer)
 
 
-def test_a_connection_cut_midway_costs_nothing_and_repeats_nothing(
-    redis_url: str, redis_client: redis.Redis, run_id: str
-) -> None:
+def test_a_cut_connection_costs_and_repeats_nothing(redis_url: str, redis_client: redis.Redis, run_id: str) -> None:
     num_members = 4 * WINDOW
     with connect(redis_url) as cut_client:
         buffer = make_buffer(cut_client, run_id)

@@ -20,9 +20,7 @@ def test_tickets_out_of_order_are_refused_rather_than_forgotten(buffer: Views) -
         buffer.learner.open([ticket(2), ticket(1)])
 
 
-def test_a_claim_that_raised_on_its_way_is_the_same_claim_when_tried_again(
-    buffer: Views, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_that_raised_is_the_same_when_tried_again(buffer: Views, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer.play(0, 1)
 
     def cut(*_: object) -> None:
@@ -80,9 +78,7 @@ def test_a_trained_member_comes_no_second_time_beside_one_that_was_played_again(
         go_back_to(buffer.client, buffer.run_id, before)
 
 
-def test_a_group_is_played_again_where_the_server_lost_it_before_its_payloads_were_read(
-    buffer: Views, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_is_played_again_where_the_server_lost_it_first(buffer: Views, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer.learner.open([ticket(0)])
     before, read = saved(buffer.client, buffer.run_id), Bulk.read
     buffer.insert(leased(buffer))

@@ -132,9 +132,7 @@ def know_the_scripts(client: redis.Redis) -> None:
 # --- The server is killed, stopped, cut off, or loads.
 
 
-def test_no_acknowledged_insert_is_lost_however_often_the_server_is_killed_under_load(
-    tmp_path: Path, run_id: str
-) -> None:
+def test_no_acknowledged_insert_is_lost_however_often_the_server_is_killed(tmp_path: Path, run_id: str) -> None:
     directory = tmp_path / "redis"
     server = start_server(directory)
     with contextlib.ExitStack() as stack:

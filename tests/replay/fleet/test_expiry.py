@@ -53,9 +53,7 @@ def enter(server: Server, name: str, password: str = PASSWORD) -> redis.Redis:
     return redis.Redis(port=server.port, username=name, password=password)
 
 
-def test_users_whose_date_has_passed_are_removed_and_their_connections_closed(
-    server: Server, administrator: redis.Redis
-) -> None:
+def test_users_whose_date_has_passed_are_removed_and_disconnected(server: Server, administrator: redis.Redis) -> None:
     over = create(administrator, "over", *expiry_rules(PAST))
     valid = create(administrator, "valid", *expiry_rules(FUTURE))
     undated = create(administrator, "")

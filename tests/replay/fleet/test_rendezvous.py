@@ -52,9 +52,7 @@ def test_what_one_member_says_another_hears(redis_client: redis.Redis, run_id: s
         mine.get("b")
 
 
-def test_a_value_counts_only_as_it_was_written_for_its_group_and_key_under_the_same_secret(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_a_value_counts_only_as_written_for_its_group_key_and_secret(redis_client: redis.Redis, run_id: str) -> None:
     mine = rendezvous(redis_client, run_id)
     mine.set(PEER, b"an address")
     written = redis_client.hget(name_of(run_id), PEER)
@@ -82,9 +80,7 @@ def test_garbage_where_the_address_of_a_member_should_be_breaks_the_group_and_no
         join(redis_client, run_id)
 
 
-def test_another_kind_of_key_and_a_member_that_never_comes_break_the_group(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_another_kind_of_key_and_a_missing_member_break_the_group(redis_client: redis.Redis, run_id: str) -> None:
     with pytest.raises(RuntimeError, match=r"no value for 0/1 in 0\.2 s"):
         join(redis_client, run_id)
     redis_client.delete(name_of(run_id))

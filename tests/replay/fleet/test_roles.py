@@ -305,9 +305,7 @@ def test_no_command_of_an_actor_reaches_a_key_of_others(server: Server, enter: C
         assert admin.dbsize() == 0
 
 
-def test_an_actor_cannot_act_as_a_learner_by_the_learners_scripts(
-    server: Server, enter: Callable[..., redis.Redis]
-) -> None:
+def test_an_actor_cannot_act_as_a_learner_by_its_scripts(server: Server, enter: Callable[..., redis.Redis]) -> None:
     learner, actor = enter(Role.LEARNER), enter(Role.ACTOR)
     Repertoire.start(learner).close()
     books, forger = make_buffer(learner, RUN).learner, make_buffer(actor, RUN)
@@ -388,9 +386,7 @@ def test_a_stranger_is_refused(server: Server, enter: Callable[..., redis.Redis]
         make_buffer(enter(Role.ACTOR, patience_s=0.2), RUN).actor.lease("a")
 
 
-def test_the_printed_users_can_be_made_and_their_passwords_are_not_among_them(
-    redis_server: Server, run_id: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_printed_users_can_be_made(redis_server: Server, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["access", "users", f"run.name={run_id}"]) == 0
     printed, told = capsys.readouterr()
     with connect(redis_server.admin_url) as admin:

@@ -77,6 +77,12 @@ class Views:
         for member in members or lease.missing:
             assert self.actor.insert(lease, self.attempt(lease, member, **named)) is InsertResult.STORED
 
+    def earn(self, lease: Lease, *rewards: float, **named: Any) -> None:
+        """Insert attempts of the first members, each of which earns its reward."""
+        for member, reward in enumerate(rewards):
+            attempt = earning(self.attempt(lease, member, **named), reward)
+            assert self.actor.insert(lease, attempt) is InsertResult.STORED
+
     def play(self, *group_ids: int, policy_version: int = 0) -> None:
         """Open these groups, and insert all of their members."""
         self.learner.open([ticket(group_id) for group_id in group_ids])

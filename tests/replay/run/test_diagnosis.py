@@ -16,7 +16,6 @@ from slipstream.common.config.config import Config, RunConfig
 from slipstream.common.config.replay_config import ReplayConfig
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Outcome
-from slipstream.replay.buffer.actor_buffer import InsertResult
 from slipstream.replay.fleet.fleet import Fleet, Refusal, RunState
 from slipstream.replay.records.ledger import ledger_of
 from slipstream.replay.run.diagnosis import FAULT_S, FINDERS, Diagnosis, Facts, diagnose, diagnose_records
@@ -25,7 +24,7 @@ from slipstream.replay.run.outlook import Outlook, outlook
 from slipstream.tools.run.up import LineReporter
 from tests.common.process.test_headline import step
 from tests.replay.buffer.every_verb import FACTS, MEMBER
-from tests.replay.records.attempts import Views, attempt_at, earning, leased, make_buffer, ticket
+from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 
 Steps = list[dict[str, Any]]
 
@@ -51,11 +50,7 @@ class Scene:
     def play(self, count: int, *, rewards: Sequence[float]) -> None:
         """Play `count` groups of two, whose members earn `rewards`."""
         for _ in range(count):
-            self.buffer.learner.open([ticket(self.num_groups)])
-            lease = leased(self.buffer)
-            for member, reward in zip(lease.missing, rewards, strict=True):
-                attempt = earning(attempt_at(lease, member, run_id=self.run_id), reward)
-                assert self.buffer.actor.insert(lease, attempt) is InsertResult.STORED
+            self.buffer.earn(self.buffer.begin(ticket(self.num_groups)), *rewards)
             self.num_groups += 1
 
     def diagnosis(self) -> Diagnosis:
@@ -95,8 +90,7 @@ def lose_the_actor(scene: Scene) -> None:
 
 def break_the_environment(scene: Scene) -> None:
     for group_id in range(4):
-        scene.buffer.learner.open([ticket(group_id)])
-        lease = leased(scene.buffer)
+        lease = scene.buffer.begin(ticket(group_id))
         for attempt in (0, 1):
             scene.buffer.actor.fail(lease, 0, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="it broke")
 
@@ -133,10 +127,7 @@ def earn_by_a_reward_model(scene: Scene) -> None:
 
 def earn_by_a_verdict(scene: Scene) -> None:
     earn_nothing(scene)
-    scene.buffer.learner.open([ticket(40, is_judged=True)])
-    lease = leased(scene.buffer)
-    for member in lease.missing:
-        scene.buffer.actor.insert(lease, earning(attempt_at(lease, member, run_id=scene.run_id), 0.0))
+    scene.buffer.earn(scene.buffer.begin(ticket(40, is_judged=True)), 0.0, 0.0)
 
 
 def earn_the_same(scene: Scene, reward: float = 0.5) -> None:
@@ -205,9 +196,7 @@ def test_a_learner_that_failed_is_quoted(scene: Scene, tmp_path: Path) -> None:
     )
 
 
-def test_an_actor_that_died_while_the_first_evaluation_waits_is_a_fault_that_quotes_its_log(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_an_actor_that_died_in_the_first_evaluation_is_a_fault_with_its_log(scene: Scene, tmp_path: Path) -> None:
     scene.observer = Observer([scene.client], scene.config, log=tmp_path / "learner.log")
     (tmp_path / "actor-0.log").write_text("loading the weights: 3 of 8\n")
     scene.fleet.set_run_state(RunState.STARTING)
@@ -261,8 +250,7 @@ def fail_now_and_then(scene: Scene) -> None:
 
 
 def lose_an_engine_once(scene: Scene) -> None:
-    scene.buffer.learner.open([ticket(0)])
-    scene.buffer.actor.release(leased(scene.buffer), death="the engine process ended with exit code -6")
+    scene.buffer.actor.release(scene.buffer.begin(ticket(0)), death="the engine process ended with exit code -6")
 
 
 def refuse_older_weights(scene: Scene) -> None:

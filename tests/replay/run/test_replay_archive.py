@@ -74,9 +74,7 @@ RESUMED = (Resumption(checkpoint_version=5, first_version=10), Resumption(checkp
 @pytest.mark.parametrize(
     "later", [msgspec.structs.replace(step(1), resumptions=RESUMED), step(1, cut(group(1)))], ids=["resumed", "cut"]
 )
-def test_where_a_learner_came_back_and_kept_sets_are_archived_with_each_step(
-    tmp_path: Path, later: ArchivedStep
-) -> None:
+def test_where_a_learner_came_back_and_kept_sets_are_archived_with_a_step(tmp_path: Path, later: ArchivedStep) -> None:
     ArchiveWriter(tmp_path, RUN, epoch=1).append(later)
     assert Archive(tmp_path, RUN).read(1, **LIMITS) == later
 

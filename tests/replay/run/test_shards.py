@@ -72,7 +72,7 @@ def test_each_shard_gives_its_share_of_a_step(
     assert supplies.next_batch(START, stopping) is None  # no actor has worked yet
     for supply in supplies._supplies:
         supply.admit(1, [], published_version=0)
-    opened = [{lease.ticket.group_id for lease in work(buffer.actor, run_id, returns=differ)} for buffer in buffers]
+    opened = [{lease.ticket.group_id for lease in work(buffer, returns=differ)} for buffer in buffers]
     assert opened == [{0, 2, 4, 6}, {1, 3, 5, 7}]
     batch = supplies.next_batch(START, shutdown)
     assert batch is not None and [group.ticket.group_id for group in batch.groups] == [0, 1, 2, 3]
@@ -94,7 +94,7 @@ def test_two_ranks_read_a_shard_each_and_learn_from_both(
     ranks = SeveralRanks(be_one_of_two, redis_url, run_id, tmp_path, num_ranks=2)
     while ranks.running:
         for buffer in buffers:
-            work(buffer.actor, run_id, returns=differ)
+            work(buffer, returns=differ)
         time.sleep(0.1)
     ranks.wait()
     found = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2)]
@@ -190,9 +190,7 @@ def test_who_asks_about_a_run_looks_at_all_its_shards_and_hears_each_contradicti
     ]
 
 
-def test_a_server_that_stands_still_costs_no_lease_on_another(
-    servers: list[Server], run_id: str, shutdown: Shutdown
-) -> None:
+def test_a_still_server_costs_no_lease_on_another(servers: list[Server], run_id: str, shutdown: Shutdown) -> None:
     with connect(servers[0].secret_url) as healthy, connect(servers[1].secret_url) as still:
         buffers = {"train": make_buffer(healthy, run_id), "train#1": make_buffer(still, run_id)}
         buffers["train"].learner.acquire_epoch()

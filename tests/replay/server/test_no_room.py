@@ -35,9 +35,7 @@ from tests.stand_ins import (
 __all__ = ["server"]  # the fixture
 
 
-def test_a_full_memory_makes_actors_wait_until_the_learner_has_drained_it(
-    tmp_path: Path, server: Server, run_id: str
-) -> None:
+def test_a_full_memory_makes_actors_wait_until_it_is_drained(tmp_path: Path, server: Server, run_id: str) -> None:
     cast = make_cast(tmp_path, server, run_id, num_tokens=12_000, checkpoint_every=1)
     with connect(server.admin_url) as client, playing(cast):
         wait_for_answers(cast, 30)

@@ -220,9 +220,7 @@ def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
     assert {"appendonly.aof", "redis.log"} <= {path.name for path in directory.iterdir()}
 
 
-def test_data_that_an_older_server_would_pass_over_are_not_served_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_an_older_server_passes_over_are_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)
     put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=6.2.14 sha=00000000:0 malloc=jemalloc bits=64'")
     with pytest.raises(ServerError, match=r"of version 7 or newer, and .* is version 6\.2\.14, which cannot read it"):
