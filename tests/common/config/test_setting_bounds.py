@@ -30,9 +30,7 @@ class Section:
         ({"word": "kept"}, "`a.word` must be keep or drop, got 'kept'; 'keep' is the default: keep or drop; what"),
     ],
 )
-def test_a_value_out_of_its_bounds_is_refused_with_its_key_and_what_the_key_means(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_a_value_out_of_its_bounds_is_refused_with_its_key_and_meaning(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         check_bounds(Section(**changes), "a.")
     assert message in str(raised.value)

@@ -158,9 +158,7 @@ def test_a_user_name_may_hold_any_character(scheme: str) -> None:
         assert client.connection_pool.connection_kwargs["password"] == "pass/word"
 
 
-def test_the_password_may_come_from_a_file(
-    redis_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_may_come_from_a_file(redis_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "password"
     file.write_text(f"{redis_server.password}\n")
     monkeypatch.setenv(PASSWORD_FILE_VARIABLE, str(file))

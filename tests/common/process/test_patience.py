@@ -138,9 +138,7 @@ def test_a_refusal_that_was_not_waited_for_to_its_end_costs_no_later_call_its_pa
         assert client.set("x", "3")
 
 
-def test_a_call_that_is_never_answered_gives_up_also_where_others_are(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_never_answered_gives_up_also_where_others_are(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a payload that takes longer than a reply may, while heartbeats are answered."""
     monkeypatch.setattr("slipstream.common.process.connection.CALL_TIMEOUT_S", 0.5)
     with Proxy(server.port) as proxy, connect(proxy.url(server.password), patience_s=2) as client:

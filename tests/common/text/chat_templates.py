@@ -340,54 +340,34 @@ GRANITE4 = """{% if messages[0].role == 'system' %}{% set system, rest = message
 {% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Family:
     """A chat template, and the special tokens of its tokenizer."""
 
     template: str
-    special: tuple[str, ...]  # the first ends a text, the second a turn
+    marks: str  # of which the first ends a text, the second a turn
     has_system: bool = True  # and lets roles follow in any order
     has_tools: bool = True
 
+    @property
+    def special(self) -> list[str]:
+        return self.marks.split()
+
 
 FAMILIES = {
-    "qwen2.5": Family(template=QWEN2_5, special=("<|endoftext|>", "<|im_end|>", "<|im_start|>")),
-    "qwen3": Family(template=QWEN3, special=("<|endoftext|>", "<|im_end|>", "<|im_start|>")),
-    "llama3": Family(
-        template=LLAMA3,
-        special=("<|end_of_text|>", "<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
+    "qwen2.5": Family(QWEN2_5, "<|endoftext|> <|im_end|> <|im_start|>"),
+    "qwen3": Family(QWEN3, "<|endoftext|> <|im_end|> <|im_start|>"),
+    "llama3": Family(LLAMA3, "<|end_of_text|> <|eot_id|> <|begin_of_text|> <|start_header_id|> <|end_header_id|>"),
+    "mistral": Family(  # a result needs the id of a call
+        MISTRAL, "</s> </s> <s> [INST] [/INST] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS]", has_tools=False
     ),
-    "mistral": Family(
-        template=MISTRAL,
-        special=("</s>", "</s>", "<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-        has_tools=False,  # a result needs the id of a call
-    ),
-    "gemma": Family(
-        template=GEMMA,
-        special=("<eos>", "<end_of_turn>", "<bos>", "<start_of_turn>"),
-        has_system=False,
-        has_tools=False,
-    ),
-    "phi": Family(
-        template=PHI, special=("<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
-    ),
-    "glm": Family(
-        template=GLM,
-        special=("<|endoftext|>", "<|user|>", "<|observation|>", "<|assistant|>", "<|system|>", "[gMASK]", "<sop>"),
-    ),
+    "gemma": Family(GEMMA, "<eos> <end_of_turn> <bos> <start_of_turn>", has_system=False, has_tools=False),
+    "phi": Family(PHI, "<|endoftext|> <|end|> <|system|> <|user|> <|assistant|> <|tool|>"),
+    "glm": Family(GLM, "<|endoftext|> <|user|> <|observation|> <|assistant|> <|system|> [gMASK] <sop>"),
     "deepseek": Family(
-        template=DEEPSEEK,
-        special=(
-            "<|end_of_sentence|>",
-            "<|end_of_sentence|>",
-            "<|begin_of_sentence|>",
-            "<|User|>",
-            "<|Assistant|>",
-            "<|tool_output_begin|>",
-            "<|tool_output_end|>",
-            "<|tool_call_begin|>",
-            "<|tool_call_end|>",
-        ),
+        DEEPSEEK,
+        "<|end_of_sentence|> <|end_of_sentence|> <|begin_of_sentence|> <|User|> <|Assistant|> "
+        "<|tool_output_begin|> <|tool_output_end|> <|tool_call_begin|> <|tool_call_end|>",
     ),
 }
 
@@ -418,47 +398,22 @@ KIMI = """{% for message in messages %}
 
 # Those whose templates the tests of calls and of other texts need, beside the eight above.
 CALLERS = FAMILIES | {
-    "phi4-mini": Family(
-        template=PHI4_MINI, special=("<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
-    ),
+    "phi4-mini": Family(PHI4_MINI, "<|endoftext|> <|end|> <|system|> <|user|> <|assistant|> <|tool|>"),
     "deepseek-v3": Family(
-        template=DEEPSEEK_V3,
-        special=(
-            "<｜end▁of▁sentence｜>",
-            "<｜end▁of▁sentence｜>",
-            "<｜begin▁of▁sentence｜>",
-            "<｜User｜>",
-            "<｜Assistant｜>",
-            "<｜tool▁calls▁begin｜>",
-            "<｜tool▁calls▁end｜>",
-            "<｜tool▁call▁begin｜>",
-            "<｜tool▁call▁end｜>",
-            "<｜tool▁sep｜>",
-            "<｜tool▁outputs▁begin｜>",
-            "<｜tool▁outputs▁end｜>",
-            "<｜tool▁output▁begin｜>",
-            "<｜tool▁output▁end｜>",
-        ),
+        DEEPSEEK_V3,
+        "<｜end▁of▁sentence｜> <｜end▁of▁sentence｜> <｜begin▁of▁sentence｜> <｜User｜> <｜Assistant｜> "
+        "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> "
+        "<｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜>",
     ),
-    "seed-oss": Family(template=SEED, special=("<seed:eos>", "<seed:eos>", "<seed:bos>")),
-    "gemma4": Family(template=GEMMA4, special=("<eos>", "<turn|>", "<bos>", "<|turn>", "<|channel>", "<channel|>")),
+    "seed-oss": Family(SEED, "<seed:eos> <seed:eos> <seed:bos>"),
+    "gemma4": Family(GEMMA4, "<eos> <turn|> <bos> <|turn> <|channel> <channel|>"),
     "apertus": Family(
-        template=APERTUS,
-        special=(
-            "</s>",
-            "<|assistant_end|>",
-            "<s>",
-            *(f"<|{role}_{end}|>" for role in ("system", "user", "tool") for end in ("start", "end")),
-            "<|assistant_start|>",
-        ),
+        APERTUS,
+        "</s> <|assistant_end|> <s> <|system_start|> <|system_end|> <|user_start|> <|user_end|> <|tool_start|> "
+        "<|tool_end|> <|assistant_start|>",
     ),
-    "kimi": Family(
-        template=KIMI,
-        special=("[EOS]", "<|im_end|>", "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"),
-    ),
-    "granite4": Family(
-        template=GRANITE4, special=("<|end_of_text|>", "<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>")
-    ),
+    "kimi": Family(KIMI, "[EOS] <|im_end|> <|im_system|> <|im_user|> <|im_assistant|> <|im_middle|>"),
+    "granite4": Family(GRANITE4, "<|end_of_text|> <|end_of_text|> <|start_of_role|> <|end_of_role|>"),
 }
 
 

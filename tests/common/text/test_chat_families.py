@@ -158,9 +158,7 @@ def test_a_template_whose_dates_cannot_be_kept_is_refused(tmp_path: Path, templa
 
 @pytest.mark.parametrize("template", ["\n\n{{ text }}|", "  {% if true %}\n{{ text }}{% endif %}", "{{ text }}"])
 @pytest.mark.parametrize("value", [True, None, -1.5, '\'{% "quoted" %}\\n\n}}ü\U0001f600', ["a", {"b": [1]}]], ids=repr)
-def test_an_argument_has_its_value_in_the_template_and_changes_nothing_else(
-    tmp_path: Path, template: str, value: object
-) -> None:
+def test_an_argument_has_its_value_in_the_template_alone(tmp_path: Path, template: str, value: object) -> None:
     tokenizer = family_tokenizer("phi", tmp_path)
 
     def shown(chat_template: str, **arguments: object) -> str:
@@ -318,9 +316,7 @@ def test_a_recorded_thought_is_refused_where_thinking_is_off(tmp_path: Path) -> 
 # --- A run.
 
 
-def test_a_template_that_refuses_the_conversation_is_named_with_its_cure_before_an_engine_starts(
-    tmp_path: Path,
-) -> None:
+def test_a_template_that_refuses_the_conversation_is_named_with_its_cure_before_an_engine_runs(tmp_path: Path) -> None:
     refusing = family_tokenizer("gemma", tmp_path)
     check_template(load_config(None, []), refusing)  # the small shop has no system message
     tags = ["env.action_format=action_tag"]
@@ -409,9 +405,7 @@ def test_a_thought_of_any_family_is_no_action_and_is_closed(family: str, tmp_pat
         ),
     ],
 )
-def test_a_template_whose_thoughts_cannot_be_told_is_refused_at_the_start(
-    template: str, complaint: str, tmp_path: Path
-) -> None:
+def test_a_template_whose_thoughts_cannot_be_told_is_refused(template: str, complaint: str, tmp_path: Path) -> None:
     tokenizer = family_tokenizer("qwen2.5", tmp_path)
     tokenizer.chat_template = template
     with pytest.raises(ConfigError, match=re.escape(complaint)):

@@ -29,7 +29,6 @@ def changed(old: bytes, entries: Sequence[TensorEntry], elements: dict[tuple[int
 
 def encoded(old: bytes, new: bytes, entries: Sequence[TensorEntry]) -> bytes:
     delta = encode_delta(memoryview(old), memoryview(new), entries)
-    assert delta is not None
     return delta
 
 

@@ -43,7 +43,7 @@ LENGTHS = (40, 37, 23, 9)  # three of them beyond the original context, and all 
 WINDOW = 6
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Family:
     """A tiny model of an architecture: what its configuration has besides, or instead of, `COMMON`."""
 
@@ -120,26 +120,24 @@ LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 
 def each_of(names: str, **settings: object) -> dict[str, Family]:
     """Families that are named as transformers calls them."""
-    return {name: Family(model_type=name, settings=settings) for name in names.split()}
+    return {name: Family(name, settings) for name in names.split()}
 
 
 EXACT = {
     # rotary positions: every kind of scaling
-    "llama, linear": Family(model_type="llama", settings=rope("linear", factor=4.0)),
-    "llama, yarn": Family(
-        model_type="llama", settings=rope("yarn", factor=4.0, original_max_position_embeddings=ORIGINAL)
-    ),
-    "llama, llama3": Family(model_type="llama", settings=rope("llama3", **LLAMA3)),
-    "llama, dynamic within its context": Family(model_type="llama", settings=rope("dynamic", factor=4.0)),
+    "llama, linear": Family("llama", rope("linear", factor=4.0)),
+    "llama, yarn": Family("llama", rope("yarn", factor=4.0, original_max_position_embeddings=ORIGINAL)),
+    "llama, llama3": Family("llama", rope("llama3", **LLAMA3)),
+    "llama, dynamic within its context": Family("llama", rope("dynamic", factor=4.0)),
     "hunyuan, dynamic by alpha within its context": Family(
-        model_type="hunyuan_v1_dense", settings=rope("dynamic", factor=1.0, alpha=1000.0)
+        "hunyuan_v1_dense", rope("dynamic", factor=1.0, alpha=1000.0)
     ),
     # rotary positions of a part of each head, biases, norms of queries and keys
     **each_of("llama qwen2 qwen3 phi phi3 gpt_neox persimmon olmo olmo2 granite"),
     **each_of("smollm3 glm glm4 gemma seed_oss ernie4_5 helium apertus arcee bitnet"),
     **each_of("diffllama", num_key_value_heads=2),
     # logits that are scaled
-    "granite, scaled logits": Family(model_type="granite", settings={"logits_scaling": 2.0}),
+    "granite, scaled logits": Family("granite", {"logits_scaling": 2.0}),
     **each_of("cohere", logit_scale=0.5),
     **each_of("cohere2", sliding_window=WINDOW, logit_scale=0.5),
     **each_of("minicpm3", **LATENT, dim_model_base=16),
@@ -148,11 +146,10 @@ EXACT = {
     **each_of("ministral olmo3 exaone4", **WINDOWED),
     **each_of("ministral3"),
     "gemma2, nothing capped": Family(
-        model_type="gemma2",
-        settings={"sliding_window": WINDOW, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+        "gemma2", {"sliding_window": WINDOW, "attn_logit_softcapping": None, "final_logit_softcapping": None}
     ),
-    "gemma3": Family(model_type="gemma3_text", settings=WINDOWED),
-    "gemma4": Family(model_type="gemma4_text", settings=WINDOWED | EMBEDDED_PER_LAYER),
+    "gemma3": Family("gemma3_text", WINDOWED),
+    "gemma4": Family("gemma4_text", WINDOWED | EMBEDDED_PER_LAYER),
     **each_of("afmoe", **EXPERTS, sliding_window=WINDOW, n_group=1, topk_group=1),
     # experts
     **each_of("mixtral qwen2_moe qwen3_moe phimoe olmoe granitemoe minimax_m2", **EXPERTS),
@@ -161,7 +158,7 @@ EXACT = {
     **each_of("gpt_oss", **(EXPERTS | rope("default") | WINDOWED)),
     # keys and values from a latent vector
     **each_of("deepseek_v2", **(ROUTED | LATENT)),
-    "deepseek_v3": Family(model_type="deepseek_v3", settings=ROUTED | LATENT, without=("head_dim",)),
+    "deepseek_v3": Family("deepseek_v3", ROUTED | LATENT, without=("head_dim",)),
     # learned positions
     **each_of("gpt2 gpt_bigcode", **LIKE_GPT2),
     **each_of("opt", ffn_dim=48, word_embed_proj_dim=32),
@@ -188,8 +185,8 @@ MAMBA = {
 }
 CONVOLVED = {"layer_types": ["conv", "full_attention"]}
 STATEFUL = {
-    "qwen3_5": Family(model_type="qwen3_5_text", settings=LINEAR),
-    "qwen3_5_moe": Family(model_type="qwen3_5_moe_text", settings=EXPERTS | LINEAR),
+    "qwen3_5": Family("qwen3_5_text", LINEAR),
+    "qwen3_5_moe": Family("qwen3_5_moe_text", EXPERTS | LINEAR),
     **each_of("qwen3_next", **EXPERTS, **LINEAR),
     **each_of("olmo_hybrid", **LINEAR, num_key_value_heads=2),
     **each_of("lfm2", **CONVOLVED),
@@ -215,8 +212,8 @@ QWEN_IMAGES = IMAGES | {"depth": 1, "num_heads": 2, "out_hidden_size": 32}
 QWEN_IDS = {"image_token_id": 3, "video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
 SEEING = {
     "gemma3": Family(
-        model_type="gemma3",
-        settings={
+        "gemma3",
+        {
             "text_config": COMMON | WINDOWED,
             "vision_config": IMAGES | {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
             "mm_tokens_per_image": 4,
@@ -224,16 +221,16 @@ SEEING = {
         },
     ),
     "qwen2_5_vl": Family(
-        model_type="qwen2_5_vl",
-        settings=QWEN_IDS
+        "qwen2_5_vl",
+        QWEN_IDS
         | {
             "text_config": COMMON | rope("default", mrope_section=[2, 3, 3]),
             "vision_config": QWEN_IMAGES | {"fullatt_block_indexes": [0]},
         },
     ),
     "qwen3_5": Family(
-        model_type="qwen3_5",
-        settings=QWEN_IDS
+        "qwen3_5",
+        QWEN_IDS
         | {
             "text_config": COMMON | LINEAR | rope("default", mrope_section=[2, 3, 3], partial_rotary_factor=1.0),
             "vision_config": QWEN_IMAGES | {"num_position_embeddings": 16},
@@ -252,28 +249,28 @@ def refused(reason: str, families: dict[str, Family]) -> dict[str, tuple[Family,
 REFUSED = {
     # frequencies by length
     "llama, dynamic beyond its context": (
-        Family(model_type="llama", settings=rope("dynamic", factor=4.0) | {"max_position_embeddings": ORIGINAL}),
+        Family("llama", rope("dynamic", factor=4.0) | {"max_position_embeddings": ORIGINAL}),
         r"`model.max_tokens` must be <= 16 for a model with rope_type dynamic, got 64 .*; lower it",
     ),
     "longrope that scales attention otherwise than vLLM": (
-        Family(model_type="llama", settings=longrope(attention_factor=1.5)),
+        Family("llama", longrope(attention_factor=1.5)),
         "its longrope scales attention by 1.5 in transformers",
     ),
     "phimoe, longrope": (
-        Family(model_type="phimoe", settings=EXPERTS | longrope(short_mscale=1.0, long_mscale=1.2)),
+        Family("phimoe", EXPERTS | longrope(short_mscale=1.0, long_mscale=1.2)),
         "short_mscale and long_mscale",
     ),
     # more in the attention than scores of queries and keys
     **refused("its attention needs softcap", each_of("gemma2", sliding_window=WINDOW)),
     **refused("its attention needs attention_mask", each_of("doge")),
     "llama4": (
-        Family(model_type="llama4_text", settings=EXPERTS | {"attention_chunk_size": 8, "intermediate_size_mlp": 48}),
+        Family("llama4_text", EXPERTS | {"attention_chunk_size": 8, "intermediate_size_mlp": 48}),
         "attends within chunks of a sequence",
     ),
     "deepseek_v32": (
         Family(
-            model_type="deepseek_v32",
-            settings=ROUTED | LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4},
+            "deepseek_v32",
+            ROUTED | LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4},
             without=("head_dim",),
         ),
         "tokens that an index of its own chooses",
@@ -289,8 +286,8 @@ REFUSED = {
         | each_of("openai-gpt", **LIKE_GPT2)
         | each_of("xglm", d_model=32, num_layers=2, attention_heads=2)
         | {
-            "falcon": Family(model_type="falcon", without=("head_dim",)),
-            "falcon, alibi": Family(model_type="falcon", settings={"alibi": True}, without=("head_dim",)),
+            "falcon": Family("falcon", without=("head_dim",)),
+            "falcon, alibi": Family("falcon", {"alibi": True}, without=("head_dim",)),
         },
     ),
     **refused(LOST_BOUNDS, each_of("stablelm nemotron")),
@@ -368,9 +365,7 @@ def assert_exact(model: PackedModel, folder: Path, lengths: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("name", in_ci(EXACT))
-def test_packed_sequences_get_the_logprobs_that_the_family_gives_each_alone(
-    name: str, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_packs_get_the_logprobs_that_the_family_gives_each_alone(name: str, tmp_path: Path, ranks: Ranks) -> None:
     folder = save(EXACT[name], tmp_path)
     model = load(folder, ranks)
     assert model.shares_prefixes and not model.carries_state
@@ -378,9 +373,7 @@ def test_packed_sequences_get_the_logprobs_that_the_family_gives_each_alone(
 
 
 @pytest.mark.parametrize("name", in_ci(STATEFUL))
-def test_layers_with_a_state_take_each_sequence_alone_and_share_no_prefix(
-    name: str, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_layers_with_a_state_take_a_sequence_alone_and_share_no_prefix(name: str, tmp_path: Path, ranks: Ranks) -> None:
     folder = save(STATEFUL[name], tmp_path)
     model = load(folder, ranks)
     assert model.carries_state and not model.shares_prefixes
@@ -469,9 +462,7 @@ def load_adapted(folder: Path, ranks: Ranks) -> PackedModel:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_gradients_through_states_are_the_sum_of_those_of_each_sequence(
-    recompute: bool, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_gradients_through_states_are_the_sum_over_sequences(recompute: bool, tmp_path: Path, ranks: Ranks) -> None:
     folder = save(STATEFUL["qwen3_5"], tmp_path)
     settings = dataclasses.replace(FLOAT32, max_tokens=CONTEXT, activation_checkpointing=recompute)
     model, causal_lm = load_model(folder, ranks=ranks, settings=settings), plain(folder)
@@ -489,9 +480,7 @@ def test_gradients_through_states_are_the_sum_of_those_of_each_sequence(
 
 
 @pytest.mark.parametrize("name", SEEING)
-def test_a_vision_language_folder_is_trained_for_text_and_published_with_what_reads_images(
-    name: str, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_a_vision_language_folder_is_trained_for_text_and_kept_whole(name: str, tmp_path: Path, ranks: Ranks) -> None:
     folder = save(SEEING[name], tmp_path)
     model = load(folder, ranks)
     assert_exact(model, folder, LENGTHS)
@@ -528,24 +517,20 @@ def test_a_family_whose_attention_only_a_newer_transformers_can_replace_is_refus
 
 
 LONGROPES = {
-    "llama": Family(model_type="llama", settings=longrope()),
+    "llama": Family("llama", longrope()),
     # Phi-4-mini: rotary positions of three quarters of each head
-    "phi3": Family(model_type="phi3", settings=longrope(6, partial_rotary_factor=0.75)),
+    "phi3": Family("phi3", longrope(6, partial_rotary_factor=0.75)),
 }
 
 
 @pytest.mark.parametrize("name", LONGROPES)
-def test_longrope_has_its_short_factors_where_no_sequence_outgrows_the_original_context(
-    name: str, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_longrope_has_short_factors_where_no_sequence_outgrows_it(name: str, tmp_path: Path, ranks: Ranks) -> None:
     folder = save(LONGROPES[name], tmp_path)
     assert_exact(load(folder, ranks, max_tokens=ORIGINAL), folder, (16, 15, 9))
 
 
 @pytest.mark.parametrize("name", LONGROPES)
-def test_longrope_has_its_long_factors_in_short_sequences_too_where_some_may_outgrow_it(
-    name: str, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_longrope_has_long_factors_where_a_sequence_may_outgrow_it(name: str, tmp_path: Path, ranks: Ranks) -> None:
     folder = save(LONGROPES[name], tmp_path / "model")
     model = load(folder, ranks, max_tokens=ORIGINAL + 1)
     assert_exact(model, folder, tuple(length for length in LENGTHS if length > ORIGINAL))
@@ -581,17 +566,13 @@ def test_longrope_turns_queries_and_keys_as_vllm_does_with_that_max_model_len(
 def test_frequencies_by_length_need_to_know_the_longest_sequence(
     change: Callable[[], dict[str, Any]], tmp_path: Path, ranks: Ranks
 ) -> None:
-    folder = save(Family(model_type="llama", settings=change()), tmp_path)
+    folder = save(Family("llama", change()), tmp_path)
     with pytest.raises(ConfigError, match="`max_tokens` must be given for a model with rope_type"):
         load_model(folder, ranks=ranks, settings=FLOAT32)
 
 
-def test_a_window_that_layers_do_not_pass_on_is_seen_however_wide_it_is(
-    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save(
-        Family(model_type="qwen3", settings=WINDOWED | {"sliding_window": 50, "use_sliding_window": True}), tmp_path
-    )
+def test_a_window_that_is_not_passed_on_is_seen(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(Family("qwen3", WINDOWED | {"sliding_window": 50, "use_sliding_window": True}), tmp_path)
     model = load(folder, ranks)
     assert model.causal_lm.config.sliding_window == 50
     passed_on = property(lambda layer: None, lambda layer, width: None)
