@@ -30,9 +30,7 @@ def siblings(prompt: int, *lengths: int, seed: int) -> list[TokenSequence]:
 
 
 @given(TOKENS)
-def test_what_a_sequence_shares_with_any_earlier_one_it_shares_with_the_one_just_before_it(
-    drawn: list[list[int]],
-) -> None:
+def test_what_a_sequence_shares_with_any_earlier_one_it_shares_with_the_one_before_it(drawn: list[list[int]]) -> None:
     sequences = [np.array(tokens, dtype=np.int32) for tokens in drawn]
     ordered = [sequences[index] for index in lexicographic(sequences)]
     assert [each.tolist() for each in ordered] == sorted(drawn)
@@ -64,7 +62,6 @@ def test_the_layout_of_two_siblings_and_a_stranger() -> None:
     packed = pack([sequence(5, 6, 9), sequence(7, 8), sequence(5, 6, 4, 3)], share_prefixes=True)
     assert packed.tokens.tolist() == [5, 6, 4, 3, 5, 6, 9, 7, 8]
     assert packed.lengths == (4, 3, 2) and packed.computed_lengths == (4, 1, 2)
-    assert packed.prefixes is not None
     assert packed.prefixes.computed.tolist() == [0, 1, 2, 3, 6, 7, 8]
     assert packed.prefixes.places.tolist() == [0, 1, 2, 3, 0, 1, 4, 5, 6]
     assert packed.prefixes.bounds.tolist() == [0, 4, 5, 7]

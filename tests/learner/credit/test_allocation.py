@@ -13,15 +13,6 @@ from tests.learner.even_game import group_of, recorded
 from tests.replay.records.attempts import turn
 
 TURNS = st.lists(st.tuples(st.floats(-10, 10), st.integers(1, 5)), min_size=1, max_size=6)
-TWO_TURNS = np.array([1.0, -0.5]), np.array([2, 3])
-
-
-def test_the_last_token_gets_the_whole_return() -> None:
-    assert last_token(*TWO_TURNS).tolist() == [0, 0, 0, 0, 0.5]
-
-
-def test_each_turn_keeps_its_own_reward() -> None:
-    assert per_turn(*TWO_TURNS).tolist() == [0, 1, 0, 0, -0.5]
 
 
 @given(TURNS)
@@ -73,9 +64,7 @@ def test_every_allocation_conserves_a_group_relative_advantage(
 
 
 @given(group=GROUPS)
-def test_at_each_turn_the_group_centred_advantages_of_all_members_add_up_to_0(
-    group: list[list[tuple[float, int]]],
-) -> None:
+def test_at_each_turn_the_centred_advantages_of_all_members_add_up_to_0(group: list[list[tuple[float, int]]]) -> None:
     """Those of members that have ended, with which the others are compared, too."""
     found = advantages(group, advantage="group_centred", allocation="per_turn")
     to_go = [[sum(reward for reward, _ in turns[k:]) for k in range(6)] for turns in group]
@@ -90,9 +79,7 @@ def test_at_each_turn_the_group_centred_advantages_of_all_members_add_up_to_0(
     ("allocation", "won", "lost"),
     [("last_token", [0.5] * 4, [-0.5] * 4), ("per_turn", [0.5, 0.5, 1.0, 1.0], [-0.5, -0.5, -1.0, -1.0])],
 )
-def test_a_token_gets_what_is_still_to_come_of_the_advantage(
-    allocation: str, won: list[float], lost: list[float]
-) -> None:
+def test_a_token_gets_what_is_to_come_of_the_advantage(allocation: str, won: list[float], lost: list[float]) -> None:
     group = [[(0.0, 2), (2.0, 2)], [(1.0, 2), (0.0, 2)]]
     found = advantages(group, advantage="group_centred", allocation=allocation)
     assert [each.tolist() for each in found] == [pytest.approx(won), pytest.approx(lost)]

@@ -73,9 +73,7 @@ def test_a_policy_comes_nearer_to_a_larger_teacher(student: Path, teacher: Path,
     assert not learner.run_dir.reference.exists(), "it is read from its own folder"
 
 
-def test_a_teacher_in_the_loss_pulls_beside_the_reward(
-    student: Path, teacher: Path, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_a_teacher_in_the_loss_pulls_beside_rewards(student: Path, teacher: Path, tmp_path: Path, ranks: Ranks) -> None:
     overrides = ["objective.kl_coefficient=1", f"objective.reference_model={teacher}"]
     learner, player = load_player(config_of(student, *overrides), tmp_path, ranks)
     metrics, _ = train(learner, player, steps=30)

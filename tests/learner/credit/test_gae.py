@@ -25,12 +25,6 @@ def temporal_differences(rewards: np.ndarray, values: np.ndarray, gamma: float) 
     return [float(r + gamma * after - v) for r, v, after in zip(rewards, values, following, strict=True)]
 
 
-def test_gae_by_hand() -> None:
-    # Deltas 0.1, 0.2, 0.2; with lam 0.5 the advantages are 0.1 + 0.3 / 2, 0.2 + 0.2 / 2 and 0.2.
-    found = gae(np.array([0.0, 0.0, 1.0]), values=np.array([0.5, 0.6, 0.8]), gamma=1.0, lam=0.5)
-    assert found == pytest.approx([0.25, 0.3, 0.2])
-
-
 @given(STEPS, FRACTION, FRACTION)
 def test_gae_equals_the_weighted_sum_of_temporal_differences(
     steps: list[tuple[float, float, float]], gamma: float, lam: float
@@ -41,20 +35,6 @@ def test_gae_equals_the_weighted_sum_of_temporal_differences(
     for token in range(len(deltas)):
         expected = math.fsum((gamma * lam) ** away * delta for away, delta in enumerate(deltas[token:]))
         assert found[token] == pytest.approx(expected, abs=1e-9)
-
-
-def test_bi_level_gae_by_hand() -> None:
-    # Turns of 2 and 1 tokens, values at their ends 0.5 and 0.8. Turn deltas 0 + 0.8 - 0.5 = 0.3 and 1 - 0.8 = 0.2, so
-    # the turns' advantages are 0.3 + 0.5 * 0.2 = 0.4 and 0.2; in front of the first stands 0.5 - 0.4 + 0.5 * 0.4 = 0.3.
-    found = bi_level_gae(
-        np.array([0.0, 1.0]),
-        np.array([0.4, 0.5, 0.8]),
-        np.array([2, 1]),
-        turn_gamma=1.0,
-        token_gamma=1.0,
-        lam=0.5,
-    )
-    assert found == pytest.approx([0.3, 0.4, 0.2])
 
 
 @given(st.lists(st.tuples(NUMBER, st.lists(NUMBER, min_size=1, max_size=4)), min_size=1, max_size=4), FRACTION)
@@ -74,13 +54,6 @@ def test_bi_level_gae_equals_explicit_sums_inside_each_turn(turns: list[tuple[fl
             expected = math.fsum((0.95 * lam) ** away * delta for away, delta in enumerate(deltas[token:]))
             assert found[place] == pytest.approx(expected, abs=1e-9)
             place += 1
-
-
-def test_vtrace_by_hand() -> None:
-    # Ratios 0.5 and 3, cut to 0.5 and 1. Last token: 0.6 + (1 - 0.6) = 1; first: 0.5 + 0.5 * 0.1 + 0.5 * (1 - 0.6).
-    found = vtrace(np.array([0.0, 1.0]), values=np.array([0.5, 0.6]), lagged_ratio=np.array([0.5, 3.0]), gamma=1.0)
-    assert found.targets == pytest.approx([0.75, 1.0])
-    assert found.advantages == pytest.approx([0.25, 0.4])
 
 
 @given(STEPS, FRACTION)

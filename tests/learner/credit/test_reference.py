@@ -85,7 +85,6 @@ def test_a_half_written_reference_has_no_name(model_folder: Path, tmp_path: Path
     (left / "model.safetensors").write_bytes(b"half")
     learner, _ = load_player(config, tmp_path, ranks)
     assert kept(learner) == ["step_000000"]
-    assert learner.reference is not None
     began = dict(full_tensors(learner.reference))
     assert all(torch.equal(began[name], tensor) for name, tensor in full_tensors(learner.model))
 

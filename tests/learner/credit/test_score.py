@@ -63,7 +63,6 @@ def scorer_folder(policy: PackedModel, tmp_path_factory: pytest.TempPathFactory,
 @pytest.fixture(scope="module")
 def process_folder(policy: PackedModel, scorer_folder: Path, ranks: Ranks) -> Path:
     model = scorer_of(config_for(policy, scorer_folder), policy, ranks)
-    assert model is not None
     folder = scorer_folder.with_name("process")
     save_reward_model(model.model, folder, kind=PROCESS, ranks=ranks)
     return folder
@@ -95,12 +94,9 @@ def scorer_of(config: Config, model: PackedModel, ranks: Ranks) -> RewardScorer 
     )
 
 
-def test_every_episode_earns_what_transformers_says_of_its_last_branch(
-    policy: PackedModel, scorer_folder: Path, ranks: Ranks
-) -> None:
+def test_an_episode_earns_the_score_of_its_last_branch(policy: PackedModel, scorer_folder: Path, ranks: Ranks) -> None:
     config = config_for(policy, scorer_folder, "objective.reward_model_weight=0.5")
     scorer = scorer_of(config, policy, ranks)
-    assert scorer is not None
     episodes = [episode(0), episode(1), episode(2, branches=(0, 7)), episode(3)]
     batch = Batch(groups=[group_of(episodes[:2]), group_of(episodes[2:], group_id=1)], num_dropped={}, next_group_id=2)
     scored = scorer.scored(batch)
@@ -118,12 +114,9 @@ def test_every_episode_earns_what_transformers_says_of_its_last_branch(
     assert scorer.scored(scored) == scored  # scoring twice gives the same rewards
 
 
-def test_every_turn_earns_its_progress_by_what_transformers_says_at_its_last_token(
-    policy: PackedModel, process_folder: Path, ranks: Ranks
-) -> None:
+def test_a_turn_earns_its_progress_at_its_last_token(policy: PackedModel, process_folder: Path, ranks: Ranks) -> None:
     config = config_for(policy, process_folder, "objective.reward_model_weight=0.5", "objective.allocation=per_turn")
     scorer = scorer_of(config, policy, ranks)
-    assert scorer is not None
     episodes = [episode(0), episode(1), episode(2, branches=(0, 7)), episode(3)]
     batch = Batch(groups=[group_of(episodes)], num_dropped={}, next_group_id=1)
     scored = scorer.scored(batch)
@@ -206,34 +199,26 @@ def halves(returns: Sequence[float]) -> list[float]:
     return [each / 2 for each in returns]
 
 
-def test_the_scores_beside_a_policy_with_adapters_are_those_beside_a_whole_one(
-    policy: PackedModel, process_folder: Path, ranks: Ranks
-) -> None:
+def test_scores_beside_adapters_are_those_beside_none(policy: PackedModel, process_folder: Path, ranks: Ranks) -> None:
     per_turn, episodes = "objective.allocation=per_turn", [ScoredEpisode.of(episode(0)), ScoredEpisode.of(episode(1))]
     adapted = dataclasses.replace(FLOAT32, lora=LoraConfig(rank=4))
     beside = load_model(policy.folder, ranks=ranks, settings=adapted)
     found = []
     for model in (policy, beside):
         scorer = scorer_of(config_for(policy, process_folder, per_turn), model, ranks)
-        assert scorer is not None
         found.append(np.concatenate(scorer.values(episodes)))
     assert found[0].tolist() == found[1].tolist()
 
 
-def test_a_score_that_is_not_finite_ends_the_run_and_is_never_a_reward(
-    policy: PackedModel, scorer_folder: Path, ranks: Ranks
-) -> None:
+def test_a_score_that_is_not_finite_ends_the_run(policy: PackedModel, scorer_folder: Path, ranks: Ranks) -> None:
     scorer = scorer_of(config_for(policy, scorer_folder), policy, ranks)
-    assert scorer is not None
     with torch.no_grad():
         scorer.model.score.weight.to_local().fill_(float("nan"))
     with pytest.raises(ConfigError, match="has a score that is not finite; train it again"):
         scorer.scored(Batch(groups=[group_of([episode(0)])], num_dropped={}, next_group_id=1))
 
 
-def test_a_reward_model_with_another_chat_template_is_refused(
-    policy: PackedModel, scorer_folder: Path, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_another_template_is_refused(policy: PackedModel, scorer_folder: Path, tmp_path: Path, ranks: Ranks) -> None:
     other = tmp_path / "other"
     shutil.copytree(scorer_folder, other)
     tokenizer = load_tokenizer(other)
@@ -243,15 +228,12 @@ def test_a_reward_model_with_another_chat_template_is_refused(
         scorer_of(config_for(policy, other), policy, ranks)
 
 
-def test_attempts_with_equal_returns_are_kept_and_scored_apart(
-    policy: PackedModel, scorer_folder: Path, ranks: Ranks
-) -> None:
+def test_attempts_of_equal_returns_are_scored_apart(policy: PackedModel, scorer_folder: Path, ranks: Ranks) -> None:
     config = config_for(policy, scorer_folder)
     group = group_of([episode(0), episode(1)])
     assert teaches(group, objective=config.objective)
     assert not teaches(group, objective=Config().objective)
     scorer = scorer_of(config, policy, ranks)
-    assert scorer is not None
     scored = scorer.scored(Batch(groups=[group], num_dropped={}, next_group_id=1))
     better, worse = sorted(
         (float(sequence.advantages[5]), trajectory.total_reward)

@@ -139,9 +139,7 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
         (["reference_every=10"], "no effect with objective.kl_coefficient 0", "leave it out"),
     ],
 )
-def test_an_incoherent_objective_is_refused_with_the_reason_and_the_cure(
-    overrides: list[str], reason: str, cure: str
-) -> None:
+def test_an_incoherent_objective_is_refused_with_reason_and_cure(overrides: list[str], reason: str, cure: str) -> None:
     config = load_config(None, [f"objective.{override}" for override in overrides])
     with pytest.raises(ConfigError, match="is incoherent") as raised:
         check_objective(config)

@@ -43,9 +43,7 @@ def test_the_hard_cap_takes_out_the_tokens_that_are_older_and_no_others() -> Non
 
 
 @any_batch
-def test_the_hard_cap_adds_its_tokens_to_those_that_a_correction_leaves_out_and_changes_nothing_else(
-    tokens: Tokens,
-) -> None:
+def test_the_hard_cap_adds_its_tokens_to_those_a_correction_leaves_out_and_changes_nothing_else(tokens: Tokens) -> None:
     lags = torch.arange(len(tokens.current)) % 4
     old = lags > 2
     for name in CORRECTIONS:

@@ -1,6 +1,5 @@
 """Lag of tokens: what is measured of each bucket, and what the hard cap leaves out of a step and what it does not."""
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -24,22 +23,6 @@ from tests.learner.policies import Tokens, any_batch
 from tests.tools.run.tiny_model import save_tiny_model
 
 NEVER = torch.zeros(4, dtype=torch.bool)
-
-
-def test_the_sums_of_a_bucket_by_hand() -> None:
-    ratios, old = torch.tensor([1.0, 2.0, 3.0, 0.5]), torch.tensor([False, False, True, True])
-    sums = by_lag(torch.tensor([0, 3, 4, 40]), ratios, clipped=~old, masked=old)
-    expected = dict.fromkeys(BUCKETS, [0.0] * 5) | {
-        "0": [1, 1, 1, 1, 0],
-        "3_4": [2, 5, 13, 1, 1],
-        "33_up": [1, 0.5, 0.25, 0, 1],
-    }
-    assert sums.tolist() == list(expected.values())
-    found = lag_metrics(sums.tolist())
-    assert list(found) == ["0", "3_4", "33_up"]
-    assert dataclasses.astuple(found["0"]) == (0.25, 1.0, 1.0, 1.0, 0.0)
-    assert dataclasses.astuple(found["3_4"]) == pytest.approx((0.5, 2.5, 6.25 / 6.5, 0.5, 0.5))
-    assert dataclasses.astuple(found["33_up"]) == (0.25, 0.5, 1.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize("lag", range(40))
@@ -105,7 +88,6 @@ def step_at(
     ]
     metrics = train_on(learner, Batch(groups=groups, num_dropped={}, next_group_id=9), Clock(ranks.device))
     policy = {name: tensor.clone() for name, tensor in full_tensors(learner.model)}
-    assert learner.critic is not None
     critic = {name: parameter.detach().full_tensor().clone() for name, parameter in critic_shards(learner.critic)}
     return metrics, policy, critic
 
@@ -118,9 +100,7 @@ def step_at(
     ],
     ids=["gae", "vtrace"],
 )
-def test_old_tokens_do_not_move_the_policy_and_do_train_the_critic(
-    tmp_path: Path, ranks: Ranks, settings: tuple[str, ...]
-) -> None:
+def test_old_tokens_train_the_critic_and_no_policy(tmp_path: Path, ranks: Ranks, settings: tuple[str, ...]) -> None:
     save_tiny_model(tmp_path / "model")
     whole, policy, critic = step_at(2, tmp_path, ranks, *settings)
     capped, capped_policy, capped_critic = step_at(1, tmp_path, ranks, *settings)

@@ -18,12 +18,6 @@ def test_literals() -> None:
     assert preference_slope(margins).tolist() == pytest.approx([0.5, 0.119203, 0.880797, 0.0, 1.0], abs=1e-6)
 
 
-def test_the_margins_of_dpo() -> None:
-    """Log-probabilities -10 and -15 under the policy, -14 and -9 under the reference."""
-    assert dpo_margins(np.array([5.0]), reference=np.array([-5.0]), beta=0.1).tolist() == [1.0]
-    assert dpo_margins(np.array([3.0]), reference=np.array([3.0]), beta=0.5).tolist() == [0.0]
-
-
 @given(st.floats(-50, 50), st.floats(0.01, 2))
 def test_the_slope_is_what_autograd_finds_in_the_loss_of_the_paper(difference: float, beta: float) -> None:
     """Equation 7 of https://arxiv.org/abs/2305.18290, by torch: its derivative by the log-probability of each side."""
@@ -32,6 +26,5 @@ def test_the_slope_is_what_autograd_finds_in_the_loss_of_the_paper(difference: f
     loss.backward()
     margins = dpo_margins(np.array([difference]), reference=np.array([0.7]), beta=beta)
     assert preference_loss(margins)[0] == pytest.approx(loss.item(), rel=1e-9, abs=1e-12)
-    assert sides.grad is not None
     slope = beta * preference_slope(margins)[0]
     assert (-slope, slope) == pytest.approx(tuple(sides.grad.tolist()), rel=1e-9, abs=1e-12)

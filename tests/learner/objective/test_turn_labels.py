@@ -15,14 +15,6 @@ from slipstream.learner.objective.turn_labels import (
 )
 
 
-def test_the_loss_and_its_slope_are_those_worked_out_by_hand() -> None:
-    scores, labels = np.array([0.0, 2.0, 2.0, -1.0]), np.array([0.25, 1.0, 0.25, 0.0])
-    # ln 2; ln(1 + e^-2); ln(1 + e^2) - 0.5; ln(1 + e^-1)
-    assert turn_loss(scores, labels) == pytest.approx([0.693147, 0.126928, 1.626928, 0.313262], abs=1e-6)
-    # 0.25 - 0.5; 1 - 0.880797; 0.25 - 0.880797; 0 - 0.268941
-    assert turn_slope(scores, labels) == pytest.approx([-0.25, 0.119203, -0.630797, -0.268941], abs=1e-6)
-
-
 def test_pytorch_finds_the_same_loss_and_slope() -> None:
     rng = np.random.default_rng(0)
     scores, labels = rng.normal(0, 4, 50), rng.random(50)
@@ -30,7 +22,6 @@ def test_pytorch_finds_the_same_loss_and_slope() -> None:
     loss = torch.nn.functional.binary_cross_entropy_with_logits(theirs, torch.tensor(labels), reduction="none")
     loss.sum().backward()
     assert turn_loss(scores, labels) == pytest.approx(loss.detach().numpy(), rel=1e-9)
-    assert theirs.grad is not None
     assert turn_slope(scores, labels) == pytest.approx(-theirs.grad.numpy(), rel=1e-9)
 
 

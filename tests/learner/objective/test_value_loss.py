@@ -25,9 +25,7 @@ def test_the_loss_is_half_the_squared_error_and_its_gradient_the_error() -> None
 @pytest.mark.parametrize(
     ("expected", "explained"), [([1.0, 2.0], 0.75), ([1.0, 3.0], 1.0), ([2.0, 2.0], 0.0), ([3.0, 1.0], -3.0)]
 )
-def test_the_explained_variance_is_that_of_what_was_expected_before_the_step(
-    expected: list[float], explained: float
-) -> None:
+def test_the_explained_variance_is_of_what_was_expected_before_a_step(expected: list[float], explained: float) -> None:
     found = value_loss(torch.zeros(2), old_values=torch.tensor(expected), returns=torch.tensor([1.0, 3.0]))
     totals = {item.name: float(getattr(found, item.name)) for item in dataclasses.fields(found)}
     metrics = value_metrics(totals, grad_norm=2.0, lr=0.1)
