@@ -23,9 +23,8 @@ from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
 
 @pytest.fixture(scope="module")
-def model(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
-    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"))
-    return load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
+def model(tiny: Path, ranks: Ranks) -> PackedModel:
+    return load_model(tiny, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -49,10 +48,9 @@ def test_the_parts_of_all_writers_are_the_whole_and_as_torch_shards(num_writers:
 
 
 @pytest.fixture(scope="module")
-def adapted(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
+def adapted(tiny: Path, ranks: Ranks) -> PackedModel:
     """A model whose adapters are anything but 0."""
-    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"))
-    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, lora=LoraConfig(rank=4, alpha=12)))
+    model = load_model(tiny, ranks=ranks, settings=dataclasses.replace(FLOAT32, lora=LoraConfig(rank=4, alpha=12)))
     with torch.no_grad():
         for adapter in adapters_of(model.causal_lm).values():
             adapter.up.to_local().normal_(generator=torch.Generator().manual_seed(1))
@@ -93,9 +91,7 @@ def test_the_actor_merges_adapters_to_the_learners_weights_bit_for_bit(
             assert torch.equal(merged[name].to(dtype), tensor.to(dtype))
 
 
-def test_a_part_that_only_the_folder_has_is_left_out_but_not_a_tensor_of_a_published_part(
-    model: PackedModel, tmp_path: Path
-) -> None:
+def test_a_part_of_the_folder_alone_is_left_out_but_no_published_tensor(model: PackedModel, tmp_path: Path) -> None:
     manifest, _ = published(model)
     folder = save_tiny_model(tmp_path)
     save_file({"mtp.layers.0.norm.weight": torch.ones(3)}, folder / "further.safetensors")

@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 import pytest
-import redis
 import torch
 import xxhash
 
@@ -18,15 +16,13 @@ from slipstream.common.transfer.chunks import Blob, ChunkRequest
 from slipstream.common.transfer.delta import encode_delta
 from slipstream.common.transfer.weights import Manifest, Offer, WeightsError, check_blob, sealed
 from slipstream.learner.publisher.lineage import continued
-from slipstream.replay.fleet.bulletin import Bulletin
 from tests.learner.publisher.test_weights import (
     CHUNK_BYTES,
+    Plane,
     Tensors,
     entries_of,
     flat_bytes,
-    latest_version,
     next_of,
-    publishing,
     receive_all,
     receiver_info,
     spawned,
@@ -84,7 +80,6 @@ def history(versions: list[Tensors], *, anchor_every: int) -> Iterator[History]:
         blobs[manifest.root] = data
         if manifests:
             delta = encode_delta(memoryview(blobs[manifests[-1].root]), memoryview(data), entries)
-            assert delta is not None
             manifest = continued(manifest, manifests[-1], delta, anchor_every=anchor_every)
             blobs[manifest.deltas[-1].blob.root] = delta
         manifests.append(manifest)
@@ -196,7 +191,6 @@ def test_a_delta_that_does_not_lead_to_the_published_bytes_is_refused_and_the_an
         past.receive(receiver, 1)
         other = flat_bytes(nudged(versions[1], seed=99))
         wrong = encode_delta(memoryview(flat_bytes(versions[1])), memoryview(other), entries)
-        assert wrong is not None
         blob = Blob(root=xxhash.xxh3_128_hexdigest(wrong), num_bytes=len(wrong))
         past.blobs[blob.root] = wrong
         right = past.manifests[2]
@@ -212,7 +206,6 @@ def test_a_delta_that_does_not_lead_to_the_published_bytes_is_refused_and_the_an
 def test_each_blob_of_a_version_can_be_checked_on_its_own() -> None:
     with history(nudged_versions(3), anchor_every=9) as past:
         manifest = past.manifests[2]
-        assert manifest.anchor is not None
         names = [Blob(root=manifest.anchor.root, num_bytes=manifest.num_bytes)]
         names += [delta.blob for delta in manifest.deltas]
         for blob in names:
@@ -222,32 +215,26 @@ def test_each_blob_of_a_version_can_be_checked_on_its_own() -> None:
                 check_blob(manifest, blob, memoryview(bytes([data[0] ^ 1]) + data[1:]))
 
 
-def test_broadcast_and_pull_bring_deltas_to_who_has_the_base_and_whole_weights_to_who_has_not(
-    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
-    bulletin = Bulletin(redis_client, run_id)
+def test_broadcast_and_pull_bring_deltas_to_who_has_the_base_and_whole_weights_to_who_has_not(plane: Plane) -> None:
+    bulletin = plane.bulletin
     versions = nudged_versions(6)
-    near = receiver_info(redis_url, run_id, "near", "broadcast")
-    late = receiver_info(redis_url, run_id, "late", "broadcast")
+    near = plane.info("near", "broadcast")
+    late = plane.info("late", "broadcast")
 
     def sent() -> Blob:
         """What the last broadcast was of."""
         offer = bulletin.latest()
-        assert offer is not None and offer.invitation is not None
         group = bulletin.sealed_group(offer.invitation.number)
-        assert group is not None
         return group.blob
 
     def manifest() -> Manifest:
         offer = bulletin.latest()
-        assert offer is not None
         return offer.manifest
 
-    with publishing(redis_url, run_id, tmp_path, anchor_every=3) as publisher, a_receiver() as far:
+    with plane.publishing(anchor_every=3) as publisher, a_receiver() as far:
 
         def pulled() -> bytes:
             offer = bulletin.latest()
-            assert offer is not None
             return bytes(far.receive(offer).numpy())
 
         with spawned((receive_all, (near,))) as received:
@@ -265,10 +252,10 @@ def test_broadcast_and_pull_bring_deltas_to_who_has_the_base_and_whole_weights_t
                 assert next_of(also_received, "late") == (3, flat_bytes(versions[3]))
                 assert manifest().anchor is None and sent() == manifest().deltas[-1].blob, "an anchor, by delta"
         publisher.publish(versions[4], policy_version=4)
-        wait_until(lambda: latest_version(bulletin) == 4, "version 4")
+        plane.wait_for(4)
         assert pulled() == flat_bytes(versions[4])
         publisher.publish(weights(5), policy_version=5)  # every element changed
-        wait_until(lambda: latest_version(bulletin) == 5, "version 5")
+        plane.wait_for(5)
         assert manifest().deltas == [] and manifest().anchor is None
         assert pulled() == flat_bytes(weights(5))
         assert publisher.stats.num_bytes == manifest().num_bytes

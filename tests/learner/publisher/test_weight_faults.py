@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue
-from pathlib import Path
 
 import msgspec
 import pytest
-import redis
 import torch
 from torch._C._distributed_c10d import HashStore
 
@@ -24,20 +22,20 @@ from slipstream.actors.weights.receive import Receiver, ReceiverInfo
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.common.process.connection import connect
 from slipstream.common.transfer.weights import buffer_bytes, layout
-from slipstream.learner.publisher.messages import PublisherSettings, Submitted, Withdraw
+from slipstream.learner.publisher.messages import Submitted, Withdraw
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.replay.fleet.bulletin import BroadcastGroup, Bulletin
 from slipstream.replay.records import keys
 from slipstream.replay.records.keys import FencedOut
+from tests.learner.publisher.offers import publisher_settings
 from tests.learner.publisher.test_weight_deltas import nudged
 from tests.learner.publisher.test_weights import (
+    Plane,
     Received,
     Tensors,
     flat_bytes,
     latest_version,
     next_of,
-    publishing,
-    receiver_info,
     spawned,
     wait_until,
     weights,
@@ -128,9 +126,9 @@ def follow_until_struck(info: ReceiverInfo, fault: str, number: int, received: "
 class Versions:
     """Publishes one nudged version after the other, and notes how long each publish held its learner up."""
 
-    def __init__(self, publisher: Publisher, redis_client: redis.Redis, run_id: str) -> None:
+    def __init__(self, publisher: Publisher, bulletin: Bulletin) -> None:
         self.publisher = publisher
-        self.bulletin = Bulletin(redis_client, run_id)
+        self.bulletin = bulletin
         self.newest = -1
         self.blocked_s: list[float] = []
         self._tensors: Tensors = weights(0, NUM_ROWS)
@@ -148,7 +146,6 @@ class Versions:
     def group(self) -> list[str]:
         """Who takes part in the newest version's broadcast; no one before that is settled."""
         offer = self.bulletin.latest()
-        assert offer is not None
         sealed = self.bulletin.sealed_group(offer.invitation.number) if offer.invitation else None
         return sealed.actors if sealed else []
 
@@ -184,19 +181,15 @@ def slowed(pid: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP", pytest.param("slow", marks=pytest.mark.long)])
-def test_a_member_that_fails_in_mid_broadcast_costs_neither_the_learner_nor_the_others(
-    fault: str, redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
-    doomed = receiver_info(redis_url, run_id, "doomed", "broadcast")
+def test_a_member_that_fails_in_mid_broadcast_costs_neither_learner_nor_others(fault: str, plane: Plane) -> None:
+    doomed = plane.info("doomed", "broadcast")
     strikes = "" if fault == "slow" else fault
     with (
-        publishing(
-            redis_url, run_id, tmp_path, anchor_every=9, broadcast_timeout_s=4.0, num_rows=NUM_ROWS
-        ) as publisher,
+        plane.publishing(anchor_every=9, broadcast_timeout_s=4.0, num_rows=NUM_ROWS) as publisher,
         spawned((follow_until_struck, (doomed, strikes, 4))) as of_doomed,
-        following(receiver_info(redis_url, run_id, "good", "broadcast")) as good,
+        following(plane.info("good", "broadcast")) as good,
     ):
-        versions = Versions(publisher, redis_client, run_id)
+        versions = Versions(publisher, plane.bulletin)
         pid = int(next_of(of_doomed, "doomed")[1])
         versions.wait_for_members("doomed", "good")
         for version in range(3):  # whole, and two deltas
@@ -233,27 +226,23 @@ def test_a_member_that_fails_in_mid_broadcast_costs_neither_the_learner_nor_the_
 
 
 @pytest.mark.parametrize("broadcast", [pytest.param(1, marks=pytest.mark.long), 2], ids=["whole", "delta"])
-def test_bytes_that_a_broadcast_spoils_are_refused_and_pulled(
-    broadcast: int, redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
+def test_bytes_that_a_broadcast_spoils_are_refused_and_pulled(broadcast: int, plane: Plane) -> None:
     def spoil(number: int, buffer: torch.Tensor) -> None:
         if number == broadcast:
             buffer[-100] ^= 1
 
     with (
-        publishing(redis_url, run_id, tmp_path, anchor_every=9, num_rows=NUM_ROWS) as publisher,
-        following(receiver_info(redis_url, run_id, "a", "broadcast"), after=spoil) as received,
+        plane.publishing(anchor_every=9, num_rows=NUM_ROWS) as publisher,
+        following(plane.info("a", "broadcast"), after=spoil) as received,
     ):
-        versions = Versions(publisher, redis_client, run_id)
+        versions = Versions(publisher, plane.bulletin)
         versions.wait_for_members("a")
         for version in range(3):
             reached(received, version, versions.publish())
             assert versions.group() == ["a"]
 
 
-def test_who_joins_in_mid_broadcast_pulls_that_version_and_takes_part_in_the_next(
-    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
+def test_who_joins_in_mid_broadcast_pulls_that_version_and_takes_part_in_the_next(plane: Plane) -> None:
     under_way, go_on = threading.Event(), threading.Event()
 
     def halt(number: int, buffer: torch.Tensor) -> None:
@@ -261,14 +250,14 @@ def test_who_joins_in_mid_broadcast_pulls_that_version_and_takes_part_in_the_nex
         assert go_on.wait(60)
 
     with (
-        publishing(redis_url, run_id, tmp_path, anchor_every=9, num_rows=NUM_ROWS, broadcast_timeout_s=60) as publisher,
-        following(receiver_info(redis_url, run_id, "first", "broadcast"), before=halt) as first,
+        plane.publishing(anchor_every=9, num_rows=NUM_ROWS, broadcast_timeout_s=60) as publisher,
+        following(plane.info("first", "broadcast"), before=halt) as first,
     ):
-        versions = Versions(publisher, redis_client, run_id)
+        versions = Versions(publisher, plane.bulletin)
         versions.wait_for_members("first")
         published = versions.publish()
         assert under_way.wait(60)
-        with following(receiver_info(redis_url, run_id, "newcomer", "broadcast")) as newcomer:
+        with following(plane.info("newcomer", "broadcast")) as newcomer:
             reached(newcomer, 0, published)
             assert first == {} and versions.group() == ["first"]
             go_on.set()
@@ -280,9 +269,7 @@ def test_who_joins_in_mid_broadcast_pulls_that_version_and_takes_part_in_the_nex
             assert versions.group() == ["first", "newcomer"]
 
 
-def test_a_publisher_killed_in_mid_send_is_replaced_and_its_version_arrives(
-    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
+def test_a_publisher_killed_in_mid_send_is_replaced_and_its_version_arrives(plane: Plane) -> None:
     under_way, go_on = threading.Event(), threading.Event()
 
     def halt(number: int, buffer: torch.Tensor) -> None:
@@ -291,10 +278,10 @@ def test_a_publisher_killed_in_mid_send_is_replaced_and_its_version_arrives(
             assert go_on.wait(60)
 
     with (
-        publishing(redis_url, run_id, tmp_path, anchor_every=9, num_rows=NUM_ROWS) as publisher,
-        following(receiver_info(redis_url, run_id, "a", "broadcast"), before=halt) as received,
+        plane.publishing(anchor_every=9, num_rows=NUM_ROWS) as publisher,
+        following(plane.info("a", "broadcast"), before=halt) as received,
     ):
-        versions = Versions(publisher, redis_client, run_id)
+        versions = Versions(publisher, plane.bulletin)
         versions.wait_for_members("a")
         for version in range(2):
             reached(received, version, versions.publish())
@@ -304,33 +291,31 @@ def test_a_publisher_killed_in_mid_send_is_replaced_and_its_version_arrives(
         go_on.set()
         wait_until(lambda: publisher.stats.num_restarts == 1, "the death to be noticed")
         reached(received, 2, published)
-        offer = versions.bulletin.latest()
-        assert offer is not None and offer.manifest.deltas == [], "a new process knows of no version before it"
+        offer = plane.offer()
+        assert offer.manifest.deltas == [], "a new process knows of no version before it"
         for version in (3, 4):
             reached(received, version, versions.publish())
             wait_until(lambda: versions.group() == ["a"], "the group of the new process")
-        offer = versions.bulletin.latest()
-        assert offer is not None and len(offer.manifest.deltas) == 2
+        offer = plane.offer()
+        assert len(offer.manifest.deltas) == 2
         assert max(versions.blocked_s[3:]) < SLACK * max(versions.blocked_s[:2]), "the learner waited"
 
 
-def test_a_learner_back_from_an_older_version_publishes_it_under_a_new_number_and_receivers_follow(
-    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
-    redis_client.set(keys.epoch_key(run_id), 1)
+def test_a_learner_back_at_an_older_version_publishes_it_under_a_new_number_and_receivers_follow(plane: Plane) -> None:
+    plane.client.set(keys.epoch_key(plane.run_id), 1)
     with (
-        publishing(redis_url, run_id, tmp_path, anchor_every=9, learner_epoch=1, num_rows=NUM_ROWS) as older,
-        following(receiver_info(redis_url, run_id, "near", "broadcast")) as near,
-        following(receiver_info(redis_url, run_id, "far", "pull")) as far,
+        plane.publishing(anchor_every=9, learner_epoch=1, num_rows=NUM_ROWS) as older,
+        following(plane.info("near", "broadcast")) as near,
+        following(plane.info("far", "pull")) as far,
     ):
-        versions = Versions(older, redis_client, run_id)
+        versions = Versions(older, plane.bulletin)
         versions.wait_for_members("near")
         for version in range(3):
             published = versions.publish()
             reached(near, version, published)
             reached(far, version, published)
-        redis_client.set(keys.epoch_key(run_id), 2)
-        with publishing(redis_url, run_id, tmp_path, anchor_every=9, learner_epoch=2, num_rows=NUM_ROWS) as newer:
+        plane.client.set(keys.epoch_key(plane.run_id), 2)
+        with plane.publishing(anchor_every=9, learner_epoch=2, num_rows=NUM_ROWS) as newer:
             again = nudged(weights(0, NUM_ROWS), seed=1)  # version 1, as its checkpoint holds it
             newer.publish(again, policy_version=3)
             reached(near, 3, flat_bytes(again))
@@ -350,20 +335,10 @@ def test_a_learner_back_from_an_older_version_publishes_it_under_a_new_number_an
             assert latest_version(versions.bulletin) == 4
 
 
-def test_a_publisher_whose_learner_is_gone_ends_in_order(redis_url: str, run_id: str) -> None:
+def test_a_publisher_whose_learner_is_gone_ends_in_order(plane: Plane) -> None:
     """Though it has something to say to it: that slots are free again."""
     entries = layout([("w", "float32", (4,))])
-    settings = PublisherSettings(
-        redis_url=redis_url,
-        run_id=run_id,
-        learner_epoch=0,
-        host="127.0.0.1",
-        chunk_bytes=1 << 20,
-        anchor_every=1,
-        broadcast_timeout_s=1.0,
-        device="cpu",
-        entries=entries,
-    )
+    settings = publisher_settings(plane.redis_url, plane.run_id, entries, broadcast_timeout_s=1.0)
     slots = [os.memfd_create(f"slot-{number}") for number in range(3)]
     for slot in slots:
         os.ftruncate(slot, buffer_bytes(entries))

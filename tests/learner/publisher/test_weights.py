@@ -7,11 +7,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import redis
 import torch
@@ -23,12 +26,14 @@ from slipstream.common.process.connection import connect
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.weights import Invitation, Manifest, Offer, TensorEntry, layout, sealed
 from slipstream.learner.publisher.broadcast_sender import backend_of
-from slipstream.learner.publisher.messages import Freed, PublisherSettings, Submitted
+from slipstream.learner.publisher.messages import Freed, Submitted
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.publisher.shelf import Shelf
-from slipstream.replay.fleet.bulletin import Acknowledgement, BroadcastGroup, Bulletin
+from slipstream.replay.fleet.bulletin import Acknowledgement, Bulletin
 from slipstream.replay.records import keys
 from slipstream.replay.records.keys import FencedOut
+from tests.learner.publisher.offers import publisher_settings
+from tests.replay.buffer.every_verb import GROUP
 
 CHUNK_BYTES = 64 << 10
 SPAWN = multiprocessing.get_context("spawn")
@@ -60,18 +65,10 @@ def flat_bytes(tensors: Tensors) -> bytes:
     return flat
 
 
-def receiver_info(
-    redis_url: str, run_id: str, actor: str, transport: str, timeout_s: float = 30.0, *, disk: str = ""
-) -> ReceiverInfo:
-    return ReceiverInfo(
-        redis_url=redis_url,
-        run_id=run_id,
-        actor=actor,
-        transport=transport,
-        chunk_bytes=CHUNK_BYTES,
-        timeout_s=timeout_s,
-        disk=disk,
-    )
+def receiver_info(redis_url: str, run_id: str, actor: str, transport: str, **others: Any) -> ReceiverInfo:
+    usual = {"chunk_bytes": CHUNK_BYTES, "timeout_s": 30.0, "disk": ""}
+    place = {"redis_url": redis_url, "run_id": run_id, "actor": actor, "transport": transport}
+    return ReceiverInfo(**place, **(usual | others))
 
 
 def receive_all(info: ReceiverInfo, received: "Queue[Received]", *, gpu: Gpu | None = None) -> None:
@@ -111,34 +108,44 @@ def spawned(*targets: tuple[Callable[..., None], tuple[object, ...]]) -> Iterato
 
 @contextmanager
 def publishing(
-    redis_url: str,
-    run_id: str,
-    tmp_path: Path,
-    *,
-    learner_epoch: int = 0,
-    anchor_every: int = 1,
-    disk: str = "",
-    broadcast_timeout_s: float = 20.0,
-    num_rows: int = 1000,
-    device: str = "cpu",
+    redis_url: str, run_id: str, tmp_path: Path, *, num_rows: int = 1000, **settings: Any
 ) -> Iterator[Publisher]:
-    settings = PublisherSettings(
-        entries=entries_of(weights(0, num_rows)),
-        redis_url=redis_url,
-        run_id=run_id,
-        learner_epoch=learner_epoch,
-        host="127.0.0.1",
-        chunk_bytes=CHUNK_BYTES,
-        anchor_every=anchor_every,
-        disk=disk,
-        broadcast_timeout_s=broadcast_timeout_s,
-        device=device,
+    entries = entries_of(weights(0, num_rows))
+    publisher = Publisher(
+        publisher_settings(redis_url, run_id, entries, **settings), log_path=tmp_path / "publisher.log"
     )
-    publisher = Publisher(settings, log_path=tmp_path / "publisher.log")
     try:
         yield publisher
     finally:
         publisher.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """What travels between the publishers and the receivers of one run."""
+
+    redis_url: str
+    client: redis.Redis
+    run_id: str
+    folder: Path
+
+    @property
+    def bulletin(self) -> Bulletin:
+        return Bulletin(self.client, self.run_id)
+
+    def publishing(self, **named: Any) -> AbstractContextManager[Publisher]:
+        return publishing(self.redis_url, self.run_id, self.folder, **named)
+
+    def info(self, actor: str, transport: str, **named: Any) -> ReceiverInfo:
+        return receiver_info(self.redis_url, self.run_id, actor, transport, **named)
+
+    def offer(self, *, board: str = "latest") -> Offer:
+        """The newest one."""
+        return self.bulletin.latest(board=board)
+
+    def wait_for(self, version: int) -> None:
+        bulletin = self.bulletin
+        wait_until(lambda: latest_version(bulletin) == version, f"version {version}")
 
 
 def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
@@ -175,21 +182,19 @@ def test_a_group_uses_nccl_only_if_each_member_has_a_gpu_of_its_own(devices: tup
     assert backend_of(devices) == backend
 
 
-def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(
-    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path, device: torch.device
-) -> None:
+def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(device: torch.device, plane: Plane) -> None:
     """Learner and actors share a GPU if there is one: NCCL refuses that, so broadcasts go over gloo."""
     gpu = None
     if device.type == "cuda":
         gpu = Gpu(uuid=str(torch.cuda.get_device_properties(device).uuid), device=device)
     infos = [
-        receiver_info(redis_url, run_id, "near0", "broadcast"),
-        receiver_info(redis_url, run_id, "near1", "broadcast"),
-        receiver_info(redis_url, run_id, "far", "pull"),
+        plane.info("near0", "broadcast"),
+        plane.info("near1", "broadcast"),
+        plane.info("far", "pull"),
     ]
     with (
         spawned(*((partial(receive_all, gpu=gpu), (info,)) for info in infos)) as received,
-        publishing(redis_url, run_id, tmp_path, device=str(device)) as publisher,
+        plane.publishing(device=str(device)) as publisher,
     ):
         for version in (1, 2):
             version_on_device = [(name, tensor.to(device)) for name, tensor in weights(version)]
@@ -199,7 +204,7 @@ def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(
         wait_until(lambda: publisher.stats.announced_version == 2, "the report of both versions")
         wait_until(lambda: publisher.stats.num_broadcasts == 2, "the report of both broadcasts")
         assert publisher.stats.num_receivers == 2
-        sealed_groups = [Bulletin(redis_client, run_id).sealed_group(number) for number in (1, 2)]
+        sealed_groups = [plane.bulletin.sealed_group(number) for number in (1, 2)]
         assert [group and group.number for group in sealed_groups] == [1, 1], "the group is used again"
 
         with pytest.raises(ValueError, match=r"missing: \['embed'\]"):
@@ -209,10 +214,10 @@ def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(
         with pytest.raises(ValueError, match=r"norm is torch.float32 \[97\]; the layout has torch.bfloat16 \[97\]"):
             publisher.publish([("norm", torch.zeros(97))], policy_version=3)
         publisher.publish(weights(4), policy_version=4)
-        wait_until(lambda: latest_version(Bulletin(redis_client, run_id)) == 4, "a version after those refused")
+        plane.wait_for(4)
 
 
-def test_the_learner_holds_one_tensor_while_it_publishes(redis_url: str, run_id: str, tmp_path: Path) -> None:
+def test_the_learner_holds_one_tensor_while_it_publishes(plane: Plane) -> None:
     alive: list[weakref.ref[torch.Tensor]] = []
     most_alive = 0
 
@@ -225,30 +230,26 @@ def test_the_learner_holds_one_tensor_while_it_publishes(redis_url: str, run_id:
             yield name, whole
             del whole
 
-    with publishing(redis_url, run_id, tmp_path) as publisher:
+    with plane.publishing() as publisher:
         publisher.publish(gathered(), policy_version=1)
     assert len(alive) == 5
     assert most_alive == 0, "a tensor was alive when the next was gathered"
 
 
-def test_a_publisher_that_dies_while_the_learner_waits_for_actors_is_replaced(
-    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
-    bulletin = Bulletin(redis_client, run_id)
-    with publishing(redis_url, run_id, tmp_path) as publisher:
+def test_a_publisher_that_dies_while_the_learner_waits_for_actors_is_replaced(plane: Plane) -> None:
+    with plane.publishing() as publisher:
         first = publisher.pid
         publisher.publish(weights(1), policy_version=1)
         os.kill(first, signal.SIGKILL)  # before it could announce anything: it imports torch for seconds
         wait_until(lambda: publisher.pid != first, "another process")
-        wait_until(lambda: latest_version(bulletin) == 1, "version 1")
+        plane.wait_for(1)
         second = publisher.pid
         os.kill(second, signal.SIGKILL)
         publisher.publish(weights(2), policy_version=2)  # before its death is noticed
-        wait_until(lambda: latest_version(bulletin) == 2, "version 2")
+        plane.wait_for(2)
         assert publisher.pid != second and publisher.stats.num_restarts == 2
-        with closing(Receiver(receiver_info(redis_url, run_id, "a", "pull"))) as receiver:
-            assert (offer := bulletin.latest()) is not None
-            assert bytes(receiver.receive(offer).numpy()) == flat_bytes(weights(2))
+        with closing(Receiver(plane.info("a", "pull"))) as receiver:
+            assert bytes(receiver.receive(plane.offer()).numpy()) == flat_bytes(weights(2))
     assert "slipstream-weights" not in Path("/proc/self/maps").read_text()
 
 
@@ -260,9 +261,9 @@ def publish_and_wait(redis_url: str, run_id: str, tmp_path: Path, pids: "Queue[i
         time.sleep(600)
 
 
-def test_a_killed_learner_takes_its_publisher_process_along(redis_url: str, run_id: str, tmp_path: Path) -> None:
+def test_a_killed_learner_takes_its_publisher_process_along(plane: Plane) -> None:
     pids: Queue[int] = SPAWN.Queue()
-    learner = SPAWN.Process(target=publish_and_wait, args=(redis_url, run_id, tmp_path, pids))
+    learner = SPAWN.Process(target=publish_and_wait, args=(plane.redis_url, plane.run_id, plane.folder, pids))
     learner.start()
     publisher_pid = pids.get(timeout=90)
     learner.kill()
@@ -285,8 +286,8 @@ def announce(
     bulletin.announce(Offer(manifest=manifest, pull_endpoint=endpoint))
 
 
-def test_latest_moves_forward_only(redis_client: redis.Redis, run_id: str) -> None:
-    bulletin = Bulletin(redis_client, run_id)
+def test_latest_moves_forward_only(plane: Plane) -> None:
+    bulletin = plane.bulletin
     assert bulletin.latest() is None
     announce(bulletin, 5, policy_version=5)
     with pytest.raises(FencedOut, match="version 5 is on offer already, and version 4 is not newer"):
@@ -296,16 +297,16 @@ def test_latest_moves_forward_only(redis_client: redis.Redis, run_id: str) -> No
     announce(
         bulletin, 5, policy_version=5, learner_epoch=2, endpoint="tcp://127.0.0.1:2"
     )  # the same bytes at a new address
-    offer = bulletin.latest()
-    assert offer is not None and offer.pull_endpoint == "tcp://127.0.0.1:2"
-    redis_client.set(keys.epoch_key(run_id), 3)
+    offer = plane.offer()
+    assert offer.pull_endpoint == "tcp://127.0.0.1:2"
+    plane.client.set(keys.epoch_key(plane.run_id), 3)
     with pytest.raises(FencedOut, match="epoch 3 has taken over from epoch 2"):
         announce(bulletin, 6, policy_version=6, learner_epoch=2)
     assert latest_version(bulletin) == 5
 
 
-def test_an_actor_gets_an_offer_as_soon_as_it_is_announced(redis_client: redis.Redis, run_id: str) -> None:
-    bulletin = Bulletin(redis_client, run_id)
+def test_an_actor_gets_an_offer_as_soon_as_it_is_announced(plane: Plane) -> None:
+    bulletin = plane.bulletin
     assert bulletin.later(-1, wait_s=0.01) is None
     with ThreadPoolExecutor(1) as executor:
         for version in (0, 7):
@@ -318,12 +319,12 @@ def test_an_actor_gets_an_offer_as_soon_as_it_is_announced(redis_client: redis.R
 
 
 @pytest.mark.parametrize("damaged", ["stream", "offer"])
-def test_an_actor_does_not_ask_at_once_again_for_a_damaged_offer(
-    redis_client: redis.Redis, run_id: str, damaged: str
-) -> None:
-    bulletin = Bulletin(redis_client, run_id)
+def test_an_actor_does_not_ask_at_once_again_for_a_damaged_offer(damaged: str, plane: Plane) -> None:
+    bulletin = plane.bulletin
     announce(bulletin, 5, policy_version=5)
-    redis_client.set(keys.key(run_id, "weights", "latest", *(["versions"] if damaged == "stream" else [])), "garbage")
+    plane.client.set(
+        keys.key(plane.run_id, "weights", "latest", *(["versions"] if damaged == "stream" else [])), "garbage"
+    )
     begun = time.monotonic()
     assert bulletin.later(5 if damaged == "stream" else 4, wait_s=0.2) is None
     assert time.monotonic() - begun >= 0.2
@@ -332,24 +333,22 @@ def test_an_actor_does_not_ask_at_once_again_for_a_damaged_offer(
     assert offer is not None and offer.pull_endpoint == "tcp://127.0.0.1:2"
 
 
-def test_an_offer_that_the_server_lost_before_it_was_announced_is_not_announced(
-    redis_client: redis.Redis, run_id: str
-) -> None:
+def test_an_offer_that_the_server_lost_before_it_was_announced_is_not_announced(plane: Plane) -> None:
     """As a replica that took over in between."""
-    bulletin = Bulletin(redis_client, run_id)
+    bulletin = plane.bulletin
     names = [
-        keys.epoch_key(run_id),
-        *(keys.key(run_id, "weights", part) for part in ("version", "latest", "lost", "number")),
+        keys.epoch_key(plane.run_id),
+        *(keys.key(plane.run_id, "weights", part) for part in ("version", "latest", "lost", "number")),
     ]
     with pytest.raises(redis.ResponseError, match="the staged offer of version 1 is missing"):
         bulletin._announce(keys=names, args=[1, 1, "root"])
     assert bulletin.latest() is None
 
 
-def test_an_acknowledgement_has_a_time_to_live_from_the_start(redis_url: str, run_id: str) -> None:
-    with connect(redis_url) as client:
+def test_an_acknowledgement_has_a_time_to_live_from_the_start(plane: Plane) -> None:
+    with connect(plane.redis_url) as client:
         commands: list[str] = []
-        bulletin = Bulletin(client, run_id)
+        bulletin = Bulletin(client, plane.run_id)
         with client.monitor() as monitor:  # type: ignore[no-untyped-call]
             bulletin.acknowledge(7, "a", Acknowledgement(held_group=0, device="cpu", root=""))
             while not commands or commands[-1] != "EXEC":
@@ -357,8 +356,8 @@ def test_an_acknowledgement_has_a_time_to_live_from_the_start(redis_url: str, ru
         assert commands[-4:] == ["MULTI", "HSET", "EXPIRE", "EXEC"]
 
 
-def test_a_member_that_leaves_or_falls_silent_is_not_invited(redis_client: redis.Redis, run_id: str) -> None:
-    bulletin = Bulletin(redis_client, run_id)
+def test_a_member_that_leaves_or_falls_silent_is_not_invited(plane: Plane) -> None:
+    bulletin = plane.bulletin
     bulletin.join_broadcast("silent", ttl_s=1.5)
     bulletin.join_broadcast("leaving", ttl_s=60)
     bulletin.join_broadcast("staying", ttl_s=60)
@@ -373,22 +372,13 @@ def nowhere(blob: Blob) -> Place:
 
 def seal(bulletin: Bulletin, invitation: Invitation, *, host: str, actor: str) -> None:
     """Seal a group of `actor` alone, whose learner is at `host`."""
-    group = BroadcastGroup(
-        number=invitation.number,
-        backend="gloo",
-        host=host,
-        actors=[actor],
-        blob=Blob(root="root", num_bytes=1),
-        chunk_bytes=CHUNK_BYTES,
-        deadline_s=1.0,
-        stall_s=1.0,
-    )
+    group = msgspec.structs.replace(GROUP, number=invitation.number, host=host, actors=[actor])
     bulletin.seal(invitation.number, group)
 
 
-def test_an_invitation_is_good_for_one_attempt(redis_client: redis.Redis, run_id: str) -> None:
-    bulletin = Bulletin(redis_client, run_id)
-    member = BroadcastMember(redis_client, run_id, "a", secret=b"")
+def test_an_invitation_is_good_for_one_attempt(plane: Plane) -> None:
+    bulletin = plane.bulletin
+    member = BroadcastMember(plane.client, plane.run_id, "a", secret=b"")
     invitation = Invitation(number=bulletin.next_invitation(), actors=["a", "b"])
     seal(bulletin, invitation, host="127.0.0.1", actor="b")
     with pytest.raises(BroadcastMissed, match="sealed without a"):
@@ -399,10 +389,10 @@ def test_an_invitation_is_good_for_one_attempt(redis_client: redis.Redis, run_id
     assert bulletin.broadcast_members() == []
 
 
-def test_an_actor_without_a_route_to_the_publisher_misses_the_broadcast(redis_client: redis.Redis, run_id: str) -> None:
+def test_an_actor_without_a_route_to_the_publisher_misses_the_broadcast(plane: Plane) -> None:
     """And pulls, perhaps from a relay. Any other error would count as weights that do not fit."""
-    bulletin = Bulletin(redis_client, run_id)
-    member = BroadcastMember(redis_client, run_id, "a", secret=b"")
+    bulletin = plane.bulletin
+    member = BroadcastMember(plane.client, plane.run_id, "a", secret=b"")
     invitation = Invitation(number=bulletin.next_invitation(), actors=["a"])
     seal(bulletin, invitation, host="no-such-host.invalid", actor="a")
     with pytest.raises(BroadcastMissed, match=rf"group {invitation.number} failed: "):

@@ -53,9 +53,7 @@ def test_a_pull_under_a_key_takes_nothing_from_a_server_without_it(monkeypatch: 
         member.puller.close()
 
 
-def test_a_key_comes_from_the_environment_or_a_file_and_is_never_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_of_the_environment_or_a_file_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "")  # what is set below is undone at the end
     assert key_from_environment() is None
     (tmp_path / "key").write_text(new_secret() + "\n")

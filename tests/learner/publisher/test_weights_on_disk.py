@@ -9,7 +9,6 @@ from typing import Any
 
 import fsspec
 import pytest
-import redis
 from fsspec.implementations.memory import MemoryFileSystem
 
 from slipstream.actors.weights.receive import Receiver
@@ -24,15 +23,7 @@ from slipstream.replay.records import keys
 from slipstream.replay.records.keys import FencedOut
 from tests.full_disk import largest_file
 from tests.learner.publisher.test_weight_deltas import nudged_versions
-from tests.learner.publisher.test_weights import (
-    flat_bytes,
-    latest_version,
-    manifest_of,
-    publishing,
-    receiver_info,
-    wait_until,
-    weights,
-)
+from tests.learner.publisher.test_weights import Plane, flat_bytes, manifest_of, receiver_info, wait_until, weights
 
 
 def files(folder: Path, run_id: str) -> set[str]:
@@ -62,18 +53,15 @@ def stored(bulletin: Bulletin, version: int) -> Offer:
 
     wait_until(lambda: newest() == version, f"version {version} on disk")
     offer = bulletin.latest(board="stored")
-    assert offer is not None
     return offer
 
 
-def test_a_reader_has_every_version_from_disk_alone_and_old_blobs_go(
-    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
-    bulletin, disk, versions = Bulletin(redis_client, run_id), tmp_path / "disk", nudged_versions(6)
+def test_a_reader_has_every_version_from_disk_alone_and_old_blobs_go(plane: Plane) -> None:
+    bulletin, disk, versions = plane.bulletin, plane.folder / "disk", nudged_versions(6)
     with (
-        publishing(redis_url, run_id, tmp_path, anchor_every=2, disk=f"file://{disk}") as publisher,
-        a_reader(run_id, disk) as reader,
-        a_reader(run_id, disk) as newcomer,
+        plane.publishing(anchor_every=2, disk=f"file://{disk}") as publisher,
+        a_reader(plane.run_id, disk) as reader,
+        a_reader(plane.run_id, disk) as newcomer,
     ):
         before: set[str] = set()
         for version, tensors in enumerate(versions):
@@ -81,33 +69,31 @@ def test_a_reader_has_every_version_from_disk_alone_and_old_blobs_go(
             offer = stored(bulletin, version)
             assert bytes(reader.receive(offer).numpy()) == flat_bytes(tensors)
             here = roots(offer.manifest)
-            wait_until(lambda expected=here | before: files(disk, run_id) == expected, "older blobs to go")
+            wait_until(lambda expected=here | before: files(disk, plane.run_id) == expected, "older blobs to go")
             before = here
         assert offer.manifest.anchor is not None and len(offer.manifest.deltas) == 3
         assert bytes(newcomer.receive(offer).numpy()) == flat_bytes(versions[-1])
 
 
-def test_what_an_ended_publisher_left_on_disk_goes_and_its_version_is_there_again(
-    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
-    bulletin, disk = Bulletin(redis_client, run_id), tmp_path / "disk"
-    (disk / run_id).mkdir(parents=True)
-    (disk / run_id / ("0" * 32)).write_bytes(b"half a blob")
-    with publishing(redis_url, run_id, tmp_path, disk=str(disk)) as publisher, a_reader(run_id, disk) as reader:
+def test_what_an_ended_publisher_left_on_disk_goes_and_its_version_is_there_again(plane: Plane) -> None:
+    bulletin, disk = plane.bulletin, plane.folder / "disk"
+    (disk / plane.run_id).mkdir(parents=True)
+    (disk / plane.run_id / ("0" * 32)).write_bytes(b"half a blob")
+    with plane.publishing(disk=str(disk)) as publisher, a_reader(plane.run_id, disk) as reader:
         publisher.publish(weights(1), policy_version=1)
         manifest = stored(bulletin, 1).manifest
-        wait_until(lambda: files(disk, run_id) == {manifest.root}, "what was left there to go")
-        (disk / run_id / manifest.root).write_bytes(b"truncated")
+        wait_until(lambda: files(disk, plane.run_id) == {manifest.root}, "what was left there to go")
+        (disk / plane.run_id / manifest.root).write_bytes(b"truncated")
         with pytest.raises(WeightsRefused, match="is incomplete: it has 9 of"):
             reader.receive(stored(bulletin, 1))
-        (disk / run_id / manifest.root).write_bytes(bytes(manifest.num_bytes))
+        (disk / plane.run_id / manifest.root).write_bytes(bytes(manifest.num_bytes))
         with pytest.raises(WeightsRefused, match="embed does not match its hash"):
             reader.receive(stored(bulletin, 1))
         os.kill(publisher.pid, signal.SIGKILL)
         wait_until(lambda: publisher.stats.num_restarts == 1, "the death to be noticed")
 
         def readable() -> bool:
-            return (disk / run_id / manifest.root).read_bytes() == flat_bytes(weights(1))
+            return (disk / plane.run_id / manifest.root).read_bytes() == flat_bytes(weights(1))
 
         wait_until(readable, "version 1 again")
         assert bytes(reader.receive(stored(bulletin, 1)).numpy()) == flat_bytes(weights(1))
@@ -127,27 +113,23 @@ def test_what_is_no_blob_stays_where_it_is(tmp_path: Path) -> None:
     assert files(tmp_path, "run") == {"checkpoints", "metrics.jsonl", new.root}
 
 
-def test_a_disk_that_cannot_be_written_blocks_nothing_and_is_tried_again(
-    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
-) -> None:
-    bulletin, disk = Bulletin(redis_client, run_id), tmp_path / "disk"
+def test_a_disk_that_cannot_be_written_blocks_nothing_and_is_tried_again(plane: Plane) -> None:
+    bulletin, disk = plane.bulletin, plane.folder / "disk"
     disk.write_text("a file, not a folder")
-    with publishing(redis_url, run_id, tmp_path, disk=str(disk)) as publisher:
+    with plane.publishing(disk=str(disk)) as publisher:
         for version in (1, 2):
             publisher.publish(weights(version), policy_version=version)
-            wait_until(lambda expected=version: latest_version(bulletin) == expected, f"version {version} by pull")
+            plane.wait_for(version)
         wait_until(
-            lambda: "could not write version" in (tmp_path / "publisher.log").read_text(), "the failure in the log"
+            lambda: "could not write version" in (plane.folder / "publisher.log").read_text(), "the failure in the log"
         )
         assert bulletin.latest(board="stored") is None
         disk.unlink()
         assert stored(bulletin, 2).manifest == bulletin.latest().manifest  # type: ignore[union-attr]
 
 
-def test_what_is_on_disk_moves_forward_only_and_for_the_newest_learner_only(
-    redis_client: redis.Redis, run_id: str
-) -> None:
-    bulletin = Bulletin(redis_client, run_id)
+def test_what_is_on_disk_moves_forward_only_and_for_the_newest_learner_only(plane: Plane) -> None:
+    bulletin = plane.bulletin
 
     def announce(version: int, *, learner_epoch: int) -> None:
         manifest = manifest_of(weights(version), policy_version=version, learner_epoch=learner_epoch)
@@ -157,7 +139,7 @@ def test_what_is_on_disk_moves_forward_only_and_for_the_newest_learner_only(
     assert bulletin.latest() is None, "the boards are two"
     with pytest.raises(FencedOut, match="4 is not newer"):
         announce(4, learner_epoch=1)
-    redis_client.set(keys.epoch_key(run_id), 2)
+    plane.client.set(keys.epoch_key(plane.run_id), 2)
     with pytest.raises(FencedOut, match="epoch 2 has taken over"):
         announce(6, learner_epoch=1)
     assert stored(bulletin, 5).manifest.learner_epoch == 1
@@ -192,15 +174,6 @@ def test_whatever_a_kind_of_store_raises_is_an_error_of_the_store() -> None:
         store.keep(set())
 
 
-def test_what_the_chunks_raise_is_no_error_of_the_store(tmp_path: Path) -> None:
-    def chunks() -> Iterator[bytes]:
-        yield b"x"
-        raise BlobGone("a newer one is served")
-
-    with pytest.raises(BlobGone):
-        run_store(str(tmp_path), "run").write(Blob(root="0" * 32, num_bytes=2), chunks())
-
-
 @pytest.mark.parametrize("raises", [BlobGone, StoreError])
 def test_of_a_blob_that_could_not_be_written_whole_no_part_stays(tmp_path: Path, raises: type[Exception]) -> None:
     """Otherwise a store that is slower than the learner, or full, would take one more part with each version."""
@@ -223,13 +196,11 @@ def test_a_full_disk_keeps_no_part_of_a_blob(tmp_path: Path) -> None:
     assert files(tmp_path, "run") == set()
 
 
-def test_a_url_that_nothing_here_can_reach_is_refused_by_the_learner(
-    redis_url: str, run_id: str, tmp_path: Path
-) -> None:
+def test_a_url_that_nothing_here_can_reach_is_refused_by_the_learner(plane: Plane) -> None:
     with pytest.raises(ConfigError, match=r"`weights\.disk` nosuch://bucket"):
         BlobStore("nosuch://bucket")
     with (
         pytest.raises(ConfigError, match=r"`weights\.disk` nosuch://bucket"),
-        publishing(redis_url, run_id, tmp_path, disk="nosuch://bucket"),
+        plane.publishing(disk="nosuch://bucket"),
     ):
         pass
