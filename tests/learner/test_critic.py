@@ -23,7 +23,7 @@ from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics
 from tests.learner.even_game import load_player, play, save, train
-from tests.tools.run.tiny_model import random_sequence, save_tiny_model
+from tests.tools.run.tiny_model import random_sequence
 
 PPO = [
     "objective.advantage=gae",
@@ -35,11 +35,6 @@ PPO = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
-
-
 def config_of(folder: Path, critic: str, *overrides: str) -> Config:
     return load_config(None, [f"model.path={folder}", *PPO, f"objective.critic={critic}", *overrides])
 
@@ -49,7 +44,6 @@ def policy_of(learner: Learner) -> dict[str, Tensor]:
 
 
 def critic_of(learner: Learner) -> dict[str, Tensor]:
-    assert learner.critic is not None
     policy_of(learner)  # which puts a shared trunk's shards back
     return {name: parameter.detach().full_tensor().clone() for name, parameter in critic_shards(learner.critic)}
 
@@ -61,9 +55,9 @@ def are_equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize(("critic", "critic_lr"), [("own", 3e-3), ("shared", 2e-2)])
 def test_ppo_learns_a_simple_game_and_its_critic_what_it_is_worth(
-    model_folder: Path, tmp_path: Path, ranks: Ranks, critic: str, critic_lr: float
+    tiny: Path, tmp_path: Path, ranks: Ranks, critic: str, critic_lr: float
 ) -> None:
-    learner, player = load_player(config_of(model_folder, critic, f"optim.critic_lr={critic_lr}"), tmp_path, ranks)
+    learner, player = load_player(config_of(tiny, critic, f"optim.critic_lr={critic_lr}"), tmp_path, ranks)
     metrics, rewards = train(learner, player, steps=12)
     values = [step.values for step in metrics if step.values is not None]
     assert np.mean(rewards[:2]) < 2.6 < 3.0 < np.mean(rewards[-2:])  # of 4, when every token is even
@@ -74,10 +68,8 @@ def test_ppo_learns_a_simple_game_and_its_critic_what_it_is_worth(
 
 
 @pytest.mark.parametrize("critic", ["own", "shared"])
-def test_during_the_critics_warm_up_the_policy_stays_and_versions_increase(
-    model_folder: Path, tmp_path: Path, ranks: Ranks, critic: str
-) -> None:
-    config = config_of(model_folder, critic, "objective.critic_warmup_steps=2", "optim.schedule=linear")
+def test_in_the_critics_warm_up_the_policy_stays(tiny: Path, tmp_path: Path, ranks: Ranks, critic: str) -> None:
+    config = config_of(tiny, critic, "objective.critic_warmup_steps=2", "optim.schedule=linear")
     learner, player = load_player(config, tmp_path, ranks)
     policy, value = policy_of(learner), critic_of(learner)
     metrics, _ = train(learner, player, steps=2)
@@ -91,8 +83,8 @@ def test_during_the_critics_warm_up_the_policy_stays_and_versions_increase(
 
 
 @pytest.mark.parametrize("critic", ["own", "shared"])
-def test_a_resumed_learner_reaches_the_same_bits(model_folder: Path, tmp_path: Path, ranks: Ranks, critic: str) -> None:
-    config = config_of(model_folder, critic, "optim.schedule=linear", "objective.critic_warmup_steps=1")
+def test_a_resumed_learner_reaches_the_same_bits(tiny: Path, tmp_path: Path, ranks: Ranks, critic: str) -> None:
+    config = config_of(tiny, critic, "optim.schedule=linear", "objective.critic_warmup_steps=1")
     learner, player = load_player(config, tmp_path, ranks)
     train(learner, player, steps=2)
     save(learner)
@@ -102,7 +94,6 @@ def test_a_resumed_learner_reaches_the_same_bits(model_folder: Path, tmp_path: P
     train(resumed, player, steps=2)
     assert are_equal(policy_of(resumed), policy_of(learner))
     assert are_equal(critic_of(resumed), critic_of(learner))
-    assert learner.critic is not None and resumed.critic is not None
     assert resumed.critic.scale == learner.critic.scale != ReturnScale()
     assert resumed.critic.schedule.last_epoch == 4
 
@@ -123,10 +114,10 @@ def hotter(batch: Batch) -> Batch:
 
 
 def test_a_step_that_the_guard_refuses_leaves_the_critic_alone(
-    model_folder: Path, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.learner.objective.guard.MAX_RATIO", 1.0000000001)
-    config = config_of(model_folder, "own")
+    config = config_of(tiny, "own")
     learner, player = load_player(config, tmp_path, ranks)
     policy, value = policy_of(learner), critic_of(learner)
     step = train_on(learner, hotter(play(learner, player)), Clock(ranks.device))
@@ -136,10 +127,8 @@ def test_a_step_that_the_guard_refuses_leaves_the_critic_alone(
     assert learner.critic.schedule.last_epoch == 0
 
 
-def test_a_critics_gradient_that_is_not_finite_skips_the_policys_step_as_well(
-    model_folder: Path, tmp_path: Path, ranks: Ranks
-) -> None:
-    config = config_of(model_folder, "own", "objective.guard=false")
+def test_a_critics_gradient_that_is_not_finite_skips_the_policys_step(tiny: Path, tmp_path: Path, ranks: Ranks) -> None:
+    config = config_of(tiny, "own", "objective.guard=false")
     learner, _ = load_player(config, tmp_path, ranks)
     policy, value = policy_of(learner), critic_of(learner)
 
@@ -160,8 +149,8 @@ def test_a_critics_gradient_that_is_not_finite_skips_the_policys_step_as_well(
     assert not are_equal(policy_of(learner), policy) and not are_equal(critic_of(learner), value)
 
 
-def test_values_return_to_their_tokens_for_any_packing(model_folder: Path, tmp_path: Path, ranks: Ranks) -> None:
-    learner, player = load_player(config_of(model_folder, "own"), tmp_path, ranks)
+def test_values_return_to_their_tokens_for_any_packing(tiny: Path, tmp_path: Path, ranks: Ranks) -> None:
+    learner, player = load_player(config_of(tiny, "own"), tmp_path, ranks)
     train(learner, player, steps=2)  # until then every value is 0
     trajectories = [t for group in play(learner, player).groups for t in group.trajectories]
     sequences = [s for n, t in enumerate(trajectories) for s in sequences_of(t, advantage=0.0) if n % 3]
@@ -176,7 +165,6 @@ def test_values_return_to_their_tokens_for_any_packing(model_folder: Path, tmp_p
             objective=learner.config.objective,
             micro_batch_tokens=micro_batch_tokens,
         ).values
-        assert found is not None
         return found
 
     alone = np.concatenate([values([sequence], 7) for sequence in sequences])

@@ -121,7 +121,6 @@ def resume(model_folder: Path, begun: Path, out: Path, *, ranks: Ranks) -> None:
     optimizer = make_optimizer(model, config=OPTIM)
     schedule = make_schedule(optimizer, config=OPTIM, num_steps=len(STEPS))
     newest = latest_checkpoint(begun / "checkpoints")
-    assert newest is not None
     load(newest, model=model, optimizer=optimizer, schedule=schedule)
     for step in (1, 2):
         one_step(step, model, optimizer, schedule, ranks)

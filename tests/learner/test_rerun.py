@@ -128,9 +128,7 @@ def refusal(run: Run, name: str, *settings: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_a_run_of_two_ranks_is_trained_again_by_two_to_the_same_bits(
-    redis_server: Server, run_id: str, tmp_path: Path
-) -> None:
+def test_a_run_of_two_ranks_trains_again_to_the_same_bits(redis_server: Server, run_id: str, tmp_path: Path) -> None:
     settings = [*SETTINGS, "learner.ranks=2", "redis.shards=['']", "learner.steps=4"]  # each rank claims from a shard
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         it_stops_before_a_step_that_it_cannot_archive(run)

@@ -49,38 +49,31 @@ COMPILED = {  # on a GPU; `test_compiler` has the CPU's
 NUM_STEPS = 3  # by the last, critic, proximal policy, reference and adapters differ from what they began as
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_step_with_shared_prefixes_has_the_loss_and_the_gradient_of_separate_sequences(
-    name: str, folder: Path, tmp_path: Path, ranks: Ranks, device: torch.device
+    name: str, tiny: Path, tmp_path: Path, ranks: Ranks, device: torch.device
 ) -> None:
     """On a GPU, where no kernel shares keys in float32, a step of separate ones has those of the CPU."""
     on_gpu = device.type == "cuda"
-    num_computed, num_apart = compare_steps(
-        OBJECTIVES[name], folder, tmp_path, ranks, max_error=1e-3 if on_gpu else 1e-5
-    )
+    num_computed, num_apart = compare_steps(OBJECTIVES[name], tiny, tmp_path, ranks, max_error=1e-3 if on_gpu else 1e-5)
     assert num_computed == num_apart if on_gpu else num_computed < 0.8 * num_apart
 
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_step_of_compiled_layers_on_a_gpu_has_the_loss_and_the_gradient_of_the_cpu(
-    name: str, folder: Path, tmp_path: Path, ranks: Ranks, gpu: torch.device
+    name: str, tiny: Path, tmp_path: Path, ranks: Ranks, gpu: torch.device
 ) -> None:
-    compare_steps(COMPILED[name], folder, tmp_path, ranks, max_error=1e-3)
+    compare_steps(COMPILED[name], tiny, tmp_path, ranks, max_error=1e-3)
 
 
 def compare_steps(
-    objective: list[str], folder: Path, tmp_path: Path, ranks: Ranks, *, max_error: float
+    objective: list[str], tiny: Path, tmp_path: Path, ranks: Ranks, *, max_error: float
 ) -> tuple[int, int]:
     """Compare a step on the device, with shared prefixes if it can, with a plain one of separate sequences on the CPU.
 
     Return how many tokens each computed.
     """
-    settings = [f"model.path={folder}", "model.max_tokens=32", "sampling.max_turn_tokens=8", "optim.lr=1e-3"]
+    settings = [f"model.path={tiny}", "model.max_tokens=32", "sampling.max_turn_tokens=8", "optim.lr=1e-3"]
     settings += ["model.dtype=float32", "learner.micro_batch_tokens=512", *objective]
     plainly = ["learner.compile=false", "learner.cpu_offload=false"]
     learner, _ = load_player(load_config(None, settings), tmp_path / "shared", ranks)
@@ -139,9 +132,9 @@ def in_order(packed: Packed, numbers: Tensor) -> dict[bytes, Tensor]:
     return {each.numpy().tobytes(): part for each, part in zip(tokens, parts, strict=True)}
 
 
-def test_a_trained_token_of_a_shared_prefix_counts_in_every_sequence_that_has_it(folder: Path, ranks: Ranks) -> None:
+def test_a_trained_token_of_a_shared_prefix_counts_in_every_sequence_that_has_it(tiny: Path, ranks: Ranks) -> None:
     """By each alone; its weight is another in every sequence."""
-    model = load_model(folder, ranks=ranks, settings=FLOAT32)
+    model = load_model(tiny, ranks=ranks, settings=FLOAT32)
     branches = a_tree(seed=1)
     packed = pack(branches, share_prefixes=True)
     assert sum(packed.computed_lengths) == sum(packed.lengths) - 4 * 3 - 4
@@ -173,8 +166,8 @@ def test_a_sliding_window_reaches_into_the_shared_prefix(window: int, tmp_path: 
     torch.testing.assert_close(found[False][1], found[True][1], rtol=1e-5, atol=1e-4)
 
 
-def test_a_reward_model_scores_the_ends_of_conversations_that_begin_alike(folder: Path, ranks: Ranks) -> None:
-    model = load_kind(RewardModel, folder, ranks=ranks, settings=FLOAT32)
+def test_a_reward_model_scores_the_ends_of_conversations_that_begin_alike(tiny: Path, ranks: Ranks) -> None:
+    model = load_kind(RewardModel, tiny, ranks=ranks, settings=FLOAT32)
     torch.nn.init.ones_(model.score.weight.to_local())
     ends = [
         dataclasses.replace(each, loss_mask=np.arange(each.num_tokens) == each.num_tokens - 1) for each in a_tree(3)
@@ -185,8 +178,8 @@ def test_a_reward_model_scores_the_ends_of_conversations_that_begin_alike(folder
     assert len({round(float(score), 3) for score in apart.values()}) == 4
 
 
-def test_bfloat16_differs_by_rounding_alone(folder: Path, ranks: Ranks, device: torch.device) -> None:
-    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
+def test_bfloat16_differs_by_rounding_alone(tiny: Path, ranks: Ranks, device: torch.device) -> None:
+    model = load_model(tiny, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
     found = []
     for share_prefixes in (True, False):
         packed = pack(a_tree(seed=1), share_prefixes=share_prefixes)
@@ -201,15 +194,15 @@ def test_bfloat16_differs_by_rounding_alone(folder: Path, ranks: Ranks, device: 
     assert relative_error(of_shared, of_apart) < 0.05
 
 
-def test_a_model_that_does_not_share_refuses_a_pack_that_does(folder: Path, ranks: Ranks) -> None:
-    model = load_model(folder, ranks=ranks, settings=FLOAT32)
+def test_a_model_that_does_not_share_refuses_a_pack_that_does(tiny: Path, ranks: Ranks) -> None:
+    model = load_model(tiny, ranks=ranks, settings=FLOAT32)
     model.shares_prefixes = False
     with pytest.raises(ValueError, match="cannot share prefixes: pack without share_prefixes"):
         model(pack(a_tree(seed=1), share_prefixes=True))
 
 
 def test_a_kernel_that_is_wrong_with_shared_keys_is_found_at_the_start_and_named(
-    folder: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one that aligns a sequence's queries with its first keys."""
     plain = F.scaled_dot_product_attention
@@ -220,7 +213,7 @@ def test_a_kernel_that_is_wrong_with_shared_keys_is_found_at_the_start_and_named
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", first_aligned)
     with caplog.at_level(logging.INFO):
-        model = load_model(folder, ranks=ranks, settings=FLOAT32)
+        model = load_model(tiny, ranks=ranks, settings=FLOAT32)
     assert not model.shares_prefixes
     assert (
         "prefixes that sequences share are computed for each: attention with keys that sequences share" in caplog.text
@@ -228,7 +221,7 @@ def test_a_kernel_that_is_wrong_with_shared_keys_is_found_at_the_start_and_named
 
 
 def test_a_model_whose_states_differ_with_shared_prefixes_computes_them_for_each(
-    folder: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one that reads a token's place in the row, and not its position."""
     rotate = modeling_qwen3.apply_rotary_pos_emb
@@ -239,6 +232,6 @@ def test_a_model_whose_states_differ_with_shared_prefixes_computes_them_for_each
 
     monkeypatch.setattr(modeling_qwen3, "apply_rotary_pos_emb", by_place)
     with caplog.at_level(logging.INFO):
-        model = load_model(folder, ranks=ranks, settings=FLOAT32)
+        model = load_model(tiny, ranks=ranks, settings=FLOAT32)
     assert not model.shares_prefixes
     assert "the model's log-probabilities would differ by" in caplog.text

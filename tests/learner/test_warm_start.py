@@ -57,9 +57,7 @@ def test_the_same_seed_gives_the_same_losses(tmp_path: Path, ranks: Ranks) -> No
     assert first == second
 
 
-def test_the_first_loss_is_the_mean_over_loss_tokens_at_temperature_1_whatever_the_runs(
-    tmp_path: Path, ranks: Ranks
-) -> None:
+def test_the_first_loss_is_the_mean_over_loss_tokens_at_temperature_1(tmp_path: Path, ranks: Ranks) -> None:
     folder = save_tiny_model(tmp_path)
     model, hot = (
         load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, temperature=temperature))

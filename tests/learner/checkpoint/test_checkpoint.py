@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,12 +55,15 @@ class Learner:
             ranks=self.ranks,
         )
 
+    def writing(self, folder: Path, *, keep: int = 2) -> closing[CheckpointWriter]:
+        return closing(CheckpointWriter(folder, ranks=self.ranks, keep=keep))
+
     def begin(self, writer: CheckpointWriter, step: int, once_durable: Callable[[], None] = lambda: None) -> None:
         writer.begin(self.model, self.optimizer, self.schedule, progress=progress_at(step), once_durable=once_durable)
 
     def save(self, folder: Path, step: int) -> Path:
         """Begin a checkpoint and wait until it is durable."""
-        with closing(CheckpointWriter(folder, ranks=self.ranks, keep=2)) as writer:
+        with self.writing(folder) as writer:
             self.begin(writer, step)
             writer.wait()
         return folder / f"step_{step:06d}"
@@ -96,23 +100,25 @@ def make_learner(folder: Path, ranks: Ranks) -> Learner:
     return Learner(model=model, optimizer=optimizer, schedule=schedule, ranks=ranks)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+Make = Callable[[], Learner]
 
 
-def test_a_resumed_learner_continues_bit_for_bit(
-    tmp_path: Path, tiny: Path, ranks: Ranks, device: torch.device
-) -> None:
+@pytest.fixture
+def make(tiny: Path, ranks: Ranks) -> Make:
+    """A learner of the tiny model, as it begins."""
+    return partial(make_learner, tiny, ranks)
+
+
+def test_a_resumed_learner_continues_bit_for_bit(tmp_path: Path, make: Make, device: torch.device) -> None:
     """A GPU may add up gradients in another order: there the state is the same, and what follows within a tolerance."""
-    steady = make_learner(tiny, ranks)
+    steady = make()
     for step in range(3):
         steady.train(step)
     path, saved = steady.save(tmp_path, 3), steady.state()
     random_after_save = torch.rand(4)
     steady_metrics = [steady.train(3), steady.train(4)]
 
-    resumed = make_learner(tiny, ranks)
+    resumed = make()
     assert resumed.load(path) == progress_at(3)
     assert torch.equal(torch.rand(4), random_after_save)
     torch.testing.assert_close(resumed.state(), saved, rtol=0, atol=0)
@@ -122,18 +128,16 @@ def test_a_resumed_learner_continues_bit_for_bit(
     torch.testing.assert_close(resumed.weights(), steady.weights(), rtol=0, atol=0 if device.type == "cpu" else 1e-4)
 
 
-def test_a_checkpoint_before_the_first_step_resumes_too(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
-    steady, resumed = make_learner(tiny, ranks), make_learner(tiny, ranks)
+def test_a_checkpoint_before_the_first_step_resumes_too(tmp_path: Path, make: Make) -> None:
+    steady, resumed = make(), make()
     resumed.load(steady.save(tmp_path, 0))
     assert resumed.train(0) == steady.train(0)
     torch.testing.assert_close(resumed.weights(), steady.weights(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("steps", [(1, 2, 10), (999_999, 1_000_000, 1_000_001)], ids=["few", "by step, not by letter"])
-def test_only_the_newest_checkpoints_are_kept(
-    tmp_path: Path, tiny: Path, ranks: Ranks, steps: tuple[int, int, int]
-) -> None:
-    learner = make_learner(tiny, ranks)
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, make: Make, steps: tuple[int, int, int]) -> None:
+    learner = make()
     _, older, newest = [learner.save(tmp_path, step) for step in steps]
     assert set(tmp_path.iterdir()) == {older, newest}
     assert latest_checkpoint(tmp_path) == newest
@@ -147,8 +151,8 @@ def test_the_optimizers_counters_are_where_its_weights_are() -> None:
     assert {value.device.type for value in optimizer.state[parameter].values()} == {"meta"}
 
 
-def test_a_half_written_checkpoint_is_never_resumed(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
-    learner = make_learner(tiny, ranks)
+def test_a_half_written_checkpoint_is_never_resumed(tmp_path: Path, make: Make) -> None:
+    learner = make()
     assert latest_checkpoint(tmp_path) is None
     whole, half = learner.save(tmp_path, 1), learner.save(tmp_path, 2)
     (half / "manifest.json").unlink()
@@ -159,16 +163,14 @@ def test_a_half_written_checkpoint_is_never_resumed(tmp_path: Path, tiny: Path, 
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_a_damaged_checkpoint_of_a_later_step_does_not_replace_newer_ones(
-    tmp_path: Path, tiny: Path, ranks: Ranks, keep: int
-) -> None:
-    learner = make_learner(tiny, ranks)
+def test_a_damaged_checkpoint_of_a_later_step_replaces_no_newer_one(tmp_path: Path, make: Make, keep: int) -> None:
+    learner = make()
     older, damaged = learner.save(tmp_path, 5), learner.save(tmp_path, 10)
     (shard,) = damaged.glob("*.safetensors")
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=keep)) as writer:
-        assert writer.newest(ranks=ranks) == older
+    with learner.writing(tmp_path, keep=keep) as writer:
+        assert writer.newest(ranks=learner.ranks) == older
         for step in (7, 8):
             learner.begin(writer, step)
             writer.wait()
@@ -179,8 +181,8 @@ def test_a_damaged_checkpoint_of_a_later_step_does_not_replace_newer_ones(
     assert latest_checkpoint(tmp_path) == tmp_path / "step_000008"
 
 
-def test_a_truncated_shard_is_refused(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
-    learner = make_learner(tiny, ranks)
+def test_a_truncated_shard_is_refused(tmp_path: Path, make: Make) -> None:
+    learner = make()
     path = learner.save(tmp_path, 1)
     (shard,) = path.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
@@ -188,19 +190,17 @@ def test_a_truncated_shard_is_refused(tmp_path: Path, tiny: Path, ranks: Ranks) 
         learner.load(path)
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
-    path = make_learner(tiny, ranks).save(tmp_path, 1)
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, make: Make, ranks: Ranks) -> None:
+    path = make().save(tmp_path, 1)
     wider = make_learner(save_tiny_model(tmp_path / "wider", intermediate_size=256), ranks)
     with pytest.raises(ValueError, match="must be of the same model"):
         wider.load(path)
 
 
-def test_a_full_disk_leaves_the_older_checkpoint_intact_and_is_reported_later(
-    tmp_path: Path, tiny: Path, ranks: Ranks
-) -> None:
-    learner, covered = make_learner(tiny, ranks), []
+def test_a_full_disk_leaves_the_older_checkpoint_intact_and_is_reported_later(tmp_path: Path, make: Make) -> None:
+    learner, covered = make(), []
     older = learner.save(tmp_path, 1)
-    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=2)) as writer:
+    with learner.writing(tmp_path) as writer:
         with largest_file(bytes_allowed=50_000):
             learner.begin(writer, 2, lambda: covered.append(2))
             with pytest.raises(ValueError, match="free disk space"):
@@ -216,21 +216,20 @@ def test_a_full_disk_leaves_the_older_checkpoint_intact_and_is_reported_later(
 @pytest.mark.parametrize("keep", [1, 2])
 def test_an_old_checkpoint_that_cannot_be_removed_is_logged_and_the_new_one_stays(
     tmp_path: Path,
-    tiny: Path,
-    ranks: Ranks,
+    make: Make,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     keep: int,
 ) -> None:
     """As on NFS, where the folder of a file that another program has open cannot be removed."""
-    learner, covered, rmtree = make_learner(tiny, ranks), [], shutil.rmtree
+    learner, covered, rmtree = make(), [], shutil.rmtree
 
     def rmtree_except_the_first(path: Path, ignore_errors: bool = False) -> None:
         if path.name == "step_000001":
             raise OSError(39, "Directory not empty", str(path))
         rmtree(path, ignore_errors=ignore_errors)
 
-    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=keep)) as writer:
+    with learner.writing(tmp_path, keep=keep) as writer:
         for step in range(1, keep + 1):
             learner.begin(writer, step)
         writer.wait()
@@ -255,10 +254,8 @@ def raise_failure_in_time(writer: CheckpointWriter) -> None:
         time.sleep(0.01)
 
 
-def test_what_training_changes_after_the_copy_is_not_in_the_checkpoint(
-    tmp_path: Path, tiny: Path, ranks: Ranks
-) -> None:
-    learner = make_learner(tiny, ranks)
+def test_what_training_changes_after_the_copy_is_not_in_the_checkpoint(tmp_path: Path, make: Make) -> None:
+    learner = make()
     learner.train(0)
     before = learner.weights()
     snapshot = take_snapshot(
@@ -270,16 +267,14 @@ def test_what_training_changes_after_the_copy_is_not_in_the_checkpoint(
     fence = Fence(tmp_path)
     fence.take()
     write(tmp_path, snapshot, group=dist.group.WORLD, keep=2, fence=fence)
-    resumed = make_learner(tiny, ranks)
+    resumed = make()
     assert resumed.load(tmp_path / "step_000001") == progress_at(1)
     torch.testing.assert_close(resumed.weights(), before, rtol=0, atol=0)
     assert resumed.train(1) == expected
 
 
-def test_a_checkpoint_is_written_during_training_and_the_next_one_waits_for_it(
-    tmp_path: Path, tiny: Path, ranks: Ranks
-) -> None:
-    learner, told, happened = make_learner(tiny, ranks), threading.Event(), []
+def test_a_checkpoint_is_written_during_training_and_the_next_one_waits_for_it(tmp_path: Path, make: Make) -> None:
+    learner, told, happened = make(), threading.Event(), []
 
     def wait_to_be_told() -> None:
         told.wait(60)
@@ -289,7 +284,7 @@ def test_a_checkpoint_is_written_during_training_and_the_next_one_waits_for_it(
         learner.begin(writer, 2)
         happened.append("the next has begun")
 
-    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=2)) as writer:
+    with learner.writing(tmp_path) as writer:
         learner.begin(writer, 1, wait_to_be_told)
         learner.train(1)
         writer.raise_failure()  # no write is in progress, and none has failed
@@ -305,15 +300,13 @@ def test_a_checkpoint_is_written_during_training_and_the_next_one_waits_for_it(
     assert latest_checkpoint(tmp_path) == tmp_path / "step_000002"
 
 
-def test_once_durable_runs_after_a_checkpoint_and_its_failure_is_raised(
-    tmp_path: Path, tiny: Path, ranks: Ranks
-) -> None:
-    learner = make_learner(tiny, ranks)
+def test_once_durable_runs_after_a_checkpoint_and_its_failure_is_raised(tmp_path: Path, make: Make) -> None:
+    learner = make()
 
     def fail() -> None:
         raise LookupError(str(latest_checkpoint(tmp_path)))
 
-    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=2)) as writer:
+    with learner.writing(tmp_path) as writer:
         learner.begin(writer, 1, fail)
         with pytest.raises(LookupError, match="step_000001"):
             learner.begin(writer, 2)

@@ -240,9 +240,7 @@ POINTS = [  # of which the test of one and two ranks has the first two
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("is_there", POINTS)
-def test_a_learner_killed_during_a_checkpoint_reaches_the_same_weights_bit_for_bit(
-    root: Path, is_there: Callable[[RunDir], bool]
-) -> None:
+def test_a_learner_killed_in_a_checkpoint_reaches_the_same_bits(root: Path, is_there: Callable[[RunDir], bool]) -> None:
     name = is_there.__name__
     with learner(root, name, slow=True) as killed:
         newest = kill_where(root, name, is_there, killed)

@@ -243,9 +243,7 @@ def test_two_ranks_do_what_one_does(goal: Goal, folder: Path, on_two_ranks: Path
 @pytest.mark.parametrize(
     "goal", ["sft", "dpo", *(pytest.param(each, marks=pytest.mark.long) for each in ("reward", "prm"))]
 )
-def test_a_run_learns_measures_held_out_rows_and_continues_bit_for_bit(
-    goal: Goal, folder: Path, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_a_run_learns_and_continues_bit_for_bit(goal: Goal, folder: Path, tmp_path: Path, ranks: Ranks) -> None:
     assert train(goal, folder, tmp_path / "whole", ranks, "learner.checkpoint_every=3")
     records = list(read_metrics(tmp_path / "whole" / "metrics.jsonl"))
     losses = [record["fit/loss"] for record in records if "fit/loss" in record]

@@ -62,11 +62,6 @@ def _nothing_compiled_yet() -> Iterator[None]:
 NO_LORA = LoraConfig()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 def models(
     folder: Path, ranks: Ranks, *, activation_checkpointing: bool = False, lora: LoraConfig = NO_LORA
 ) -> tuple[PackedModel, PackedModel]:
@@ -107,10 +102,10 @@ def assert_alike(compiled: PackedModel, eager: PackedModel, lengths: Sequence[in
 
 @pytest.mark.long
 def test_packs_of_all_lengths_get_the_same_logprobs_and_gradients_from_code_made_once(
-    folder: Path, ranks: Ranks, backend: CountingBackend
+    tiny: Path, ranks: Ranks, backend: CountingBackend
 ) -> None:
     """With adapters and checkpointed layers; the window's test has neither. Only what enters a layer is kept."""
-    compiled, eager = models(folder, ranks, activation_checkpointing=True, lora=LoraConfig(rank=4))
+    compiled, eager = models(tiny, ranks, activation_checkpointing=True, lora=LoraConfig(rank=4))
     num_graphs = []
     for lengths in PACKS:
         assert_alike(compiled, eager, lengths)
@@ -124,8 +119,8 @@ def test_packs_of_all_lengths_get_the_same_logprobs_and_gradients_from_code_made
 
 
 @pytest.mark.long
-def test_shared_prefixes_need_no_code_of_their_own(folder: Path, ranks: Ranks, backend: CountingBackend) -> None:
-    compiled, eager = models(folder, ranks, activation_checkpointing=True)
+def test_shared_prefixes_need_no_code_of_their_own(tiny: Path, ranks: Ranks, backend: CountingBackend) -> None:
+    compiled, eager = models(tiny, ranks, activation_checkpointing=True)
     for lengths in PACKS[:3]:
         assert_alike(compiled, eager, lengths)
     num_graphs = backend.num_graphs
@@ -170,12 +165,11 @@ def test_a_sliding_window_is_compiled_around(tmp_path: Path, ranks: Ranks, backe
 
 @pytest.mark.long
 def test_the_learner_compiles_the_policy_and_a_critic_of_its_own(
-    tmp_path: Path, folder: Path, ranks: Ranks, backend: CountingBackend
+    tmp_path: Path, tiny: Path, ranks: Ranks, backend: CountingBackend
 ) -> None:
-    overrides = [f"model.path={folder}", "objective.advantage=gae", "objective.critic=own", "learner.compile=true"]
+    overrides = [f"model.path={tiny}", "objective.advantage=gae", "objective.critic=own", "learner.compile=true"]
     learner, player = load_player(load_config(None, overrides), tmp_path, ranks)
     critic = learner.critic
-    assert critic is not None
     for passes in (lambda: logprobs_of(learner.model, (9, 7)), lambda: critic.module(pack(sequences_of((9, 7))))):
         torch.compiler.reset()
         backend.num_graphs = 0
@@ -187,16 +181,14 @@ def test_the_learner_compiles_the_policy_and_a_critic_of_its_own(
 
 
 @pytest.mark.long
-def test_native_code_computes_the_same(folder: Path, ranks: Ranks) -> None:
+def test_native_code_computes_the_same(tiny: Path, ranks: Ranks) -> None:
     """With the compiler that is trained with: it needs g++, as `make setup` says."""
-    compiled, eager = models(folder, ranks, activation_checkpointing=True)
+    compiled, eager = models(tiny, ranks, activation_checkpointing=True)
     for lengths in PACKS[:2]:
         assert_alike(compiled, eager, lengths)
 
 
-def test_a_missing_cpp_compiler_is_reported_before_anything_is_read(
-    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_cpp_compiler_is_named_first(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "no-such-compiler"))
     with pytest.raises(ConfigError, match=r"`learner.compile` must be false .*No working C\+\+ compiler.*install"):
         load_model(tmp_path / "none", ranks=ranks, settings=dataclasses.replace(FLOAT32, compile=True))

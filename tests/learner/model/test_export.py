@@ -175,9 +175,7 @@ def test_a_folder_that_is_another_model_is_a_fault_that_says_how(
 
 
 @pytest.mark.parametrize("has_settings", [True, False])
-def test_whoever_takes_a_folders_own_settings_samples_as_training_did(
-    tmp_path: Path, ranks: Ranks, has_settings: bool
-) -> None:
+def test_a_folders_own_settings_sample_as_training_did(tmp_path: Path, ranks: Ranks, has_settings: bool) -> None:
     folder = save_tiny_model(tmp_path / "source", tie=False)
     merging_tokenizer(CHATML).save_pretrained(folder)
     if has_settings:
@@ -199,9 +197,7 @@ def test_whoever_takes_a_folders_own_settings_samples_as_training_did(
         assert in_vllm.top_k == sampling.top_k and in_vllm.repetition_penalty == 1.0
 
 
-def test_a_model_that_holds_its_experts_as_one_tensor_is_written_as_its_folder_was(
-    tmp_path: Path, ranks: Ranks
-) -> None:
+def test_a_model_with_its_experts_as_one_tensor_is_written_as_its_folder_was(tmp_path: Path, ranks: Ranks) -> None:
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=120,

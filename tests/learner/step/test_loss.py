@@ -106,9 +106,7 @@ def test_entropy_is_subtracted_by_its_bonus_from_every_loss_token_masked_or_not(
 
 
 @any_batch
-def test_the_divergence_from_the_reference_is_added_by_its_coefficient_for_every_token_masked_or_not(
-    tokens: Tokens,
-) -> None:
+def test_the_divergence_from_the_reference_is_added_by_its_coefficient_for_tokens_masked_or_not(tokens: Tokens) -> None:
     reference, objective = tokens.proximal, ObjectiveConfig(kl_coefficient=0.1)  # any other policy
 
     def added(at: Tensor) -> Tensor:

@@ -34,9 +34,7 @@ def ratios_of(parts: list[SequenceTokens]) -> np.ndarray:
     return np.concatenate([np.frombuffer(part.ratios, np.float16) for part in parts]).astype(np.float64)
 
 
-def test_each_token_of_a_step_is_recorded_with_the_advantage_ratio_and_fate_that_the_metrics_sum_up(
-    tmp_path: Path, ranks: Ranks
-) -> None:
+def test_each_token_of_a_step_is_recorded_as_the_metrics_sum_it_up(tmp_path: Path, ranks: Ranks) -> None:
     save_tiny_model(tmp_path / "model")
     config = load_config(None, [f"model.path={tmp_path / 'model'}", "run.name=traced", *SETTINGS])
     learner, player = load_player(config, tmp_path, ranks)
@@ -66,9 +64,7 @@ def test_each_token_of_a_step_is_recorded_with_the_advantage_ratio_and_fate_that
         assert np.frombuffer(part.advantages, np.float16) == pytest.approx(expected[place], abs=2e-3)
 
 
-def test_ranks_record_what_each_computed_up_to_a_bound(
-    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_record_their_tokens_up_to_a_bound(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_model(tmp_path / "model")
     config = load_config(None, [f"model.path={tmp_path / 'model'}", *SETTINGS])
     batch: Batch = play(*load_player(config, tmp_path, ranks), num_groups=1, group_size=4)
