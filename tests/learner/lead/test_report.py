@@ -23,7 +23,7 @@ from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.replay.fleet.fleet import Member
-from slipstream.replay.records.ledger import ledger_of
+from slipstream.replay.records.ledger import Ledger, ledger_of
 from slipstream.replay.records.ticket import Group, Lease
 from tests.replay.buffer.every_verb import MEMBER
 from tests.replay.records.attempts import attempt_at, ticket
@@ -178,36 +178,29 @@ def test_flops_are_of_the_model_as_it_is(
     assert flops.peak == 6e12
 
 
-def books(**counters: int) -> dict[bytes, bytes]:
-    return {name.replace("__", ":").encode(): str(value).encode() for name, value in counters.items()}
+NO_BOOKS = ledger_of({})
+
+
+def books(counters: str) -> Ledger:
+    """The ledger of `name=value` pairs."""
+    return ledger_of(dict(counter.encode().split(b"=") for counter in counters.split()))
+
+
+def produced(before: Ledger, now: Ledger) -> dict[str, float]:
+    metrics = Metrics()
+    add_produced(metrics, before, now)
+    return metrics.means()
 
 
 def test_what_was_produced_and_dropped_since_the_last_record_is_measured() -> None:
-    before = ledger_of(
-        books(
-            trajectories__inserted=8,
-            tokens__produced=800,
-            turns__produced=40,
-            duration_ms__produced=9000,
-            trajectories__dropped__too_old=2,
-            tokens__dropped__too_old=100,
-            tokens__trained=300,
-        )
+    before = books(
+        "trajectories:inserted=8 tokens:produced=800 turns:produced=40 duration_ms:produced=9000 tokens:trained=300"
+        " trajectories:dropped:too_old=2 tokens:dropped:too_old=100"
     )
-    now = ledger_of(
-        books(
-            trajectories__inserted=12,
-            tokens__produced=1000,
-            turns__produced=52,
-            duration_ms__produced=13_000,
-            trajectories__dropped__too_old=4,
-            tokens__dropped__too_old=110,
-            turns__dropped__too_old=10,
-            trajectories__dropped__poison=1,
-            tokens__dropped__poison=14,
-            duration_ms__dropped__poison=6000,
-            tokens__trained=900,
-        )
+    now = books(
+        "trajectories:inserted=12 tokens:produced=1000 turns:produced=52 duration_ms:produced=13000 tokens:trained=900"
+        " trajectories:dropped:too_old=4 tokens:dropped:too_old=110 turns:dropped:too_old=10"
+        " trajectories:dropped:poison=1 tokens:dropped:poison=14 duration_ms:dropped:poison=6000"
     )
     metrics = Metrics()
     batch = batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0}))
@@ -223,36 +216,24 @@ def test_what_was_produced_and_dropped_since_the_last_record_is_measured() -> No
 
 
 def test_nothing_produced_and_nothing_dropped_says_nothing() -> None:
-    metrics, empty = Metrics(), ledger_of({})
-    add_produced(metrics, empty, empty)
-    add_flow(metrics, batch_of(made(0, rewards={"task": 1.0})), empty, empty)
-    assert metrics.means() == {"produced/episodes": 0.0, "perf/goodput": 1.0}
+    metrics = Metrics()
+    add_flow(metrics, batch_of(made(0, rewards={"task": 1.0})), NO_BOOKS, NO_BOOKS)
+    assert metrics.means() | produced(NO_BOOKS, NO_BOOKS) == {"produced/episodes": 0.0, "perf/goodput": 1.0}
 
 
 def test_what_the_policy_earned_is_of_every_episode_since_the_last_record() -> None:
-    before = ledger_of(books(trajectories__inserted=8, episodes__shop=8, successes__shop=2) | {b"returns:shop": b"3.5"})
-    now = ledger_of(books(trajectories__inserted=12, episodes__shop=12, successes__shop=5) | {b"returns:shop": b"6.75"})
-    metrics = Metrics()
-    add_produced(metrics, before, now)
-    assert metrics.means() == {"produced/episodes": 4, "produced/success": 0.75, "produced/reward": 0.8125}
+    before = books("trajectories:inserted=8 episodes:shop=8 successes:shop=2 returns:shop=3.5")
+    now = books("trajectories:inserted=12 episodes:shop=12 successes:shop=5 returns:shop=6.75")
+    assert produced(before, now) == {"produced/episodes": 4, "produced/success": 0.75, "produced/reward": 0.8125}
 
 
 def test_rewards_are_recorded_by_environment_in_a_mixture() -> None:
     """Six of the shop and two of the grid: each weighs what it is, and the grid earns more."""
-    now = ledger_of(
-        books(
-            trajectories__inserted=8,
-            episodes__shop=6,
-            successes__shop=3,
-            returns__shop=3,
-            episodes__grid=2,
-            successes__grid=2,
-            returns__grid=20,
-        )
+    now = books(
+        "trajectories:inserted=8 episodes:shop=6 successes:shop=3 returns:shop=3"
+        " episodes:grid=2 successes:grid=2 returns:grid=20"
     )
-    metrics = Metrics()
-    add_produced(metrics, ledger_of({}), now)
-    assert metrics.means() == {
+    assert produced(NO_BOOKS, now) == {
         "produced/episodes": 8,
         "produced/success": 5 / 8,
         "produced/reward": 23 / 8,
@@ -263,24 +244,18 @@ def test_rewards_are_recorded_by_environment_in_a_mixture() -> None:
         "produced/reward_in_grid": 10.0,
         "produced/share_of_grid": 0.25,
     }
-    later = Metrics()
-    add_produced(later, now, now)
-    assert later.means() == {"produced/episodes": 0.0}
+    assert produced(now, now) == {"produced/episodes": 0.0}
 
 
 @pytest.mark.parametrize("books_now", [(7, 1, 0), (9, 0, 9), (9, 7, 9)])
 def test_a_server_that_came_back_with_less_tells_no_rate_beyond_0_and_1(books_now: tuple[int, int, int]) -> None:
     """Of 8 episodes and 4 successes it lost some, and played others since."""
     episodes, successes, returns = books_now
-    before = ledger_of(books(trajectories__inserted=8, episodes__shop=8, successes__shop=4, returns__shop=4))
-    now = ledger_of(
-        books(
-            trajectories__inserted=episodes, episodes__shop=episodes, successes__shop=successes, returns__shop=returns
-        )
-    )
-    metrics = Metrics()
-    add_produced(metrics, before, now)
-    assert metrics.means() == {"produced/episodes": max(0, episodes - 8)}
+    before = books("trajectories:inserted=8 episodes:shop=8 successes:shop=4 returns:shop=4")
+    of_shop = f"episodes:shop={episodes} successes:shop={successes} returns:shop={returns}"
+    assert produced(before, books(f"trajectories:inserted={episodes} {of_shop}")) == {
+        "produced/episodes": max(0, episodes - 8)
+    }
 
 
 def member(name: str, **changes: Any) -> Member:
@@ -291,7 +266,7 @@ def test_what_spot_and_reserved_actors_cost_an_hour_is_shown_apart() -> None:
     spot = member("spot", price_per_hour=2.0, served_s=1800)
     reserved = msgspec.structs.replace(member("own", price_per_hour=3.0, served_s=1800), instance_kind="reserved")
     metrics, alive = Metrics(), [spot, reserved]
-    add_cost(metrics, cost_of(alive, alive=alive, ledger=ledger_of(books()), tokens_trained=500_000))
+    add_cost(metrics, cost_of(alive, alive=alive, ledger=NO_BOOKS, tokens_trained=500_000))
     shown = {name.removeprefix("fleet/dollars_per_hour"): mean for name, mean in metrics.means().items()}
     assert (shown[""], shown["_of_spot"], shown["_of_reserved"]) == (5.0, 2.0, 3.0)
 
@@ -304,9 +279,7 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
         member("gone", price_per_hour=4.0, served_s=900, generated_tokens=100, kept_tokens=75),
         member("learner", role="learner", price_per_hour=9.0, served_s=3600),
     ]
-    books_of_all = ledger_of(
-        books(tokens__dropped__too_old=70, tokens__discarded__poison=8, tokens__trained=900, tokens__produced=1000)
-    )
+    books_of_all = books("tokens:dropped:too_old=70 tokens:discarded:poison=8 tokens:trained=900 tokens:produced=1000")
     cost = cost_of(everyone, alive=everyone[:1], ledger=books_of_all, tokens_trained=500_000)
     add_cost(metrics, cost)
     assert metrics.means() == {
@@ -320,13 +293,7 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
         "fleet/wasted_tokens_preempted": 25.0,
     }
     assert cost.to_dict()["shares"] == [
-        {
-            "instance_kind": "spot",
-            "price_per_hour": price,
-            "num_actors": 1,
-            "hours": hours,
-            "dollars": 1.0,
-        }
+        {"instance_kind": "spot", "price_per_hour": price, "num_actors": 1, "hours": hours, "dollars": 1.0}
         for price, hours in ((2.0, 0.5), (4.0, 0.25))
     ]
 
@@ -334,7 +301,7 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
 def test_without_prices_there_is_no_cost() -> None:
     metrics = Metrics()
     serving = [member("a", served_s=1800)]
-    cost = cost_of(serving, alive=serving, ledger=ledger_of({}), tokens_trained=500_000)
+    cost = cost_of(serving, alive=serving, ledger=NO_BOOKS, tokens_trained=500_000)
     add_cost(metrics, cost)
     assert metrics.means() == {} and cost.to_dict()["dollars_per_million_tokens"] is None
 
@@ -342,16 +309,13 @@ def test_without_prices_there_is_no_cost() -> None:
 def test_the_fleet_is_its_actors() -> None:
     metrics = Metrics()
     members = [member("a"), member("b"), member("learner", role="learner")]
-    ledger = ledger_of(books(ready=2, dropped__too_old=3, failed__env_failure=4))
-    add_fleet(metrics, ledger=ledger, members=members)
-    means = metrics.means()
-    assert (means["fleet/num_actors"], means["fleet/num_episodes"], means["fleet/generated_tokens_per_s"]) == (
-        2,
-        16,
-        25,
-    )
-    assert (means["replay/ready"], means["replay/total_dropped_too_old"], means["replay/total_failed_env_failure"]) == (
-        2,
-        3,
-        4,
-    )
+    add_fleet(metrics, ledger=books("ready=2 dropped:too_old=3 failed:env_failure=4"), members=members)
+    expected = {
+        "fleet/num_actors": 2,
+        "fleet/num_episodes": 16,
+        "fleet/generated_tokens_per_s": 25,
+        "replay/ready": 2,
+        "replay/total_dropped_too_old": 3,
+        "replay/total_failed_env_failure": 4,
+    }
+    assert expected.items() <= metrics.means().items()
