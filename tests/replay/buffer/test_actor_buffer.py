@@ -11,6 +11,17 @@ from slipstream.replay.records.ticket import InsertResult
 from tests.replay.records.attempts import SAMPLING, Views, leased, ticket, turn
 
 
+def test_a_heartbeat_keeps_the_leases_that_are_held_and_names_them(buffer: Views) -> None:
+    first, second = buffer.begin(ticket(0), ticket(1)), leased(buffer)
+    buffer.actor.release(second)
+    leases = f"{buffer.base}:leased"
+    deadline_ms = buffer.client.zscore(leases, "0")
+    earlier_ms = deadline_ms - 500_000
+    buffer.client.zadd(leases, {"0": earlier_ms})
+    assert buffer.actor.heartbeat("b", [first]) == set() and buffer.client.zscore(leases, "0") == earlier_ms
+    assert buffer.actor.heartbeat("a", [first, second]) == {0} and buffer.client.zscore(leases, "0") >= deadline_ms
+
+
 def test_a_lease_that_the_server_lost_with_its_newest_writes_is_fenced(buffer: Views) -> None:
     buffer.learner.open([ticket(0)])
     saved = {name: buffer.client.dump(name) for name in buffer.client.scan_iter(key(buffer.run_id, "train", "*"))}
@@ -46,14 +57,36 @@ def test_what_is_no_record_is_refused_and_changes_nothing(buffer: Views, verb: s
     assert buffer.audit() == []
 
 
-def test_reasons_come_newest_first_and_one_that_is_no_unicode_as_far_as_it_is(buffer: Views) -> None:
-    lease = buffer.begin(ticket(0))
-    for attempt, reason in enumerate(("closed", "no item \ud83d")):
+def test_failed_attempts_are_redone_until_they_run_out_and_say_why(buffer: Views) -> None:
+    lease = buffer.begin(ticket(0), ticket(1))
+    buffer.insert(lease, 1)
+    for attempt, reason in enumerate(("closed", "too slow", "no item \ud83d")):
+        missing = lease.missing[0]
         failed = buffer.actor.fail(lease, 0, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason=reason)
-        assert failed == attempt + 1
-    assert buffer.people.quarantine(0, "looks \ud83d")
-    assert [failure.reason for failure in buffer.learner.failures()] == ["no item ?", "closed"]
+        assert (missing, failed) == (attempt, None if attempt == 2 else attempt + 1)
+        buffer.actor.release(lease)
+        lease = leased(buffer, "another actor")
+    assert lease.ticket.group_id == 1 and buffer.people.quarantine(1, "looks \ud83d")
+    assert [failure.reason for failure in buffer.learner.failures()] == ["no item ?", "too slow", "closed"]
     assert buffer.quarantined()[0].reason == "looks ?"
+    ledger = buffer.ledger
+    assert (ledger.dropped, ledger.dropped_trajectories) == ({"env_failure": 1}, {"env_failure": 1})
+    assert (ledger.redone_members, buffer.audit()) == (2, [])
+
+
+def test_the_next_lease_goes_on_from_what_a_preempted_actor_handed_in(buffer: Views) -> None:
+    leaving = buffer.begin(ticket(0))
+    partial = buffer.partial(leaving, 1)
+    results = [buffer.actor.hand_in(leaving, partial) for _ in range(2)]
+    assert results == [InsertResult.STORED, InsertResult.DUPLICATE]
+    buffer.actor.release(leaving)
+    heir = leased(buffer, "heir")
+    assert (heir.missing, heir.partials) == ({0: 0, 1: 0}, {1: partial})
+    assert buffer.actor.hand_in(leaving, buffer.partial(leaving, 0)) is InsertResult.FENCED
+    buffer.insert(heir)
+    ledger = buffer.ledger
+    assert (ledger.partials_handed_in, ledger.partials_resumed, ledger.partials_held) == (1, 1, 0)
+    assert (ledger.partials_discarded, buffer.names("partial"), buffer.audit()) == ({}, [], [])
 
 
 def test_a_newer_partial_takes_the_place_of_an_older(buffer: Views) -> None:

@@ -71,6 +71,26 @@ def test_a_person_sets_groups_aside_in_any_state_and_their_leases_are_lost(buffe
     assert buffer.audit() == []
 
 
+def test_a_requeued_group_begins_anew_and_its_holder_is_fenced(buffer: Views) -> None:
+    buffer.play(0, 1)
+    buffer.people.quarantine(1, "looks odd")
+    lease = buffer.begin(ticket(2), ticket(3))
+    assert buffer.actor.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="closed") == 1
+    buffer.insert(lease, 1)
+    assert buffer.people.requeue([0, 1, 2, 3, 77]) == 3  # 3 is queued as it is
+    assert buffer.names("blob") == []
+    assert buffer.actor.insert(lease, buffer.attempt(lease, 0)) is InsertResult.FENCED
+    ledger = buffer.ledger
+    assert (ledger.queued, ledger.held_trajectories, ledger.dropped_trajectories) == (4, 0, {"requeued": 5})
+    again = [leased(buffer) for _ in range(3)]
+    assert [(lease.ticket.group_id, lease.missing) for lease in again] == [(i, {0: 0, 1: 0}) for i in range(3)]
+    assert buffer.actor.fail(again[2], 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="closed") == 1
+    buffer.insert(again[0])
+    assert buffer.claim() == [0]
+    assert buffer.people.requeue([0]) == 0  # it may be in the model already
+    assert buffer.audit() == []
+
+
 @pytest.mark.parametrize("reward", [-MAX_REWARD, 1e-9, MAX_REWARD])
 def test_returns_of_any_size_are_booked(buffer: Views, reward: float) -> None:
     lease = buffer.begin(ticket(0))

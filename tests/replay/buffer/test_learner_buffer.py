@@ -107,6 +107,25 @@ def test_a_claimed_group_that_a_person_requeued_is_returned_once_it_was_played_a
     assert buffer.claim(2, 1) == [0]
 
 
+@pytest.mark.parametrize("max_uses", [1, 2])
+def test_a_step_takes_each_group_once_those_that_finished_first_as_often_as_allowed(
+    buffer: Views, max_uses: int
+) -> None:
+    buffer.play(*range(3))
+    claims = [buffer.claim(step, 1, max_uses=max_uses) for step in (1, 1, 2, 2, 2)]
+    assert claims == [[0], [1], *([[2], [], []] if max_uses == 1 else [[0], [1], [2]])]
+    assert buffer.audit() == []
+
+
+def test_a_copy_of_a_claim_that_arrives_late_takes_nothing(buffer: Views) -> None:
+    buffer.play(0, 1, 2)
+    assert (buffer.claim(1, 1), buffer.claim(2, 9)) == ([0], [])
+    verbs, rest = buffer.learner._verbs, (0, 1, 0)  # oldest version, each group once, none set apart
+    assert verbs.call("claim", verbs.epoch, 0, 1, 1, *rest) == []  # held up on its way since step 1
+    assert verbs.call("claim", verbs.epoch, 1, 2, 1, *rest) == []  # the one that found too few: it was answered so
+    assert buffer.claim(2, 2) == [1, 2]
+
+
 def test_a_sweep_of_many_old_groups_is_not_made_in_one_go(buffer: Views) -> None:
     buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(250)])
     for _ in range(250):
