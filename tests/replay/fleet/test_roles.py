@@ -43,7 +43,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     directory = tmp_path / "redis"
     start_server(directory).stop()
     with (directory / "redis.conf").open("a") as settings:
-        if version_of(find_executable()) >= (7, 0, 0):  # else nobody may DEBUG, which is no want of the right
+        if version_of(find_executable()) >= (7, 0, 0):  # else DEBUG is refused to all: no want of the right
             settings.write("enable-debug-command local\n")
         for run_id in (RUN, OTHER):
             for role in Role:
