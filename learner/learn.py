@@ -15,6 +15,7 @@ import msgspec
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import own_address
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.text.tokenizer import load_tokenizer
@@ -238,7 +239,7 @@ def _take_the_lead(learner: Learner, connections: Connections, published: Publis
         redis_url=config.redis.url,
         run_id=config.run.name,
         learner_epoch=connections.epoch,
-        host=config.weights.host,
+        host=own_address(config.weights.host, config.redis.url),
         broadcast_timeout_s=BROADCAST_TIMEOUT_S,
         disk=config.weights.disk,
         device=learner.ranks.device.type,

@@ -33,6 +33,10 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
 
 
+def test_it_is_read_in_a_few_minutes() -> None:
+    assert len(TEXT.split()) <= 650
+
+
 def test_the_first_commands_can_be_typed_as_they_are() -> None:
     (section,) = re.findall(r"^## Try it.*?(?=^## )", TEXT, re.MULTILINE | re.DOTALL)
     (block,) = re.findall(r"```\n(.*?)```", section, re.DOTALL)

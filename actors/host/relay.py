@@ -22,7 +22,7 @@ from slipstream.actors.weights.pull import Puller, PullFailed
 from slipstream.actors.weights.sources import Sources
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import connect, connect_or_explain
+from slipstream.common.process.connection import connect, connect_or_explain, own_address
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import Shutdown
@@ -219,7 +219,7 @@ def relay(config: Config) -> int:
             # With a random part: containers may have the same host name and the same process ids.
             name=f"{host}-{os.getpid()}-{secrets.token_hex(4)}",
             host=host,
-            address=config.weights.host,
+            address=own_address(config.weights.host, config.redis.url),
             limits=ServerLimits(),
             timeout_s=2 * BROADCAST_TIMEOUT_S,
         ),

@@ -4,7 +4,6 @@ The group is a separate process group, independent of the default group of the i
 """
 
 import logging
-import socket
 import threading
 import time
 from collections import deque
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup, ProcessGroupGloo, Store, Work
 
+from slipstream.common.process.connection import address_towards
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.weights import Invitation
 from slipstream.replay.fleet.bulletin import CPU, Acknowledgement, BroadcastGroup, Bulletin
@@ -229,16 +229,8 @@ def _process_group(sealed: BroadcastGroup, store: Store, actor: str, timeout: ti
     gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._timeout = timeout
     # gloo's default is the address of this machine's host name, to which other hosts often cannot connect.
-    gloo._devices = [ProcessGroupGloo.create_device(hostname=_address_towards(sealed.host))]
+    gloo._devices = [ProcessGroupGloo.create_device(hostname=address_towards(sealed.host))]
     group._register_backend(
         torch.device("cpu"), ProcessGroup.BackendType.GLOO, ProcessGroupGloo(store, rank, size, gloo)
     )
     return group
-
-
-def _address_towards(host: str) -> str:
-    """This machine's address on the route to `host`. Sends nothing."""
-    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])

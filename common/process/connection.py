@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -222,6 +223,24 @@ def without_password(url: str) -> str:
     credentials, _, address = rest.rpartition("@")
     user = credentials.partition(":")[0]
     return f"{scheme}://{user}@{address}" if user else f"{scheme}://{address}"
+
+
+def own_address(host: str, url: str) -> str:
+    """`weights.host`; for `auto` the address by which this machine reaches Redis at `url`, which all hosts reach."""
+    if host != "auto":
+        return host
+    parts = urlsplit(url)
+    if parts.scheme in ("", "unix"):  # `slipstream up` starts a server on this machine
+        return "127.0.0.1"
+    return address_towards(_addresses(parts)[0][0] if "," in parts.netloc else parts.hostname or "")
+
+
+def address_towards(host: str) -> str:
+    """This machine's address on the route to `host`. Sends nothing. Raises OSError."""
+    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
 
 
 def shown(url: str) -> str:

@@ -197,6 +197,7 @@ def test_a_run_that_needs_a_missing_expert_is_answered_with_what_to_do_without(
 def test_an_address_that_cannot_be_bound_is_named_before_anything_starts(refused: Refused) -> None:
     assert "`weights.host` must be an IPv4 address of this machine" in refused("up", "weights.host=203.0.113.7")
     assert "'localhost'" in refused("up", "weights.host=localhost")
+    assert "'auto' cannot be bound" in refused("serve relay", "weights.host=auto", "redis.url=redis://no.such.host:1")
     for verb in ("up", "serve relay"):
         assert "is not an address that actors can connect to" in refused(verb, "weights.host=0.0.0.0")
         assert "'*' cannot be bound" in refused(verb, "weights.host='*'")

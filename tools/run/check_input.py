@@ -16,6 +16,7 @@ from pathlib import Path
 from slipstream.common.config.config import Config
 from slipstream.common.config.env_config import TOOLS, EnvConfig, MixtureEntry
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import own_address
 from slipstream.common.process.imported import is_own
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.yaml_file import reason
@@ -84,7 +85,7 @@ def check_input(config: Config, *, to_come: Collection[str] = ()) -> None:
     for key, folder in (("reward_model", objective.reward_model), ("reference_model", objective.reference_model)):
         if folder and folder not in to_come and not (key == "reference_model" and objective.teacher_url):
             _check_files(f"objective.{key}", Path(folder))
-    check_host(config.weights.host)
+    check_host(config)
     _check_disk(config)
     check_room(config)
     _check_objective(config)  # last, as it takes seconds
@@ -333,9 +334,11 @@ def _read_json(path: Path) -> dict[str, object]:
     return content
 
 
-def check_host(host: str) -> None:
-    """Raise ConfigError unless `host` is an IPv4 address that weights can be served at."""
+def check_host(config: Config) -> None:
+    """Raise ConfigError unless `weights.host` is an IPv4 address that weights can be served at."""
+    host = config.weights.host
     try:
+        host = own_address(host, config.redis.url)
         address = ipaddress.IPv4Address(host)
         if address.is_unspecified:
             raise ConfigError(
@@ -343,7 +346,7 @@ def check_host(host: str) -> None:
             )
         with socket.socket() as probe:
             probe.bind((host, 0))
-    except (ipaddress.AddressValueError, OSError) as error:
+    except (ipaddress.AddressValueError, UnicodeError, OSError) as error:
         raise ConfigError(
             f"`weights.host` must be an IPv4 address of this machine that actors can reach; {host!r} cannot be bound: "
             f"{error}"

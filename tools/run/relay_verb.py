@@ -7,5 +7,5 @@ from slipstream.tools.run.check_input import check_host
 
 def run_relay(config: Config) -> int:
     """Check the relay's address, then serve until the run is over; return the exit code. Raises ConfigError."""
-    check_host(config.weights.host)
+    check_host(config)
     return relay(config)

@@ -2,12 +2,14 @@
 
 import itertools
 import os
+import socket
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -17,6 +19,7 @@ from slipstream.common.process.connection import (
     RedisUnreachable,
     connect,
     connect_or_explain,
+    own_address,
     without_password,
 )
 from slipstream.replay.records.keys import key
@@ -149,6 +152,15 @@ def test_every_verb_works_behind_a_sentinel_and_on_the_replica_that_it_promotes(
             client.set("written", "yes")
         assert replica.call("GET", "written") == b"yes"
         play(url, f"{run_id}-again")
+
+
+def test_auto_is_the_address_by_which_this_machine_reaches_redis() -> None:
+    nics = psutil.net_if_addrs().values()
+    for address in [each.address for nic in nics for each in nic if each.family is socket.AF_INET]:
+        for form in ("redis://me:x@{}:1/1", "redis+sentinel://me@{}:1,10.0.0.9:1/shop", "redis+cluster://{}:1,b:2"):
+            assert own_address("auto", form.format(address)) == address
+    for url in ("", "unix:///run/redis.sock", "redis://localhost"):
+        assert (own_address("auto", url), own_address("10.0.0.1", url)) == ("127.0.0.1", "10.0.0.1")
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redis+sentinel"])
