@@ -28,7 +28,7 @@ from slipstream.tools.run.host_command import host_settings
 OWN = Path("launch")
 OURS = Path(__file__).parent / "templates"
 TEMPLATES: dict[str, tuple[str, ...]] = {
-    "kubernetes": ("kubernetes.yaml",),
+    "kubernetes": ("kubernetes.yaml", "patch.yaml", "kustomization.yaml"),
     "slurm": ("learner.sbatch", "actors.sbatch"),
     "skypilot": ("learner.sky.yaml", "actors.sky.yaml"),
     "ray": (),
@@ -78,7 +78,7 @@ def run_commands(config: Config, engine: str, folder: Path, actor_hosts: int) ->
     """The commands that start the run from its files."""
     match engine:
         case "kubernetes":
-            return [["kubectl", "apply", "-f", str(folder / "kubernetes.yaml")]]
+            return [["kubectl", "apply", "-k", str(folder)]]
         case "slurm":
             return [["sbatch", str(folder / script)] for script in TEMPLATES[engine]]
         case "skypilot":  # the secrets are taken from the shell that launches, so that no file contains them

@@ -18,9 +18,10 @@ import yaml
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import PASSWORD_VARIABLE
+from slipstream.common.process.connection import PASSWORD_VARIABLE, connect
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.common.transfer.encryption import KEY_VARIABLE
+from slipstream.replay.server.redis_server import find_executable
 from slipstream.tools.cli.cli import main
 from slipstream.tools.launch.launch import OURS, TEMPLATES, launch, resource_name, run_commands, run_files
 from slipstream.tools.run.child import EXIT_BAD_INPUT
@@ -88,6 +89,38 @@ def test_kubernetes_gets_a_learner_and_any_number_of_actors_that_may_be_preempte
     assert yaml.safe_load(settings)["redis"]["url"] == "redis://redis:6379"
 
 
+def test_what_differs_on_a_cluster_is_a_patch_of_the_objects() -> None:
+    """`make test-engines` merges it with kubectl."""
+    patch, merging = (yaml.safe_load(written(name, configured())) for name in ("patch.yaml", "kustomization.yaml"))
+    assert patch["metadata"]["labels"].keys() == {"kueue.x-k8s.io/queue-name"}
+    assert patch["spec"]["template"]["spec"].keys() == {"serviceAccountName", "nodeSelector", "tolerations"}
+    assert merging["resources"] == ["kubernetes.yaml"] and merging["images"][0]["name"] == "slipstream"
+    assert merging["patches"] == [{"path": "patch.yaml", "target": {"kind": patch["kind"]}}]
+
+
+def test_the_services_of_compose_are_commands_of_ours_and_a_redis_that_evicts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))  # `main` changes it
+    services = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())["services"]
+    assert services.keys() == {"redis", "learner", "actors"}
+    for verb in ("learner", "actors"):
+        program, *words = services[verb]["command"]
+        assert (program, words[0], services[verb]["image"]) == ("slipstream", verb, "slipstream")
+        assert {"run.name=demo", "redis.url=redis://redis:6379"} <= set(words)
+        assert main([*words, "--print-config"]) == 0
+    _, *options = services["redis"]["command"]
+    path = f"{tmp_path}/redis.sock"
+    server = subprocess.Popen([find_executable(), "--port", "0", "--unixsocket", path, *options], cwd=tmp_path)
+    try:
+        with connect(f"unix://{path}", patience_s=DEADLINE_S) as client:
+            wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+            assert {key: client.config_get(key)[key] for key in wanted} == wanted
+    finally:
+        server.kill()
+        server.wait()
+
+
 def test_objects_of_runs_whose_names_are_alike_to_kubernetes_are_not_the_same() -> None:
     """The second one would take the first one's settings, which its learner reads when its pod is made again."""
     long = "tools_qwen3-8b_gspo_lr1e-6_temperature1_seed"
@@ -136,10 +169,8 @@ def test_the_weights_key_comes_from_the_secret_or_the_shell_that_launches() -> N
     for verb in ("learner", "actors"):
         pod = objects(config)["Job", f"{NAMED}-{verb}"]["spec"]["template"]["spec"]
         (container,) = pod["containers"]
-        given = {each["name"]: each["valueFrom"].get("secretKeyRef") for each in container["env"]}
-        secret = {"name": "slipstream-redis", "optional": True}
-        assert given[KEY_VARIABLE] == secret | {"key": "weights-key"}
-        assert given[PASSWORD_VARIABLE] == secret | {"key": "password"}
+        assert container["envFrom"] == [{"secretRef": {"name": "slipstream-redis", "optional": True}}]
+    assert f"{PASSWORD_VARIABLE} and {KEY_VARIABLE}" in written("kubernetes.yaml", config).replace("\n# ", " ")
     for verb in ("learner", "actors"):
         made = yaml.safe_load(written(f"{verb}.sky.yaml", config))
         assert made["secrets"] == {PASSWORD_VARIABLE: None, KEY_VARIABLE: None}
@@ -194,12 +225,12 @@ def test_a_learner_on_several_hosts_is_a_slurm_job_of_as_many_nodes(tmp_path: Pa
     assert "#SBATCH --nodes=1" in written("actors.sbatch", config)
     stand_in(tmp_path, "slipstream", f'echo "$@" >> {tmp_path}/began')
     stand_in(tmp_path, "srun", 'shift 2; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done')
-    stand_in(tmp_path, "hostname", "echo 10.0.0.1 fe80::1")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "20007"}
+    environment |= {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}  # of the node on which srun runs
     subprocess.run(["bash", "-c", script], env=environment, check=True, timeout=DEADLINE_S)
-    own = "weights.host=10.0.0.1 learner.rendezvous=10.0.0.1:20007"
     assert (tmp_path / "began").read_text().splitlines() == [
-        f"learner {FOLDER}/config.yaml {own} learner.host_rank={number}" for number in range(2)
+        f"learner {FOLDER}/config.yaml weights.host=auto learner.host_rank={number} learner.rendezvous=10.0.0.1:20007"
+        for number in range(2)
     ]
 
 
@@ -210,7 +241,7 @@ def test_other_engines_refuse_a_learner_on_several_hosts(engine: str) -> None:
 
 
 def test_hosts_have_gpus_if_the_model_is_for_them() -> None:
-    names = [name for files in TEMPLATES.values() for name in files]
+    names = [name for files in TEMPLATES.values() for name in files if name not in ("patch.yaml", "kustomization.yaml")]
     for settings, asks in (([], False), (["learner.ranks=8"], False), (GPUS, True)):
         for name in names:
             text = written(name, configured(*settings))
