@@ -6,9 +6,7 @@ ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends make && rm -rf /var/lib/apt/lists/*
 WORKDIR /slipstream
 COPY . .
-# Without the extra index pip finds a CUDA build of torch for the CPU image.
-RUN if [ "$SETUP" = setup ]; then export PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu; fi; \
-    make $SETUP && rm -rf /var/lib/apt/lists/*
+RUN make $SETUP && rm -rf /var/lib/apt/lists/*
 ENV PATH=/slipstream/.venv/bin:$PATH
 # Runs are written to the folder `runs` of the working directory, unless run.root is set.
 WORKDIR /data

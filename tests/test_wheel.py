@@ -52,7 +52,7 @@ def test_its_extras_are_those_of_the_page(installed: Path) -> None:
     extras = re.findall(r"^Provides-Extra: (.*)$", metadata.read_text(), re.MULTILINE)
     page = (REPOSITORY / "docs" / "install.md").read_text()
     assert sorted(extras) == sorted(
-        re.findall(r"`(\w+)`", page.split("extras ")[1].split(". ")[0].replace("`hub:NAME`", ""))
+        re.findall(r"`(\w+)`", page.split("extras are ")[1].split(" |")[0].replace("`hub:NAME`", ""))
     )
 
 
@@ -68,6 +68,8 @@ def test_a_verb_runs_from_any_folder_with_the_recipes_that_the_wheel_brings(inst
     done = run(installed, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "name: quickstart" in done.stdout
+    lacking = "from slipstream.tools.run import doctor; doctor.PACKAGES = ('none',); doctor.check_machine()"
+    assert "install the wheel with its extra `gpu`, or `cpu`" in run(installed, "-c", lacking, cwd=tmp_path).stderr
 
 
 def test_every_room_comes_from_the_wheel_with_its_data_and_its_types(installed: Path, tmp_path: Path) -> None:

