@@ -26,6 +26,7 @@ from tests.guess import WORDS
 
 TOKEN_TIME_S = 0.01
 PULL_S = 60.0
+OWN_WORDS = {"gymnasium": ("left", "right")}  # of docs/examples/foreign
 
 
 class PullingEngine(ScriptedEngine):
@@ -72,7 +73,7 @@ class PullingEngine(ScriptedEngine):
 def start(name: str, *, run: Config, mine: Config, model_path: str) -> PullingEngine:
     tokenizer = load_tokenizer(model_path)
     end = reply_form(tokenizer).ends["user"]
-    turns = [tokenizer.encode(word + end, add_special_tokens=False) for word in WORDS]
+    turns = [tokenizer.encode(word + end, add_special_tokens=False) for word in OWN_WORDS.get(run.env.name, WORDS)]
     return PullingEngine(
         actors_puller(mine.redis.url, run.run.name, actor=name),
         len(tokenizer),

@@ -26,6 +26,8 @@ from slipstream.tools.terminal.config_help import settings_topic
 from slipstream.tools.terminal.options import add_options
 
 WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # a retry cannot help
+QUICKSTART = "conf/quickstart.yaml"
+OF_A_RUN = ("env.", "model.")  # what a run learns, and by which model
 ROWS = (".jsonl", ".parquet")  # what FILE ends with
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -203,6 +205,9 @@ def load(arguments: argparse.Namespace) -> Config:
     elif verb.joins:
         words, of_run = _of_run(words, named, root, plays=verb.plays)
         overrides = [*of_run, *overrides]
+    elif arguments.verb == "up" and not (words or arguments.road or any(key.startswith(OF_A_RUN) for key in named)):
+        words = [QUICKSTART]  # the defaults alone teach nothing: their model earns no reward
+        print(f"slipstream up: no file, environment or model is given, so it is {QUICKSTART}", file=sys.stderr)
     config = load_config(words[0] if words else None, overrides, presets=words[1:])
     config.redis.url = without_password(config.redis.url)
     own = password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url)

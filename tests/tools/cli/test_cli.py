@@ -60,7 +60,7 @@ def test_help_lists_every_key_with_its_default_and_its_comment(capsys: pytest.Ca
     keys = [f"{path} = " for path in key_paths()]
     assert len(keys) > 60 and [key for key in keys if key not in text] == []
     assert "replay.max_lag = 8 optimizer steps; older tokens are left out of the loss" in text
-    assert "weights.host = '127.0.0.1' address that the publisher or a relay binds to" in text
+    assert "weights.host = '127.0.0.1' address that the publisher or a relay binds to; auto: the" in text
     starts = sorted(text.index(key) for key in keys)
     for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
         assert len(text[start:stop].split()) > 3, f"no comment: {text[start:stop]}"
@@ -231,6 +231,27 @@ def test_the_printed_configuration_has_no_password(
     printed = capsys.readouterr().out
     assert "url: redis://user@host:6379/1" in printed and "cret" not in printed
     assert os.environ[PASSWORD_VARIABLE] == "s/cret"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["learner.steps=9"], "quickstart"),
+        (["run.name=mine"], "mine"),
+        (["env.max_turns=3"], "run"),
+        (["model.max_tokens=99"], "run"),
+        (["conf/sums_smollm2.yaml"], "sums_smollm2"),
+    ],
+)
+def test_up_without_a_task_or_a_model_is_the_quickstart(
+    words: list[str], name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    assert main(["up", *words, "--print-config"]) == 0
+    said = capsys.readouterr()
+    is_quickstart = "episodes: 2500" in said.out
+    assert f"name: {name}\n" in said.out and is_quickstart is (name in ("quickstart", "mine"))
+    assert ("no file, environment or model is given" in said.err) is is_quickstart
 
 
 def test_a_dry_run_says_what_would_start_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
