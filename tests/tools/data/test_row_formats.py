@@ -46,8 +46,20 @@ def reply(content: Any, **fields: Any) -> Row:
     return {"role": "assistant", "content": content, **fields}
 
 
+def human(text: str) -> Row:
+    return {"from": "human", "value": text}
+
+
+def gpt(text: str, **fields: Any) -> Row:
+    return {"from": "gpt", "value": text, **fields}
+
+
 def call(name: str, **arguments: Any) -> Row:
     return {"type": "function", "id": "1", "function": {"name": name, "arguments": arguments}}
+
+
+def part(text: str) -> Row:
+    return {"type": "text", "text": text}
 
 
 def tool(name: str, **properties: Any) -> Row:
@@ -81,145 +93,101 @@ def read(path: Path, goal: Goal = "sft", **settings: Any) -> tuple[list[Sample],
 
 
 def learnt(samples: Sequence[Sample]) -> list[list[str]]:
-    """What is learned of the first side of each sample."""
     sides = [sample.sides[0] for sample in samples]
     return [[message.content for index, message in enumerate(side.messages) if side.is_learnt(index)] for side in sides]
 
 
+SYSTEM = {"role": "system", "content": "s"}
 TEXT = {"type": "string"}
 THINKS = {"type": "thinking", "thinking": "hm"}
-OF_KEYS: dict[str, tuple[Goal, list[Row]]] = {
-    "calls and tools": (
-        "sft",
-        [
-            {
-                "messages": [user("warm?"), reply(None, tool_calls=[call("weather", town="Bern", day=1)])],
-                "tools": [tool("weather", town=TEXT, day={"type": "number"})],
-            },
-            {
-                "messages": [user("when?"), reply(None, tool_calls=[call("clock", unit="h", day=1.5, zone="CET")])],
-                "tools": [tool("clock", unit=TEXT, zone=TEXT | {"enum": ["CET", "UTC"]})],
-            },
-            {
-                "messages": [user("cold?"), reply(None, tool_calls=[call("weather", day=2, town="Kiel")])],
-                "tools": [tool("weather", day={"type": "number"}, town=TEXT)],
-            },
-        ],
-    ),
-    "legacy calls and functions": (
-        "sft",
-        [
-            {
-                "messages": [
-                    user("warm?"),
-                    reply("", function_call={"name": "weather", "arguments": {"town": "Bern"}}),
-                ],
-                "functions": [{"name": "weather", "parameters": {"type": "object", "properties": {"town": TEXT}}}],
-            },
-            {
-                "messages": [user("when?"), reply("", function_call={"name": "clock", "arguments": {"zone": "CET"}})],
-                "functions": [{"name": "clock", "parameters": {"type": "object", "properties": {"zone": TEXT}}}],
-            },
-        ],
-    ),
-    "parts, marks and thoughts": (
-        "sft",
-        [
-            {"messages": [user("a?"), reply("b", loss=False), user("c?"), reply("d", thinking="hm")]},
-            {"messages": [user("e?"), reply("f", weight=1, reasoning="so")]},
-        ],
-    ),
-    "contents in parts": (
-        "sft",
-        [
-            {"conversations": [user([{"type": "text", "text": "a"}]), reply([{"type": "text", "text": "b"}])]},
-            {
-                "messages": [
-                    user([{"type": "text", "text": "a"}]),
-                    reply([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "c"}]),
-                ]
-            },
-        ],
-    ),
-    "ShareGPT with a system": (
-        "sft",
-        [
-            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "s"},
-            {
-                "conversations": [
-                    {"from": "human", "value": "a"},
-                    {"from": "gpt", "value": "c", "train": False},
-                    {"from": "human", "value": "a"},
-                    {"from": "gpt", "value": "d"},
-                ]
-            },
-        ],
-    ),
-    "pairs": (
-        "dpo",
-        [
-            {"prompt": [user("q")], "chosen": [reply("yes")], "rejected": [reply("no")]},
-            {"chosen": [user("q"), reply("yes", tool_calls=[call("f", a=1)])], "rejected": [user("q"), reply("no")]},
-            {"chosen": [user("q"), reply("yes", tool_calls=[call("f", b=1)])], "rejected": [user("q"), reply("no")]},
-        ],
-    ),
-    "a prompt, a completion and a label": (
-        "dpo",
-        [
-            {"prompt": [user("q")], "completion": [reply("yes")], "label": True},
-            {"prompt": [user("q")], "completion": [reply("no", tool_calls=[call("f", a=1)])], "label": False},
-        ],
-    ),
-    "prompts and completions": (
-        "sft",
-        [
-            {"prompt": [user("q"), reply("r"), user("s")], "completion": [reply("yes")]},
-            {"prompt": [user("q")], "completion": [reply(None, tool_calls=[call("f", a=1.0, b=[{"c": 2}])])]},
-        ],
-    ),
-    "collected rows": (
-        "dpo",
-        [
-            {"messages": [user("a"), reply("b")], "return": 1.0, "group_id": "1", "task": {"env": "shop", "index": 0}},
-            {"messages": [user("a"), reply("c")], "return": 0.5, "group_id": "1", "task": {"env": "shop", "index": 0}},
-            {"messages": [user("d"), reply("e")], "return": 1, "group_id": "2", "task": {"index": 1, "split": "train"}},
-            {"messages": [user("d"), reply("f")], "return": 0, "group_id": "2", "task": {"index": 1, "split": "train"}},
-        ],
-    ),
-    "a conversation with losses": (
-        "sft",
-        [
-            {"conversation": [{"role": "system", "content": "s", "loss": None}, user("a"), reply("b", loss=True)]},
-            {"conversation": [user("a") | {"loss": False}, reply("c", loss=False), user("d"), reply("e", loss=True)]},
-        ],
-    ),
-    "labels of turns": (
-        "prm",
-        [
-            {"messages": [user("a"), reply("b")], "turn_labels": [1]},
-            {"messages": [user("a"), reply("b"), user("c"), reply("d")], "turn_labels": [None, 0.5]},
-        ],
-    ),
-    "UltraFeedback": (
-        "reward",
-        [
-            {
-                "instruction": "q",
-                "completions": [
-                    {"response": "no", "overall_score": 2, "model": "a"},
-                    {"response": "yes", "overall_score": 7.5},
-                ],
-            },
-            {"prompt": "q2", "chosen": [user("q2"), reply("yes")], "rejected": [user("q2"), reply("no")]},
-        ],
-    ),
+OF_KEYS: dict[str, list[Row]] = {
+    "calls and tools": [
+        {
+            "messages": [user("warm?"), reply(None, tool_calls=[call("weather", town="Bern", day=1)])],
+            "tools": [tool("weather", town=TEXT, day={"type": "number"})],
+        },
+        {
+            "messages": [user("when?"), reply(None, tool_calls=[call("clock", unit="h", day=1.5, zone="CET")])],
+            "tools": [tool("clock", unit=TEXT, zone=TEXT | {"enum": ["CET", "UTC"]})],
+        },
+        {
+            "messages": [user("cold?"), reply(None, tool_calls=[call("weather", day=2, town="Kiel")])],
+            "tools": [tool("weather", day={"type": "number"}, town=TEXT)],
+        },
+    ],
+    "legacy calls and functions": [
+        {
+            "messages": [user("warm?"), reply("", function_call={"name": "weather", "arguments": {"town": "Bern"}})],
+            "functions": [{"name": "weather", "parameters": {"type": "object", "properties": {"town": TEXT}}}],
+        },
+        {
+            "messages": [user("when?"), reply("", function_call={"name": "clock", "arguments": {"zone": "CET"}})],
+            "functions": [{"name": "clock", "parameters": {"type": "object", "properties": {"zone": TEXT}}}],
+        },
+    ],
+    "parts, marks and thoughts": [
+        {"messages": [user("a?"), reply("b", loss=False), user("c?"), reply("d", thinking="hm")]},
+        {"messages": [user("e?"), reply("f", weight=1, reasoning="so")]},
+    ],
+    "contents in parts": [
+        {"conversations": [user([part("a")]), reply([part("b")])]},
+        {"messages": [user([part("a")]), reply([THINKS, part("c")])]},
+    ],
+    "ShareGPT with a system": [
+        {"conversations": [human("a"), gpt("b")], "system": "s"},
+        {"conversations": [human("a"), gpt("c", train=False), human("a"), gpt("d")]},
+    ],
+    "pairs": [
+        {"prompt": [user("q")], "chosen": [reply("yes")], "rejected": [reply("no")]},
+        {"chosen": [user("q"), reply("yes", tool_calls=[call("f", a=1)])], "rejected": [user("q"), reply("no")]},
+        {"chosen": [user("q"), reply("yes", tool_calls=[call("f", b=1)])], "rejected": [user("q"), reply("no")]},
+    ],
+    "a prompt, a completion and a label": [
+        {"prompt": [user("q")], "completion": [reply("yes")], "label": True},
+        {"prompt": [user("q")], "completion": [reply("no", tool_calls=[call("f", a=1)])], "label": False},
+    ],
+    "prompts and completions": [
+        {"prompt": [user("q"), reply("r"), user("s")], "completion": [reply("yes")]},
+        {"prompt": [user("q")], "completion": [reply(None, tool_calls=[call("f", a=1.0, b=[{"c": 2}])])]},
+    ],
+    "collected rows": [
+        {"messages": [user("a"), reply("b")], "return": 1.0, "group_id": "1", "task": {"env": "shop", "index": 0}},
+        {"messages": [user("a"), reply("c")], "return": 0.5, "group_id": "1", "task": {"env": "shop", "index": 0}},
+        {"messages": [user("d"), reply("e")], "return": 1, "group_id": "2", "task": {"index": 1, "split": "train"}},
+        {"messages": [user("d"), reply("f")], "return": 0, "group_id": "2", "task": {"index": 1, "split": "train"}},
+    ],
+    "a conversation with losses": [
+        {"conversation": [SYSTEM | {"loss": None}, user("a"), reply("b", loss=True)]},
+        {"conversation": [user("a") | {"loss": False}, reply("c", loss=False), user("d"), reply("e", loss=True)]},
+    ],
+    "labels of turns": [
+        {"messages": [user("a"), reply("b")], "turn_labels": [1]},
+        {"messages": [user("a"), reply("b"), user("c"), reply("d")], "turn_labels": [None, 0.5]},
+    ],
+    "UltraFeedback": [
+        {
+            "instruction": "q",
+            "completions": [
+                {"response": "no", "overall_score": 2, "model": "a"},
+                {"response": "yes", "overall_score": 7.5},
+            ],
+        },
+        {"prompt": "q2", "chosen": [user("q2"), reply("yes")], "rejected": [user("q2"), reply("no")]},
+    ],
 }
+GOAL_OF: dict[str, Goal] = {
+    "pairs": "dpo",
+    "a prompt, a completion and a label": "dpo",
+    "collected rows": "dpo",
+    "labels of turns": "prm",
+    "UltraFeedback": "reward",
+}  # the others are for sft
 GROUPED = ("a prompt, a completion and a label", "collected rows")  # two rows are a pair
 
 
 @pytest.mark.parametrize("name", OF_KEYS)
 def test_a_file_of_each_format_gives_the_same_samples(name: str, tmp_path: Path) -> None:
-    goal, rows = OF_KEYS[name]
+    goal, rows = GOAL_OF.get(name, "sft"), OF_KEYS[name]
     from_jsonl, _ = read(as_jsonl(tmp_path / "rows.jsonl", rows), goal)
     from_parquet, _ = read(as_parquet(tmp_path / "rows.parquet", rows), goal)
     from_json, _ = read(as_json(tmp_path / "rows.json", rows), goal)
@@ -262,11 +230,15 @@ def encoded(path: Path, goal: Goal, tokenizer: PreTrainedTokenizerBase, config: 
 def test_a_file_of_each_format_gives_the_same_tokens_and_masks(
     name: str, tokenizer: PreTrainedTokenizerBase, settings: list[str], tmp_path: Path
 ) -> None:
-    goal, rows = OF_KEYS[name]
+    goal, rows = GOAL_OF.get(name, "sft"), OF_KEYS[name]
     config = load_config(None, ["model.path=x", "model.max_tokens=2048", *settings])
-    from_jsonl = encoded(as_jsonl(tmp_path / "rows.jsonl", rows), goal, tokenizer, config)
-    assert encoded(as_parquet(tmp_path / "rows.parquet", rows), goal, tokenizer, config) == from_jsonl
-    assert encoded(as_json(tmp_path / "rows.json", rows), goal, tokenizer, config) == from_jsonl
+    files = (
+        as_jsonl(tmp_path / "a.jsonl", rows),
+        as_parquet(tmp_path / "a.parquet", rows),
+        as_json(tmp_path / "a.json", rows),
+    )
+    from_jsonl, from_parquet, from_json = (encoded(path, goal, tokenizer, config) for path in files)
+    assert from_parquet == from_json == from_jsonl
     assert all(sum(sequence["mask"]) > 0 for example in from_jsonl for sequence in example)
     text = tokenizer.decode([token for example in from_jsonl for sequence in example for token in sequence["tokens"]])
     assert "null" not in text and "None" not in text
@@ -318,8 +290,7 @@ def test_rows_of_an_array_are_numbered_and_one_that_is_cut_off_is_refused(tmp_pa
 
 
 def test_a_call_from_parquet_has_the_arguments_that_its_row_states(tmp_path: Path) -> None:
-    _, rows = OF_KEYS["calls and tools"]
-    taught, _ = read(as_parquet(tmp_path / "rows.parquet", rows))
+    taught, _ = read(as_parquet(tmp_path / "rows.parquet", OF_KEYS["calls and tools"]))
     assert learnt(taught) == [
         [text_of("weather", day=1, town="Bern")],
         [text_of("clock", day=1.5, unit="h", zone="CET")],
@@ -329,7 +300,6 @@ def test_a_call_from_parquet_has_the_arguments_that_its_row_states(tmp_path: Pat
 
 
 async def scores(path: Path, options: Row, *replies: str) -> tuple[str, float]:
-    """The last observation's text, and the sum of scores."""
     env = make_env("dataset", {"train": str(path), "held_out": str(path)} | options)
     await env.reset(Task(env="dataset", split="train", index=0))
     seen = [await env.step(each) for each in replies]
@@ -363,7 +333,7 @@ def test_the_marks_and_the_system_of_a_row_are_read_by_every_verb(as_file: Any, 
 def test_calls_are_found_and_objects_are_right_in_either_format(as_file: Any, written: str, tmp_path: Path) -> None:
     rows = [
         row | {"messages": [*row["messages"], {"role": "tool", "content": answer}], "answer": answer}
-        for row, answer in zip(OF_KEYS["calls and tools"][1], ("21", "7", "-3"), strict=True)
+        for row, answer in zip(OF_KEYS["calls and tools"], ("21", "7", "-3"), strict=True)
     ]
     path = as_file(tmp_path / f"rows.{as_file.__name__[3:]}", rows)
     called = f'<tool_call>{{"name": "weather", "arguments": {{{written}}}}}</tool_call>'
@@ -422,31 +392,31 @@ def test_no_reply_is_learned_that_is_marked_in_the_format_of_others(mark: Row, t
     [
         ({"messages": [user("a"), reply("b", weight=0.5)]}, "`weight` of a message must be 0, 1, .* got 0.5"),
         ({"messages": [user("a"), reply("b", loss_mask=[1, 0])]}, r"`loss_mask` of a message .* got \[1, 0\]"),
-        ({"messages": [user("a"), reply("b", do_train=False)]}, "`do_train` of a reply may change"),
-        ({"messages": [user("a"), reply("b", train_detail=[{"begin": 0}])]}, "`train_detail` of a reply may change"),
         ({"messages": [user("a"), reply("", action={"f": 1})]}, "a reply .* has no text, and `action` is not"),
-        ({"messages": [user("a"), reply("<think>x</think>b", thought="y")]}, "has two thoughts"),
-        ({"messages": [user("a"), reply("[THINK]x[/THINK]b", thought="y")]}, "has two thoughts"),
-        ({"messages": [user("a"), reply("x</think>b", thought="y")]}, "has two thoughts"),
+        *(
+            ({"messages": [user("a"), reply(text, thought="y")]}, "has two thoughts")
+            for text in ("<think>x</think>b", "[THINK]x[/THINK]b", "x</think>b")
+        ),
         ({"messages": [user("a"), reply("b", thought="c </think> d")]}, "a thought .* must have no marks"),
-        ({"messages": [user("a"), reply([{"type": "text", "text": "b"}, THINKS])]}, "must have a role"),
+        ({"messages": [user("a"), reply([part("b"), THINKS])]}, "must have a role"),
         ({"messages": [user("a"), reply("b", reasoning=["c"])]}, "must have a role"),
         ({"messages": [user("a"), reply("b")], "loss_mask": [0]}, "must have 0 or 1 for each of the 2 messages"),
         ({"conversations": [user("a"), {"from": "function_call", "value": "weather"}]}, "a call must be JSON"),
         ({"prompt": "q", "chosen": [user("other"), reply("a")], "rejected": [reply("b")]}, "`chosen` begins again"),
         ({"instruction": "q", "completions": [{"response": "a"}]}, "a score or overall_score"),
-        ({"messages": [user("a"), reply("b", function_calls=["f"])]}, "`function_calls` of a reply may change"),
-        ({"messages": [user("a"), reply("b", chain_of_thought="f")]}, "`chain_of_thought` of a reply may change"),
         ({"preferred_output": [reply("a")]}, "`input` must have messages"),
-        ({"messages": [user("a"), reply("b", skip=True)]}, "`skip` of a reply may change"),
-        ({"messages": [user("a"), reply([{"type": "text", "text": "b", "train": False}])]}, "must have a role"),
+        ({"messages": [user("a"), reply([part("b") | {"train": False}])]}, "must have a role"),
         *(
             ({"messages": [user("a"), reply("b")], name: value}, f"column `{name}` may change")
             for name, value in (("weights", [0, 1]), ("train_mask", [0.0, 0.0]), ("Loss", False), ("no_train", 1))
         ),
         *(
             ({"messages": [user("a"), reply("b", **{name: value})]}, f"`{name}` of a reply may change")
-            for name, value in (("label", 0), ("is_target", False), ("hidden", True), ("include", "no"), ("grad", 0))
+            for name, value in (
+                *(("do_train", False), ("train_detail", [{"begin": 0}]), ("function_calls", ["f"]), ("label", 0)),
+                *(("chain_of_thought", "f"), ("skip", True), ("is_target", False), ("hidden", True), ("include", "no")),
+                ("grad", 0),
+            )
         ),
         *(
             ({"messages": [user("a"), reply("b")], name: value}, f"`{name}` must be 0, 1, false or true, got")
@@ -457,17 +427,13 @@ def test_no_reply_is_learned_that_is_marked_in_the_format_of_others(mark: Row, t
         ),
         ({"messages": [user("a") | {"tool_calls": [call("f")]}, reply("b")]}, "only a reply can have a call"),
         ({"system": ["a"], "messages": [user("a"), reply("b")]}, r"`system` must be a text, got \['a'\]"),
-        (
-            {"messages": [user("a"), reply("", tool_calls=[{"name": "f", "kwargs": {"a": 1}}])]},
-            "`kwargs` of a call is not read",
-        ),
-        (
-            {"messages": [user("a"), reply("", tool_calls=[{"name": "f", "arguments": [1]}])]},
-            r"arguments of a call must be an object, got \[1\]",
-        ),
-        (
-            {"messages": [user("a"), reply("", tool_calls=[{"name": "f", "arguments": '{"a": NaN}'}])]},
-            "arguments of a call must be JSON",
+        *(
+            ({"messages": [user("a"), reply("", tool_calls=[{"name": "f"} | rest])]}, complaint)
+            for rest, complaint in (
+                ({"kwargs": {"a": 1}}, "`kwargs` of a call is not read"),
+                ({"arguments": [1]}, r"arguments of a call must be an object, got \[1\]"),
+                ({"arguments": '{"a": NaN}'}, "arguments of a call must be JSON"),
+            )
         ),
         (
             {
@@ -486,19 +452,13 @@ def test_a_field_that_may_change_what_is_learned_is_refused(row: Row, complaint:
 def test_an_unknown_field_is_named_once_with_its_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [
         {
-            "messages": [
-                {"role": "system", "content": "s"},
-                user("a"),
-                reply(f"b{place}", mood="sad", name="x", value="c"),
-            ],
-            **{
-                "conversations": [user("lost")],
-                "label": "x",
-                "blend": 1,
-                "system": "other",
-                "tools": [tool("f")],
-                "functions": [tool("g")],
-            },
+            "messages": [SYSTEM, user("a"), reply(f"b{place}", mood="sad", name="x", value="c")],
+            "conversations": [user("lost")],
+            "label": "x",
+            "blend": 1,
+            "system": "other",
+            "tools": [tool("f")],
+            "functions": [tool("g")],
         }
         for place in range(3)
     ]
@@ -521,7 +481,7 @@ SAID = "<think>\nhm\n</think>\n\n5"
             for name in ("reasoning_content", "reasoning", "thinking", "thought")
         ),
         ([user("q"), reply(SAID, reasoning_content="hm")], [SAID]),
-        ([user("q"), reply([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "5"}])], [SAID]),
+        ([user("q"), reply([THINKS, part("5")])], [SAID]),
         ([user("q"), reply(None, thinking="hm", tool_calls=[call("f")])], [f"<think>\nhm\n</think>\n\n{text_of('f')}"]),
         (
             [
@@ -537,10 +497,10 @@ SAID = "<think>\nhm\n</think>\n\n5"
         ([user("q"), reply("", tool_calls=[{"function": {"name": "f"}, "arguments": {"a": 1}}])], [text_of("f", a=1)]),
         (
             [
-                {"from": "human", "value": "q"},
+                human("q"),
                 {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'},
                 {"from": "observation", "value": "2"},
-                {"from": "gpt", "value": "y"},
+                gpt("y"),
             ],
             [text_of("f", a=1), "y"],
         ),
@@ -578,11 +538,7 @@ PREFERENCES: dict[str, Row] = {
         "instruction": "q",
         "completions": [{"response": "BAD", "overall_score": 3.0}, {"response": "GOOD", "overall_score": 8.5}],
     },
-    "LLaMA-Factory": {
-        "conversations": [{"from": "human", "value": "q"}],
-        "chosen": {"from": "gpt", "value": "GOOD"},
-        "rejected": {"from": "gpt", "value": "BAD"},
-    },
+    "LLaMA-Factory": {"conversations": [human("q")], "chosen": gpt("GOOD"), "rejected": gpt("BAD")},
     "OpenAI": {
         "input": {"messages": [user("q")]},
         "preferred_output": [reply("GOOD")],
