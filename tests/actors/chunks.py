@@ -54,8 +54,6 @@ def relay_at(
 
 
 class Pulling:
-    """A puller, the relays that it knows, and those that it blamed."""
-
     def __init__(self, *relays: str, key: CurveKey | None = None, patience_s: float = 0.0) -> None:
         self.relays = [relay_at(endpoint) for endpoint in relays]
         self.blamed: list[str] = []

@@ -26,8 +26,6 @@ MODULE = "tests.actors.exchanging_engine"  # this module
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The imitated GPU."""
-
     log: str  # a file
     room_bytes: int  # that the engine left to a shadow
     free_bytes: int = 1 << 40
@@ -35,7 +33,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def imitate(settings: Settings) -> None:
-    """Make this process an engine on a GPU, as far as weights go."""
     for name in ("slipstream.actors.engine.kept_shadow", MODULE):
         logging.getLogger(name).addHandler(logging.FileHandler(settings.log))
     logging.getLogger().setLevel(logging.INFO)

@@ -68,7 +68,6 @@ class ScriptedJudge:
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
 
     def answer_by(self, answer: Callable[[dict[str, Any], int], Reply | None]) -> None:
-        """Answer differently from now on."""
         self._answer = answer
 
     def close(self) -> None:

@@ -42,7 +42,6 @@ LOOK = {
 def parsing(
     tool_parser: str = "hermes", reasoning_parser: str = "", tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Parsing:
-    """The `parse` of an engine with these parsers."""
     with mock.patch.dict(os.environ, vllm_environment()):  # later processes of this worker shall not inherit it
         from slipstream.actors.engine.answer_parser import AnswerParser  # vLLM reads the environment when imported
 

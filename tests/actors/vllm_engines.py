@@ -89,7 +89,6 @@ class Offers:
         return msgspec.structs.replace(whole, manifest=manifest)
 
     def corrupt(self, offer: Offer) -> None:
-        """Flip one bit of what is served for `offer`."""
         self._buffers[offer.manifest.root][1000] ^= 1
 
     def close(self) -> None:
@@ -130,7 +129,6 @@ def server() -> Iterator[Offers]:
 
 
 def started(folder: Path, *, kv_policy: str, process: EngineProcess | None = None, **settings: Any) -> VllmEngine:
-    """An engine with the model in `folder`, which serves it as version 0."""
     usual: dict[str, Any] = {
         "max_tokens": MAX_TOKENS,
         "kv_cache_bytes": 64 << 20,

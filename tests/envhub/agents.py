@@ -42,7 +42,6 @@ def user(text: str) -> dict[str, Any]:
 
 
 async def said(client: openai.AsyncOpenAI, messages: Messages, **settings: Any) -> str:
-    """Ask for one answer, and add it to the conversation."""
     response = await client.chat.completions.create(model="gpt-4o", messages=messages, **settings)
     messages.append(response.choices[0].message.model_dump(exclude_none=True))
     return response.choices[0].message.content
@@ -88,7 +87,6 @@ def leaves_half_a_request(task: dict[str, Any], client: openai.OpenAI) -> float:
 
 
 async def rewrites(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
-    """An agent that cuts its history, and so begins a branch."""
     messages = [user("one")]
     await said(client, messages)
     messages.append(user("two"))
@@ -98,8 +96,6 @@ async def rewrites(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
 
 
 async def splits(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
-    """An agent with two sub-agents, whose turns alternate."""
-
     async def works(name: str) -> None:
         messages = [user(name)]
         for turn in range(3):
@@ -111,7 +107,6 @@ async def splits(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
 
 
 async def chooses(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
-    """An agent that asks for two answers, and continues with the first."""
     messages = [user("one")]
     response = await client.chat.completions.create(model="gpt-4o", messages=messages, n=2, logprobs=True)
     assert [choice.index for choice in response.choices] == [0, 1]
@@ -154,7 +149,6 @@ async def has_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
 
 
 async def talks_on(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
-    """An agent that never ends by itself."""
     messages = [user("go")]
     while True:
         await said(client, messages)

@@ -24,8 +24,6 @@ TASK = Task(env="any", split="train", index=3)
 
 
 class EnvHost:
-    """One server, at a port of its own."""
-
     def __init__(self, process: Process) -> None:
         self.process = process
         self.url = ""

@@ -8,8 +8,6 @@ from tests.guess import GuessEnv
 
 
 class FailingEnv(GuessEnv):
-    """Raises in every reset once a file `broken` exists."""
-
     def __init__(self, broken: str) -> None:
         super().__init__()
         self._broken = Path(broken)
@@ -21,14 +19,10 @@ class FailingEnv(GuessEnv):
 
 
 class UnmadeEnv(GuessEnv):
-    """Cannot be made."""
-
     def __init__(self) -> None:
         raise OSError("no such database")
 
 
 class ExpertlessEnv(GuessEnv):
-    """Has no expert."""
-
     def expert(self) -> str:
         raise NotImplementedError

@@ -25,8 +25,6 @@ class Unfinished:
 
 
 class Inheritor(Env):
-    """Inherits the empty methods of the protocol."""
-
     replay_only = True
 
 

@@ -29,7 +29,6 @@ def room(task_type: str = "pick_and_place", object_kind: str = "mug", place_kind
 
 
 def after(*actions: str, at: Room | None = None) -> tuple[State, str]:
-    """Return the state after `actions`, all of which must be valid, and the text of the last one."""
     here = at or room()
     state, text = State(places=here.objects), ""
     for action in actions:

@@ -33,7 +33,6 @@ WORLD = KgWorld(opening=(), secrets=(), graph=GRAPH, question=QUESTION)
 
 
 def answers(*actions: str) -> list[str]:
-    """Do `actions` one after the other, and return the text of each answer."""
     state, texts = WORLD.first, []
     for action in actions:
         change = asyncio.run(WORLD.act(state, action))

@@ -38,7 +38,6 @@ ENTERED = msgspec.structs.replace(STATE, sessions=frozenset({SITE.cookie}))
 
 
 def play(here: WebWorld, state: WebState, *actions: str) -> Change[WebState]:
-    """Do `actions` one after the other, and return the last change."""
     for action in actions:
         change = asyncio.run(here.act(state, action))
         state = change.state
@@ -46,7 +45,6 @@ def play(here: WebWorld, state: WebState, *actions: str) -> Change[WebState]:
 
 
 def goal_of(**changes: object) -> WebWorld:
-    """Return a world on the site above whose goal is STATE with these changes."""
     errand = Errand(text="", goal=msgspec.structs.replace(STATE, **changes))
     first = WebState(site=STATE, browser=Browser())
     return WebWorld(opening=(), secrets=(), first=first, site=SITE, errands=[errand])
@@ -235,7 +233,6 @@ def test_no_errands_undo_each_other() -> None:
 
 
 def raw(port: int, host: str, method: str, path: str, body: str = "", length: str = "") -> int:
-    """Send a request and return the status of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         headers = {"Host": host} | ({"Content-Length": length} if length else {})

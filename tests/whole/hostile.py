@@ -89,7 +89,6 @@ def frame(body: bytes, *, codec: int = PLAIN, declared: int | None = None) -> by
 
 
 def with_field(name: str, value: bytes) -> bytes:
-    """A trajectory in which one field is the MessagePack `value`."""
     fields = {field: getattr(WHOLE, field) for field in WHOLE.__struct_fields__}
     return frame(msgspec.msgpack.encode(fields | {name: msgspec.Raw(value)}))
 

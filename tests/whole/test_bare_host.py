@@ -91,7 +91,6 @@ class Hosts:
 
 @contextmanager
 def running(server: Server, run_id: str, root: Path, *settings: str) -> Iterator[Hosts]:
-    """A learner that has published its first version."""
     with Run(run_id, root=root / "runs", server=server, settings=[*SETTINGS, *settings]) as run:
         run.start_learner()
         run.wait_until(lambda: run.published_version() >= 0, "the first version")
@@ -103,7 +102,6 @@ def running(server: Server, run_id: str, root: Path, *settings: str) -> Iterator
 
 
 def makes_steps(run: Run, host: BareHost) -> None:
-    """Wait for two steps more, and one more version on every actor."""
     step, version = run.last_step(), run.published_version()
     run.wait_until(lambda: host.exit_code is not None or run.last_step() >= step + 2, f"steps with {host.name}")
     assert host.exit_code is None, host.said()
@@ -203,7 +201,6 @@ def test_ten_hosts_over_slow_links_one_is_cut_for_a_minute_and_each_is_replaced(
 
 
 def report(run: Run) -> None:
-    """Print what the hosts pulled."""
     newest, files = run.step_records()[-1], run.fleet.run_facts().model_files
     total = sum(file.blob.num_bytes for file in files)
     print(

@@ -42,5 +42,4 @@ def test_the_same_seed_and_one_actor_without_lag_train_alike_twice(
 
 
 def series(run: Run, name: str) -> list[float]:
-    """The curve `name` over the steps."""
     return [record[name] for record in run.step_records()]

@@ -38,8 +38,6 @@ UP_TIMEOUT_S = 1000.0
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """How long a run is."""
-
     num_steps: int
     eval_every: int
     num_tasks: int  # held out

@@ -79,8 +79,6 @@ def test_memory_that_tensors_share_is_exchanged_once() -> None:
 
 
 class Allocations(TorchDispatchMode):
-    """The sizes of new tensors, in bytes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.sizes = list[int]()

@@ -78,7 +78,6 @@ def test_a_shadow_is_freed_without_a_garbage_collection() -> None:
 
 
 def transfer_engine(folder: Path) -> StagedTransferEngine:
-    """That of an engine with one worker, on a CPU."""
     model_config = SimpleNamespace(
         model=str(save_tiny_model(folder)),
         dtype=torch.float32,

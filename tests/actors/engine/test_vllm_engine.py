@@ -294,7 +294,6 @@ def test_a_parser_that_vllm_does_not_have_is_refused_before_the_model_is_loaded(
 
 
 def gpu_options(folder: str, *settings: str, redis_url: str = "redis://127.0.0.1:1") -> dict[str, Any]:
-    """What vLLM is given for a GPU of 80 GiB."""
     config = load_config(None, ["model.dtype=bfloat16", "learner.micro_batch_tokens=400000", *settings])
     receiver = replace(RECEIVER, redis_url=redis_url)
     order = engine_settings(config, config.actors, model_path=folder, policy_version=0, seed=0, receiver=receiver)

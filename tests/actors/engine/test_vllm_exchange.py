@@ -37,7 +37,6 @@ ROOM = 1 << 30
 
 @pytest.fixture
 def tensor_parallel_policies(tmp_path: Path) -> Policies:
-    """Of a model with a number of heads that two workers can share."""
     return make_policies(tmp_path / "tiny", TinyShape(num_heads=4, num_kv_heads=2))
 
 

@@ -79,7 +79,6 @@ def engine(versions: Versions) -> Iterator[VllmEngine]:
 
 
 async def explores(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    """An agent that answers every call, and asks on where there is none."""
     return {"calls": float(await _explores(client, n=1, drops_thoughts=False))}
 
 
@@ -111,8 +110,6 @@ async def _explores(client: openai.AsyncOpenAI, *, n: int, drops_thoughts: bool)
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What the trajectories of a test have in them."""
-
     tokens: int
     calls: int
     invalid: int

@@ -49,7 +49,6 @@ def policy_versions(trajectory: Trajectory) -> TokenArray:
 
 
 def turns_of(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
-    """The prompt and the answer of each turn, as recorded."""
     tokens = trajectory.token_array().tolist()
     starts = [max(start for start in trajectory.branch_starts if start < turn.start) for turn in trajectory.turns]
     turns = zip(starts, trajectory.turns, strict=True)
@@ -79,7 +78,6 @@ def expert(env: Env, tokenizer: PreTrainedTokenizerBase, action_format: ActionFo
 
 
 def saying(tokenizer: PreTrainedTokenizerBase, *turns: str) -> Script:
-    """Writes the given texts one after another, for any prompt."""
     left = iter(turns)
     return lambda tokens, seed: ids(tokenizer, next(left))
 
@@ -98,7 +96,6 @@ async def rollout_of(
     allowance: Allowance = ALLOWANCE,
     parse: Parse | None = None,
 ) -> Trajectory:
-    """An episode of the shop's first task, or the one on `record`."""
     return await rollout(
         record or EpisodeRecord(attempt=attempt_on()),
         env=env,

@@ -55,8 +55,6 @@ YAML = {
 
 
 class Listing(ShopEnv):
-    """A shop that lists what it is given, and notes the actions that it gets."""
-
     def __init__(self, *actions: Any) -> None:
         super().__init__()
         self.actions, self.got = list(actions), list[str]()

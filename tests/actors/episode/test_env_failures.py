@@ -31,8 +31,6 @@ def answer(**changes: Any) -> Observation:
 
 
 class Unprintable(Exception):
-    """Cannot say what it is."""
-
     def __str__(self) -> str:
         return str(1 // 0)
 
@@ -225,8 +223,6 @@ def test_words_that_the_model_cannot_be_told_are_an_env_failure(message: Message
 
 
 class BadStart(ShopEnv):
-    """A shop whose reset answers with whatever it is given, or raises it."""
-
     def __init__(self, answer: object) -> None:
         super().__init__()
         self.answer = answer

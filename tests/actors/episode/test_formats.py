@@ -79,8 +79,6 @@ WORDS = ["search[plain dress]", "click[plain dress 10]", *["click[grey]", "click
 
 
 class Bare:
-    """A format of the user's as a class."""
-
     instructions = "Write do and your action."
 
     def write(self, action: str) -> str:
@@ -92,7 +90,6 @@ class Bare:
 
 
 def newest(messages: Sequence[Message]) -> list[Message]:
-    """A context policy of the user's."""
     return [messages[0], *messages[-3:]] if messages[0].role == "system" else [*messages[-3:]]
 
 

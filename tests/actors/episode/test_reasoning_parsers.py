@@ -54,7 +54,6 @@ OTHER_TOKENS = (
 
 
 def tokenizer_of(name: str, shown: str) -> PreTrainedTokenizerBase:
-    """A tokenizer with the marks of parser `name`, whose template shows them."""
     tokenizer = copy.deepcopy(byte_tokenizer(CHATML))
     marks = PARSERS[name]
     single = (

@@ -41,16 +41,12 @@ WINDOW_TOKENS = 100
 
 
 class SlowShop(ShopEnv):
-    """A shop that takes STEP_S to answer an action."""
-
     async def step(self, action: str) -> Observation:
         await asyncio.sleep(STEP_S)
         return await super().step(action)
 
 
 class SlowHousehold(HouseholdEnv):
-    """A room that takes STEP_S to answer an action."""
-
     async def step(self, action: str) -> Observation:
         await asyncio.sleep(STEP_S)
         return await super().step(action)
@@ -58,8 +54,6 @@ class SlowHousehold(HouseholdEnv):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """An environment, and how its text becomes tokens."""
-
     env: type[Env]
     tokenizer: PreTrainedTokenizerBase
     pieces: Callable[[str], list[str]]  # the text, in pieces that are encoded one by one
@@ -150,7 +144,6 @@ def over_the_wire(partial: Trajectory, tokenizer: PreTrainedTokenizerBase) -> Tr
 
 
 def expert_partial() -> Trajectory:
-    """The first three turns of the expert's episode of the first task."""
     env, record = SlowShop(), EpisodeRecord(attempt=attempt_on())
     sampler = engine_of(expert(env, shop_tokenizer()), token_time_s=TOKEN_TIME_S)
     run_skipping(preempted(rollout_of(env, sampler, record=record), after_s=30.0))
@@ -164,7 +157,6 @@ async def resumed_by_expert(partial: Trajectory, attempt: Attempt) -> Trajectory
 
 
 def timeless(trajectory: Trajectory) -> Trajectory:
-    """All but the clocks."""
     turns = [msgspec.structs.replace(turn, generate_s=0.0, env_s=0.0) for turn in trajectory.turns]
     return msgspec.structs.replace(trajectory, turns=turns, started_at_s=0.0, duration_s=0.0)
 

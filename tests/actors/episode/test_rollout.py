@@ -40,8 +40,6 @@ from tests.learner.skipping_loop import run_skipping
 
 
 class Recorder:
-    """An engine that remembers what it was asked and what it answered."""
-
     def __init__(self, engine: ScriptedEngine) -> None:
         self.engine = engine
         self.prompts: list[list[int]] = []
@@ -56,7 +54,6 @@ class Recorder:
 
 
 def buy(**changes: Any) -> tuple[Trajectory, Recorder]:
-    """The expert's episode of the first task."""
     env = ShopEnv()
     recorder = Recorder(engine_of(expert(env, shop_tokenizer())))
     return play(env, recorder, **changes), recorder

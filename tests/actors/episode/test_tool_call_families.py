@@ -77,8 +77,6 @@ CASES = {
 
 @dataclass
 class Policy:
-    """Writes the same answer in every turn, character by character."""
-
     tokenizer: PreTrainedTokenizerBase
     text: str
     written: list[tuple[list[int], list[int]]] = field(default_factory=list)

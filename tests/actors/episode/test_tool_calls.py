@@ -71,7 +71,6 @@ async def runs_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[s
 
 
 async def streams_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    """The same from a stream, whose pieces it joins."""
     messages: Messages = [{"role": "user", "content": "go"}]
     async with client.chat.completions.stream(model="gpt-4o", messages=messages, tools=[LOOK]) as stream:
         message = (await stream.get_final_completion()).choices[0].message
@@ -114,7 +113,6 @@ async def responds(task: dict[str, Any], client: openai.AsyncOpenAI, streamed: b
 
 
 async def forgets_calls(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    """An agent that sends other arguments back than it got."""
     messages: Messages = [{"role": "user", "content": "go"}]
     response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
     message = response.choices[0].message.model_dump(exclude_none=True)
@@ -147,7 +145,6 @@ async def answers_one_call(client: openai.AsyncOpenAI, *, then: dict[str, Any], 
 
 
 async def takes_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    """An agent that does one thing at a time."""
     return await answers_one_call(client, parallel_tool_calls=False, then={"parallel_tool_calls": False})
 
 

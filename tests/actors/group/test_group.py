@@ -128,7 +128,6 @@ class Actor:
 
 
 async def let_go(task: asyncio.Task[Any]) -> None:
-    """Cancel a task that still runs, and wait for its end."""
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -160,7 +159,6 @@ def nobodys(trajectory: Trajectory) -> Trajectory:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
-    """Closed at first."""
     gate = Gate(tmp_path / "gate")
     gate.close()
     return gate
@@ -268,8 +266,6 @@ def test_no_attempt_is_played_for_ever_that_kills_its_engine(redis_client: redis
 
 
 class Deadly:
-    """An engine that dies of what it samples."""
-
     def __init__(self, engine: Any, seeds: set[int | None]) -> None:
         self._engine, self._seeds = engine, seeds
 

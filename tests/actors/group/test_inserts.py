@@ -24,7 +24,6 @@ def buffer(redis_client: redis.Redis, run_id: str) -> Views:
 
 
 async def insert_all(buffer: ActorBuffer, attempts: Iterable[tuple[Lease, Trajectory]]) -> list[object]:
-    """The result of each, or its error."""
     inserts = Inserts()
     waiting = [inserts.insert(buffer, lease, trajectory) for lease, trajectory in attempts]
     return await asyncio.gather(*waiting, return_exceptions=True)

@@ -45,7 +45,6 @@ def scoring(actor: Actor, rewards: dict[str, Any]) -> Scoring:
 
 
 def scorer(name: str, run_id: str, rewards: dict[str, Any], **options: Any) -> Actor:
-    """An actor whose episodes get a reward of parts."""
     actor = Actor(name, run_id, turns=TURNS, **options)
     actor.setup = dataclasses.replace(actor.setup, scoring=scoring(actor, rewards))
     return actor
@@ -185,7 +184,6 @@ def test_a_part_that_fails_is_redone_and_never_a_reward_of_0(redis_client: redis
 def played(
     rewards: dict[str, Any], *, split: str = "train", change: Callable[[EpisodeRecord], None] = lambda record: None
 ) -> Any:
-    """An episode with its parts."""
     actor = Actor("actor", "run", turns=TURNS)
     attempt = dataclasses.replace(attempt_on(), task=Task(env="shop", split=split, index=0))
     record = EpisodeRecord(attempt=attempt)

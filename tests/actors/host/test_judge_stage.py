@@ -38,14 +38,12 @@ DEADLINE_S = 90.0
 
 
 def better(url: str, **settings: Any) -> dict[str, Any]:
-    """The rewards of an environment with a judge of whole groups."""
     judge = {"part": "judge", "url": url, "model": "m", "rubric": RUBRIC, "compare": "listwise", "weight": 0.5}
     return {"better": {**judge, "deadline_s": DEADLINE_S, **settings}}
 
 
 @pytest.fixture
 def server() -> Iterator[ScriptedJudge]:
-    """A judge for which an attempt is worth the number that it says."""
     judge = ScriptedJudge(marks_of_digits)
     yield judge
     judge.close()
@@ -57,7 +55,6 @@ def setup_of(buffer: Views, rewards: dict[str, Any], name: str = "j") -> JudgeSe
 
 
 def judged_by(setup: JudgeSetup, is_done: Callable[[], bool]) -> None:
-    """Run the judge until `is_done`, within the deadline."""
     deadline = time.monotonic() + DEADLINE_S
 
     def is_over() -> bool:
@@ -255,8 +252,6 @@ def test_a_wrong_verdict_quarantines_the_group(buffer: Views, run_id: str, marks
 
 
 class Run:
-    """A run in Redis with a judge of groups, for judge processes."""
-
     def __init__(self, client: redis.Redis, redis_url: str, run_id: str, folder: Path, url: str) -> None:
         rewards = better(url)
         self.fleet, self._folder, self._name = Fleet(client, run_id), folder, f"run.name={run_id}"

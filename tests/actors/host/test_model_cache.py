@@ -60,14 +60,11 @@ def offer_at(endpoint: str) -> Offer:
 
 
 def puller_of_none() -> Puller:
-    """A puller that knows of no relays."""
     sources = Sources(lambda: [], name="a", host="here", patience_s=0)
     return Puller(sources, blame=lambda _: None, chunk_bytes=CHUNK_BYTES, key=None)
 
 
 class Served:
-    """The files of a folder on offer, and how often they were pulled."""
-
     def __init__(self, folder: Path, files: list[ModelFile], *, bytes_per_s: float = math.inf) -> None:
         self.files = files
         self.is_away = False

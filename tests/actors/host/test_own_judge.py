@@ -60,7 +60,6 @@ class Marker:
 
 
 def parts_by(policy: Marker, rewards: dict[str, Any]) -> list[Part]:
-    """The parts of a reward with this policy as their judge."""
     parts = parts_of("env.rewards", rewards)
     judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192)), {"shop": parts})
     return parts

@@ -86,8 +86,6 @@ class Policy(ScriptedEngine):
 
 
 class Scene:
-    """A run whose groups its own policy judges."""
-
     def __init__(self, client: redis.Redis, run_id: str, *, max_attempts: int = 3, **settings: Any) -> None:
         self.buffer = make_buffer(client, run_id, max_attempts=max_attempts)
         self.evaluations = make_buffer(client, run_id, stream="eval")

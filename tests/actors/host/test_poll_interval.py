@@ -83,7 +83,6 @@ class Scene:
         self._client, self._shutdown = client, shutdown
 
     def acts(self, number: int, **env_options: Any) -> asyncio.Task[int]:
-        """An actor begins."""
         actor = Actor(f"actor-{number}", self.run_id, **env_options)
         buffers = {name: stream.actor for name, stream in self.streams.items()}
         given: dict[str, Any] = {"buffers": buffers, "actors": ActorsConfig(max_episodes=16)}

@@ -169,7 +169,6 @@ def origin_of(plane: Plane, *, bytes_per_s: float = math.inf, key: CurveKey | No
 
 
 def relay_here(redis_url: str, run_id: str, *, timeout_s: float = 30.0) -> Relay:
-    """A relay in this process."""
     named = {"redis_url": redis_url, "run_id": run_id, "name": "r", "host": "h", "address": "127.0.0.1"}
     return Relay(RelayInfo(**named, limits=LIMITS, timeout_s=timeout_s), key=None)
 

@@ -276,7 +276,6 @@ def words(process: psutil.Process) -> list[str]:
 
 
 def until(look: Callable[[], T]) -> T:
-    """What `look` sees as soon as it sees something."""
     deadline = time.monotonic() + DEADLINE_S
     while not (seen := look()):
         assert time.monotonic() < deadline

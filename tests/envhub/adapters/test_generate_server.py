@@ -35,8 +35,6 @@ ASKED = {
 
 
 class Policy:
-    """Answers a prompt with `reply`, or never."""
-
     def __init__(self) -> None:
         self.prompts: list[list[int]] = []
         self.asked = asyncio.Event()
@@ -52,14 +50,11 @@ class Policy:
 
 
 class Asking:
-    """A server with one session, and a client of it."""
-
     def __init__(self, url: str, sessions: dict[str, Session], policy: Policy, client: aiohttp.ClientSession) -> None:
         self.url, self.sessions, self.policy, self._client = url, sessions, policy, client
         self.session = sessions["episode"]
 
     def is_untouched(self) -> bool:
-        """Whether nothing reached the session."""
         return not self.policy.prompts and not self.session.is_over
 
     async def post(self, body: object, headers: dict[str, str] = SHOWN) -> tuple[int, str]:

@@ -282,7 +282,6 @@ def test_a_lost_episode_that_is_not_yet_closed_does_not_keep_a_dead_process_in_u
 
 
 def cut_in_turn(turn: int, options: MixtureEntry) -> EpisodeRecord:
-    """The record of an episode that was cancelled while the engine wrote `turn`."""
     record = EpisodeRecord(attempt=attempt_on())
 
     async def cut() -> None:

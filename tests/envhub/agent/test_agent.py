@@ -307,7 +307,6 @@ def test_an_agent_that_waits_for_no_answer_has_no_reward() -> None:
 
 
 def cut(options: MixtureEntry, model: Model, *, when: Callable[[EpisodeRecord], bool]) -> Trajectory:
-    """The partial of an episode that was cancelled."""
     record = EpisodeRecord(attempt=attempt_on())
 
     async def begin() -> None:

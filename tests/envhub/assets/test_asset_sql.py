@@ -26,7 +26,6 @@ CHECKS = [
 
 
 def line(description: str, label: list[str], kind: str, rows: list[list[str]]) -> dict[str, Any]:
-    """A line of dbbench's standard.jsonl, with the fields that it has there."""
     columns = [{"name": "Team", "type": "TEXT"}, {"name": "Win %", "type": "INT"}]
     return {
         "description": description,

@@ -60,7 +60,6 @@ def options(folder: Path) -> dict[str, Any]:
 
 
 def with_instances(options: dict[str, Any], name: str, *instances: dict[str, Any]) -> dict[str, Any]:
-    """The options, with a file of other instances."""
     path = Path(options["train"]).with_name(name)
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(instances)), path)

@@ -55,7 +55,6 @@ def item(number: int) -> dict[str, Any]:
 
 
 def written(folder: Path) -> str:
-    """Write WebShop's files into `folder`, and return its path."""
     items = [item(number) for number in range(40)]
     asked = {
         each["asin"]: [

@@ -37,7 +37,6 @@ class Form:
 
 
 def both(path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Options with a file of `rows` as both splits."""
     is_lines = path.suffix == ".jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) if is_lines else json.dumps(rows))
     return {"train": str(path), "held_out": str(path)}
@@ -276,7 +275,6 @@ def folder() -> Iterator[Path]:
 
 
 async def score(env: Env, task: Task, actions: Actions) -> float:
-    """The score after `actions`, or after those of the environment's own expert."""
     seen = await env.reset(task)
     try:
         for action in actions:

@@ -23,8 +23,6 @@ FOUND = (MACS, DESIGNERS, BOTH, LATEST, NUMBER)
 
 
 class Asked:
-    """An endpoint that records queries and sends a given reply."""
-
     def __init__(self) -> None:
         self.queries: list[str] = []
         self.content, self.status = b'{"results": {"bindings": []}}', 200

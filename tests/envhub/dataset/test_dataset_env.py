@@ -49,7 +49,6 @@ def sums(tmp_path: Path) -> str:
 
 
 def answered(options: dict[str, Any], reply: str) -> list[Observation]:
-    """The opening of a training task, and the answer to `reply`."""
     return acted("dataset", options, 0, [reply])
 
 

@@ -28,7 +28,6 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
-    """As OpenAI writes it."""
     return {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
 
@@ -106,7 +105,6 @@ def test_a_call_without_a_result_changes_nothing(trip: str, reply: str, text: st
 
 
 def spaced(text: str) -> str:
-    """What a word-level tokenizer makes of `text`."""
     return " ".join(re.findall(r"[A-Za-z0-9]+|[^\sA-Za-z0-9]", text))
 
 

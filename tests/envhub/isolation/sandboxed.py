@@ -16,5 +16,4 @@ def run(command: str, tree: Tree = TREE, **limits: float) -> Finished:
 
 
 def running(marker: str) -> list[psutil.Process]:
-    """The processes of this machine that have `marker` as an argument."""
     return [process for process in psutil.process_iter(["cmdline"]) if marker in (process.info["cmdline"] or [])]

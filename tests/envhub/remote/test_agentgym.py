@@ -25,7 +25,6 @@ UNRULY = "tests.envhub.unruly:UnrulyEnv"
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of servers that are as strict as theirs."""
     with stub_server("tests.envhub.remote.agentgym_stub", tmp_path_factory.mktemp("agentgym")) as url:
         yield url
 
@@ -46,7 +45,6 @@ def said(observation: Observation) -> str:
 
 
 def asked(url: str, body: object = None) -> Any:
-    """What is answered to a POST of `body`, or a GET where it is None."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as reply:

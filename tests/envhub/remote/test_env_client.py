@@ -49,8 +49,6 @@ CONTRACT: list[Callable[[Case], None]] = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FarCase(Case):
-    """The same environment, played through a server."""
-
     url: str
     made: list[EnvClient] = field(default_factory=list)
 

@@ -25,7 +25,6 @@ HUGE = 10**20  # more than 64 bits
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server that is as strict as theirs."""
     with stub_server("tests.envhub.remote.openenv_stub", tmp_path_factory.mktemp("openenv")) as url:
         yield url
 
@@ -151,7 +150,6 @@ def test_a_full_server_is_waited_for(stub: str) -> None:
 
 
 async def told_by(host: EnvHost, env: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
-    """What is answered to their client's messages, one for one."""
     async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/openenv/{env}/ws") as connection:
         answers = []
         for message in messages:

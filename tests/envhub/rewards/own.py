@@ -32,7 +32,6 @@ class Own:
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
-    """The module `OWN`, to which a test adds its functions."""
     own = Own(OWN)
     monkeypatch.setitem(sys.modules, OWN, own.module)
     yield own

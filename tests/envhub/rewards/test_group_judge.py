@@ -44,12 +44,10 @@ def asked(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def replies_of(request: dict[str, Any]) -> dict[str, str]:
-    """The last message of each attempt in a request, by its number."""
     return {number: messages[-1]["content"] for number, messages in asked(request)["episodes"].items()}
 
 
 def marks_of_digits(request: dict[str, Any], number: int) -> Reply:
-    """A judge for which an attempt is worth the number that it says."""
     return completion(json.dumps({at: {"clear": int(reply)} for at, reply in replies_of(request).items()}))
 
 

@@ -132,7 +132,6 @@ def part_of(kind: str, compare: str, server: ScriptedJudge, answers: Answers) ->
 
 
 async def marks_of(part: Part) -> list[float]:
-    """The marks of an episode, or of two members that differ."""
     if isinstance(part.measure, GroupJudge):
         return [mark.value for mark in await part.measure(shown("4", "9"))]
     found: Any = await part.values(episode_of(turn_of("4")), timeout_s=60.0)

@@ -64,7 +64,6 @@ def test_a_web_page_may_not_connect(host: EnvHost) -> None:
 
 
 def bombs() -> dict[str, bytes]:
-    """Hostile messages by name."""
     many = b"\xdd" + struct.pack(">I", 7_000_000) + b"\x90" * 7_000_000
     deep = b"\x81\xa1a" * 20_000 + b"\x00"
     open_ = Open(env="kg", options=msgspec.Raw(b"\x80"))

@@ -24,7 +24,6 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *settings: str) -> tuple[list[str], str]:
-    """The words of the command, and what is printed beside it."""
     assert main(["access", "join", *settings]) == 0
     shown = capsys.readouterr()
     (line,) = shown.out.splitlines()

@@ -46,7 +46,6 @@ OPERANDS = {
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What `slipstream words` prints before it ends."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main([*words])

@@ -31,7 +31,6 @@ def written(path: Path, rows: Sequence[object]) -> Path:
 
 
 def sifted(folder: Path, *options: str) -> list[Row]:
-    """The rows that are kept of `rows.jsonl`."""
     assert main(["data", f"{folder}/out.jsonl", f"--data={folder}/rows.jsonl", "--force", *options]) == 0
     return read(folder / "out.jsonl")
 
@@ -167,7 +166,6 @@ def test_texts_are_near_duplicates_where_they_share_most_runs_of_words() -> None
     words = [f"w{index}" for index in range(400)]
 
     def found(similarity: float, changed: int) -> bool:
-        """Whether a text with `changed` words at the end replaced is found."""
         near = NearDuplicates(similarity=similarity)
         others = [f"x{index}" for index in range(changed)]
         assert near.add([Message("user", " ".join(words))]) is not None

@@ -29,7 +29,6 @@ def read(tmp_path: Path, rows: Sequence[object], *, goal: Goal, **settings: Any)
 
 
 def replies(sample: Sample) -> list[list[str]]:
-    """What is learnt from, of each side."""
     return [
         [message.content for message in side.messages[side.learn_from :] if message.role == "assistant"]
         for side in sample.sides

@@ -59,7 +59,6 @@ def configured(*settings: str) -> Config:
 
 
 def written(name: str, config: Config) -> str:
-    """The text of a run's file with three hosts of actors."""
     (engine,) = [engine for engine, names in TEMPLATES.items() if name in names]
     return run_files(config, engine, FOLDER, 3)[name]
 

@@ -81,7 +81,6 @@ EVERY_MODEL = {  # that an objective can need besides the policy
 
 
 def long_step(tokens: int, **learner: int) -> dict[str, Any]:
-    """Settings for one sequence of so many tokens."""
     return {
         "model": {"max_tokens": tokens},
         "learner": {"micro_batch_tokens": tokens, **learner},
@@ -114,7 +113,6 @@ STEPS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 
 
 def write_step(folder: Path, architecture: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> Path:
-    """Write a model's config.json and a configuration that trains it; return the path of the latter."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(architecture))
     config: dict[str, Any] = {
@@ -141,7 +139,6 @@ def run_steps(*arguments: str, module: str = "slipstream.tools.plan.learner_step
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MeasuredStep]:
-    """What each of STEPS showed."""
     folder, arguments = tmp_path_factory.mktemp("models"), list[str]()
     for name, (architecture, settings, num_ranks) in STEPS.items():
         arguments += [str(write_step(folder / name, architecture, settings)), str(num_ranks)]

@@ -43,7 +43,6 @@ OBJECTIVE = ObjectiveConfig(correction="none", max_negative_kl=0, guard=False)
 
 
 def write_model(folder: Path, *, num_layers: int, num_tokens: int) -> Config:
-    """Write a config.json; return the configuration that is planned and run."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(QWEN | {"num_hidden_layers": num_layers}))
     settings = [f"model.path={folder}", "model.dtype=bfloat16", f"model.max_tokens={MAX_TOKENS}"]

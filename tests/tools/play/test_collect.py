@@ -64,8 +64,6 @@ class Varied(ScriptedEngine):
 
 
 class BreaksDown(GuessEnv):
-    """Its second task cannot be started, and its third fails in the second turn."""
-
     async def reset(self, task: Task) -> Observation:
         if task.index == 1:
             raise RuntimeError("the database is gone")
@@ -104,7 +102,6 @@ def rows_of(config: Config, script: Script, folder: Path, *, code: int = 0, **ch
 
 
 def said_by_policy(tokens: list[int]) -> list[str]:
-    """Its actions in the current branch."""
     parts = str(TOKENIZER.decode(tokens)).split("<|im_start|>assistant\n")[1:]
     return [part.split(END)[0] for part in parts[:-1]]
 
@@ -128,7 +125,6 @@ def wavering(config: Config, *, right: float, first_task: int = 0) -> Script:
 
 
 async def _plans(config: Config, first_task: int) -> dict[str, list[str]]:
-    """What the expert does, by what the task opens with."""
     env, plans = make_env(config.env.name, config.env.options), {}
     for index in range(first_task, first_task + options().num_tasks):
         observation = await env.reset(Task(env=config.env.name, split="train", index=index))
@@ -205,7 +201,6 @@ def test_what_is_collected_are_whole_trajectories_and_the_same_ones_again(
 
 
 def told(trajectory: Trajectory) -> tuple[object, ...]:
-    """All that does not hang on a clock."""
     names = ("group_id", "member", "tokens", "behaviour_logprobs", "total_reward", "stop_reason")
     return tuple(getattr(trajectory, name) for name in names)
 

@@ -235,13 +235,10 @@ def calling(tokens: list[int], seed: int | None) -> list[int]:
 
 
 def prefixes(sequence: TokenSequence) -> list[tuple[int, ...]]:
-    """The tokens up to each marked one."""
     return [tuple(sequence.tokens[: place + 1].tolist()) for place in np.flatnonzero(sequence.loss_mask)]
 
 
 class Counted(RewardScorer):
-    """A scorer that keeps the sizes of its batches."""
-
     batches: ClassVar[list[int]] = []
 
     def values(self, episodes: Sequence[ScoredEpisode]) -> list[Numbers]:

@@ -60,7 +60,6 @@ def replies(row: Row) -> list[Row]:
 
 
 async def observations(row: Row) -> list[str]:
-    """What the environment answers when the row's actions are played in it."""
     env = make_env("shop", {})
     label, split, index = row["task"].split("/")
     seen = [await env.reset(Task(env=label, split=split, index=int(index)))]

@@ -80,7 +80,6 @@ def scorer(config: Config, ranks: Ranks) -> RewardScorer:
 
 @contextmanager
 def served(folder: Path, log: Path, *, port: int = 0) -> Iterator[tuple[Process, str]]:
-    """The server as a process, with its URL."""
     settings = ["model.max_tokens=64", "model.dtype=float32", "learner.micro_batch_tokens=1024", f"--port={port}"]
     command = [sys.executable, "-m", "slipstream.tools.cli.cli", "serve", "rewards", str(folder), *settings]
     process = Process("rewards", command, log=log, environment={"SLIPSTREAM_REWARDS_KEY": KEY})
@@ -147,7 +146,6 @@ def test_a_search_goes_on_when_the_server_is_killed_and_started_again(
 
 
 def played(config: Config, folder: Path, number: int) -> list[Trajectory]:
-    """One finished episode of each of the first tasks."""
     found, room = Collected(), asyncio.Semaphore(4)
 
     async def play() -> None:
@@ -166,7 +164,6 @@ def attempt(config: Config, index: int) -> Attempt:
 
 @asynccontextmanager
 async def listening(scorer: RewardScorer, score: Score | None = None, *, model: str = "a") -> AsyncIterator[str]:
-    """The URL of a server in this process."""
     card = RewardModelCard(kind=scorer.model.kind, model=model, reads=reads(scorer), max_tokens=64)
     batches = Batches(score or scorer.values)
     server = RewardServer(batches, card, vocab_size=scorer.model.vocab_size, secret="")

@@ -42,13 +42,11 @@ class Inspected:
         self.describe(Config())
 
     def describe(self, config: Config) -> None:
-        """What the run's learner says of it."""
         model = {"model_path": str(self.root / "model"), "vocab_size": VOCAB_SIZE}
         facts = msgspec.structs.replace(FACTS, config_yaml=dump_config(config), **model)
         Fleet(self.client, self.run_id).describe_run(facts)
 
     def archive(self, step: int, groups: list[Group], *, policy_version: int = 4, **facts: Any) -> None:
-        """Write the step as its learner would."""
         writer = ArchiveWriter(RunDir(self.root, self.run_id).trajectories, self.run_id, epoch=1)
         made = ArchivedStep(step=step, policy_version=policy_version, conditions={}, groups=groups, **facts)
         writer.append(made)

@@ -16,7 +16,6 @@ def claim(inspected: Inspected, step: int, num_groups: int) -> list[Group]:
 
 
 def archive(inspected: Inspected, step: int, groups: list[Group], *, policy_version: int) -> None:
-    """Write the step as its learner would, and let the groups leave Redis."""
     inspected.archive(step, groups, policy_version=policy_version)
     inspected.buffer.learner.settle(step)
 

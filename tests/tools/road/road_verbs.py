@@ -17,7 +17,6 @@ HANGS_S = 120.0
 
 
 def main(verb: str, *arguments: str) -> int:
-    """Play one verb; return its exit code."""
     if verb == "fit":
         verb, arguments = f"fit {arguments[0]}", arguments[1:]
     if resumes := arguments[0] == "--resume":
@@ -53,7 +52,6 @@ def main(verb: str, *arguments: str) -> int:
 
 
 def train(folder: Path, config: dict[str, Any], *, trained_by: str) -> int:
-    """Write the files of a training run; return its exit code."""
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     hang, fail = (folder.with_name(f"{what}-{folder.name}") for what in ("hang", "fail"))

@@ -64,7 +64,6 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
 
 
 def calls(folder: Path) -> list[str]:
-    """The calls since the last look."""
     path = folder / "calls.txt"
     lines = path.read_text().splitlines() if path.exists() else []
     path.unlink(missing_ok=True)

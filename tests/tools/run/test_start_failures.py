@@ -137,7 +137,6 @@ def folders_of_models(folder: Path) -> dict[str, Path]:
 
 @contextlib.contextmanager
 def up(folder: Path, settings: list[str], run_id: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`slipstream up`, which writes to `folder`/out; it has ended with all its processes after the block."""
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, MARK: run_id, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     environment.pop(PASSWORD_VARIABLE, None)
@@ -164,7 +163,6 @@ def up(folder: Path, settings: list[str], run_id: str) -> Iterator[subprocess.Po
 
 
 def is_logged(pattern: str, logs: Path) -> bool:
-    """Whether a log has the cause."""
     return any(re.search(pattern, log.read_text(errors="replace"), re.MULTILINE) for log in logs.glob("*.log"))
 
 

@@ -39,8 +39,6 @@ SMALL = [*GUESS, "actors.count=1", "replay.groups_per_step=2", "learner.checkpoi
 
 
 class Up:
-    """`slipstream up` in a process of its own, with its output in files."""
-
     def __init__(self, root: Path, mark: str, *arguments: str, columns: int, **variables: str) -> None:
         self.dir = RunDir(root, NAME)
         self._stdout, self._stderr = root / "stdout", root / "stderr"
@@ -90,8 +88,6 @@ class Up:
 
 
 class Sittings:
-    """Starts `slipstream up` once or more on one folder, and ends whatever of it is left."""
-
     def __init__(self, root: Path, mark: str) -> None:
         self._root, self._mark = root, mark
         self._ups: list[Up] = []
@@ -101,11 +97,9 @@ class Sittings:
         return self._ups[-1]
 
     def left(self) -> list[list[str]]:
-        """The command lines of what still runs."""
         return list(self.running().values())
 
     def running(self) -> dict[psutil.Process, list[str]]:
-        """The processes, with their command lines."""
         lines = {}
         for process in marked(self._mark):
             with contextlib.suppress(psutil.NoSuchProcess):  # it ended between the two looks

@@ -65,7 +65,6 @@ def random_sequence(length: int, *, seed: int, prompt: int = 3) -> TokenSequence
 
 
 def a_trajectory(*, tokens: bytes, behaviour_logprobs: bytes, loss_mask: bytes, branch_starts: list[int]) -> Trajectory:
-    """A trajectory of which only the token arrays matter."""
     lease = Lease(ticket=ticket(0, num_members=1), fence=1, missing={0: 0}, partials={}, ttl_s=1.0)
     arrays = {"tokens": tokens, "behaviour_logprobs": behaviour_logprobs, "loss_mask": loss_mask}
     bare = {"turns": [], "version_spans": [], "score": 0.0, "success": False}

@@ -54,7 +54,6 @@ class Reading:
         self.observer = Observer([client], self.config)
 
     def cost(self, read: Callable[["Reading"], object]) -> tuple[int, int]:
-        """The bytes and the records that `read` reads."""
         self.num_bytes = self.num_records = 0
         read(self)
         return self.num_bytes, self.num_records

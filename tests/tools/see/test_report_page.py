@@ -58,20 +58,17 @@ def make_whole_run(root: Path, name: str, *settings: str) -> RunDir:
 
 
 def reported(run_dir: RunDir) -> str:
-    """The report of the run as HTML."""
     target = run_dir.path.parent / "report.html"
     assert main(["view", str(run_dir.path), "--file", str(target), "--force"]) == 0
     return target.read_text()
 
 
 def row(page: str, name: str) -> list[str]:
-    """The cells of the table's row `name`."""
     (line,) = re.findall(rf"<tr><td>{re.escape(name)}</td>(.*)</tr>", page)
     return [html.unescape(cell) for cell in re.findall("<td>(.*?)</td>", line)]
 
 
 def drawn(page: str) -> dict[str, ElementTree.Element]:
-    """The figures of a page, by caption."""
     figures = re.findall("<figcaption>(.*?)</figcaption>(<svg.*?</svg>)", page, re.DOTALL)
     return {caption: ElementTree.fromstring(svg) for caption, svg in figures}
 

@@ -131,7 +131,6 @@ def test_samples_are_sent_once_and_those_of_a_step_that_is_made_again_are_sent_a
     config = Config(run=RunConfig(name="demo", root=str(run_dir.path.parent)))
 
     def sent(*steps: int, resume_step: int | None) -> list[dict[str, Any]]:
-        """What is logged once `steps` are made."""
         paths = {"jsonl": run_dir.metrics, "tensorboard": run_dir.tensorboard, "samples": run_dir.samples}
         writer = MetricsWriter(**paths, resume_step=resume_step)
         for step in steps:

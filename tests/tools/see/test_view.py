@@ -33,7 +33,6 @@ def config_of(run_id: str, *, steps: int = 12) -> Config:
 
 
 def drawn(table: RenderableType, *, width: int = 80) -> str:
-    """What a terminal of that width shows."""
     out = io.StringIO()
     Console(file=out, width=width).print(table)
     return out.getvalue()
