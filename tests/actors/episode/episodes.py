@@ -5,14 +5,25 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, Sampler
 from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
-from slipstream.actors.episode.rollout import rollout
+from slipstream.actors.episode.rollout import EpisodeFailed, rollout
 from slipstream.common.records.kept_sets import KeptSets
-from slipstream.common.records.trajectory import Provenance, Sampling, Task, TokenArray, Trajectory, VersionSpan
+from slipstream.common.records.trajectory import (
+    Outcome,
+    Provenance,
+    Sampling,
+    StopReason,
+    Task,
+    TokenArray,
+    Trajectory,
+    VersionSpan,
+    check,
+)
 from slipstream.common.text.action_format import FORMATS, ActionFormat
 from slipstream.envhub.driving import Parse
 from slipstream.envhub.env import Env, Observation
@@ -108,22 +119,36 @@ async def rollout_of(
 
 
 def play(env: Env, sampler: Sampler, *, attempt: Attempt | None = None, **settings: Any) -> Trajectory:
-    """Roll out one episode, by a clock that skips every wait."""
-    return run_skipping(rollout_of(env, sampler, record=EpisodeRecord(attempt=attempt or attempt_on()), **settings))
+    """Roll out one episode, by a clock that skips every wait, and check its record."""
+    record = EpisodeRecord(attempt=attempt or attempt_on())
+    trajectory = run_skipping(rollout_of(env, sampler, record=record, **settings))
+    check(trajectory, vocab_size=len(settings.get("tokenizer") or shop_tokenizer()))
+    return trajectory
+
+
+def failure_of(env: Env, sampler: Sampler, *, complaint: str, **settings: Any) -> tuple[StopReason, Outcome]:
+    """Roll out one episode that fails."""
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        play(env, sampler, **settings)
+    return failed.value.stop_reason, failed.value.outcome
 
 
 class Broken(ShopEnv):
-    """A shop that answers its second action with whatever it is given, or raises it."""
+    """A shop that answers its second action, or its reset, with whatever it is given, or raises it."""
 
-    def __init__(self, answer: object) -> None:
+    def __init__(self, answer: object, *, at: str = "step") -> None:
         super().__init__()
-        self.answer = answer
+        self.answer, self.at = answer, at
         self.num_steps = 0
+
+    async def reset(self, task: Task) -> Observation:
+        return await self._broken() if self.at == "reset" else await super().reset(task)
 
     async def step(self, action: str) -> Observation:
         self.num_steps += 1
-        if self.num_steps == 1:
-            return await super().step(action)
+        return await super().step(action) if self.num_steps == 1 else await self._broken()
+
+    async def _broken(self) -> Observation:
         if isinstance(self.answer, BaseException):
             raise self.answer
         if self.answer == "hang":

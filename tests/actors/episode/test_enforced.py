@@ -28,7 +28,7 @@ from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.kept_sets import kept_sets
-from slipstream.common.records.trajectory import Sampling, StopReason, Trajectory, check
+from slipstream.common.records.trajectory import Sampling, StopReason, Trajectory
 from slipstream.common.text.action_format import ActionFormat, action_format
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.codec import end_tokens
@@ -40,7 +40,7 @@ from slipstream.tools.lab.soak.scripted_engine import allowed_tokens
 from slipstream.tools.run.check_input import check_env
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
-from tests.actors.episode.episodes import ALLOWANCE, attempt_on, completion_of, ids, play
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, completion_of, failure_of, ids, play
 from tests.common.text.chat_templates import family_tokenizer
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer, shop_tokenizer
 from tests.tools.run.tiny_model import FLOAT32, without_absent
@@ -138,7 +138,6 @@ def test_every_action_of_an_episode_is_one_of_those_that_were_possible(name: str
     opening = made.write("|").partition("|")[0].rstrip()
     env, writer = Listing(), Writer(tokenizer, lambda turn: f"find plain dress {opening} no")
     episode = enforced_episode(env, writer, made, tokenizer)
-    check(episode, vocab_size=len(tokenizer))
     assert episode.stop_reason in (StopReason.DONE, StopReason.MAX_TURNS)
     assert env.got and not [action for action in env.got if action.startswith("not possible")]
     assert all(turn.valid_action and turn.finish_reason == "stop" for turn in episode.turns)
@@ -164,8 +163,8 @@ def word_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase:
 
 def test_a_turn_that_ends_without_a_mark_has_no_action_and_no_kept_set() -> None:
     tokenizer, made = byte_tokenizer(CHATML), action_format("action_tag")
-    env, texts = Listing(), iter([f"I do not know{END}", "so <action>x"])
-    episode = enforced_episode(env, Writer(tokenizer, lambda turn: next(texts, f"no{END}")), made, tokenizer)
+    texts = iter([f"I do not know{END}", "so <action>x"])
+    episode = enforced_episode(Listing(), Writer(tokenizer, lambda turn: next(texts, f"no{END}")), made, tokenizer)
     assert [turn.valid_action for turn in episode.turns[:3]] == [False, True, False]
     assert episode.kept is not None
     assert not episode.kept.count_array()[: episode.turns[0].stop - episode.turns[0].start].any()
@@ -215,7 +214,6 @@ def test_a_turn_never_takes_more_tokens_than_it_may(room: int) -> None:
     writer = Writer(tokenizer, lambda turn: "so <action>x")
     made = action_format("action_tag")
     episode = enforced_episode(Listing("click[red]"), writer, made, tokenizer, max_turn_tokens=room)
-    check(episode, vocab_size=len(tokenizer))
     lengths = {turn.stop - turn.start for turn in episode.turns}
     assert lengths == {min(room, 31)}  # 11 of "so <action>", 10 of "click[red]", 9 of "</action>" and the end
     assert {turn.finish_reason for turn in episode.turns} == {"stop" if room == 31 else "length"}
@@ -258,7 +256,6 @@ def test_what_is_no_admissible_action_is_none_however_it_is_written(name: str, t
     tokenizer, env = byte_tokenizer(CHATML), Listing("click[red]")
     writer = Writer(tokenizer, lambda turn: f"{thought}{END}")
     episode = enforced_episode(env, writer, action_format(name, YAML), tokenizer, max_turn_tokens=room)
-    check(episode, vocab_size=len(tokenizer))
     assert not any(turn.valid_action for turn in episode.turns)
     assert set(env.got) == {"not possible: "}, "the environment got a text that the policy chose"
 
@@ -278,9 +275,8 @@ def test_what_is_no_admissible_action_is_none_however_it_is_written(name: str, t
 )
 def test_an_action_that_cannot_be_written_fails_the_attempt_and_says_which(actions: list[str], complaint: str) -> None:
     writer = Writer(shop_tokenizer(), lambda turn: "")
-    with pytest.raises(EpisodeFailed, match=complaint) as failure:
-        play(Listing(*actions), writer, allowance=ENFORCED)
-    assert failure.value.stop_reason is StopReason.ENV_ERROR
+    stop_reason, _ = failure_of(Listing(*actions), writer, complaint=complaint, allowance=ENFORCED)
+    assert stop_reason is StopReason.ENV_ERROR
 
 
 def test_more_actions_than_a_kept_set_can_hold_are_refused() -> None:
@@ -383,7 +379,6 @@ def test_the_learners_log_probabilities_are_those_of_the_masked_policy(tmp_path:
             action_format=action_format(name, formats),
             allowance=replace(ENFORCED, max_turns=4, max_tokens=512, rules=ChatRules()),
         )
-        check(episode, vocab_size=model.vocab_size)
         mask = episode.loss_mask_array()
         packed = pack(sequences_of(episode, advantage=1.0))
         found = model(packed)

@@ -21,7 +21,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Outcome, StopReason, Task
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.shop.shop import ShopEnv
-from tests.actors.episode.episodes import ALLOWANCE, Broken, attempt_on, engine_of, play, rollout_of, saying
+from tests.actors.episode.episodes import ALLOWANCE, Broken, attempt_on, engine_of, failure_of, play, rollout_of, saying
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer, shop_tokenizer
 from tests.learner.skipping_loop import run_skipping
 
@@ -77,9 +77,8 @@ class Unprintable(Exception):
 def test_a_broken_environment_is_an_env_failure_and_never_a_reward_of_0(wrong: object, complaint: str) -> None:
     env = Broken(wrong)
     script = saying(shop_tokenizer(), "search[dress]<|end|>", "click[red]<|end|>", "click[red]<|end|>")
-    with pytest.raises(EpisodeFailed, match=complaint) as failed:
-        play(env, engine_of(script), allowance=replace(ALLOWANCE, max_turns=3))
-    assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.ENV_ERROR, Outcome.ENV_FAILURE)
+    failure = failure_of(env, engine_of(script), complaint=complaint, allowance=replace(ALLOWANCE, max_turns=3))
+    assert failure == (StopReason.ENV_ERROR, Outcome.ENV_FAILURE)
 
 
 def every_exception() -> list[BaseException]:
@@ -99,9 +98,7 @@ def test_no_exception_of_an_environment_is_anything_but_its_failure() -> None:
     assert {KeyboardInterrupt, SystemExit, GeneratorExit, BaseException} <= {type(error) for error in raised}
     script = saying(shop_tokenizer(), *("search[dress]<|end|>" for _ in range(2 * len(raised))))
     for error in raised:
-        with pytest.raises(EpisodeFailed) as failed:
-            play(Broken(error), engine_of(script))
-        assert failed.value.outcome is Outcome.ENV_FAILURE, error
+        assert failure_of(Broken(error), engine_of(script), complaint="")[1] is Outcome.ENV_FAILURE, error
 
 
 def test_an_episode_that_the_garbage_collector_closes_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
@@ -178,16 +175,6 @@ class Unruly(ShopEnv):
             await own
 
 
-@pytest.mark.parametrize(
-    ("doing", "complaint"),
-    [("exits", "SystemExit: 0"), ("cancels", "it awaited something that was cancelled")],
-)
-def test_an_environment_ends_neither_the_actor_nor_a_task_of_its(doing: str, complaint: str) -> None:
-    with pytest.raises(EpisodeFailed, match=complaint) as failed:
-        play(Unruly(doing, when="reset"), engine_of(saying(shop_tokenizer())))
-    assert failed.value.outcome is Outcome.ENV_FAILURE
-
-
 @pytest.mark.parametrize("doing", ["exits", "cancels"])
 def test_a_close_that_does_the_same_costs_nothing(doing: str) -> None:
     envs = {"shop": MixtureEntry(name=f"{__name__}:Unruly", options={"doing": doing, "when": "close"})}
@@ -214,39 +201,29 @@ NO_SYSTEM = "{% if messages[-1]['role'] == 'system' %}{{ raise_exception('System
 def test_words_that_the_model_cannot_be_told_are_an_env_failure(message: Message, complaint: str, at: str) -> None:
     tokenizer = byte_tokenizer(NO_SYSTEM + CHATML)
     said = answer(messages=(message,))
-    env = BadStart(said) if at == "reset" else Broken(said)
-    script = saying(tokenizer, *["search[dress]<|im_end|>"] * 2)
-    allowance = replace(ALLOWANCE, max_tokens=10_000)
-    with pytest.raises(EpisodeFailed, match=complaint) as failed:
-        play(env, engine_of(script, max_tokens=10_000), tokenizer=tokenizer, allowance=allowance)
-    assert failed.value.outcome is Outcome.ENV_FAILURE
-
-
-class BadStart(ShopEnv):
-    def __init__(self, answer: object) -> None:
-        super().__init__()
-        self.answer = answer
-
-    async def reset(self, task: Task) -> Observation:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer  # type: ignore[return-value]
+    engine = engine_of(saying(tokenizer, *["search[dress]<|im_end|>"] * 2), max_tokens=10_000)
+    settings = {"tokenizer": tokenizer, "allowance": replace(ALLOWANCE, max_tokens=10_000)}
+    assert failure_of(Broken(said, at=at), engine, complaint=complaint, **settings)[1] is Outcome.ENV_FAILURE
 
 
 @pytest.mark.parametrize(
-    ("wrong", "complaint"),
+    ("env", "complaint"),
     [
-        (ConnectionRefusedError("no server"), "ConnectionRefusedError: no server"),
-        (None, "returned a NoneType"),
-        (answer(messages=()), "reset returned an observation that is done or has no messages"),
-        (answer(terminated=True), "reset returned an observation that is done or has no messages"),
+        (Broken(ConnectionRefusedError("no server"), at="reset"), "ConnectionRefusedError: no server"),
+        (Broken(None, at="reset"), "returned a NoneType"),
+        *(
+            (Broken(wrong, at="reset"), "reset returned an observation that is done or has no messages")
+            for wrong in (answer(messages=()), answer(terminated=True))
+        ),
         (
-            answer(messages=(Message("user", "dress " * 300),)),
+            Broken(answer(messages=(Message("user", "dress " * 300),)), at="reset"),
             "its first prompt of 30[0-9] tokens leaves no room in `model.max_tokens` = 256",
         ),
+        (Unruly("exits", when="reset"), "SystemExit: 0"),
+        (Unruly("cancels", when="reset"), "it awaited something that was cancelled"),
     ],
 )
-def test_a_reset_that_fails_is_an_env_failure(wrong: object, complaint: str) -> None:
-    with pytest.raises(EpisodeFailed, match=complaint) as failed:
-        play(BadStart(wrong), engine_of(saying(shop_tokenizer())))
-    assert failed.value.outcome is Outcome.ENV_FAILURE
+def test_a_reset_that_fails_is_an_env_failure_and_ends_neither_the_actor_nor_a_task_of_its(
+    env: ShopEnv, complaint: str
+) -> None:
+    assert failure_of(env, engine_of(saying(shop_tokenizer())), complaint=complaint)[1] is Outcome.ENV_FAILURE

@@ -51,11 +51,7 @@ from tests.envhub.rewards.test_rewards import episode_of, turn_of
 
 OWN = {
     "marks": {"write": "<act>{action}</act>"},
-    "pattern": {
-        "instructions": "Think first. End with one line: ACT: your action",
-        "write": "ACT: {action}",
-        "pattern": "ACT ?: (.+)",
-    },
+    "pattern": {"instructions": "End with ACT: and an action.", "write": "ACT: {action}", "pattern": "ACT ?: (.+)"},
 }
 NAMES = [*FORMATS, *OWN, "tests.actors.episode.test_formats:Bare", "tools"]
 CONTEXTS = ["stop", "window", "summary", "tests.actors.episode.test_formats:newest"]
@@ -74,6 +70,7 @@ def rotated(names: list[str], others: list[str]) -> list[Any]:
     ]
 
 
+ROOMY = Allowance(max_turns=30, max_tokens=20_000, step_timeout_s=60, episode_timeout_s=600)
 CONTEXT_TOKENS, TURNS = 1000, 24
 WORDS = ["search[plain dress]", "click[plain dress 10]", *["click[grey]", "click[green]"] * 50]
 
@@ -144,14 +141,10 @@ def test_a_format_that_cannot_be_used_is_refused_with_its_key(given: Any, compla
     config.env.formats = {"mine": given}
     with pytest.raises(ConfigError, match=complaint):
         check_env(config.env)
-
-
-@pytest.mark.parametrize("name", ["plain", "tools", "my format", "a:b"])
-def test_a_name_of_a_format_that_is_taken_or_malformed_is_refused(name: str) -> None:
-    config = load_config(None, [])
-    config.env.formats = {name: OWN["marks"]}
-    with pytest.raises(ConfigError, match=r"`env\.(formats|action_format)`"):
-        check_env(config.env)
+    for taken_or_malformed in ("plain", "tools", "my format", "a:b"):
+        config.env.formats = {taken_or_malformed: OWN["marks"]}
+        with pytest.raises(ConfigError, match=r"`env\.(formats|action_format)`"):
+            check_env(config.env)
 
 
 def test_a_pattern_that_a_reply_makes_slow_fails_the_episode_and_is_not_blamed_on_the_policy() -> None:
@@ -212,9 +205,7 @@ async def walked(
         sampler=walker.engine(),
         tokenizer=walker.tokenizer,
         action_format=action_format(name, OWN),
-        allowance=Allowance(
-            max_turns=max_turns, max_tokens=walker.max_tokens, step_timeout_s=60, episode_timeout_s=600, rules=rules
-        ),
+        allowance=replace(ROOMY, max_turns=max_turns, max_tokens=walker.max_tokens, rules=rules),
         parse=parse_hermes,
     )
 
@@ -289,12 +280,9 @@ def test_admissible_actions_end_every_observation_and_nothing_else_changes(name:
         text = call_of(env.expert()) if name == "tools" else made.write(env.expert())
         return ids(tokenizer, text + reply_form(tokenizer).ends["user"])
 
-    record = EpisodeRecord(
-        attempt=replace(attempt_on(max_turn_tokens=200), task=Task(env="household", split="train", index=3))
-    )
-    allowance = Allowance(
-        max_turns=30, max_tokens=20_000, step_timeout_s=60, episode_timeout_s=600, shows_admissible=True
-    )
+    task = Task(env="household", split="train", index=3)
+    record = EpisodeRecord(attempt=replace(attempt_on(max_turn_tokens=200), task=task))
+    allowance = replace(ROOMY, shows_admissible=True)
     engine = engine_of(acts, max_tokens=20_000)
     settings: dict[str, Any] = {"action_format": made, "allowance": allowance, "parse": parse_hermes}
     whole = asyncio.run(rollout(record, env=env, sampler=engine, tokenizer=tokenizer, **settings))
@@ -350,7 +338,7 @@ def test_the_tools_of_an_environment_are_shown_and_its_calls_arrive_as_json(tmp_
         attempt=replace(attempt_on(max_turn_tokens=500), task=Task(env="tools", split="train", index=0)),
         tokenizer=tokenizer,
         action_format=ToolCalls(),
-        allowance=Allowance(max_turns=30, max_tokens=20_000, step_timeout_s=60, episode_timeout_s=600),
+        allowance=ROOMY,
         parse=parse_hermes,
     )
     assert whole.success and all(turn.valid_action for turn in whole.turns)
@@ -391,9 +379,7 @@ def configured(*settings: str) -> Config:
 
 def test_tools_need_a_parser_a_template_that_shows_them_and_no_expert(tmp_path: Path) -> None:
     tools = "env.action_format=tools"
-    with pytest.raises(
-        ConfigError, match=r"`model\.tool_parser` must be a parser of vLLM with env.action_format=tools"
-    ):
+    with pytest.raises(ConfigError, match=r"`model\.tool_parser` must be a parser of vLLM with env.action_format="):
         configured(tools)
     with pytest.raises(ConfigError, match=r"`warm_start\.episodes` must be 0 with env.action_format=tools"):
         load_config(None, [tools, "model.tool_parser=hermes", "warm_start.episodes=5"])
@@ -402,13 +388,9 @@ def test_tools_need_a_parser_a_template_that_shows_them_and_no_expert(tmp_path: 
     with pytest.raises(ConfigError, match="does not show tools"):
         check_template(configured(tools, "model.tool_parser=hermes", "model.roles=alternate"), shop_tokenizer())
     with pytest.raises(ConfigError, match="is not possible for a tiny model, a warm start or an expert"):
-        list(demonstrate(load_demonstrations(config), shop_tokenizer()))
+        config.warm_start.episodes = 1
+        list(demonstrate(config, shop_tokenizer()))
     check_template(config, family_tokenizer("qwen2.5", tmp_path))
-
-
-def load_demonstrations(config: Config) -> Config:
-    config.warm_start.episodes = 1
-    return config
 
 
 # --- Warm starts, and predictions.

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -82,8 +83,7 @@ WORLDS = {
 
 
 class Sampled:
-    """The scripted engine with log-probabilities, versions and kept sets that depend on the seed. Notes what it was
-    asked."""
+    """The scripted engine with log-probabilities, versions and kept sets by the seed. Notes what it was asked."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
@@ -143,6 +143,7 @@ def over_the_wire(partial: Trajectory, tokenizer: PreTrainedTokenizerBase) -> Tr
     return decode_trajectory(encode_trajectory(partial), max_bytes=1 << 20, vocab_size=len(tokenizer))
 
 
+@cache
 def expert_partial() -> Trajectory:
     env, record = SlowShop(), EpisodeRecord(attempt=attempt_on())
     sampler = engine_of(expert(env, shop_tokenizer()), token_time_s=TOKEN_TIME_S)
@@ -225,12 +226,6 @@ def test_who_goes_on_is_the_actor_that_is_named_and_makes_the_attempt_that_is_du
     assert (resumed.attempt, resumed.actor) == (2, "actor-1")
 
 
-def test_another_task_is_a_mismatch() -> None:
-    with pytest.raises(EpisodeFailed, match="the first messages differ from those recorded") as failed:
-        run_skipping(resumed_by_expert(expert_partial(), attempt_on(1)))
-    assert failed.value.outcome is Outcome.REPLAY_MISMATCH
-
-
 class Changed(ShopEnv):
     """A shop whose second answer is not what it was."""
 
@@ -253,10 +248,7 @@ class Changed(ShopEnv):
     ("env", "complaint"),
     [
         (Changed(messages=(Message("user", "sold out"),)), "the answer to turn 1 differs from the recorded one"),
-        (
-            Changed(rewards={"purchase": 0.5}),
-            r"the rewards of turn 1 are {'purchase': 0.5}, recorded {'purchase': 0.0}",
-        ),
+        (Changed(rewards={"purchase": 0.5}), r"turn 1 are {'purchase': 0.5}, recorded {'purchase': 0.0}"),
         (Changed(rewards={}), r"the rewards of turn 1 are {}, recorded"),
         (Changed(rewards={"purchase": 0.0, "time": 0.0}), "the rewards of turn 1 are"),
         (Changed(valid_action=False), "the action of turn 1 was recorded as valid"),

@@ -16,7 +16,6 @@ from slipstream.common.records.trajectory import (
     StopReason,
     Trajectory,
     VersionSpan,
-    check,
 )
 from slipstream.common.text.action_format import FORMATS
 from slipstream.envhub.env import EnvError
@@ -29,6 +28,7 @@ from tests.actors.episode.episodes import (
     attempt_on,
     engine_of,
     expert,
+    failure_of,
     play,
     policy_versions,
     rollout_of,
@@ -61,7 +61,6 @@ def buy(**changes: Any) -> tuple[Trajectory, Recorder]:
 
 def test_an_episode_is_recorded_as_it_was_played() -> None:
     trajectory, _ = buy()
-    check(trajectory, vocab_size=len(shop_tokenizer()))
     assert shop_tokenizer().decode(trajectory.token_array()) == (
         "<|user|> find plain dress red small under 25 <|end|> "
         "<|assistant|> search [ plain dress ] <|end|> "
@@ -76,14 +75,8 @@ def test_an_episode_is_recorded_as_it_was_played() -> None:
     )
     tokens = trajectory.token_array()
     sampled = [shop_tokenizer().decode(tokens[turn.start : turn.stop]) for turn in trajectory.turns]
-    words = (
-        "search [ plain dress ]",
-        "click [ plain dress 10 ]",
-        "click [ red ]",
-        "click [ small ]",
-        "click [ buy now ]",
-    )
-    assert sampled == [f"{word} <|end|>" for word in words]
+    said = shop_tokenizer().decode(tokens).split("<|assistant|> ")[1:]
+    assert sampled == [part.partition(" <|user|>")[0] for part in said] and len(sampled) == 5
     assert [turn.rewards for turn in trajectory.turns] == [{"purchase": 0.0}] * 4 + [{"purchase": 1.0}]
     assert all(turn.valid_action and turn.finish_reason == "stop" for turn in trajectory.turns)
     assert (trajectory.stop_reason, trajectory.outcome) == (StopReason.DONE, Outcome.POLICY)
@@ -109,32 +102,26 @@ def test_every_generation_has_a_seed_of_its_own_and_the_same_in_another_run() ->
 def test_out_of_turns_is_the_policys_own_end() -> None:
     script = saying(shop_tokenizer(), "search[dress]<|end|>", "click[red]<|end|>", "click[red]<|end|>")
     trajectory = play(ShopEnv(), engine_of(script), allowance=replace(ALLOWANCE, max_turns=3))
-    check(trajectory, vocab_size=len(shop_tokenizer()))
     assert (trajectory.stop_reason, trajectory.outcome) == (StopReason.MAX_TURNS, Outcome.POLICY)
     assert [turn.valid_action for turn in trajectory.turns] == [True, False, False]
     assert (trajectory.total_reward, trajectory.success) == (0.0, False)
     assert trajectory.num_tokens == trajectory.turns[-1].stop  # the page after the last turn is not kept
 
 
-def test_out_of_context_is_the_policys_own_end_and_cuts_nothing_from_the_front() -> None:
+def cut_off(max_tokens: int) -> Trajectory:
     env = ShopEnv()
-    allowance = replace(ALLOWANCE, max_tokens=50)
-    trajectory = play(env, engine_of(expert(env, shop_tokenizer()), max_tokens=50), allowance=allowance)
-    check(trajectory, vocab_size=len(shop_tokenizer()))
+    engine = engine_of(expert(env, shop_tokenizer()), max_tokens=max_tokens)
+    trajectory = play(env, engine, allowance=replace(ALLOWANCE, max_tokens=max_tokens))
     assert (trajectory.stop_reason, trajectory.outcome) == (StopReason.MAX_TOKENS, Outcome.POLICY)
-    whole = buy()[0]
+    return trajectory
+
+
+def test_out_of_context_is_the_policys_own_end_and_cuts_nothing_from_the_front() -> None:
+    trajectory, whole = cut_off(50), buy()[0]
     assert trajectory.num_tokens <= 50
     assert trajectory.tokens == whole.tokens[: len(trajectory.tokens)]
     assert [turn.stop for turn in trajectory.turns] == [turn.stop for turn in whole.turns[:2]]
-
-
-def test_a_turn_cut_at_the_end_of_the_context_is_recorded_as_cut() -> None:
-    env = ShopEnv()
-    allowance = replace(ALLOWANCE, max_tokens=12)
-    trajectory = play(env, engine_of(expert(env, shop_tokenizer()), max_tokens=12), allowance=allowance)
-    check(trajectory, vocab_size=len(shop_tokenizer()))
-    assert trajectory.stop_reason is StopReason.MAX_TOKENS
-    (turn,) = trajectory.turns
+    (turn,) = cut_off(12).turns
     assert (turn.stop, turn.finish_reason, turn.valid_action) == (12, "length", False)
 
 
@@ -144,7 +131,6 @@ def test_a_turn_cut_by_length_is_closed_by_a_token_outside_the_loss_mask() -> No
     trajectory = play(
         ShopEnv(), engine_of(script), attempt=attempt_on(max_turn_tokens=3), allowance=replace(ALLOWANCE, max_turns=2)
     )
-    check(trajectory, vocab_size=len(tokenizer))
     cut = trajectory.turns[0]
     assert (cut.finish_reason, cut.valid_action, cut.stop - cut.start) == ("length", False, 3)
     assert trajectory.token_array()[cut.stop] == tokenizer.eos_token_id
@@ -154,9 +140,9 @@ def test_a_turn_cut_by_length_is_closed_by_a_token_outside_the_loss_mask() -> No
 
 def test_an_episode_that_outlasts_its_clock_is_cut_and_not_blamed_on_the_policy() -> None:
     env = ShopEnv()
-    with pytest.raises(EpisodeFailed, match=r"longer than `env\.episode_timeout_s` = 600\.0 s") as failed:
-        play(env, engine_of(expert(env, shop_tokenizer()), token_time_s=60.0))
-    assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.TIME_LIMIT, Outcome.TRUNCATED)
+    engine = engine_of(expert(env, shop_tokenizer()), token_time_s=60.0)
+    failure = failure_of(env, engine, complaint=r"longer than `env\.episode_timeout_s` = 600\.0 s")
+    assert failure == (StopReason.TIME_LIMIT, Outcome.TRUNCATED)
 
 
 def test_an_episode_that_is_cancelled_is_no_failure() -> None:
@@ -205,7 +191,6 @@ class Keyed(ShopEnv):
 def keys_of(key: object) -> list[str]:
     script = saying(shop_tokenizer(), "search[dress]<|end|>", "click[red]<|end|>")
     trajectory = play(Keyed(key), engine_of(script), allowance=replace(ALLOWANCE, max_turns=2))
-    check(trajectory, vocab_size=len(shop_tokenizer()))
     return [turn.state_key for turn in trajectory.turns]
 
 
@@ -245,9 +230,8 @@ class Refusing(ScriptedEngine):
 def test_a_request_that_the_engine_fails_is_an_infra_failure() -> None:
     schedule = Schedule(token_time_s=1.0)
     engine = Refusing(saying(shop_tokenizer()), policy_version=4, schedule=schedule, max_tokens=256)
-    with pytest.raises(EpisodeFailed, match="the request was lost") as failed:
-        play(ShopEnv(), engine)
-    assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.INFRA_ERROR, Outcome.INFRA_FAILURE)
+    failure = failure_of(ShopEnv(), engine, complaint="the request was lost")
+    assert failure == (StopReason.INFRA_ERROR, Outcome.INFRA_FAILURE)
 
 
 def test_an_engine_that_died_fails_no_episode_and_is_heard_of_whole() -> None:
@@ -277,7 +261,6 @@ def test_versions_land_on_the_tokens_that_they_sampled() -> None:
         return await playing
 
     trajectory = run_skipping(commit_in_mid_generation())
-    check(trajectory, vocab_size=len(shop_tokenizer()))
     first, second, *later = trajectory.turns
     assert first.stop - first.start == 6
     assert trajectory.version_spans == [
@@ -307,7 +290,6 @@ def test_a_template_that_rewrites_history_makes_branches_that_are_recorded_and_t
         action_format=replace(FORMATS["plain"]),
         allowance=replace(ALLOWANCE, max_turns=3, max_tokens=2048),
     )
-    check(trajectory, vocab_size=len(tokenizer))
     starts = trajectory.branch_starts
     assert len(starts) == 3  # the second and the third prompt each forget a thought
     branches = sequences_of(trajectory, advantage=1.0)

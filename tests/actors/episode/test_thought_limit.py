@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.kept_sets import kept_sets
-from slipstream.common.records.trajectory import Trajectory, check
+from slipstream.common.records.trajectory import Trajectory
 from slipstream.common.text.action_format import FORMATS
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.batch.pack import pack, sequences_of
@@ -36,7 +36,7 @@ def episode_of(write: Callable[[str], str], *, template: str = CHATML, room: int
         written = tokenizer.decode(tokens).rpartition("<|im_start|>assistant\n")[2]
         return list(tokenizer.encode(write(written), add_special_tokens=False))
 
-    episode = play(
+    return play(
         ShopEnv(),
         engine_of(script, max_tokens=2000),
         attempt=attempt_on(max_turn_tokens=room),
@@ -44,8 +44,6 @@ def episode_of(write: Callable[[str], str], *, template: str = CHATML, room: int
         action_format=FORMATS["action_tag"],
         allowance=LIMITED,
     )
-    check(episode, vocab_size=len(tokenizer))
-    return episode
 
 
 def turns_of(episode: Trajectory, *, template: str = CHATML) -> list[str]:
@@ -110,7 +108,6 @@ def test_the_learner_computes_the_recorded_logprobs_and_learns_no_mark(tmp_path:
         tokenizer=tokenizer,
         allowance=replace(LIMITED, max_tokens=512),
     )
-    check(episode, vocab_size=len(tokenizer))
     assert len(set(policy.seeds)) == len(policy.seeds) == 4
     # Each branch by itself: a pack would sort them.
     found = torch.cat([model(pack([each])).logprobs for each in sequences_of(episode, advantage=1.0)])

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import openai
@@ -29,6 +30,7 @@ from tests.common.text.small_tokenizer import merging_tokenizer
 TOKENIZER = merging_tokenizer(HERMES)
 LONG = replace(ALLOWANCE, max_tokens=1500, step_timeout_s=60.0)
 CALL = '<tool_call>\n{"name":"look","arguments":{"at":"ab"}}\n</tool_call>'  # the template writes other spaces
+FLY = CALL.replace("look", "fly")  # no tool that there is
 QWEN = "<tool_call><function=look>\n<parameter=at>ab</parameter>\n</function></tool_call>"
 
 Messages = list[dict[str, Any]]
@@ -83,11 +85,7 @@ async def streams_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dic
     return {"calls": float(len(calls))}
 
 
-async def streams_responses(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    return await responds(task, client, streamed=True)
-
-
-async def responds(task: dict[str, Any], client: openai.AsyncOpenAI, streamed: bool = False) -> dict[str, float]:
+async def responds(task: dict[str, Any], client: openai.AsyncOpenAI, *, streamed: bool = False) -> dict[str, float]:
     """The same on the Responses API, whose output items go back as they came."""
     items: list[Any] = [{"role": "user", "content": "go"}]
     tool = {"type": "function", **LOOK["function"]}
@@ -112,6 +110,9 @@ async def responds(task: dict[str, Any], client: openai.AsyncOpenAI, streamed: b
     return {"calls": float(num_calls)}
 
 
+streams_responses = partial(responds, streamed=True)
+
+
 async def forgets_calls(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
     messages: Messages = [{"role": "user", "content": "go"}]
     response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
@@ -132,7 +133,9 @@ async def drops_thoughts(task: dict[str, Any], client: openai.AsyncOpenAI) -> di
     return {"calls": 0.0}
 
 
-async def answers_one_call(client: openai.AsyncOpenAI, *, then: dict[str, Any], **settings: Any) -> dict[str, float]:
+async def answers_one_call(
+    task: dict[str, Any], client: openai.AsyncOpenAI, *, then: dict[str, Any], **settings: Any
+) -> dict[str, float]:
     """An agent that continues with the one answer that calls a tool of its, by one call."""
     messages: Messages = [{"role": "user", "content": "go"}]
     request: dict[str, Any] = {"model": "gpt-4o", "messages": messages, "tools": [LOOK]}
@@ -144,16 +147,9 @@ async def answers_one_call(client: openai.AsyncOpenAI, *, then: dict[str, Any], 
     return {"calls": 1.0}
 
 
-async def takes_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    return await answers_one_call(client, parallel_tool_calls=False, then={"parallel_tool_calls": False})
-
-
-async def chooses_among_calls(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    return await answers_one_call(client, n=2, then={})
-
-
-async def stops_after_a_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
-    return await answers_one_call(client, stop=["</tool_call>"], then={})
+takes_one_call = partial(answers_one_call, then={"parallel_tool_calls": False}, parallel_tool_calls=False)
+chooses_among_calls = partial(answers_one_call, then={}, n=2)
+stops_after_a_call = partial(answers_one_call, then={}, stop=["</tool_call>"])
 
 
 async def streams_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
@@ -232,27 +228,39 @@ def test_a_tool_call_is_parsed_and_keeps_its_sampled_tokens(agent: str, tool_par
     assert [turn.valid_action for turn in trajectory.turns] == [True, True]
 
 
+MALFORMED = (
+    '<tool_call>\n{"name": "look", "arguments": {"at": \n</tool_call>',
+    '<tool_call>{"arguments": {}}</tool_call>',
+    "<tool_call>look</tool_call>",
+    "<tool_call>",
+)
+BY_ONE = ("takes_one_call", "streams_one_call", "responds_by_one_call")
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("agent", "texts", "valid", "num_branches", "num_calls"),
     [
-        '<tool_call>\n{"name": "look", "arguments": {"at": \n</tool_call>',
-        '<tool_call>{"arguments": {}}</tool_call>',
-        "<tool_call>look</tool_call>",
-        "<tool_call>",
+        # A malformed call reaches the agent as text. One of a tool that does not exist is a call, and invalid too.
+        *(("runs_tools", [text], [False], 1, 0) for text in MALFORMED),
+        ("runs_tools", [FLY, "done"], [False, True], 1, 1),
+        ("runs_tools", [f"{CALL}\n{FLY}", "ab."], [False, True], 1, 2),
+        # An agent without parallel calls gets the first one, and its next prompt has no other.
+        *((agent, [f"{CALL}\n{CALL}", "ab."], [False, True], 2, 1) for agent in BY_ONE),
+        *((agent, [CALL, "ab."], [True, True], 1, 1) for agent in BY_ONE),
+        ("forgets_calls", [CALL, "ab."], [True, True], 2, 1),
+        ("forbids_tools", [CALL], [True], 1, 0),
     ],
 )
-def test_a_malformed_call_reaches_the_agent_as_text_and_counts_as_an_invalid_action(text: str) -> None:
-    writer = Writer([text])
-    trajectory = play("runs_tools", writer, parsing())
-    assert trajectory.total_reward == 0.0 and turns_of(trajectory) == writer.written
-    assert [turn.valid_action for turn in trajectory.turns] == [False]
-
-
-def test_a_call_of_a_tool_that_does_not_exist_reaches_the_agent_and_counts_as_invalid() -> None:
-    writer = Writer([CALL.replace("look", "fly"), "done"])
-    trajectory = play("runs_tools", writer, parsing())
-    assert trajectory.total_reward == 1.0 and trajectory.branch_starts == [0]
-    assert [turn.valid_action for turn in trajectory.turns] == [False, True]
+def test_what_an_agent_does_with_calls_keeps_their_sampled_tokens_in_branches(
+    agent: str, texts: list[str], valid: list[bool], num_branches: int, num_calls: int
+) -> None:
+    writer = Writer(texts)
+    trajectory = play(agent, writer, parsing())
+    assert turns_of(trajectory) == writer.written
+    assert [turn.valid_action for turn in trajectory.turns] == valid
+    assert (len(trajectory.branch_starts), trajectory.total_reward) == (num_branches, num_calls)
+    if agent in BY_ONE:
+        assert TOKENIZER.decode(writer.written[1][0]).count("<tool_call>") == 1
 
 
 def test_the_built_in_loop_plays_by_calls_that_vllms_own_parser_reads() -> None:
@@ -280,31 +288,8 @@ def test_without_a_parser_a_call_stays_text() -> None:
     assert trajectory.total_reward == 0.0 and trajectory.turns[0].valid_action
 
 
-def test_calls_are_not_looked_for_where_the_agent_forbids_them() -> None:
-    assert play("forbids_tools", Writer([CALL]), parsing()).turns[0].valid_action
-
-
-@pytest.mark.parametrize("agent", ["takes_one_call", "streams_one_call", "responds_by_one_call"])
-def test_an_agent_without_parallel_calls_gets_the_first_one_and_its_next_prompt_has_no_other(agent: str) -> None:
-    writer = Writer([f"{CALL}\n{CALL}", "ab."])
-    trajectory = play(agent, writer, parsing())
-    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
-    assert TOKENIZER.decode(writer.written[1][0]).count("<tool_call>") == 1
-    assert [turn.valid_action for turn in trajectory.turns] == [False, True]
-    writer = Writer([CALL, "ab."])
-    trajectory = play(agent, writer, parsing())
-    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
-    assert [turn.valid_action for turn in trajectory.turns] == [True, True]
-
-
-def test_calls_of_several_tools_keep_their_sampled_tokens() -> None:
-    writer = Writer([f"{CALL}\n{CALL.replace('look', 'fly')}", "ab."])
-    trajectory = play("runs_tools", writer, parsing())
-    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
-
-
 def test_of_two_answers_with_calls_the_one_that_is_sent_back_keeps_its_sampled_tokens() -> None:
-    writer = Writer([CALL, CALL.replace("look", "fly"), "ab."])
+    writer = Writer([CALL, FLY, "ab."])
     trajectory = play("chooses_among_calls", writer, parsing())
     (first, answer), _, (third, _) = writer.written
     assert third[: len(first) + len(answer)] == first + answer and len(trajectory.branch_starts) == 2
@@ -320,42 +305,31 @@ def test_a_call_at_whose_end_the_agent_stops_keeps_its_sampled_tokens() -> None:
     assert trajectory.branch_starts == [0] and [turn.valid_action for turn in trajectory.turns] == [True, True]
 
 
-def test_a_call_that_the_agent_changes_begins_a_branch() -> None:
-    writer = Writer([CALL, "ab."])
-    trajectory = play("forgets_calls", writer, parsing())
-    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
-
-
-def test_a_thought_is_parsed_and_continued_where_it_is_sent_back() -> None:
-    writer = Writer([f"<think>ab?</think>\n\n{CALL}", "<think>ab!</think>seen"])
-    trajectory = play("runs_tools", writer, parsing(reasoning_parser="qwen3"))
-    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
-    writer = Writer(["<think>ab?</think>well", "<think>ab!</think>seen"])
-    trajectory = play("drops_thoughts", writer, parsing(reasoning_parser="qwen3"))
-    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
+SEES = f"<think>ab?</think>I look. {CALL}"
+LEFT_OUT = (  # a part of the answer, by the template
+    ("{{ message['content'] }}", "{% if not message.get('tool_calls') %}{{ message['content'] }}{% endif %}"),
+    ("{% if message.get('reasoning_content') %}", "{% if false %}"),
+    ("{% for call in message.get('tool_calls') or [] %}", "{% for call in [] %}"),
+    ("{% if tools %}", "{% if tools and messages | length == 1 %}"),
+)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("agent", "texts", "left_out", "num_branches"),
     [
-        ("{{ message['content'] }}", "{% if not message.get('tool_calls') %}{{ message['content'] }}{% endif %}"),
-        ("{% if message.get('reasoning_content') %}", "{% if false %}"),
-        ("{% for call in message.get('tool_calls') or [] %}", "{% for call in [] %}"),
-        ("{% if tools %}", "{% if tools and messages | length == 1 %}"),
+        ("runs_tools", [f"<think>ab?</think>\n\n{CALL}", "<think>ab!</think>seen"], None, 1),
+        ("responds", [SEES, "<think>ab!</think>ab."], None, 1),
+        ("drops_thoughts", ["<think>ab?</think>well", "<think>ab!</think>seen"], None, 2),
+        *(("runs_tools", [SEES, "<think>ab!</think>seen"], change, 2) for change in LEFT_OUT),
     ],
 )
-def test_a_template_that_leaves_out_a_part_of_the_answer_begins_a_branch(change: tuple[str, str]) -> None:
-    writer = Writer([f"<think>ab?</think>I look. {CALL}", "<think>ab!</think>seen"])
-    template = HERMES.replace(*change)
-    assert template != HERMES
-    trajectory = play("runs_tools", writer, parsing(reasoning_parser="qwen3"), template=template)
-    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
-
-
-def test_a_thought_goes_back_as_an_item() -> None:
-    writer = Writer([f"<think>ab?</think>I look. {CALL}", "<think>ab!</think>ab."])
-    trajectory = play("responds", writer, parsing(reasoning_parser="qwen3"))
-    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
+def test_a_thought_is_parsed_and_continued_where_all_of_the_answer_is_sent_back(
+    agent: str, texts: list[str], left_out: tuple[str, str] | None, num_branches: int
+) -> None:
+    writer, template = Writer(texts), HERMES.replace(*left_out) if left_out else HERMES
+    assert (template == HERMES) is (left_out is None)
+    trajectory = play(agent, writer, parsing(reasoning_parser="qwen3"), template=template)
+    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == num_branches
 
 
 def test_a_preempted_episode_repeats_its_calls_with_the_same_ids() -> None:
@@ -377,10 +351,7 @@ def test_a_preempted_episode_repeats_its_calls_with_the_same_ids() -> None:
         ({"tool_parser": "hermos"}, "`model.tool_parser` must be empty, or one of vLLM's: .*hermes.*; got 'hermos'"),
         ({"tool_parser": "openai"}, "got 'openai'"),
         ({"reasoning_parser": "thinks"}, "`model.reasoning_parser` must be empty, or one of .*qwen3.*; got 'thinks'"),
-        (
-            {"reasoning_parser": "inkling"},
-            "reads thoughts between .*content_thinking.* the chat template does not have",
-        ),
+        ({"reasoning_parser": "inkling"}, "between .*content_thinking.* the chat template does not have"),
         ({"tool_parser": "llama3_json"}, "does not work with this model: .*python_tag.*; choose the parsers of its"),
     ],
 )

@@ -113,13 +113,10 @@ def test_mcts_counts_a_value_in_the_place_of_an_episode() -> None:
     assert not any(">" in step for step in tree.done)
 
 
-def test_tree_of_thoughts_counts_an_action_once_and_lives_with_one_that_failed() -> None:
+def test_tree_of_thoughts_counts_an_action_once_lives_with_one_that_failed_and_keeps_the_order_of_equals() -> None:
     tree = HandMade({"": "aa!", "a": "!!!"}, ends={})
     assert searched(tree, tree_of_thoughts(tree, width=3, beam=2)) == ["", "a"]
     assert tree.num_turns == 6
-
-
-def test_tree_of_thoughts_keeps_the_order_of_what_nothing_tells_apart() -> None:
     tree = HandMade({"": "abc", "a": "x", "b": "x"}, ends={"ax": True, "bx": True})
     assert searched(tree, tree_of_thoughts(tree, width=3, beam=2)) == ["", "a", "b"]
 
@@ -134,21 +131,21 @@ def test_dfsdt_goes_deep_goes_back_and_stops_at_the_first_success() -> None:
     assert tree.num_turns == 8
 
 
-def test_dfsdt_ends_where_all_is_tried_without_a_success() -> None:
-    tree = HandMade({"": "ab", "a": "a"}, ends={"aa": False, "b": False})
-    assert searched(tree, dfsdt(tree, width=2, budget=60)) == ["", "a", ""]
-    tree = HandMade({"": "abc"}, ends={"a": False, "b": False, "c": False})
-    assert searched(tree, dfsdt(tree, width=3, budget=60)) == ["", "", ""]
-
-
-def test_dfsdt_tries_an_action_again_as_one_of_the_width_and_does_not_go_there_twice() -> None:
-    tree = HandMade({"": "aab", "a": "aa", "aa": "!!"}, ends={})
-    assert searched(tree, dfsdt(tree, width=2, budget=60)) == ["", "a", "aa", "aa", "a", ""]
-
-
-def test_dfsdt_ends_with_its_budget_in_mid_episode() -> None:
-    tree = HandMade({"": "a", "a": "a", "aa": "a", "aaa": "a"}, ends={"aaaa": True})
-    assert searched(tree, dfsdt(tree, width=2, budget=3)) == ["", "a", "aa"]
+@pytest.mark.parametrize(
+    ("samples", "ends", "width", "budget", "done"),
+    [
+        ({"": "ab", "a": "a"}, {"aa": False, "b": False}, 2, 60, ["", "a", ""]),
+        ({"": "abc"}, {"a": False, "b": False, "c": False}, 3, 60, ["", "", ""]),
+        ({"": "aab", "a": "aa", "aa": "!!"}, {}, 2, 60, ["", "a", "aa", "aa", "a", ""]),
+        ({"": "a", "a": "a", "aa": "a", "aaa": "a"}, {"aaaa": True}, 2, 3, ["", "a", "aa"]),
+    ],
+    ids=["all is tried", "all is tried at once", "an action again is one of the width", "its budget is spent"],
+)
+def test_dfsdt_ends_without_a_success(
+    samples: dict[str, str], ends: dict[str, bool], width: int, budget: int, done: list[str]
+) -> None:
+    tree = HandMade(samples, ends=ends)
+    assert searched(tree, dfsdt(tree, width=width, budget=budget)) == done
 
 
 def test_a_success_that_is_not_the_end_does_not_stop_dfsdt() -> None:
@@ -192,19 +189,19 @@ DEEP = {
 }
 
 
-def test_with_little_exploration_mcts_stays_where_it_has_earned() -> None:
+@pytest.mark.parametrize(
+    ("exploration", "then"),
+    [
+        # a has earned 0 and b 0.5, so the rest is below b: ba, then bb, which was visited less, then ba again.
+        (1.0, ["bb>a", "ba"]),
+        # After a, b and ba: b has 0.5 + 5 sqrt(3) / 3 = 3.387, and a 5 sqrt(3) / 2 = 4.330.
+        (10.0, ["a", "aa>a"]),
+    ],
+)
+def test_mcts_stays_where_it_has_earned_or_explores(exploration: float, then: list[str]) -> None:
     tree = HandMade(**DEEP)  # type: ignore[arg-type]
-    searched(tree, mcts(tree, width=2, budget=12, exploration=1.0))
-    # a has earned 0 and b 0.5, so the rest is below b: ba, then bb, which was visited less, then ba again.
-    assert tree.done == ["", "a>aa", "b>aa", "b", "ba>a", "bb>a", "ba"]
-    assert tree.num_turns == 12
-
-
-def test_with_much_exploration_mcts_goes_where_it_was_least() -> None:
-    tree = HandMade(**DEEP)  # type: ignore[arg-type]
-    searched(tree, mcts(tree, width=2, budget=12, exploration=10.0))
-    # After a, b and ba: b has 0.5 + 5 sqrt(3) / 3 = 3.387, and a 5 sqrt(3) / 2 = 4.330.
-    assert tree.done == ["", "a>aa", "b>aa", "b", "ba>a", "a", "aa>a"]
+    done = searched(tree, mcts(tree, width=2, budget=12, exploration=exploration))
+    assert done == ["", "a>aa", "b>aa", "b", "ba>a", *then]
     assert tree.num_turns == 12
 
 
@@ -225,16 +222,14 @@ def test_mcts_spends_its_budget_to_the_turn(budget: int) -> None:
     assert tree.num_turns == budget
 
 
-def test_mcts_gives_up_where_everything_fails() -> None:
-    tree = HandMade({"": "!!"}, ends={})
-    assert searched(tree, mcts(tree, width=2, budget=60, exploration=1.4)) == [""]
-    tree = HandMade({"": "ab", "a": "!!"}, ends={}, endings={"a": ["b!"], "b": ["!"]})
-    assert searched(tree, mcts(tree, width=2, budget=60, exploration=1.4)) == ["", "a>b!", "b>!"]
-
-
-def test_a_state_whose_actions_are_none_of_them_new_is_not_come_to_again() -> None:
-    tree = HandMade({"": "a", "a": "!"}, ends={}, endings={"a": ["x"]})
-    assert searched(tree, mcts(tree, width=2, budget=60, exploration=1.4)) == ["", "a>x", "a"]
+def test_mcts_gives_up_where_everything_fails_or_nothing_is_new() -> None:
+    for samples, endings, done in (
+        ({"": "!!"}, {}, [""]),
+        ({"": "ab", "a": "!!"}, {"a": ["b!"], "b": ["!"]}, ["", "a>b!", "b>!"]),
+        ({"": "a", "a": "!"}, {"a": ["x"]}, ["", "a>x", "a"]),
+    ):
+        tree = HandMade(samples, ends={}, endings=endings)
+        assert searched(tree, mcts(tree, width=2, budget=60, exploration=1.4)) == done
 
 
 def test_a_revision_is_shown_the_best_attempt_before_and_the_newest_of_equal_ones() -> None:

@@ -24,15 +24,15 @@ from slipstream.tools.data.conversation_rows import Conversation, conversation_o
 from slipstream.tools.data.fit_rows import described, read_samples
 from tests.common.text.chat_templates import family_tokenizer
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
-from tests.tools.data.test_row_formats import as_jsonl, as_parquet
+from tests.tools.data.test_row_formats import as_jsonl, as_parquet, call, gpt, human, part, reply, said, tool, user
 
 TALK = [("user", "Look."), ("assistant", "Ok."), ("user", "A door."), ("assistant", "open door")]
-ROLE_CONTENT = [{"role": role, "content": text} for role, text in TALK]
+ROLE_CONTENT = said(*(text for _, text in TALK))
 AGENT_INSTRUCT = [
-    {"from": "human", "loss": None, "value": "Look."},
-    {"from": "gpt", "loss": False, "value": "Ok."},
-    {"from": "human", "loss": None, "value": "A door."},
-    {"from": "gpt", "loss": True, "value": "open door"},
+    human("Look.") | {"loss": None},
+    gpt("Ok.", loss=False),
+    human("A door.") | {"loss": None},
+    gpt("open door", loss=True),
 ]
 AGENT_FLAN = [{"role": role, "content": text, "loss": role == "assistant" and text != "Ok."} for role, text in TALK]
 
@@ -55,10 +55,7 @@ def learnt(conversation: Conversation) -> list[str]:
         ({"id": "0", "conversation": AGENT_FLAN}, ["open door"]),
         ({"id": "0", "conversations": ROLE_CONTENT}, ["Ok.", "open door"]),
         ({"prompt": ROLE_CONTENT[:3], "completion": ROLE_CONTENT[3:]}, ["open door"]),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look."}]}, *ROLE_CONTENT[1:]]},
-            ["Ok.", "open door"],
-        ),
+        ({"messages": [user([part("Look.")]), *ROLE_CONTENT[1:]]}, ["Ok.", "open door"]),
     ],
 )
 def test_every_published_shape_is_the_same_conversation(row: dict[str, Any], taught: list[str]) -> None:
@@ -68,7 +65,7 @@ def test_every_published_shape_is_the_same_conversation(row: dict[str, Any], tau
 
 
 def test_a_file_of_several_shapes_has_nulls_for_the_other_shapes(tmp_path: Path) -> None:
-    pair = {"chosen": ROLE_CONTENT, "rejected": [*ROLE_CONTENT[:3], {"role": "assistant", "content": "wait"}]}
+    pair = {"chosen": ROLE_CONTENT, "rejected": [*ROLE_CONTENT[:3], reply("wait")]}
     rows = [{"messages": ROLE_CONTENT}, {"conversations": AGENT_INSTRUCT}, pair, {"id": "unread"}]
     columns = ("messages", "conversations", "prompt", "chosen", "rejected", "id")
     rows = [{name: row.get(name) for name in columns} for row in rows]
@@ -82,7 +79,7 @@ def test_a_file_of_several_shapes_has_nulls_for_the_other_shapes(tmp_path: Path)
 @pytest.mark.parametrize("column", ["task", "content", "return", "name of a column", "nested"])
 def test_a_row_with_half_a_character_anywhere_is_named_with_its_line(tmp_path: Path, column: str) -> None:
     half: dict[str, Any] = {
-        "content": {"messages": [{"role": "user", "content": "\ud83d"}, *ROLE_CONTENT[1:]]},
+        "content": {"messages": [user("\ud83d"), *ROLE_CONTENT[1:]]},
         "name of a column": {"\udc00": 1},
         "nested": {"tools": [{"deep": ["\ud800x"]}]},
     }.get(column, {column: "\ud800"})
@@ -96,16 +93,13 @@ def test_a_row_with_half_a_character_anywhere_is_named_with_its_line(tmp_path: P
     assert "is not JSON: 'utf-8' codec can't decode" in next(read_lines(path)).fault
 
 
-def test_a_system_column_comes_first_and_moves_what_is_not_learnt_from() -> None:
+def test_a_system_column_comes_first_and_once_and_moves_what_is_not_learnt_from() -> None:
     conversation = conversation_of({"system": "Be brief.", "conversations": AGENT_INSTRUCT})
     assert told(conversation) == [("system", "Be brief."), *TALK]
     assert learnt(conversation) == ["open door"]
-
-
-def test_a_system_column_comes_once_where_a_row_has_two_columns() -> None:
-    prompt, reply = [{"role": "user", "content": "q"}], [{"role": "assistant", "content": "a"}]
     expected = [("system", "Be brief."), ("user", "q"), ("assistant", "a")]
-    row = {"system": "Be brief.", "prompt": prompt, "completion": reply, "chosen": reply, "rejected": reply}
+    columns = {name: [reply("a")] for name in ("completion", "chosen", "rejected")}
+    row = {"system": "Be brief.", "prompt": [user("q")]} | columns
     assert told(conversation_of(row)) == expected
     assert [told(prompted(row, column)) for column in ("chosen", "rejected")] == [expected, expected]
 
@@ -117,10 +111,10 @@ def test_tools_and_their_calls_become_text(as_text: bool) -> None:
     row = {
         "tools": json.dumps(tools) if as_text else tools,
         "messages": [
-            {"role": "user", "content": "Köln?"},
-            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": called}]},
+            user("Köln?"),
+            reply(None, tool_calls=[{"id": "1", "type": "function", "function": called}]),
             {"role": "tool", "tool_call_id": "1", "content": "rain"},
-            {"role": "assistant", "content": "It rains.", "loss": False},
+            reply("It rains.", loss=False),
         ],
     }
     conversation = described(conversation_of(row))
@@ -144,10 +138,7 @@ def test_tools_and_their_calls_become_text(as_text: bool) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "must have a role .*image_url"),
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": "f()"}]}, "a call must be JSON"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "a function with a name"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-            "the arguments of a call must be JSON, got '{'",
-        ),
+        ({"messages": [reply(None, tool_calls=[{"name": "f", "arguments": "{"}])]}, "of a call must be JSON, got '{'"),
         ({"messages": ROLE_CONTENT, "tools": "{"}, "`tools` must be a list, or its JSON, got '{'"),
         ({"messages": ROLE_CONTENT, "tools": {"a": 1}}, "`tools` must be a list"),
         ({}, "neither `messages` nor `prompt` and `completion`, but nothing"),
@@ -185,14 +176,15 @@ def test_parquet_is_read_in_batches_and_a_damaged_file_is_named(tmp_path: Path) 
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "phi4-mini"])
 def test_with_calls_as_actions_sft_reads_the_tokens_that_a_run_shows(family: str, tmp_path: Path) -> None:
     tokenizer = family_tokenizer(family, tmp_path)
-    tool = {"type": "function", "function": {"name": "look", "description": "Looks", "parameters": {"type": "object"}}}
-    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-    first = Observation(messages=[Message("system", "Play."), Message("user", "go")], rewards={}, tools=[tool])
+    look = tool("look")
+    called = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    first = Observation(messages=[Message("system", "Play."), Message("user", "go")], rewards={}, tools=[look])
     chat, form = Chat(tokenizer), reply_form(tokenizer)
     actions = Actions(env=None, chat=chat, action_format=ToolCalls(), parse=object())  # type: ignore[arg-type]
     prompt = actions.open(asyncio.run(actions.opening(first)))
     replies = [
-        encoder(tokenizer)(form.write(text, before=following)) for text, following in ((call, "tool"), ("done", "user"))
+        encoder(tokenizer)(form.write(text, before=following))
+        for text, following in ((called, "tool"), ("done", "user"))
     ]
     chat.reply(replies[0])
     result = Observation(messages=[Message("user", "a door")], rewards={})
@@ -202,15 +194,9 @@ def test_with_calls_as_actions_sft_reads_the_tokens_that_a_run_shows(family: str
     branches = [*branches, []] if extension.new_branch else branches
     branches[-1] += [*extension.tokens, *replies[1]]
 
-    calls = [{"type": "function", "function": {"name": "look", "arguments": {}}}]
-    messages = [
-        {"role": "system", "content": "Play."},
-        {"role": "user", "content": "go"},
-        {"role": "assistant", "content": None, "tool_calls": calls},
-        {"role": "tool", "content": "a door"},
-        {"role": "assistant", "content": "done"},
-    ]
-    data = as_jsonl(tmp_path / "rows.jsonl", [{"messages": messages, "tools": [tool]}])
+    answered = [{"role": "tool", "content": "a door"}, reply("done")]
+    messages = [{"role": "system", "content": "Play."}, user("go"), reply(None, tool_calls=[call("look")]), *answered]
+    data = as_jsonl(tmp_path / "rows.jsonl", [{"messages": messages, "tools": [look]}])
     calls_are_actions = ["env.action_format=tools", "model.tool_parser=hermes", "warm_start.episodes=0"]
     config = load_config(None, [f"model.path={tmp_path}", "model.max_tokens=2048", *calls_are_actions])
     samples, _, left_out = read_samples(FitOptions(data=str(data), held_out=0.0), goal="sft")

@@ -11,12 +11,8 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.batch.examples import Goal
 from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.tools.data.fit_rows import Sample, read_samples
-from tests.tools.data.test_row_formats import Row, as_jsonl
+from tests.tools.data.test_row_formats import Row, as_jsonl, reply, said, tool, user
 from tests.tools.data.test_row_formats import read as read_file
-
-
-def said(*texts: str) -> list[dict[str, str]]:
-    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
 
 
 def earned(group: int, value: float, *texts: str) -> Row:
@@ -36,29 +32,21 @@ def replies(sample: Sample) -> list[list[str]]:
 
 
 def test_each_conversation_is_imitated_once(tmp_path: Path) -> None:
-    rows = [
-        {"messages": said("a", "b", "c", "d")},
-        {"messages": said("a", "b", "c", "d")},
-        {"messages": said("a", "e")},
-    ]
+    rows = [{"messages": said("a", *texts)} for texts in (("b", "c", "d"), ("b", "c", "d"), ("e",))]
     taught, left_out = read(tmp_path, rows, goal="sft")
     assert [replies(sample) for sample in taught] == [[["b", "d"]], [["e"]]]
     assert left_out == {"identical to another row": 1}
 
 
 def test_rejection_sampling_keeps_rows_with_enough_return_and_the_best_of_each_group(tmp_path: Path) -> None:
-    rows = [
-        earned(1, 1.0, "a"),
-        earned(1, 0.5, "b"),
-        earned(1, 2.0, "c"),
-        earned(2, 0.4, "d"),
-        earned(2, 0.9, "e"),
-        earned(3, 0.1, "f"),
-        earned(1, 2.0, "g"),
-    ]
+    of_groups = {1: {"a": 1.0, "b": 0.5, "c": 2.0, "g": 2.0}, 2: {"d": 0.4, "e": 0.9}, 3: {"f": 0.1}}
+    rows = [earned(group, value, text) for group, values in of_groups.items() for text, value in values.items()]
     taught, left_out = read(tmp_path, rows, goal="sft", min_return=0.5, best_of_group=2)
     assert [replies(sample)[0] for sample in taught] == [["c"], ["g"], ["e"]]
     assert left_out == {"return below --min-return": 2, "not among the best of their group": 2}
+    repeated = [earned(1, value, text) for text, value in (("a", 1.0), ("a", 1.0), ("b", 0.9), ("c", 0.1))]
+    taught, _ = read(tmp_path, repeated, goal="sft", best_of_group=2)
+    assert [replies(sample)[0] for sample in taught] == [["a"], ["b"]]
 
 
 def test_a_null_is_no_task_and_no_group(tmp_path: Path) -> None:
@@ -84,14 +72,8 @@ def test_a_group_whose_best_row_repeats_that_of_another_group_gives_no_worse_row
 
 
 def test_of_each_group_the_best_is_paired_with_the_worst_and_learnt_from_behind_their_fork(tmp_path: Path) -> None:
-    rows = [
-        earned(1, 0.2, "search", "hats", "click"),
-        earned(1, 1.0, "search", "hats", "buy"),
-        earned(1, 0.5, "leave"),
-        earned(2, 0.0, "a"),
-        earned(2, 0.0, "b"),
-        earned(3, 1.0, "alone"),
-    ]
+    rows = [earned(1, 0.2, "search", "hats", "click"), earned(1, 1.0, "search", "hats", "buy"), earned(1, 0.5, "leave")]
+    rows += [earned(2, 0.0, "a"), earned(2, 0.0, "b"), earned(3, 1.0, "alone")]
     (pair,), left_out = read(tmp_path, rows, goal="reward")
     assert replies(pair) == [["buy"], ["click"]]
     assert [side.learn_from for side in pair.sides] == [3, 3]
@@ -101,13 +83,9 @@ def test_of_each_group_the_best_is_paired_with_the_worst_and_learnt_from_behind_
 @pytest.mark.parametrize("has_prompt", [True, False])
 def test_pairs_have_the_prompt_of_single_conversations(tmp_path: Path, has_prompt: bool) -> None:
     """Also what `tools` and `system` add to it; and a message with `loss: false` is not learnt from."""
-    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
-    prompt = [{"role": "user", "content": "q"}]
-    replies = [
-        [{"role": "assistant", "content": text, "loss": False}, *prompt, {"role": "assistant", "content": "end"}]
-        for text in ("a", "b")
-    ]
-    extra = {"tools": tools, "system": "Be brief."}
+    prompt = [user("q")]
+    replies = [[reply(text, loss=False), *prompt, reply("end")] for text in ("a", "b")]
+    extra = {"tools": [tool("f")], "system": "Be brief."}
     row = {"prompt": prompt, "chosen": replies[0], "rejected": replies[1]}
     if not has_prompt:
         row = {"chosen": prompt + replies[0], "rejected": prompt + replies[1]}
@@ -152,41 +130,24 @@ def test_turns_with_labels_are_read_and_those_without_are_passed_over(tmp_path: 
     assert [sample.sides[0].labels for sample in taught] == [((1, 0.25), (5, 1.0)), ((3, 0.0),)]
 
 
-def test_a_repeat_is_not_among_the_best(tmp_path: Path) -> None:
-    rows = [earned(1, 1.0, "a"), earned(1, 1.0, "a"), earned(1, 0.9, "b"), earned(1, 0.1, "c")]
-    taught, _ = read(tmp_path, rows, goal="sft", best_of_group=2)
-    assert [replies(sample)[0] for sample in taught] == [["a"], ["b"]]
-
-
 @pytest.mark.parametrize(
     ("row", "goal", "complaint"),
     [
         ({"text": "words"}, "sft", "row 2: neither `messages` nor `prompt` and `completion`, but text"),
-        (
-            {"prompt": "p", "completion": "c"},
-            "sft",
-            "row 2: `completion` must be a list of messages with role and content",
-        ),
-        (
-            {"messages": [{"role": "robot", "content": "x"}]},
-            "sft",
-            "row 2: a message in `messages` must have a role .*'robot'",
-        ),
+        ({"prompt": "p", "completion": "c"}, "sft", "row 2: `completion` must be a list of messages with role and"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "sft", "row 2: a message .* must have a role .*'robot'"),
         ({"messages": [{"role": "assistant", "content": None}]}, "sft", "row 2: a message in `messages` must have"),
         ({"messages": []}, "sft", r"row 2: `messages` must be a list of messages with role and content, got \[\]"),
         ({"chosen": said("a", "b")}, "reward", "row 2: `rejected` must be a list"),
         ({"messages": said("a", "b")}, "reward", "row 2: `return` must be a number, got None"),
         (earned(1, math.nan, "a"), "reward", "row 2: `return` must be a number, got nan"),
         ({"text": "words"}, "reward", "row 2: neither `chosen` and `rejected` nor `messages`, but text"),
-        (
-            {"messages": said("a", "b")},
-            "prm",
-            "row 2: `turn_labels` must be a list .* each of the 1 messages .* got None",
-        ),
+        ({"messages": said("a", "b")}, "prm", "row 2: `turn_labels` must be .* each of the 1 messages .* got None"),
         ({"messages": said("a", "b"), "turn_labels": [1, 0]}, "prm", r"each of the 1 messages .* got \[1, 0\]"),
-        ({"messages": said("a", "b"), "turn_labels": [1.5]}, "prm", "a label .* must be a number in .* got 1.5"),
-        ({"messages": said("a", "b"), "turn_labels": [math.nan]}, "prm", "a label .* must be a number in .* got nan"),
-        ({"messages": said("a", "b"), "turn_labels": ["good"]}, "prm", "a label .* must be a number in .* got 'good'"),
+        *(
+            ({"messages": said("a", "b"), "turn_labels": [label]}, "prm", f"a label .* must be .* got {label!r}")
+            for label in (1.5, math.nan, "good")
+        ),
         ([], "sft", "line 2 must be a JSON object, got a list"),
     ],
 )
@@ -196,16 +157,18 @@ def test_a_bad_row_is_named(tmp_path: Path, row: object, goal: Goal, complaint: 
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"), [("", "must name a file"), ("x.jsonl", "must name a file"), (".", "a file")]
+    ("name", "complaint"),
+    [
+        ("", "must name a file"),
+        ("x.jsonl", "must name a file"),
+        (".", "a file"),
+        ("rows.csv", r"must end in .jsonl, .json or .parquet"),
+    ],
 )
-def test_a_missing_file_is_named(tmp_path: Path, name: str, complaint: str) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, complaint: str) -> None:
+    as_jsonl(tmp_path / "rows.csv", [])
     with pytest.raises(ConfigError, match=complaint):
         read_samples(FitOptions(data=name and str(tmp_path / name)), goal="sft")
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must end in .jsonl, .json or .parquet"):
-        read_samples(FitOptions(data=str(as_jsonl(tmp_path / "rows.csv", []))), goal="sft")
 
 
 def test_nothing_to_learn_from_is_said_with_the_reasons(tmp_path: Path) -> None:

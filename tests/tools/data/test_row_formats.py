@@ -54,6 +54,10 @@ def gpt(text: str, **fields: Any) -> Row:
     return {"from": "gpt", "value": text, **fields}
 
 
+def said(*texts: str) -> list[Row]:
+    return [(user, reply)[place % 2](text) for place, text in enumerate(texts)]
+
+
 def call(name: str, **arguments: Any) -> Row:
     return {"type": "function", "id": "1", "function": {"name": name, "arguments": arguments}}
 
@@ -71,7 +75,8 @@ def text_of(name: str, **arguments: Any) -> str:
 
 
 def as_jsonl(path: Path, rows: Sequence[object]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    """A text among the rows is a line as it is."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
 
 

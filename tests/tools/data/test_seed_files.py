@@ -36,17 +36,29 @@ class Form:
     plays: tuple[tuple[int, str, float], ...] = ()  # task, last action, score
 
 
-def shares(*texts: tuple[str, str, bool | None], marks: bool = True) -> list[Row]:
-    """A conversation of from and value; AgentInstruct and AgentGym mark every message, people's with null."""
-    return [{"from": who, **({"loss": loss} if marks else {}), "value": text} for who, text, loss in texts]
+def shares(*texts: str) -> list[Row]:
+    """AgentInstruct and AgentGym mark every message: people's with null, and the first reply as not to be learned."""
+    return [
+        {"from": ("human", "gpt")[place % 2], "loss": place > 1 if place % 2 else None, "value": text}
+        for place, text in enumerate(texts)
+    ]
 
 
-def chat(*texts: tuple[str, str], **marks: bool) -> list[Row]:
-    return [{"role": who, "content": text, **dict.fromkeys(marks, who == "assistant")} for who, text in texts]
+def flan(*texts: str) -> list[Row]:
+    roles = ("system", "user", "assistant", "system", "assistant")
+    return [
+        {"role": role, "content": text, "loss": role == "assistant"} for role, text in zip(roles, texts, strict=False)
+    ]
+
+
+def chat(*texts: tuple[str, str]) -> list[Row]:
+    return [{"role": who, "content": text} for who, text in texts]
 
 
 LS = "Think: I list it.\n\nAct: bash\n\n```bash\nls /srv | wc -l\n```"
 ANSWER = "Think: There are three.\n\nAct: answer(3)"
+YALE = 'Action: Answer\nFinal Answer: ["Yale"]'
+LOOKS = "I look it up.\nweather(town='Bern')"
 NOT_MINE = "I have no tool that books flights. I can look up the weather instead."
 CRAFT = "Thought:\nI need a plank.\n\nAction:\nget 1 oak log"
 END = "<|im_end|>"
@@ -56,27 +68,12 @@ FORMS: dict[str, Form] = {
         rows=[
             {
                 "id": "os_0",
-                "conversations": shares(
-                    ("human", "You act on a Linux system.", None),
-                    ("gpt", "Ok?", False),
-                    ("human", "How many entries has /srv?", None),
-                    ("gpt", LS, True),
-                    ("human", "The output of the OS:\n\n3", None),
-                    ("gpt", ANSWER, True),
-                ),
+                "conversations": shares("You act.", "Ok?", "How many has /srv?", LS, "Output:\n\n3", ANSWER),
             },
-            {
-                "id": "db_0",
-                "conversations": shares(
-                    ("human", "You query MySQL.", None),
-                    ("gpt", "Ok.", False),
-                    ("human", "Who won?", None),
-                    ("gpt", 'Action: Answer\nFinal Answer: ["Yale"]', True),
-                ),
-            },
+            {"id": "db_0", "conversations": shares("You query MySQL.", "Ok.", "Who won?", YALE)},
         ],
         reads=2,
-        learned=(f"{LS}{END}{ANSWER}{END}", f'Action: Answer\nFinal Answer: ["Yale"]{END}'),
+        learned=(f"{LS}{END}{ANSWER}{END}", f"{YALE}{END}"),
         env="dataset",
         options={"conversation": "conversations", "answer": "id", "check": "exact"},
         plays=((0, "os_0", 1.0), (0, "os_1", 0.0)),
@@ -86,28 +83,16 @@ FORMS: dict[str, Form] = {
             {
                 "dataset": "toolbench_tflan",
                 "id": 7,
-                "conversation": chat(
-                    ("system", "You can call weather(town)."),
-                    ("user", "Is it warm in Bern?"),
-                    ("assistant", "I look it up.\nweather(town='Bern')"),
-                    ("system", "response: 21"),
-                    ("assistant", "Yes, 21 degrees."),
-                    loss=True,
-                ),
+                "conversation": flan("You can call weather(town).", "Is it warm?", LOOKS, "response: 21", "Yes, 21."),
             },
             {
                 "dataset": "toolbench_negative",
                 "id": None,
-                "conversation": chat(
-                    ("system", "You can call weather(town)."),
-                    ("user", "Book me a flight."),
-                    ("assistant", NOT_MINE),
-                    loss=True,
-                ),
+                "conversation": flan("You can call weather(town).", "Book me a flight.", NOT_MINE),
             },
         ],
         reads=2,
-        learned=(f"I look it up.\nweather(town='Bern'){END}Yes, 21 degrees.{END}", f"{NOT_MINE}{END}"),
+        learned=(f"{LOOKS}{END}Yes, 21.{END}", f"{NOT_MINE}{END}"),
         env="dataset",
         options={"conversation": "conversation", "answer": "dataset", "check": "exact"},
         plays=((1, "toolbench_negative", 1.0), (1, NOT_MINE, 0.0)),
@@ -126,17 +111,7 @@ FORMS: dict[str, Form] = {
         learned=(f"{CRAFT}{END}", f"{ANSWER}{END}"),
     ),
     "AgentGym's trajectories of TextCraft": Form(
-        rows=[
-            {
-                "item_id": "textcraft_0",
-                "conversations": shares(
-                    ("human", "You craft.", None),
-                    ("gpt", "OK.", False),
-                    ("human", "Goal: planks", None),
-                    ("gpt", CRAFT, True),
-                ),
-            }
-        ],
+        rows=[{"item_id": "textcraft_0", "conversations": shares("You craft.", "OK.", "Goal: planks", CRAFT)}],
         reads=1,
         learned=(f"{CRAFT}{END}",),
     ),
@@ -144,14 +119,13 @@ FORMS: dict[str, Form] = {
         rows=[
             {
                 "id": "Step 2: warm in Bern?",
-                "conversations": shares(
-                    ("system", "You are AutoGPT.", None),
-                    ("user", "Is it warm in Bern?", None),
-                    ("assistant", "Thought: \nAction: weather\nAction Input: {}", None),
-                    ("function", '{"error": "", "response": "21"}', None),
-                    ("assistant", "Yes.", None),
-                    marks=False,
-                ),
+                "conversations": [
+                    {"from": "system", "value": "You are AutoGPT."},
+                    {"from": "user", "value": "Is it warm in Bern?"},
+                    {"from": "assistant", "value": "Thought: \nAction: weather\nAction Input: {}"},
+                    {"from": "function", "value": '{"error": "", "response": "21"}'},
+                    {"from": "assistant", "value": "Yes."},
+                ],
             }
         ],
         reads=1,
@@ -163,11 +137,7 @@ FORMS: dict[str, Form] = {
                 "data_source": "textcraft",
                 "prompt": chat(("user", f"Goal: craft {number} planks.")),
                 "ability": "agent",
-                "reward_model": {
-                    "style": "rule",
-                    "ground_truth": f"{number} planks",
-                    "extra": [1.0] if number else None,
-                },
+                "reward_model": {"ground_truth": f"{number} planks", "extra": [1.0] if number else None},
                 "extra_info": {"split": "train", "index": number},
                 "env_name": "textcraft",
                 "item_id": f"textcraft_{number}",
