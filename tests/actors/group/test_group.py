@@ -88,9 +88,7 @@ class Actor:
         self.setup = EpisodeSetup(
             run_id=run_id,
             actor=name,
-            envs={
-                "shop": MixtureEntry(name=env_name, options=env_options)
-            },  # as the tickets of tests/replay/records/attempts.py say
+            envs={"shop": MixtureEntry(name=env_name, options=env_options)},  # as the tickets of attempts.py say
             engine=self.engine,
             tokenizer=TOKENIZER,
             action_format=FORMATS["plain"],
@@ -146,6 +144,11 @@ def buffer_with_a_group(client: redis.Redis, run_id: str, **limits: Any) -> View
     return buffer
 
 
+@pytest.fixture
+def buffer(redis_client: redis.Redis, run_id: str) -> Views:
+    return buffer_with_a_group(redis_client, run_id)
+
+
 def trained(buffer: Views) -> list[Trajectory]:
     (group,) = buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
     return group.trajectories
@@ -190,8 +193,7 @@ def test_a_group_that_is_let_go_in_mid_episode_is_gone_on_with_by_another_and_co
     assert {member.actor for member in resumed} == {"heir"}
 
 
-def test_an_episode_without_a_whole_turn_is_not_handed_in(redis_client: redis.Redis, run_id: str, gate: Gate) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id)
+def test_an_episode_without_a_whole_turn_is_not_handed_in(buffer: Views, run_id: str, gate: Gate) -> None:
     leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate))
     leaver.plays_until_cancelled(buffer, in_turn=0)
     ledger = buffer.learner.ledger()
@@ -201,8 +203,7 @@ def test_an_episode_without_a_whole_turn_is_not_handed_in(redis_client: redis.Re
     assert (lease.partials, lease.missing) == ({}, dict.fromkeys(range(MEMBERS), 0))
 
 
-def test_a_finished_episode_of_a_lost_group_is_stored(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id)
+def test_a_finished_episode_of_a_lost_group_is_stored(buffer: Views, run_id: str, tmp_path: Path) -> None:
     leaver = Actor("leaver", run_id, env_name=f"{__name__}:ClosesSlowly", closing=str(tmp_path))
 
     async def play() -> None:
@@ -215,8 +216,7 @@ def test_a_finished_episode_of_a_lost_group_is_stored(redis_client: redis.Redis,
     assert (buffer.learner.ledger().inserted, buffer.learner.ledger().ready) == (MEMBERS, 1)
 
 
-def test_a_partial_that_does_not_replay_begins_anew(redis_client: redis.Redis, run_id: str, gate: Gate) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id)
+def test_a_partial_that_does_not_replay_begins_anew(buffer: Views, run_id: str, gate: Gate) -> None:
     Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1).plays_until_cancelled(buffer, in_turn=1)
     heir = Actor("heir", run_id, turns=1)  # in whose environment the recorded turn is the last
     heir.plays(buffer)
@@ -229,8 +229,7 @@ def test_a_partial_that_does_not_replay_begins_anew(redis_client: redis.Redis, r
     assert buffer.audit() == []
 
 
-def test_a_death_costs_no_attempt_and_what_was_played_stays(redis_client: redis.Redis, run_id: str, gate: Gate) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id)
+def test_a_death_costs_no_attempt_and_what_was_played_stays(buffer: Views, run_id: str, gate: Gate) -> None:
     victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
 
     async def play() -> None:
@@ -300,8 +299,7 @@ def test_a_task_of_no_environment_of_the_run_is_an_env_failure(redis_client: red
     assert buffer.learner.failures()[0].reason == "the run has no environment 'elsewhere', only shop"
 
 
-def test_an_environments_numbers_may_be_numpys(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id)
+def test_an_environments_numbers_may_be_numpys(buffer: Views, run_id: str) -> None:
     Actor("actor", run_id, env_name=f"{__name__}:SpeaksNumpy", turns=TURNS).plays(buffer)
     assert [len(member.turns) for member in trained(buffer)] == [TURNS] * MEMBERS
 
@@ -378,8 +376,9 @@ async def acting(
     return await act(actor.setup, bulletin=bulletin, fleet=fleet, shutdown=shutdown, **(given | settings))
 
 
-def test_an_actor_ends_with_its_engine(redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id)
+def test_an_actor_ends_with_its_engine(
+    buffer: Views, redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
     victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
 
     async def play() -> None:
@@ -396,9 +395,8 @@ def test_an_actor_ends_with_its_engine(redis_client: redis.Redis, run_id: str, g
 
 
 def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
-    redis_client: redis.Redis, run_id: str, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
+    buffer: Views, redis_client: redis.Redis, run_id: str, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id)
     victim, lease = Actor("victim", run_id, turns=TURNS), buffer.actor.lease
 
     async def play() -> None:
@@ -421,9 +419,8 @@ def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
 
 @pytest.mark.parametrize(("state", "exit_code"), [(RunState.FINISHED, 0), (RunState.FAILED, EXIT_RUN_FAILED)])
 def test_an_actor_leaves_a_run_that_is_over_for_good_and_one_that_failed_to_come_back(
-    redis_client: redis.Redis, run_id: str, shutdown: Shutdown, state: RunState, exit_code: int
+    buffer: Views, redis_client: redis.Redis, run_id: str, shutdown: Shutdown, state: RunState, exit_code: int
 ) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id)
 
     async def play() -> int:
         task = asyncio.create_task(acting(Actor("actor", run_id, turns=TURNS), buffer, redis_client, shutdown))
@@ -459,38 +456,24 @@ def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(
     assert buffer.learner.ledger().inserted == MEMBERS
 
 
-def test_an_actor_that_is_told_to_leave_hands_in_what_its_drain_leaves_unfinished(
-    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+@pytest.mark.parametrize("may_finish", [False, True])
+def test_an_actor_that_is_told_to_leave_finishes_what_it_can_hands_in_the_rest_and_begins_nothing(
+    buffer: Views, redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown, may_finish: bool
 ) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id)
     leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
 
     async def play() -> int:
-        task = asyncio.create_task(acting(leaver, buffer, redis_client, shutdown))
-        await leaver.stands_in_turn(1)
-        signal.raise_signal(signal.SIGTERM)
-        return await task
-
-    assert asyncio.run(play()) == EXIT_PREEMPTED
-    ledger = buffer.learner.ledger()
-    assert (ledger.partials_held, ledger.queued, ledger.expired_leases) == (MEMBERS, 1, 0)
-    assert Fleet(redis_client, run_id).members() == []
-
-
-def test_an_actor_that_is_told_to_leave_finishes_what_it_can_and_begins_nothing(
-    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
-) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id)
-    leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
-
-    async def play() -> int:
-        task = asyncio.create_task(acting(leaver, buffer, redis_client, shutdown, drain_s=DEADLINE_S))
+        drain_s = DEADLINE_S if may_finish else 0.1
+        task = asyncio.create_task(acting(leaver, buffer, redis_client, shutdown, drain_s=drain_s))
         await leaver.stands_in_turn(1)
         buffer.learner.open([ticket(1)])
         signal.raise_signal(signal.SIGTERM)
-        gate.open()
+        if may_finish:
+            gate.open()
         return await task
 
     assert asyncio.run(play()) == EXIT_PREEMPTED
     ledger = buffer.learner.ledger()
-    assert (ledger.inserted, ledger.ready, ledger.queued, ledger.partials_handed_in) == (MEMBERS, 1, 1, 0)
+    found = (ledger.inserted, ledger.ready, ledger.queued, ledger.partials_held, ledger.expired_leases)
+    assert found == ((MEMBERS, 1, 1, 0, 0) if may_finish else (0, 0, 2, MEMBERS, 0))
+    assert Fleet(redis_client, run_id).members() == []

@@ -24,6 +24,7 @@ from tests.actors.group.test_group import (
     TURNS,
     Actor,
     acting,
+    buffer,
     buffer_with_a_group,
     let_go,
     nobodys,
@@ -33,9 +34,9 @@ from tests.actors.group.test_group import (
 )
 from tests.envhub.rewards.own import OWN, Own, own
 from tests.guess import GuessEnv
-from tests.replay.records.attempts import make_buffer, ticket
+from tests.replay.records.attempts import Views, make_buffer, ticket
 
-__all__ = ["own", "shutdown"]  # fixtures
+__all__ = ["buffer", "own", "shutdown"]  # fixtures
 
 
 def scoring(actor: Actor, rewards: dict[str, Any]) -> Scoring:
@@ -45,7 +46,7 @@ def scoring(actor: Actor, rewards: dict[str, Any]) -> Scoring:
 
 
 def scorer(name: str, run_id: str, rewards: dict[str, Any], **options: Any) -> Actor:
-    actor = Actor(name, run_id, turns=TURNS, **options)
+    actor = Actor(name, run_id, **({"turns": TURNS} | options))
     actor.setup = dataclasses.replace(actor.setup, scoring=scoring(actor, rewards))
     return actor
 
@@ -72,9 +73,9 @@ def unscored(trajectory: Trajectory) -> Trajectory:
 
 
 def test_an_episode_is_stored_with_its_parts_and_has_no_place_in_the_engine_while_they_are_computed(
-    redis_client: redis.Redis, run_id: str, own: Own
+    buffer: Views, run_id: str, own: Own
 ) -> None:
-    buffer, stage = buffer_with_a_group(redis_client, run_id), Stage(own)
+    stage = Stage(own)
     actor = scorer("actor", run_id, STAGED)
 
     async def play() -> None:
@@ -146,13 +147,11 @@ def test_a_group_let_go_while_scored_comes_out_the_same(redis_client: redis.Redi
     assert [unscored(member) for member in trained(buffer)] == [unscored(member) for member in trained(undisturbed)]
 
 
-def test_one_turn_let_go_while_scored_is_played_again(redis_client: redis.Redis, run_id: str, own: Own) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id)
+def test_one_turn_let_go_while_scored_is_played_again(buffer: Views, run_id: str, own: Own) -> None:
 
     async def play() -> None:
         stage = Stage(own)
-        leaver = Actor("leaver", run_id, turns=1)
-        leaver.setup = dataclasses.replace(leaver.setup, scoring=scoring(leaver, STAGED))
+        leaver = scorer("leaver", run_id, STAGED, turns=1)
         task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
         await until(lambda: len(stage.seen) == MEMBERS)
         await let_go(task)
@@ -162,7 +161,7 @@ def test_one_turn_let_go_while_scored_is_played_again(redis_client: redis.Redis,
     assert (ledger.inserted, ledger.partials_held, ledger.queued, ledger.failed) == (0, 0, 1, {})
 
 
-def test_a_part_that_fails_is_redone_and_never_a_reward_of_0(redis_client: redis.Redis, run_id: str, own: Own) -> None:
+def test_a_part_that_fails_is_redone_and_never_a_reward_of_0(buffer: Views, run_id: str, own: Own) -> None:
     num_calls = 0
 
     def away_at_first(episode: Episode) -> float:
@@ -173,7 +172,6 @@ def test_a_part_that_fails_is_redone_and_never_a_reward_of_0(redis_client: redis
         return 3.0
 
     own.stage = away_at_first
-    buffer = buffer_with_a_group(redis_client, run_id)
     scorer("actor", run_id, STAGED).plays(buffer)
     ledger = buffer.learner.ledger()
     assert ledger.failed == {"env_failure": MEMBERS} and ledger.redone_members == MEMBERS

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-import redis
 
 from slipstream.actors.engine.engine import Completion, EngineDied, EngineError
 from slipstream.actors.group.episode_reward import Scoring
@@ -19,14 +18,15 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.part import Part, judge_by, parts_of
 from slipstream.envhub.rewards.sibling_judge import GroupJudge
 from tests.actors.episode.episodes import ALLOWANCE, engine_of
-from tests.actors.group.test_group import TURNS, Actor, buffer_with_a_group, trained
+from tests.actors.group.test_group import TURNS, Actor, buffer, trained
 from tests.actors.scripted_judge import impatient
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.envhub.rewards.test_group_judge import shown
 from tests.envhub.rewards.test_judge import judge_at
 from tests.envhub.rewards.test_rewards import episode_of, turn_of
+from tests.replay.records.attempts import Views
 
-__all__ = ["impatient"]  # fixtures
+__all__ = ["buffer", "impatient"]  # fixtures
 
 RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
 OWN = {"part": "judge", "url": "actors", "rubric": RUBRIC, "weight": 0.5}
@@ -124,23 +124,19 @@ def test_a_policy_and_another_judge_compare_a_group_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("settings", "more", "why"),
     [
-        ({"model": "m"}, "model.*leave it out"),
-        ({"key_env": "KEY"}, "key_env"),
-        ({"request": {"temperature": 0}}, "request.*temperature and max_tokens alone"),
-        ({"request": {"temperature": 0, "max_tokens": 0}}, "request.max_tokens.*>= 1"),
-        ({"request": {"temperature": -1, "max_tokens": 9}}, "request.temperature"),
+        ({"model": "m"}, {}, "model.*leave it out"),
+        ({"key_env": "KEY"}, {}, "key_env"),
+        ({"request": {"temperature": 0}}, {}, "request.*temperature and max_tokens alone"),
+        ({"request": {"temperature": 0, "max_tokens": 0}}, {}, "request.max_tokens.*>= 1"),
+        ({"request": {"temperature": -1, "max_tokens": 9}}, {}, "request.temperature"),
+        ({}, {"clear_policy_version": {"part": "format"}}, "choose another name"),
     ],
 )
-def test_settings_that_the_policy_would_not_read_are_refused(settings: dict[str, Any], why: str) -> None:
+def test_what_the_policy_would_not_read_is_refused(settings: dict[str, Any], more: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        parts_of("env.rewards", {"clear": {**OWN, **settings}})
-
-
-def test_a_name_that_the_version_takes_is_refused() -> None:
-    with pytest.raises(ConfigError, match="choose another name"):
-        parts_of("env.rewards", {"clear": OWN, "clear_policy_version": {"part": "format"}})
+        parts_of("env.rewards", {"clear": {**OWN, **settings}} | more)
 
 
 def test_a_process_without_an_engine_says_so() -> None:
@@ -149,9 +145,8 @@ def test_a_process_without_an_engine_says_so() -> None:
         asyncio.run(judge(episode_of(turn_of("hello"))))
 
 
-def test_an_actor_judges_its_own_episodes_with_its_only_place_taken(redis_client: redis.Redis, run_id: str) -> None:
+def test_an_actor_judges_its_own_episodes_with_its_only_place_taken(buffer: Views, run_id: str) -> None:
     """The judge's requests are no episodes: they are not stored, and need no place."""
-    buffer = buffer_with_a_group(redis_client, run_id)
     actor = Actor("actor", run_id, turns=TURNS)
     scoring_by(actor, policy := Marker('{"clear": 10}'))
     asyncio.run(rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor))
@@ -164,8 +159,7 @@ def test_an_actor_judges_its_own_episodes_with_its_only_place_taken(redis_client
     assert "You mark answers." in shown
 
 
-def test_an_engine_that_dies_under_a_judge_fails_no_attempt(redis_client: redis.Redis, run_id: str) -> None:
-    buffer = buffer_with_a_group(redis_client, run_id)
+def test_an_engine_that_dies_under_a_judge_fails_no_attempt(buffer: Views, run_id: str) -> None:
     actor = Actor("actor", run_id, turns=TURNS)
     scoring_by(actor, Marker(EngineDied("gone")))
     with pytest.raises((EngineDied, ExceptionGroup)):
