@@ -13,11 +13,14 @@ from slipstream.envhub.env import Env, Observation
 DEFAULT_PROFILES = dict.fromkeys(("sqldb", "tools", "shell", "code", "swe"), "full")  # all others: small
 SQL_SAMPLES = ("sql SELECT name, sql FROM sqlite_master", "sql SELECT 1 UNION SELECT 2")
 TOOL_SAMPLES = ('{"name": "bank.list", "arguments": {}}', '{"name": "calendar.list", "arguments": {"day": "friday"}}')
+BASH_SAMPLES = ("Act: bash\n```bash\nls -R\n```", "bash touch mine")
+CODE_SAMPLES = ("run print(1)", "run\n```python\nprint(input())\n```")
+GIT_SAMPLES = ("diff", "bash git status")
 LOOKS = ("search(old doors)", "search(zebra)", "calculate(2 * (3 + 1.5))")
 FULL_LENGTH = "SLIPSTREAM_ENVS_IN_FULL" in os.environ
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """One environment with options, and the numbers that its tests expect."""
 
@@ -51,110 +54,46 @@ class Case:
         return "-".join([self.name, *map(str, self.options.values())])
 
 
-SQL = Case(name="sqldb", max_turns=40, noisy_success=0.95, is_spaced=False, samples=SQL_SAMPLES)
-TOOLS = Case(name="tools", max_turns=60, noisy_success=0.95, is_spaced=False, samples=TOOL_SAMPLES)
+SQL = Case("sqldb", 40, 0.95, is_spaced=False, samples=SQL_SAMPLES)
+TOOLS = Case("tools", 60, 0.95, is_spaced=False, samples=TOOL_SAMPLES)
+# Their commands run in the sandbox.
+SLOW = Case("shell", 10, 0.95, is_spaced=False, share=0.015, max_walk=2)
+FULL, SMALL = {"profile": "full"}, {"profile": "small"}
 CASES = [
-    Case(name="shop", max_turns=40, noisy_success=0.6),
-    Case(
-        name="shop",
-        max_turns=60,
-        noisy_success=0.6,
-        options={"profile": "full"},
-        share=0.05,
-        other_options={"profile": "small"},
-    ),
-    Case(name="household", max_turns=100, noisy_success=0.99),
-    Case(
-        name="household",
-        max_turns=150,
-        noisy_success=0.99,
-        options={"profile": "full"},
-        share=0.1,
-        other_options={"profile": "small"},
-    ),
-    Case(name="household", max_turns=100, noisy_success=0.99, options={"task_types": ["pick_two_obj"]}),
-    Case(name="grid", max_turns=60, noisy_success=0.7, recovers=0.7),
-    Case(
-        name="grid",
-        max_turns=150,
-        noisy_success=0.4,
-        recovers=0.6,
-        share=0.05,
-        options={"size": 7, "boxes": 2, "profile": "full"},
-        other_options={},
-    ),
-    Case(name="grid", max_turns=60, noisy_success=0.6, recovers=0.7, options={"game": "frozen_lake"}),
-    Case(name="grid", max_turns=200, noisy_success=1.0, options={"game": "maze", "size": 9}),
-    Case(name="grid", max_turns=40, noisy_success=0.3, options={"game": "bandit"}),
-    Case(name="craft", max_turns=80, noisy_success=1.0),
-    Case(
-        name="craft",
-        max_turns=200,
-        noisy_success=1.0,
-        options={"depth": 4, "distractors": 8, "profile": "full"},
-        other_options={},
-    ),
-    Case(name="kg", max_turns=60, noisy_success=0.4, distinct=0.45),
-    Case(name="kg", max_turns=80, noisy_success=0.3, options={"hops": 4, "profile": "full"}, other_options={}),
-    Case(name="web", max_turns=100, noisy_success=0.4, share=0.05, other_options={"items": 12}),
-    Case(
-        name="web",
-        max_turns=150,
-        noisy_success=0.25,
-        share=0.03,
-        other_options={},
-        options={"errands": 3, "items": 48, "profile": "full"},
-    ),
-    Case(name="research", max_turns=40, noisy_success=0.95, samples=LOOKS, other_options={"pages": 12}, share=0.1),
-    Case(
-        name="research", max_turns=40, noisy_success=0.95, samples=LOOKS, options={"level": 2, "pages": 48}, share=0.05
-    ),
-    Case(
+    Case("shop", 40, 0.6),
+    Case("shop", 60, 0.6, FULL, share=0.05, other_options=SMALL),
+    Case("household", 100, 0.99),
+    Case("household", 150, 0.99, FULL, share=0.1, other_options=SMALL),
+    Case("household", 100, 0.99, {"task_types": ["pick_two_obj"]}),
+    Case("grid", 60, 0.7, recovers=0.7),
+    Case("grid", 150, 0.4, {"size": 7, "boxes": 2} | FULL, recovers=0.6, share=0.05, other_options={}),
+    Case("grid", 60, 0.6, {"game": "frozen_lake"}, recovers=0.7),
+    Case("grid", 200, 1.0, {"game": "maze", "size": 9}),
+    Case("grid", 40, 0.3, {"game": "bandit"}),
+    Case("craft", 80, 1.0),
+    Case("craft", 200, 1.0, {"depth": 4, "distractors": 8} | FULL, other_options={}),
+    Case("kg", 60, 0.4, distinct=0.45),
+    Case("kg", 80, 0.3, {"hops": 4} | FULL, other_options={}),
+    Case("web", 100, 0.4, share=0.05, other_options={"items": 12}),
+    Case("web", 150, 0.25, {"errands": 3, "items": 48} | FULL, share=0.03, other_options={}),
+    Case("research", 40, 0.95, samples=LOOKS, other_options={"pages": 12}, share=0.1),
+    Case("research", 40, 0.95, {"level": 2, "pages": 48}, samples=LOOKS, share=0.05),
+    replace(
+        SLOW,
         name="research",
         max_turns=40,
-        noisy_success=0.95,
-        is_spaced=False,
-        share=0.015,
+        options={"level": 3} | FULL,
+        other_options={},
         max_walk=3,
         samples=(*LOOKS, "python print(1)"),
-        options={"level": 3, "profile": "full"},
-        other_options={},
     ),
     replace(SQL, distinct=0.45, other_options={"level": 2}),
-    replace(SQL, distinct=0.6, options={"level": 3, "profile": "small", "rows": 20}),
-    replace(TOOLS, max_turns=60, other_options={"errands": 1}),
-    replace(TOOLS, max_turns=80, options={"errands": 5, "profile": "small"}),
-    Case(
-        name="shell",
-        max_turns=10,
-        noisy_success=0.4,
-        recovers=0.4,
-        is_spaced=False,
-        share=0.015,
-        max_walk=2,
-        samples=("Act: bash\n```bash\nls -R\n```", "bash touch mine"),
-        other_options={"files": 4},
-    ),
-    Case(
-        name="code",
-        max_turns=10,
-        noisy_success=0.95,
-        is_spaced=False,
-        share=0.015,
-        max_walk=2,
-        samples=("run print(1)", "run\n```python\nprint(input())\n```"),
-        other_options={"tests": 1},
-    ),
-    Case(
-        name="swe",
-        max_turns=40,
-        noisy_success=0.95,
-        is_spaced=False,
-        share=0.01,
-        max_walk=2,
-        samples=("diff", "bash git status"),
-        other_options={"files": 1},
-    ),
+    replace(SQL, distinct=0.6, options={"level": 3, "rows": 20} | SMALL),
+    replace(TOOLS, other_options={"errands": 1}),
+    replace(TOOLS, max_turns=80, options={"errands": 5} | SMALL),
+    replace(SLOW, noisy_success=0.4, recovers=0.4, samples=BASH_SAMPLES, other_options={"files": 4}),
+    replace(SLOW, name="code", samples=CODE_SAMPLES, other_options={"tests": 1}),
+    replace(SLOW, name="swe", max_turns=40, share=0.01, samples=GIT_SAMPLES, other_options={"files": 1}),
 ]
 
 

@@ -19,52 +19,18 @@ from slipstream.envhub.world import WorldEnv
 from tests.envhub.env_cases import CASES, FULL_LENGTH, Case, do_all, offered, rollout, some_actions, texts
 
 GARBAGE = [
-    "",
-    " ",
-    "hello",
-    "search[",
-    "click[]",
-    "search[]",
-    "click[nothing]",
-    "go to",
-    "take mug 1",
-    "\x00",
-    "[" * 5000,
-    "click[buy now",
-    "🙂",
-    "go to fridge 99999999999999999999",
-    "search[a]click[b]",
-    "OPEN",
-    "<action>look</action>",
-    "answer(",
-    "get -1 log",
-    "{'name': 1}",
+    *("", " ", "hello", "\x00", "🙂", "[" * 5000, "OPEN", "<action>look</action>", "{'name': 1}"),
+    *("search[", "search[]", "click[]", "click[nothing]", "click[buy now", "search[a]click[b]", "answer("),
+    *("go to", "go to fridge 99999999999999999999", "take mug 1", "get -1 log"),
 ]
 
 BLANKS = " " * 20_000
+OPENINGS = (
+    *("sql SELECT 1", "commit", "click", "type 1 a", "goto /", "view a", "edit a 1", "bash ls", "submit", "take mug"),
+    *("get", "craft 1 a using", "keep", "python", "Act: bash\n```bash\nls", "get_relations", "answer"),
+)
 LONG = [
-    *(
-        f"{opening}{BLANKS}x"
-        for opening in (
-            "sql SELECT 1",
-            "commit",
-            "click",
-            "type 1 a",
-            "goto /",
-            "view a",
-            "edit a 1",
-            "bash ls",
-            "submit",
-            "take mug",
-            "get",
-            "craft 1 a using",
-            "keep",
-            "python",
-            "Act: bash\n```bash\nls",
-            "get_relations",
-            "answer",
-        )
-    ),
+    *(f"{opening}{BLANKS}x" for opening in OPENINGS),
     *(f"{opening}{BLANKS}" for opening in ("search[", "click[", "get_relations(", "count (", "answer(", "bash\n```")),
 ]
 
@@ -224,14 +190,8 @@ def test_bytes_that_are_no_snapshot_are_refused_and_change_nothing(case: Case) -
             env.restore(b"")
         return
     state, key = env.snapshot(), env.state_key()
-    for garbage in (
-        b"",
-        b"garbage",
-        state[:-1],
-        state + b"x",
-        rng.randbytes(200),
-        b"SL\x02\x00\xff\xff\xff\xff" + state,
-    ):
+    other_length = b"SL\x02\x00\xff\xff\xff\xff" + state
+    for garbage in (b"", b"garbage", state[:-1], state + b"x", rng.randbytes(200), other_length):
         with pytest.raises(ValueError, match=r"frame|shorter|magic"):
             env.restore(garbage)
     for _ in range(case.count(200)):

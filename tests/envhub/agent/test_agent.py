@@ -75,6 +75,12 @@ def play(
     return asyncio.run(played(entry(agent, **(options or {})), model or Model(), **settings))
 
 
+def failure_of(agent: object, *, complaint: str, model: Model | None = None, **settings: Any) -> Outcome:
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        play(agent, model, **settings)
+    return failed.value.outcome
+
+
 def sequences(trajectory: Trajectory) -> list[str]:
     tokens = trajectory.token_array().tolist()
     stops = [*trajectory.branch_starts[1:], len(tokens)]
@@ -153,9 +159,7 @@ def test_a_command_plays_from_inside_the_sandbox(shown: Path, code: str, rewards
     ],
 )
 def test_a_command_that_fails_is_an_env_failure(shown: Path, code: str, complaint: str) -> None:
-    with pytest.raises(EpisodeFailed, match=complaint) as failed:
-        play(COMMAND, options=script(shown, code))
-    assert failed.value.outcome is Outcome.ENV_FAILURE
+    assert failure_of(COMMAND, complaint=complaint, options=script(shown, code)) is Outcome.ENV_FAILURE
 
 
 def test_a_history_that_the_agent_rewrites_begins_a_branch_with_no_token_trained_twice() -> None:
@@ -276,9 +280,8 @@ def test_an_agent_that_ends_when_a_limit_refuses_its_call_is_the_policys_own_end
 )
 def test_a_failure_of_the_agent_is_an_env_failure_and_never_a_reward_of_0(agent: str, complaint: str) -> None:
     allowance = replace(ALLOWANCE, step_timeout_s=1.0 if agent == "hangs" else DEADLINE_S)
-    with pytest.raises(EpisodeFailed, match=complaint) as failed:
-        play(agent, Model(max_tokens=allowance.max_tokens), allowance=allowance)
-    assert failed.value.outcome is Outcome.ENV_FAILURE
+    model = Model(max_tokens=allowance.max_tokens)
+    assert failure_of(agent, complaint=complaint, model=model, allowance=allowance) is Outcome.ENV_FAILURE
 
 
 def test_a_call_that_the_agent_gives_up_is_aborted_and_not_recorded() -> None:
@@ -301,9 +304,9 @@ def test_calls_that_an_sdk_gives_up_and_repeats_are_neither_recorded_nor_counted
 
 
 def test_an_agent_that_waits_for_no_answer_has_no_reward() -> None:
-    with pytest.raises(EpisodeFailed, match=r"did not wait for 5 answers; give it a longer timeout") as failed:
-        play("never_waits", Model(token_time_s=0.1), allowance=replace(LONG, max_turns=1))
-    assert failed.value.outcome is Outcome.ENV_FAILURE
+    model, complaint = Model(token_time_s=0.1), r"did not wait for 5 answers; give it a longer timeout"
+    allowance = replace(LONG, max_turns=1)
+    assert failure_of("never_waits", complaint=complaint, model=model, allowance=allowance) is Outcome.ENV_FAILURE
 
 
 def cut(options: MixtureEntry, model: Model, *, when: Callable[[EpisodeRecord], bool]) -> Trajectory:
@@ -335,15 +338,12 @@ def test_a_preempted_episode_continues_with_the_tokens_that_were_sampled(agent: 
 
 
 def test_an_agent_that_does_not_repeat_its_calls_cannot_be_continued() -> None:
-    partial = cut(entry("never_repeats"), Model(token_time_s=0.02), when=lambda record: len(record.turns) == 2)
-    allowance = replace(LONG, step_timeout_s=1.0)
-    with pytest.raises(EpisodeFailed, match="2 of its 2 recorded prompts were not sent again") as failed:
-        play("never_repeats", record=resumed_record(attempt_on(), partial), allowance=allowance)
-    assert failed.value.outcome is Outcome.REPLAY_MISMATCH
-    partial = cut(entry("chats"), Model(token_time_s=0.02), when=lambda record: len(record.turns) == 2)
-    with pytest.raises(EpisodeFailed, match="1 of its 2 recorded prompts were not sent again") as failed:
-        play("asks_once", record=resumed_record(attempt_on(), partial))
-    assert failed.value.outcome is Outcome.REPLAY_MISMATCH
+    for before, after, num_missing in (("never_repeats", "never_repeats", 2), ("chats", "asks_once", 1)):
+        partial = cut(entry(before), Model(token_time_s=0.02), when=lambda record: len(record.turns) == 2)
+        record, allowance = resumed_record(attempt_on(), partial), replace(LONG, step_timeout_s=1.0)
+        complaint = f"{num_missing} of its 2 recorded prompts were not sent again"
+        failure = failure_of(after, complaint=complaint, record=record, allowance=allowance)
+        assert failure is Outcome.REPLAY_MISMATCH
 
 
 def test_64_episodes_at_once_keep_apart_while_the_weights_change_in_mid_call() -> None:

@@ -34,11 +34,8 @@ def asked(description: str, init: str, example: str) -> dict[str, Any]:
     }
 
 
-HIDDEN = asked(
-    "How many hidden files are in /usr?",
-    "touch /usr/.a$RANDOM /usr/.b$RANDOM\nmkdir /usr/.c",
-    "find /usr -maxdepth 1 -name '.*' -type f | wc -l",
-)
+DOTS = "touch /usr/.a$RANDOM /usr/.b$RANDOM\nmkdir /usr/.c"
+HIDDEN = asked("How many hidden files are in /usr?", DOTS, "find /usr -maxdepth 1 -name '.*' -type f | wc -l")
 USERS = asked("How many users are there?", "useradd -m -s /bin/bash ann && useradd bob", "getent passwd | wc -l")
 COMMAND = {
     "description": "Let the command twice print its argument two times.",
@@ -50,14 +47,13 @@ MODES = {
     "create": {"init": ["mkdir ~/notes", {"code": "cd ~/notes && touch a b && chmod 000 b"}]},
     "evaluation": {"check": {"code": '[ -z "$(find ~/notes -type f ! -perm 660)" ]'}, "example": "chmod 660 ~/notes/*"},
 }
-WORD = {
-    "description": "What is in ~/word?",
-    "create": {"init": "echo plum > /root/word"},
-    "evaluation": {"match": "plum"},
-}
+PLUM = {"create": {"init": "echo plum > /root/word"}, "evaluation": {"match": "plum"}}
+WORD = {"description": "What is in ~/word?"} | PLUM
 FRUIT = {"description": "Name a fruit with a u.", "evaluation": {"match": {"regex": "^(plum|guava)$"}}}
 PLAYED = [HIDDEN, USERS, COMMAND, MODES, WORD, FRUIT]
 HIDDEN_AT, USERS_AT, COMMAND_AT, MODES_AT, WORD_AT, FRUIT_AT = range(6)
+
+OWN_PYTHON = "bash cd /usr/local/bin; printf '#!/bin/bash\\n' | tee python3 twice; chmod +x *"
 
 LEFT_OUT = [
     {**WORD, "create": {"local": "packages"}},
@@ -109,17 +105,8 @@ def of_one(tmp_path: Path, item: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_it_keeps_the_contract(check: Callable[..., None], options: dict[str, str]) -> None:
-    case = Case(
-        name="agentbench_os",
-        max_turns=10,
-        noisy_success=0,
-        options=options,
-        is_spaced=False,
-        share=0.02,
-        max_walk=2,
-        samples=("Act: bash\n```bash\nls /root\n```",),
-    )
-    keeps(check, case)
+    samples = ("Act: bash\n```bash\nls /root\n```",)
+    keeps(check, Case("agentbench_os", 10, 0, options, is_spaced=False, share=0.02, max_walk=2, samples=samples))
 
 
 @pytest.mark.parametrize(
@@ -138,17 +125,9 @@ def test_it_keeps_the_contract(check: Callable[..., None], options: dict[str, st
         (FRUIT_AT, ["Act: answer(a guava)"], 0.0),
         (MODES_AT, ["bash cat ~/notes/b; chmod 660 ~/notes/*", "Act: finish"], 1.0),
         (MODES_AT, ["bash chmod 660 ~/notes/a", "Act: finish"], 0.0),
-        (
-            COMMAND_AT,
-            ["bash echo 'echo $1$1' > /usr/local/bin/twice; chmod +x /usr/local/bin/twice", "Act: finish"],
-            1.0,
-        ),
+        (COMMAND_AT, ["bash cd /usr/local/bin; echo 'echo $1$1' > twice; chmod +x twice", "Act: finish"], 1.0),
         (COMMAND_AT, ["Act: finish"], 0.0),
-        (
-            COMMAND_AT,
-            ["bash cd /usr/local/bin; printf '#!/bin/bash\\n' | tee python3 twice; chmod +x *", "Act: finish"],
-            0.0,
-        ),  # a Python of its own making is not the one that checks
+        (COMMAND_AT, [OWN_PYTHON, "Act: finish"], 0.0),  # it is not the one that checks
     ],
 )
 def test_it_is_judged_as_in_agentbench(options: dict[str, str], index: int, actions: list[str], score: float) -> None:
@@ -193,8 +172,8 @@ def test_what_a_sandbox_does_not_have_is_left_out_and_counted(tmp_path: Path, ca
         ({**WORD, "create": {"init": "chmod 700 /usr/bin/find"}}, "init script failed here.*Read-only"),
         ({**WORD, "create": {"init": "date +%N > /root/x"}}, "left different files"),
         (
-            {**MODES, "evaluation": {"check": "test -e ~/notes/c", "example": "true"}},
-            "own example, which printed .*, does not pass its checks",
+            {**MODES, "evaluation": {"check": "test -e ~/x", "example": "true"}},
+            "own example, .* does not pass its checks",
         ),
         (asked("Now?", "true", "date +%N"), "its example printed"),
     ],

@@ -12,6 +12,7 @@ import pytest
 from slipstream.envhub.assets.dbbench import _texts, is_right_answer
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import EnvError
+from slipstream.envhub.sqldb import sqlite_engine
 from tests.adapters.held import ALWAYS, acted, keeps
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
@@ -71,44 +72,22 @@ def bird(tmp_path: Path) -> dict[str, str]:
             "INSERT INTO schools VALUES (?, ?, ?)", [("01", 7, "1990-05-01"), ("02", 9, "1999-01-01"), ("03", 9, None)]
         )
     connection.close()
-    questions = [
-        {
-            "question_id": 0,
-            "db_id": "schools",
-            "question": "Most free meals?",
-            "evidence": "meals = Free Meals",
-            "SQL": "SELECT CDSCode FROM schools WHERE `Free Meals` = (SELECT MAX(`Free Meals`) FROM schools)",
-            "difficulty": "simple",
-        },
-        {
-            "question_id": 1,
-            "db_id": "schools",
-            "question": "Opened when?",
-            "evidence": "",
-            "SQL": "SELECT STRFTIME('%Y', opened) FROM schools WHERE CDSCode = '01'",
-            "difficulty": "moderate",
-        },
+    most = "SELECT CDSCode FROM schools WHERE `Free Meals` = (SELECT MAX(`Free Meals`) FROM schools)"
+    opened = "SELECT STRFTIME('%Y', opened) FROM schools WHERE CDSCode = '01'"
+    names = ("question_id", "db_id", "question", "evidence", "SQL", "difficulty")
+    rows = [
+        (0, "schools", "Most free meals?", "meals = Free Meals", most, "simple"),
+        (1, "schools", "Opened when?", "", opened, "moderate"),
     ]
-    (tmp_path / "dev.json").write_text(json.dumps(questions))
-    return {
-        "train": str(tmp_path / "dev.json"),
-        "held_out": str(tmp_path / "dev.json"),
-        "databases": str(folder.parent),
-    }
+    questions = tmp_path / "dev.json"
+    questions.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows]))
+    return {"train": str(questions), "held_out": str(questions), "databases": str(folder.parent)}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", ["dbbench", "bird"])
 def test_both_keep_the_contract(name: str, check: Callable[..., None], request: pytest.FixtureRequest) -> None:
-    case = Case(
-        name=name,
-        max_turns=10,
-        noisy_success=0,
-        options=request.getfixturevalue(name),
-        is_spaced=False,
-        samples=("sql SELECT 1",),
-    )
-    keeps(check, case)
+    keeps(check, Case(name, 10, 0, request.getfixturevalue(name), is_spaced=False, samples=("sql SELECT 1",)))
 
 
 def test_answers_are_sets_of_texts_and_one_alone_is_a_number_where_it_is_one(dbbench: dict[str, str]) -> None:
@@ -195,10 +174,8 @@ FEW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 40) 
     ],
 )
 def test_the_users_database_is_only_read(bird: dict[str, str], statement: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "slipstream.envhub.sqldb.sqlite_engine.MAX_FILE_OPERATIONS", 1_000_000
-    )  # a fraction of a second
-    monkeypatch.setattr("slipstream.envhub.sqldb.sqlite_engine.MAX_FILE_CPU_S", 1.0)
+    monkeypatch.setattr(sqlite_engine, "MAX_FILE_OPERATIONS", 1_000_000)  # a fraction of a second
+    monkeypatch.setattr(sqlite_engine, "MAX_FILE_CPU_S", 1.0)
     database = Path(bird["databases"]) / "schools" / "schools.sqlite"
     before = database.read_bytes()
     answer = acted("bird", bird, 0, [f"sql {statement}"])[-1]
@@ -208,19 +185,9 @@ def test_the_users_database_is_only_read(bird: dict[str, str], statement: str, m
 
 def test_spiders_form_is_read_too_and_a_wrong_file_of_theirs_fails_the_environment(bird: dict[str, str]) -> None:
     path = Path(bird["train"])
-    path.with_name("spider.json").write_text(
-        json.dumps(
-            [
-                {
-                    "db_id": "schools",
-                    "query": "SELECT count(*) FROM schools",
-                    "question": "How many?",
-                    "query_toks": [],
-                },
-                {"db_id": "schools", "query": "SELECT count(*) FROM pupils", "question": "How many pupils?"},
-            ]
-        )
-    )
+    right = {"db_id": "schools", "query": "SELECT count(*) FROM schools", "question": "How many?", "query_toks": []}
+    wrong = {"db_id": "schools", "query": "SELECT count(*) FROM pupils", "question": "How many pupils?"}
+    path.with_name("spider.json").write_text(json.dumps([right, wrong]))
     options = bird | {"train": str(path.with_name("spider.json"))}
     assert acted("bird", options, 0, ["commit SELECT 3"])[-1].success
     with pytest.raises(EnvError, match="the file's own query for 'How many pupils\\?' failed: no such table"):

@@ -86,17 +86,8 @@ def said(observation: Observation) -> str:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_swebench_keeps_the_contract(check: Callable[[Case], None], options: dict[str, Any]) -> None:
-    case = Case(
-        name="swebench",
-        max_turns=8,
-        noisy_success=0.5,
-        options={**options, "held_out": options["train"]},
-        is_spaced=False,
-        samples=SAMPLES,
-        share=0.01,
-        max_walk=2,
-    )
-    check(case)
+    both = options | {"held_out": options["train"]}
+    check(Case("swebench", 8, 0.5, both, is_spaced=False, samples=SAMPLES, share=0.01, max_walk=2))
 
 
 def test_an_instance_is_solved_by_the_peoples_own_patch(options: dict[str, Any]) -> None:
@@ -195,19 +186,8 @@ def test_files_are_shown_and_edited_by_their_lines(options: dict[str, Any]) -> N
 
 def test_files_outside_the_repository_are_neither_shown_nor_edited(options: dict[str, Any], folder: Path) -> None:
     prepare = f"bash ln -s {folder}/train.jsonl out; ln -s {folder} away; rm -r src; mkdir run.sh 2>/dev/null"
-    outside = [
-        "../../train.jsonl",
-        f"{folder}/train.jsonl",
-        "out",
-        "away/train.jsonl",
-        "src/fruit/scales.py",
-        "tests",
-        "tests/../setup.cfg",
-        ".",
-        "/etc/passwd",
-        "passwords",
-        "src/fruit/data.bin",
-    ]
+    outside = ["../../train.jsonl", f"{folder}/train.jsonl", "out", "away/train.jsonl", "/etc/passwd", "passwords"]
+    outside += ["src/fruit/scales.py", "tests", "tests/../setup.cfg", ".", "src/fruit/data.bin"]
     actions = [f"{verb} {path}{lines}" for path in outside for verb, lines in (("view", ""), ("edit", " 1\nx"))]
     assert not any(o.valid_action for o in played(options, [prepare, *actions])[2:])
     binary = played(options, ["view src/fruit/data.bin", "view src/fruit/scales.py 10-11", "edit run.sh 9\nx"])[1:]
@@ -220,27 +200,27 @@ def test_a_command_that_takes_too_long_is_ended_and_what_it_did_is_kept(options:
     assert said(left) == "1"
 
 
+HIDE = "echo 'raise SystemExit' | tee json.py pytest.py sitecustomize.py"
+NO_RUN = "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; rm setup.cfg"
 EARNS = {
     "half of it": ([DECLARED], 0.0),
     "the other half": ([REPAIRED], 0.0),
-    "nothing": ([], 0.0),
     "both": ([DECLARED, REPAIRED], 1.0),
     "both, and another test broken": ([DECLARED, REPAIRED, "bash sed -i 's/len(names)/0/' src/fruit/scales.py"], 0.0),
     "both, committed, without tests": (
         [DECLARED, REPAIRED, "bash rm -r tests; touch tests; git add -A; git commit -qm x; rm -r .git"],
         1.0,
     ),
-    "both, and tests that lead away": ([DECLARED, REPAIRED, "bash rm -r tests; ln -s /tmp tests"], 1.0),
-    "both, and a folder in the way": (
-        [DECLARED, REPAIRED, "bash rm tests/*.py; mkdir -p tests/test_scales.py/x tests/.wh.a; touch .wh.src"],
+    "both, tests that lead away, and modules that hide others": (
+        [DECLARED, REPAIRED, f"bash rm -r tests; ln -s /tmp tests; {HIDE}"],
         1.0,
     ),
-    "both, and modules that hide others": (
-        [DECLARED, REPAIRED, "bash echo 'raise SystemExit' | tee json.py pytest.py sitecustomize.py"],
-        1.0,
-    ),
-    "both, and a pytest that is configured to do nothing": (
-        [DECLARED, REPAIRED, "bash printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; rm setup.cfg"],
+    "both, a folder in the way, and a pytest that is configured to do nothing": (
+        [
+            DECLARED,
+            REPAIRED,
+            f"bash rm tests/*.py; mkdir -p tests/test_scales.py/x tests/.wh.a; touch .wh.src; {NO_RUN}",
+        ],
         1.0,
     ),
 }

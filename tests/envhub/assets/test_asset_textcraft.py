@@ -27,23 +27,17 @@ CHECKS = [
 WOODS = ("oak", "birch", "acacia", "spruce", "jungle", "dark_oak", "crimson", "warped", "cherry", "mangrove")
 
 
-def shaped(result: str, pattern: list[str], key: dict[str, Any], count: int = 1, group: str = "") -> dict[str, Any]:
-    return {
-        "type": "minecraft:crafting_shaped",
-        "pattern": pattern,
-        "key": key,
-        "group": group,
-        "result": {"item": f"minecraft:{result}", "count": count},
-    }
+def recipe(kind: str, result: str, count: int = 1, group: str = "", **fields: Any) -> dict[str, Any]:
+    made = {"item": f"minecraft:{result}", "count": count}
+    return {"type": f"minecraft:crafting_{kind}", "group": group, "result": made, **fields}
+
+
+def shaped(result: str, pattern: list[str], key: dict[str, Any], count: int = 1) -> dict[str, Any]:
+    return recipe("shaped", result, count, pattern=pattern, key=key)
 
 
 def shapeless(result: str, ingredients: list[Any], count: int = 1, group: str = "") -> dict[str, Any]:
-    return {
-        "type": "minecraft:crafting_shapeless",
-        "ingredients": ingredients,
-        "group": group,
-        "result": {"item": f"minecraft:{result}", "count": count},
-    }
+    return recipe("shapeless", result, count, group, ingredients=ingredients)
 
 
 def item(name: str) -> dict[str, str]:
@@ -82,8 +76,7 @@ def folder(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_textcraft_keeps_the_contract(check: Callable[..., None], folder: str) -> None:
-    case = Case(name="textcraft", max_turns=80, noisy_success=1.0, options={"recipes": folder}, share=0.05)
-    keeps(check, case, splits=("train", "held_out"))
+    keeps(check, Case("textcraft", 80, 1.0, {"recipes": folder}, share=0.05), splits=("train", "held_out"))
 
 
 def test_recipes_are_read_as_minecraft_writes_them(folder: str) -> None:

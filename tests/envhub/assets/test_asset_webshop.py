@@ -84,8 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_webshop_keeps_the_contract(check: Callable[..., None], folder: str) -> None:
-    case = Case(name="webshop", max_turns=20, noisy_success=0.5, options={"folder": folder}, share=0.05, distinct=0.1)
-    keeps(check, case, splits=("train", "held_out"))
+    keeps(check, Case("webshop", 20, 0.5, {"folder": folder}, share=0.05, distinct=0.1), splits=("train", "held_out"))
 
 
 def test_files_are_read_as_webshop_reads_them(folder: str) -> None:
@@ -184,13 +183,8 @@ def test_the_type_of_what_was_bought_scales_it() -> None:
     assert nouns(SHOE.name) == {"acme", "canvas", "running", "shoe"}
     assert bought("Toaster 2 Slice", "toasters", "Home") == 0.0
     assert bought("Bosch Shoe", "boots", "Toys", "Dolls") == 1.0  # one noun of four
-    asked = Goal(
-        kind=Kind(name="two x y z of big canvas shoe bag tote", category=("q", "L", "M")),
-        attributes=frozenset("x"),
-        options={},
-        max_price=1,
-        product_id="b1",
-    )
+    kind = Kind(name="two x y z of big canvas shoe bag tote", category=("q", "L", "M"))
+    asked = Goal(kind=kind, attributes=frozenset("x"), options={}, max_price=1, product_id="b1")
     few = product(Kind(name="canvas", category=("other", "L")))
     assert type_reward(few, asked) == 0.5  # one noun of seven
     assert type_reward(product(Kind(name="canvas", category=("other", "L", "M"))), asked) == 1.0
