@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import re
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -75,9 +76,8 @@ def test_the_table_has_every_parser() -> None:
 def test_a_thought_of_each_parser_is_known_or_refused(name: str) -> None:
     marks = PARSERS[name]
     if isinstance(marks, str):
-        with pytest.raises(ConfigError) as refusal:
+        with pytest.raises(ConfigError, match=re.escape(marks)):
             check_pieces(tokenizer_of(name, REFUSED[name]))
-        assert marks in str(refusal.value)
         return
     tokenizer = tokenizer_of(name, " ".join(marks))
     reply = f"{marks[0]}hm{marks[1]}5"

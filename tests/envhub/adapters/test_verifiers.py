@@ -177,6 +177,10 @@ def test_an_answer_to_a_request_that_has_ended_is_an_env_failure() -> None:
         play(part(does="impatient"), sampler=engine(token_time_s=5.0))
 
 
+def configured(**config: Any) -> MixtureEntry:
+    return MixtureEntry(name="verifiers", options=part().options | {"config": {"taskset": {"id": "numbers"}, **config}})
+
+
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
@@ -186,15 +190,12 @@ def test_an_answer_to_a_request_that_has_ended_is_an_env_failure() -> None:
     ],
 )
 def test_a_configuration_that_one_policy_cannot_play_is_an_env_failure(config: Any, complaint: str) -> None:
-    options = {"python": sys.executable, "config": {"taskset": {"id": "numbers"}, **config}}
     with pytest.raises(EpisodeFailed, match=complaint):
-        play(MixtureEntry(name="verifiers", options=options))
+        play(configured(**config))
 
 
 def test_a_harness_that_runs_the_policys_code_uses_the_configured_runtime() -> None:
-    agent = {"harness": "bash", "runtime": {"type": "subprocess"}}
-    options = {"python": sys.executable, "config": {"taskset": {"id": "numbers"}, "agent": agent}}
-    assert len(play(MixtureEntry(name="verifiers", options=options)).turns) == 3
+    assert len(play(configured(agent={"harness": "bash", "runtime": {"type": "subprocess"}})).turns) == 3
 
 
 def test_nothing_is_played_without_uv_which_would_be_installed_otherwise(tmp_path: Path) -> None:
@@ -245,14 +246,8 @@ def test_a_process_that_dies_takes_its_episodes_along_and_the_next_has_a_new_one
 def test_a_lost_episode_that_is_not_yet_closed_does_not_keep_a_dead_process_in_use(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     lost, next_one = (make_any_env("verifiers", part(pids=str(pids)).options) for _ in range(2))
-    terms = Terms(
-        tokenizer=TOKENIZER,
-        max_tokens=256,
-        max_turns=8,
-        sampling=attempt_on().sampling,
-        end_tokens=end_tokens(TOKENIZER),
-        started_at_s=0.0,
-    )
+    limits: dict[str, Any] = {"max_tokens": 256, "max_turns": 8, "sampling": attempt_on().sampling}
+    terms = Terms(tokenizer=TOKENIZER, end_tokens=end_tokens(TOKENIZER), started_at_s=0.0, **limits)
     task = Task(env="verifiers", split="train", index=0)
 
     async def lose_one() -> None:
@@ -380,6 +375,8 @@ def test_the_process_sees_no_secret_but_those_that_are_named(monkeypatch: pytest
 def test_options_that_do_not_fit_are_refused_when_it_is_made(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         make_any_env("verifiers", part().options | changes)
+    with pytest.raises(ValueError, match="runs whole episodes itself"):
+        make_env("verifiers", part().options)  # to play it action by action
 
 
 @pytest.mark.parametrize("settings", [[], ["model.path=/m", "warm_start.episodes=3"]])
@@ -387,8 +384,3 @@ def test_a_run_that_needs_an_expert_is_refused(settings: list[str]) -> None:
     options = [f"env.options.python={sys.executable}", "env.options.config.taskset.id=numbers"]
     with pytest.raises(ConfigError, match="verifiers has no expert"):
         check_input(load_config(None, ["env.name=verifiers", *options, *settings]))
-
-
-def test_playing_it_action_by_action_is_refused() -> None:
-    with pytest.raises(ValueError, match="runs whole episodes itself"):
-        make_env("verifiers", part().options)

@@ -16,31 +16,15 @@ from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
 
 # As in 2023/validation/metadata.jsonl.
+NAMES = ("task_id", "Question", "Level", "Final answer", "file_name", "Annotator Metadata")
+STEPS = {"Steps": "1. add", "Number of steps": "1"}
 QUESTIONS: list[dict[str, Any]] = [
-    {
-        "task_id": "c61d22de-5f6c-4958-a7f6-5e9707bd3466",
-        "Question": "What is 600 + 634?",
-        "Level": 1,
-        "Final answer": "1234",
-        "file_name": "",
-        "Annotator Metadata": {"Steps": "1. add", "Number of steps": "1"},
-    },
-    {
-        "task_id": "32102e3e-d12a-4209-9163-7b3a104efe5d",
-        "Question": "What is the sum of the column?",
-        "Level": 2,
-        "Final answer": "42",
-        "file_name": "32102e3e-d12a-4209-9163-7b3a104efe5d.csv",
-        "Annotator Metadata": {},
-    },
-    {
-        "task_id": "99c9cc74-fdc8-46c6-8f8d-3ce2d3bfeea3",
-        "Question": "Which bytes?",
-        "Level": 3,
-        "Final answer": "pie, 3",
-        "file_name": "99c9cc74-fdc8-46c6-8f8d-3ce2d3bfeea3.mp3",
-        "Annotator Metadata": {},
-    },
+    dict(zip(NAMES, row, strict=True))
+    for row in (
+        ("c61d22de-5f6c-4958-a7f6-5e9707bd3466", "What is 600 + 634?", 1, "1234", "", STEPS),
+        ("32102e3e-d12a-4209-9163-7b3a104efe5d", "What is the sum of the column?", 2, "42", "32102e3e.csv", {}),
+        ("99c9cc74-fdc8-46c6-8f8d-3ce2d3bfeea3", "Which bytes?", 3, "pie, 3", "99c9cc74.mp3", {}),
+    )
 ]
 CHECKS = [*ALWAYS, contract.test_step_after_the_end_is_an_error]
 
@@ -63,15 +47,8 @@ def said(observation: Observation) -> str:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_gaia_keeps_the_contract(check: Callable[[Case], None], folder: Path) -> None:
     path = str(folder / "metadata.jsonl")
-    case = Case(
-        name="gaia",
-        max_turns=5,
-        noisy_success=0,
-        options={"train": path, "held_out": path},
-        is_spaced=False,
-        samples=("calculate(2 * 3)", f"read({QUESTIONS[1]['file_name']})"),
-        share=0.05,
-    )
+    samples = ("calculate(2 * 3)", f"read({QUESTIONS[1]['file_name']})")
+    case = Case("gaia", 5, 0, {"train": path, "held_out": path}, is_spaced=False, samples=samples, share=0.05)
     if check is contract.test_reset_leaves_nothing_of_the_episode_before:
         case.options["level"] = 2  # where a file can be read
     check(case)
@@ -88,24 +65,16 @@ def test_a_question_is_scored_as_gaia_does(folder: Path, name: str) -> None:
 def test_an_attached_file_is_named_read_and_there_for_python(folder: Path) -> None:
     name = QUESTIONS[1]["file_name"]
     program = f"python\n```python\nprint(sum(int(line.split(',')[1]) for line in list(open('{name}'))[1:]))\n```"
-    opening, read, printed, reckoned, end = acted(
-        "gaia",
-        {"train": str(folder / "metadata.jsonl")},
-        1,
-        [f"read({name})", program, "calculate(40 + 2)", "answer(42)"],
-    )
+    actions = [f"read({name})", program, "calculate(40 + 2)", "answer(42)"]
+    opening, read, printed, reckoned, end = acted("gaia", {"train": str(folder / "metadata.jsonl")}, 1, actions)
     assert said(opening) == f"What is the sum of the column?\nAttached: {name}"
     assert (said(read), said(printed), said(reckoned), end.score) == ("thing,count\na,40\nb,2", "42", "42", 1.0)
 
 
 def test_what_is_no_text_is_opened_by_python_alone_and_large_files_reach_it(folder: Path) -> None:
     name = QUESTIONS[2]["file_name"]
-    read, printed = acted(
-        "gaia",
-        {"train": str(folder / "metadata.jsonl")},
-        2,
-        [f"read({name})", f"python print(len(open('{name}', 'rb').read()))"],
-    )[1:]
+    actions = [f"read({name})", f"python print(len(open('{name}', 'rb').read()))"]
+    read, printed = acted("gaia", {"train": str(folder / "metadata.jsonl")}, 2, actions)[1:]
     assert (read.valid_action, said(read)) == (False, f"{name} is no text; open it with python")
     assert said(printed) == str((5 << 20) + 2)
 

@@ -122,11 +122,7 @@ def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected:
             asyncio.run(CHECKS[check].score(reply, answer))
     else:
         assert asyncio.run(CHECKS[check].score(reply, answer)) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("text", ["", "no", "1/0", "-", ".."])
-def test_a_text_without_a_number_has_none(text: str) -> None:
-    assert last_number(text) is None
+    assert [last_number(text) for text in ("", "no", "1/0", "-", "..")] == [None] * 5
 
 
 def test_a_file_and_a_check_are_enough(sums: str) -> None:
@@ -254,9 +250,7 @@ def test_a_column_that_a_judge_shall_see_and_no_task_has_is_refused_before_the_r
         config.env.rewards = {"clear": kind | {"columns": ["answer"]}}
         check_env(config.env)
         config.env.rewards = {"clear": kind | {"columns": ["answer", "anwser"]}}
-        with pytest.raises(
-            ConfigError, match=r"`env\.rewards\.clear`: a judge is shown the columns anwser, and a task"
-        ):
+        with pytest.raises(ConfigError, match=r"`env\.rewards\.clear`: a judge is shown the columns anwser, and"):
             check_env(config.env)
 
 
@@ -281,16 +275,13 @@ def test_the_example_with_a_function_and_a_judge_works(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(REPOSITORY)
     subprocess.run([sys.executable, examples / "words.py"], check=True, timeout=60)
-    (entry,) = (
-        load_config(str(REPOSITORY / "conf" / "quickstart.yaml"), [], presets=["words.yaml"]).env.entries().values()
-    )
+    config = load_config(str(REPOSITORY / "conf" / "quickstart.yaml"), [], presets=["words.yaml"])
+    (entry,) = config.env.entries().values()
     first = json.loads((tmp_path / "words.jsonl").read_text().splitlines()[0])
-    rows = {**entry.options, "held_out": "words.jsonl"}
+    rows = {**entry.options, "held_out": "words.jsonl", "train": as_jsonl(tmp_path / "one.jsonl", [first])}
     server = subprocess.Popen([sys.executable, "words_judge.py"])
     try:
-        end = episode_on(
-            {**rows, "train": as_jsonl(tmp_path / "one.jsonl", [first])}, first["answer"], rewards=entry.rewards
-        )
+        end = episode_on(rows, first["answer"], rewards=entry.rewards)
     finally:
         server.terminate()
         server.wait()
@@ -344,16 +335,12 @@ def test_a_data_set_of_a_hub_needs_its_package_and_a_split(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"check": "exakt"},
-            "must be exact or f1 or number or math or choice or regex or json or schema or code or none",
-        ),
+        ({"check": "exakt"}, f"must be {' or '.join([*CHECKS, 'none'])}"),
         ({"answer_pattern": "("}, "is not a regular expression"),
         ({"answer_pattern": "a"}, "must have one group, around the answer, has 0"),
         ({"colums": "a"}, "its options are: train, held_out, prompt, answer"),
     ],
 )
 def test_a_wrong_option_is_named(sums: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(message)):
         make_env("dataset", {"train": sums, **options})
-    assert message in str(error.value)

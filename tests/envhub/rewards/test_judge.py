@@ -5,6 +5,7 @@ import base64
 import gzip
 import json
 import logging
+import re
 import threading
 import time
 from email.utils import formatdate
@@ -101,9 +102,8 @@ def test_what_may_pass_is_tried_again(serve: Serve, failure: Reply | None) -> No
 def test_a_server_that_is_away_or_silent_fails_the_attempt_at_the_deadline(serve: Serve) -> None:
     closed = ScriptedJudge(lambda request, number: GOOD)
     closed.close()
-    with pytest.raises(
-        EnvError, match=r"ClientConnectorError.*another attempt would be too late \(deadline_s is 0.5\)"
-    ):
+    late = r"ClientConnectorError.*another attempt would be too late \(deadline_s is 0.5\)"
+    with pytest.raises(EnvError, match=late):
         marked(judge_at(closed.url, deadline_s=0.5))
     released = threading.Event()
 
@@ -191,9 +191,7 @@ def test_a_budget_in_money_counts_prompts_and_answers_by_their_prices(serve: Ser
     marked(judge, episode_of(turn_of("one")))
     assert judge.client.cost == pytest.approx(0.003)
     marked(judge, episode_of(turn_of("two")))
-    with pytest.raises(
-        EnvError, match=r"the budget of this process is spent: max_cost is 0.005, and it has used 0.006"
-    ):
+    with pytest.raises(EnvError, match=r"this process is spent: max_cost is 0.005, and it has used 0.006"):
         marked(judge, episode_of(turn_of("three")))
     assert len(server.requests) == 2
 
@@ -306,9 +304,8 @@ def test_a_long_episode_is_cut_in_its_middle(serve: Serve) -> None:
     ],
 )
 def test_a_malformed_setting_is_named(settings: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
         judge_at(**{"url": "http://127.0.0.1:1/v1", **settings})
-    assert complaint in str(error.value)
 
 
 def test_a_rubric_is_read_from_a_file(serve: Serve, tmp_path: Path) -> None:

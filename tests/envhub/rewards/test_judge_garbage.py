@@ -26,17 +26,12 @@ from tests.envhub.rewards.test_group_judge import RUBRIC, shown
 from tests.envhub.rewards.test_rewards import episode_of, turn_of
 
 TOKENIZER = byte_tokenizer(CHATML)
-COMPARE: dict[str, dict[str, str]] = {
-    "episode": {},
-    "listwise": {"compare": "listwise"},
-    "pairwise": {"compare": "pairwise"},
+# How it compares: a good answer, and the marks that this gives.
+COMPARE = {
+    "episode": ('{"clear": 7}', [0.7]),
+    "listwise": ('{"1": {"clear": 7}, "2": {"clear": 7}}', [0.7, 0.7]),
+    "pairwise": ('{"better": "tie"}', [0.5, 0.5]),
 }
-GOOD = {
-    "episode": '{"clear": 7}',
-    "listwise": '{"1": {"clear": 7}, "2": {"clear": 7}}',
-    "pairwise": '{"better": "tie"}',
-}
-MARKS = {"episode": [0.7], "listwise": [0.7, 0.7], "pairwise": [0.5, 0.5]}
 
 Garbage = Callable[[str], str]
 MALFORMED: dict[str, Garbage] = {
@@ -125,7 +120,7 @@ def part_of(kind: str, compare: str, server: ScriptedJudge, answers: Answers) ->
         "own": {"part": "judge", **own},
         "panel": {"part": "panel", "judges": {"a": by_url, "b": own}},
     }[kind]
-    (part,) = parts_of("env.rewards", {"good": settings | COMPARE[compare]})
+    (part,) = parts_of("env.rewards", {"good": settings | ({} if compare == "episode" else {"compare": compare})})
     policy = OwnJudge(sampler=answers, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192))
     judge_by(policy, {"shop": [part]})
     return part
@@ -151,17 +146,17 @@ def marked(part: Part) -> list[float]:
 def test_every_answer_of_every_kind_of_judge_ends_in_a_mark_or_in_a_retry_that_is_counted(
     kind: str, compare: str, server: ScriptedJudge, answers: Answers
 ) -> None:
-    good = GOOD[compare]
+    good, marks = COMPARE[compare]
     num_needed = (2 if compare == "pairwise" else 1) * (2 if kind == "panel" else 1)
     for name, readable in READABLE.items():
         part = part_of(kind, compare, server, answers)
         answers.set(readable(good))
-        assert marked(part) == MARKS[compare], name
+        assert marked(part) == marks, name
         assert num_counted(part) == answers.num_asked == num_needed, name
     for name, garbage in MALFORMED.items():
         part = part_of(kind, compare, server, answers)
         answers.set(garbage(good), good)
-        assert marked(part) == MARKS[compare], name
+        assert marked(part) == marks, name
         assert num_counted(part) == answers.num_asked == num_needed + 1, name
         if kind == "panel":
             continue  # it fails with the first judge that does, and may cut off a request of the other
@@ -188,7 +183,7 @@ def test_the_beginning_of_a_number_is_not_the_number(kind: str, server: Scripted
 def test_an_impossible_usage_changes_no_account(redis_client: redis.Redis, run_id: str, num_tokens: str) -> None:
     def serve(request: dict[str, Any], number: int) -> Reply:
         used = num_tokens if number < 2 else "5"
-        reply = {"choices": [{"message": {"content": GOOD["episode"]}}], "usage": {"total_tokens": "USED"}}
+        reply = {"choices": [{"message": {"content": COMPARE["episode"][0]}}], "usage": {"total_tokens": "USED"}}
         return 200, {}, json.dumps(reply).replace('"USED"', used).encode()
 
     server, account = ScriptedJudge(serve), JudgeAccount(redis_client, run_id)

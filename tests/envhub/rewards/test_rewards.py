@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -117,10 +118,8 @@ def test_an_error_that_no_valid_action_follows_is_not_recovered() -> None:
 
 
 def test_parts_are_added_to_the_environments_own_rewards_and_change_neither_score_nor_success() -> None:
-    result = reward_of(
-        {"format": {"weight": 0.5}, "seen": {"part": "length", "budget_tokens": 4, "weight": 0}},
-        episode_of(*TWO, success=True),
-    )
+    rewards = {"format": {"weight": 0.5}, "seen": {"part": "length", "budget_tokens": 4, "weight": 0}}
+    result = reward_of(rewards, episode_of(*TWO, success=True))
     assert result.rewards == [{"solved": 0.0, "format": 0.0, "seen": 0.0}, {"solved": 1.0, "format": 0.25, "seen": 0.0}]
     assert result.values == {"format": 0.5, "seen": 1.0}, "a part with weight 0 is recorded only"
     assert (result.score, result.success) == (1.0, True)
@@ -184,18 +183,9 @@ def test_a_function_of_trl_gets_the_chat_of_any_environment(own: Own) -> None:
         seen.update(prompts=prompts, completions=completions, **columns) or [1.0]
     )
     reward_of({"own": {"part": f"{OWN}:trl"}}, episode_of(*TWO, columns={"answer": 5}))
-    assert seen == {
-        "prompts": [[{"role": "user", "content": "say"}]],
-        "completions": [
-            [
-                {"role": "assistant", "content": "look"},
-                {"role": "user", "content": "on"},
-                {"role": "assistant", "content": "look"},
-            ]
-        ],
-        "completion_ids": [[3, 1, 4]],
-        "answer": [5],
-    }
+    look, on = {"role": "assistant", "content": "look"}, {"role": "user", "content": "on"}
+    chat = {"prompts": [[{"role": "user", "content": "say"}]], "completions": [[look, on, look]]}
+    assert seen == chat | {"completion_ids": [[3, 1, 4]], "answer": [5]}
 
 
 @pytest.mark.parametrize("result", [0.25, [0.25], (0.25,), [np.float32(0.25)], np.array([0.25]), np.float64(0.25)])
@@ -221,19 +211,15 @@ def test_a_function_that_returns_no_number_fails_the_attempt(own: Own, result: A
         reward_of({"own": {"part": f"{OWN}:bad"}}, episode_of(*TWO))
 
 
-def test_a_number_beyond_any_reward_fails_the_attempt(own: Own) -> None:
-    own.huge = lambda episode: 1e300
-    with pytest.raises(EnvError, match=r"1e\+300 with weight 1 is beyond 1e\+12; set min and max"):
-        reward_of({"own": {"part": f"{OWN}:huge"}}, episode_of(*TWO))
-    assert reward_of({"own": {"part": f"{OWN}:huge", "max": 3}}, episode_of(*TWO)).values == {"own": 3.0}
-
-
-def test_a_function_that_is_slow_fails_the_attempt_and_blocks_no_one(own: Own) -> None:
+def test_a_number_beyond_any_reward_and_a_slow_function_fail_the_attempt(own: Own) -> None:
     async def slow(episode: Episode) -> float:
         await asyncio.sleep(3600)
         return 0.0
 
-    own.slow = slow
+    own.huge, own.slow = lambda episode: 1e300, slow
+    with pytest.raises(EnvError, match=r"1e\+300 with weight 1 is beyond 1e\+12; set min and max"):
+        reward_of({"own": {"part": f"{OWN}:huge"}}, episode_of(*TWO))
+    assert reward_of({"own": {"part": f"{OWN}:huge", "max": 3}}, episode_of(*TWO)).values == {"own": 3.0}
     with pytest.raises(EnvError, match=r"no answer within `env\.step_timeout_s` = 0\.1 s"):
         reward_of({"own": {"part": f"{OWN}:slow"}}, episode_of(*TWO), timeout_s=0.1)
 
@@ -277,17 +263,14 @@ def test_a_part_with_the_name_of_an_own_reward_fails_the_attempt() -> None:
     ],
 )
 def test_a_malformed_part_is_named(rewards: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
         parts_of("env.rewards", rewards)
-    assert complaint in str(error.value)
 
 
 def test_every_environment_of_a_mixture_has_its_own_parts() -> None:
     mixed = ["env.mixture.a.name=grid", "env.mixture.b.name=shop", "env.mixture.b.rewards.format.weight=0.5"]
     parts = reward_parts(load_config(None, mixed).env.entries())
-    assert {label: [part.key for part in of_env] for label, of_env in parts.items()} == {
-        "a": [],
-        "b": ["env.mixture.b.rewards.format"],
-    }
+    keys = {label: [part.key for part in of_env] for label, of_env in parts.items()}
+    assert keys == {"a": [], "b": ["env.mixture.b.rewards.format"]}
     with pytest.raises(ConfigError, match=r"`env\.rewards` must be empty with env\.mixture"):
         load_config(None, [*mixed, "env.rewards.format.weight=1"])
