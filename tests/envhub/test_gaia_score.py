@@ -6,48 +6,29 @@ from slipstream.envhub.research.gaia_score import is_gaia_match
 
 
 @pytest.mark.parametrize(
-    ("answer", "true"),
+    ("true", "right", "wrong"),
     [
-        ("17", "17"),
-        (" 17.0 ", "17"),
-        ("$1,200", "1200"),
-        ("89706.00", "$89706".removeprefix("$")),
-        ("12.5%", "12.5"),
-        ("-3", "-3"),
-        ("St. Petersburg", "st petersburg"),
-        ("Dr Who!", "dr. who"),
-        ("the  Seagull", "The Sea Gull"),
-        ("a,b;c", "a, b, c"),
-        ("Red, $1,5", "red, 1, 5"),
-        ("1.0; two words", "1;twowords"),
-        ("1,000", "1000"),
-        ("3.", "3"),
-        ("3 m", "3m"),
+        ("17", ["17", " 17.0 "], ["17 apples", "seventeen", "", "nan", "18"]),
+        ("-3", ["-3"], []),
+        ("3", ["3."], ["3 m"]),
+        ("3m", ["3 m"], []),
+        ("12.5", ["12.5%"], []),
+        ("1200", ["$1,200"], []),
+        ("89706", ["89706.00"], []),
+        ("1000", ["1,000"], []),
+        ("1,000", [], ["1000"]),  # a list of two, as on the leaderboard
+        ("inf", [], ["no number"]),
+        ("dover", [], ["", "dover castle"]),
+        ("st petersburg", ["St. Petersburg"], []),
+        ("dr. who", ["Dr Who!"], []),
+        ("The Sea Gull", ["the  Seagull"], []),
+        ("a, b, c", ["a,b;c"], ["a, b"]),
+        ("a, b", [], ["b, a", "a b", "a., b"]),
+        ("1, 2", [], ["x, 2"]),
+        ("red, 1, 5", ["Red, $1,5"], []),
+        ("1;twowords", ["1.0; two words"], []),
     ],
 )
-def test_these_answers_match(answer: str, true: str) -> None:
-    assert is_gaia_match(answer, true)
-
-
-@pytest.mark.parametrize(
-    ("answer", "true"),
-    [
-        ("17 apples", "17"),
-        ("seventeen", "17"),
-        ("", "17"),
-        ("", "dover"),
-        ("17", "18"),
-        ("nan", "17"),
-        ("no number", "inf"),
-        ("dover castle", "dover"),
-        ("a, b", "a, b, c"),
-        ("b, a", "a, b"),
-        ("a b", "a, b"),
-        ("a., b", "a, b"),
-        ("x, 2", "1, 2"),
-        ("1000", "1,000"),  # a list of two, as on the leaderboard
-        ("3 m", "3"),
-    ],
-)
-def test_these_answers_do_not_match(answer: str, true: str) -> None:
-    assert not is_gaia_match(answer, true)
+def test_an_answer_matches_or_does_not(true: str, right: list[str], wrong: list[str]) -> None:
+    found = [is_gaia_match(answer, true) for answer in (*right, *wrong)]
+    assert found == [True] * len(right) + [False] * len(wrong)

@@ -175,9 +175,8 @@ def test_a_redis_url_that_leads_nowhere_is_named_without_its_password(redis_serv
 def test_an_environment_that_cannot_be_had_is_named_before_anything_starts(refused: Refused) -> None:
     assert "or module:Class for your own environment, got 'shpo'; did you mean shop?" in refused("up", "env.name=shpo")
     assert "cannot import tests.nowhere" in refused("up", "env.name=tests.nowhere:Env")
-    assert "UnmadeEnv' with `env.options` {} failed to start: OSError: no such database" in refused(
-        "up", "env.name=tests.envhub.failing:UnmadeEnv"
-    )
+    unmade = "UnmadeEnv' with `env.options` {} failed to start: OSError: no such database"
+    assert unmade in refused("up", "env.name=tests.envhub.failing:UnmadeEnv")
     assert "`env.options` {'size': 3} are not valid for shop" in refused("up", "env.options.size=3")
     assert "`env.options.profile` must be small or full" in refused("up", "env.options.profile=big")
     assert "did you mean action_tag?" in refused("up", "env.action_format=acton_tag")
@@ -288,23 +287,9 @@ def test_an_actor_pointed_at_a_run_that_is_not_there_waits_and_then_names_those_
 ) -> None:
     with connect(redis_server.secret_url) as client:
         Fleet(client, run_id).describe_run(FACTS)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "slipstream.tools.cli.cli",
-            "actors",
-            "run.name=nowhere",
-            f"run.root={tmp_path}",
-            "actors.count=1",
-            f"redis.url={redis_server.secret_url}",
-            "actors.join_timeout_s=1",
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "actors", "run.name=nowhere", f"run.root={tmp_path}"]
+    command += ["actors.count=1", f"redis.url={redis_server.secret_url}", "actors.join_timeout_s=1"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     complaint = "slipstream actors: `run.name` nowhere is not on this Redis server; it has the runs "
     assert any(line.startswith(complaint) for line in done.stderr.splitlines()), done.stderr
@@ -320,12 +305,8 @@ def test_an_environment_that_raises_is_never_trained_on_and_the_learner_says_why
 ) -> None:
     """It breaks after the model was made from its texts, as a database that goes away in the night."""
     broken = tmp_path / "broken"
-    settings = [
-        *GUESS,
-        "env.name=tests.envhub.failing:FailingEnv",
-        f"env.options={{broken: {broken}}}",
-        "replay.max_attempts=2",
-    ]
+    settings = [*GUESS, "env.name=tests.envhub.failing:FailingEnv", f"env.options={{broken: {broken}}}"]
+    settings += ["replay.max_attempts=2"]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         learner = run.start_learner()
         run.wait_until(run.is_described, "the learner describes the run")

@@ -65,15 +65,9 @@ def test_every_command_of_the_page_is_accepted(settings: list[str], on_disk: Pat
 
 def test_all_parts_of_the_page_together_learn_a_simple_game(on_disk: Path, tmp_path: Path, ranks: Ranks) -> None:
     save_tiny_model(tmp_path / "model")
-    config = configured(
-        "objective.advantage=my_advantage:ranked",
-        "objective.surrogate=my_surrogate:soft_gate",
-        "objective.correction=my_correction:unmoved",
-        f"model.path={tmp_path / 'model'}",
-        "optim.lr=3e-3",
-        "learner.steps=30",
-        "learner.micro_batch_tokens=512",
-    )
+    parts = ["objective.advantage=my_advantage:ranked", "objective.surrogate=my_surrogate:soft_gate"]
+    parts += ["objective.correction=my_correction:unmoved", f"model.path={tmp_path / 'model'}"]
+    config = configured(*parts, "optim.lr=3e-3", "learner.steps=30", "learner.micro_batch_tokens=512")
     learner, player = load_player(config, tmp_path, ranks)
     metrics, rewards = train(learner, player, steps=12)
     assert np.mean(rewards[:2]) < 2.6 < 2.9 < np.mean(rewards[-2:])  # of 4, when every token is even
@@ -84,56 +78,51 @@ def test_the_format_of_the_page_is_played_in_the_shop(on_disk: Path) -> None:
     tokenizer, own, env = shop_tokenizer("my_format:Act"), action_format("my_format:Act"), ShopEnv()
     assert own.parse("I think so.\nACT: click[a]\nno\nACT : click[b] ").text == "click[b]"
     assert not own.parse("click[a]").valid
-    trajectory = play(
-        env,
-        engine_of(expert(env, tokenizer, own), max_tokens=512),
-        tokenizer=tokenizer,
-        action_format=own,
-        allowance=replace(ALLOWANCE, max_tokens=512),
-    )
+    engine, allowance = engine_of(expert(env, tokenizer, own), max_tokens=512), replace(ALLOWANCE, max_tokens=512)
+    trajectory = play(env, engine, tokenizer=tokenizer, action_format=own, allowance=allowance)
     assert trajectory.success and all(turn.valid_action for turn in trajectory.turns)
+
+
+# Parts of tests/whole/wrong_parts.py, and the complaint about each.
+WRONG = {
+    "advantage": {
+        "inverted_": "did you mean inverted?",
+        "NUMBER": "NUMBER must be a function, got float",
+        "without_arguments": "takes 0 positional arguments but 1 was given; it is called as function(",
+        "divided_by_nothing": "must give one finite number for each return, gave array([nan, nan, nan]",
+        "one_for_all": "must give one finite number for each return, gave 0.5 for [0.0, 1.0]",
+        "words": "must give one finite number for each return, gave ['good', 'good']",
+        "upside_down": "the best attempt is trained less than the worst; change its sign",
+        "by_place": "equal returns must get equal advantages",
+        "noisy": "make it a function of the returns",
+        "nothing": "gave only zeros",
+    },
+    "surrogate": {
+        "too_few_arguments": "it is called as function(current_logprobs, *, anchor_logprobs, advantages",
+        "only_losses": "must return a slipstream.learner.objective.surrogate.Surrogate, got a Tensor",
+        "detached": "returns losses without a gradient to current_logprobs",
+        "overflowing": "returns -inf in losses for log-ratio 100",
+        "other_weights": "returns weights that are not those of its losses",
+        "weights_with_gradient": "returns weights with a gradient; return weights.detach()",
+        "wrong_sign": "returns negative weights, which train bad attempts",
+        "averaged": "the objective would depend on how tokens are packed",
+        "fails_without_tokens": "also with no tokens",
+    },
+    "correction": {
+        "a_surrogate": "must return a slipstream.learner.objective.correction.Correction, got a Surrogate",
+        "inverted": "returns inf in weights for log-ratio -100",
+        "untraining": "returns negative weights",
+        "relative": "the objective would depend on how tokens are packed",
+    },
+}
 
 
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
         ("advantage=nowhere:ranked", "cannot import nowhere: No module named 'nowhere'; is its folder on PYTHONPATH?"),
-        ("advantage=wrong:inverted_", "did you mean inverted?"),
-        ("advantage=wrong:NUMBER", "NUMBER must be a function, got float"),
         ("advantage=my code:f", "must be module:NAME, got 'my code:f'"),
-        (
-            "advantage=wrong:without_arguments",
-            "takes 0 positional arguments but 1 was given; it is called as function(",
-        ),
-        (
-            "advantage=wrong:divided_by_nothing",
-            "must give one finite number for each return, gave array([nan, nan, nan]",
-        ),
-        ("advantage=wrong:one_for_all", "must give one finite number for each return, gave 0.5 for [0.0, 1.0]"),
-        ("advantage=wrong:words", "must give one finite number for each return, gave ['good', 'good']"),
-        ("advantage=wrong:upside_down", "the best attempt is trained less than the worst; change its sign"),
-        ("advantage=wrong:by_place", "equal returns must get equal advantages"),
-        ("advantage=wrong:noisy", "make it a function of the returns"),
-        ("advantage=wrong:nothing", "gave only zeros"),
-        (
-            "surrogate=wrong:too_few_arguments",
-            "it is called as function(current_logprobs, *, anchor_logprobs, advantages",
-        ),
-        ("surrogate=wrong:only_losses", "must return a slipstream.learner.objective.surrogate.Surrogate, got a Tensor"),
-        ("surrogate=wrong:detached", "returns losses without a gradient to current_logprobs"),
-        ("surrogate=wrong:overflowing", "returns -inf in losses for log-ratio 100"),
-        ("surrogate=wrong:other_weights", "returns weights that are not those of its losses"),
-        ("surrogate=wrong:weights_with_gradient", "returns weights with a gradient; return weights.detach()"),
-        ("surrogate=wrong:wrong_sign", "returns negative weights, which train bad attempts"),
-        ("surrogate=wrong:averaged", "the objective would depend on how tokens are packed"),
-        ("surrogate=wrong:fails_without_tokens", "also with no tokens"),
-        (
-            "correction=wrong:a_surrogate",
-            "must return a slipstream.learner.objective.correction.Correction, got a Surrogate",
-        ),
-        ("correction=wrong:inverted", "returns inf in weights for log-ratio -100"),
-        ("correction=wrong:untraining", "returns negative weights"),
-        ("correction=wrong:relative", "the objective would depend on how tokens are packed"),
+        *((f"{kind}=wrong:{name}", why) for kind, parts in WRONG.items() for name, why in parts.items()),
     ],
 )
 def test_a_part_that_could_not_be_trained_with_is_refused(setting: str, complaint: str) -> None:

@@ -1,6 +1,7 @@
 """Each field of OpenAI's three requests is used, changes nothing, is ignored with a warning, or is refused."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,90 +22,71 @@ PARAMETERS = {
     "responses": response_create_params.ResponseCreateParamsNonStreaming,
 }
 NONSENSE = 3.5  # for a field that is used
-# By request: a value that an agent may send in the field, and what becomes of it.
 Fields = dict[str, tuple[object, str]]
-OF_ALL: Fields = {
-    "model": ("gpt-5", INERT),
-    "stream": (False, USED),
-    "temperature": (0.0, WARNED),
-    "top_p": (0.5, WARNED),
-    "user": ("me", INERT),
+
+
+def all_are(outcome: str, **values: object) -> Fields:
+    return {name: (value, outcome) for name, value in values.items()}
+
+
+OF_ALL = {
+    **all_are(INERT, model="gpt-5", user="me"),
+    **all_are(USED, stream=False),
+    **all_are(WARNED, temperature=0.0, top_p=0.5),
 }
-OF_BOTH_COMPLETIONS: Fields = {
-    "frequency_penalty": (0.5, WARNED),
-    "logit_bias": ({"5": -100}, WARNED),
-    "max_tokens": (4, USED),
-    "n": (2, USED),
-    "presence_penalty": (0.5, WARNED),
-    "seed": (3, WARNED),
-    "stream_options": ({"include_usage": True}, USED),
+OF_BOTH_COMPLETIONS = {
+    **all_are(USED, max_tokens=4, n=2, stream_options={"include_usage": True}),
+    **all_are(WARNED, frequency_penalty=0.5, presence_penalty=0.5, seed=3, logit_bias={"5": -100}),
 }
-OF_CHAT_AND_RESPONSES: Fields = {
-    "metadata": ({"a": "b"}, INERT),
-    "moderation": ({"model": "m"}, REFUSED),
-    "parallel_tool_calls": (False, USED),
-    "prompt_cache_key": ("k", INERT),
-    "prompt_cache_options": ({"mode": "implicit"}, INERT),
-    "prompt_cache_retention": ("24h", INERT),
-    "safety_identifier": ("me", INERT),
-    "service_tier": ("flex", INERT),
-    "store": (True, INERT),
-    "tool_choice": ("none", USED),
-    "top_logprobs": (2, REFUSED),
+OF_CHAT_AND_RESPONSES = {
+    **all_are(USED, parallel_tool_calls=False, tool_choice="none"),
+    **all_are(INERT, prompt_cache_key="k", prompt_cache_options={"mode": "implicit"}, prompt_cache_retention="24h"),
+    **all_are(INERT, metadata={"a": "b"}, safety_identifier="me", service_tier="flex", store=True),
+    **all_are(REFUSED, moderation={"model": "m"}, top_logprobs=2),
 }
 FIELDS: dict[str, Fields] = {
     "chat/completions": {
-        **OF_ALL,
-        **OF_BOTH_COMPLETIONS,
-        **OF_CHAT_AND_RESPONSES,
-        "messages": (CHAT["messages"], USED),
-        "audio": ({"voice": "alloy", "format": "wav"}, REFUSED),
-        "function_call": ({"name": "look"}, REFUSED),
-        "functions": ([{"name": "look"}], REFUSED),
-        "logprobs": (True, USED),
-        "max_completion_tokens": (4, USED),
-        "modalities": (["text", "audio"], REFUSED),
-        "prediction": ({"type": "content", "content": "hi"}, INERT),
-        "reasoning_effort": ("low", WARNED),
-        "response_format": ({"type": "json_object"}, REFUSED),
-        "stop": (["."], USED),
-        "tools": ([LOOK], TOOLS),
-        "verbosity": ("low", WARNED),
-        "web_search_options": ({}, REFUSED),
+        **(OF_ALL | OF_BOTH_COMPLETIONS | OF_CHAT_AND_RESPONSES),
+        **all_are(USED, messages=CHAT["messages"], logprobs=True, max_completion_tokens=4, stop=["."]),
+        **all_are(TOOLS, tools=[LOOK]),
+        **all_are(INERT, prediction={"type": "content", "content": "hi"}),
+        **all_are(WARNED, reasoning_effort="low", verbosity="low"),
+        **all_are(REFUSED, audio={"voice": "alloy", "format": "wav"}, modalities=["text", "audio"]),
+        **all_are(REFUSED, function_call={"name": "look"}, functions=[{"name": "look"}], web_search_options={}),
+        **all_are(REFUSED, response_format={"type": "json_object"}),
     },
     "completions": {
-        **OF_ALL,
-        **OF_BOTH_COMPLETIONS,
-        "prompt": ("hi", USED),
-        "best_of": (2, REFUSED),
-        "echo": (True, REFUSED),
-        "logprobs": (1, USED),
-        "stop": (".", USED),
-        "suffix": (".", REFUSED),
+        **(OF_ALL | OF_BOTH_COMPLETIONS),
+        **all_are(USED, prompt="hi", logprobs=1, stop="."),
+        **all_are(REFUSED, best_of=2, echo=True, suffix="."),
     },
     "responses": {
-        **OF_ALL,
-        **OF_CHAT_AND_RESPONSES,
-        "access_programs": ({"cyber": "standard"}, INERT),
-        "background": (True, REFUSED),
-        "context_management": ([{"type": "compaction"}], REFUSED),
-        "conversation": ("conv_1", REFUSED),
-        "image": ({"context_compression": "enabled"}, REFUSED),
-        "include": (["message.output_text.logprobs"], REFUSED),
-        "input": ("hi", USED),
-        "instructions": ("play", USED),
-        "max_output_tokens": (16, USED),
-        "max_tool_calls": (1, REFUSED),
-        "previous_response_id": ("resp_1", REFUSED),
-        "prompt": ({"id": "pmpt_1"}, REFUSED),
-        "reasoning": ({"effort": "low"}, WARNED),
-        "stream_options": ({"include_obfuscation": False}, INERT),
-        "text": ({"format": {"type": "json_object"}}, REFUSED),
-        "tools": ([{"type": "function", **LOOK["function"]}], TOOLS),
-        "truncation": ("auto", REFUSED),
+        **(OF_ALL | OF_CHAT_AND_RESPONSES),
+        **all_are(USED, input="hi", instructions="play", max_output_tokens=16),
+        **all_are(TOOLS, tools=[{"type": "function", **LOOK["function"]}]),
+        **all_are(INERT, access_programs={"cyber": "standard"}, stream_options={"include_obfuscation": False}),
+        **all_are(WARNED, reasoning={"effort": "low"}),
+        **all_are(REFUSED, background=True, context_management=[{"type": "compaction"}], conversation="conv_1"),
+        **all_are(REFUSED, image={"context_compression": "enabled"}, include=["message.output_text.logprobs"]),
+        **all_are(REFUSED, max_tool_calls=1, previous_response_id="resp_1", prompt={"id": "pmpt_1"}),
+        **all_are(REFUSED, text={"format": {"type": "json_object"}}, truncation="auto"),
     },
 }
+Posted = Callable[[str, dict[str, Any]], tuple[int, Any, list[str]]]
 CASES = [(path, field) for path, fields in FIELDS.items() for field in fields]
+
+
+@pytest.fixture
+def posted(caplog: pytest.LogCaptureFixture) -> Posted:
+    """Posts a body for the first time; returns the status, the answer, and the fields that were warned of."""
+
+    def first(path: str, body: dict[str, Any]) -> tuple[int, Any, list[str]]:
+        request._warned.clear()
+        with caplog.at_level(logging.WARNING, request.log.name):
+            status, answer = post(path, body)
+        return status, answer, [record.args[0] for record in caplog.records if record.name == request.log.name]  # type: ignore[index]
+
+    return first
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -113,13 +95,10 @@ def test_the_table_has_every_field_of_the_sdk(path: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "field"), CASES)
-def test_a_field_does_what_the_table_says(path: str, field: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_field_does_what_the_table_says(path: str, field: str, posted: Posted) -> None:
     value, outcome = FIELDS[path][field]
-    request._warned.clear()
-    with caplog.at_level(logging.WARNING, request.log.name):
-        status, answer = post(path, BODIES[path] | {field: value})
+    status, answer, warned = posted(path, BODIES[path] | {field: value})
     assert status == (400 if outcome == REFUSED else 200)
-    warned = [record.args[0] for record in caplog.records if record.name == request.log.name]  # type: ignore[index]
     assert warned == ([field] if outcome in (WARNED, TOOLS) else [])
     if outcome == REFUSED:
         assert f"{field}={value!r}"[:40] in answer["error"]["message"]
@@ -129,43 +108,27 @@ def test_a_field_does_what_the_table_says(path: str, field: str, caplog: pytest.
     assert post(path, BODIES[path] | {field: None})[0] == (400 if field in BODIES[path] and outcome == USED else 200)
 
 
-# What a client of vLLM sends as `extra_body`.
 EXTRA: list[tuple[str, object, str]] = [
-    ("top_k", 20, WARNED),
-    ("min_p", 0.1, WARNED),
-    ("repetition_penalty", 1.1, WARNED),
-    ("thinking_token_budget", 100, WARNED),
-    ("chat_template_kwargs", {"enable_thinking": False}, WARNED),
-    ("top_k", SAMPLING.top_k, INERT),
-    ("skip_special_tokens", True, INERT),
-    ("skip_special_tokens", False, REFUSED),
-    ("ignore_eos", False, INERT),
-    ("ignore_eos", True, REFUSED),
-    ("min_tokens", 0, INERT),
-    ("min_tokens", 5, REFUSED),
-    ("priority", 3, INERT),
-    ("stop_token_ids", [], INERT),
-    ("stop_token_ids", [3], REFUSED),
-    ("bad_words", ["no"], REFUSED),
-    ("allowed_token_ids", [3], REFUSED),
-    ("guided_json", {"type": "object"}, REFUSED),
-    ("guided_regex", "a+", REFUSED),
-    ("guided_choice", ["a", "b"], REFUSED),
-    ("structured_outputs", {"regex": "a+"}, REFUSED),
-    ("chat_template", "{{ messages }}", REFUSED),
+    *(("top_k", 20, WARNED), ("top_k", SAMPLING.top_k, INERT), ("min_p", 0.1, WARNED), ("priority", 3, INERT)),
+    *(("repetition_penalty", 1.1, WARNED), ("thinking_token_budget", 100, WARNED)),
+    *(("skip_special_tokens", True, INERT), ("skip_special_tokens", False, REFUSED)),
+    *(("ignore_eos", False, INERT), ("ignore_eos", True, REFUSED)),
+    *(("min_tokens", 0, INERT), ("min_tokens", 5, REFUSED)),
+    *(("stop_token_ids", [], INERT), ("stop_token_ids", [3], REFUSED)),
+    *(("bad_words", ["no"], REFUSED), ("allowed_token_ids", [3], REFUSED)),
+    *(("guided_json", {"type": "object"}, REFUSED), ("guided_regex", "a+", REFUSED)),
+    *(("guided_choice", ["a", "b"], REFUSED), ("structured_outputs", {"regex": "a+"}, REFUSED)),
+    *(("chat_template", "{{ messages }}", REFUSED), ("chat_template_kwargs", {"enable_thinking": False}, WARNED)),
 ]
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 @pytest.mark.parametrize(("field", "value", "outcome"), EXTRA, ids=str)
 def test_a_field_of_vllm_does_what_the_table_says(
-    path: str, field: str, value: object, outcome: str, caplog: pytest.LogCaptureFixture
+    path: str, field: str, value: object, outcome: str, posted: Posted
 ) -> None:
-    request._warned.clear()
-    with caplog.at_level(logging.WARNING, request.log.name):
-        status, answer = post(path, BODIES[path] | {field: value})
+    status, answer, warned = posted(path, BODIES[path] | {field: value})
     assert status == (400 if outcome == REFUSED else 200)
-    warned = [record.args[0] for record in caplog.records if record.name == request.log.name]  # type: ignore[index]
     assert warned == ([field] if outcome == WARNED else [])
     if outcome == REFUSED:
         assert f"{field}={value!r} is not supported by this endpoint; " in answer["error"]["message"]
@@ -185,15 +148,10 @@ def test_a_field_of_vllm_does_what_the_table_says(
         ("function_call", {"name": "look", "arguments": "{}"}, REFUSED),
     ],
 )
-def test_no_field_of_a_message_is_lost_without_a_word(
-    field: str, value: object, outcome: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    request._warned.clear()
-    said = {"role": "assistant", "content": None, field: value}
-    with caplog.at_level(logging.WARNING, request.log.name):
-        answers = [post("chat/completions", {"messages": [*CHAT["messages"], said]}) for _ in range(2)]
-    assert [status for status, _ in answers] == [400 if outcome == REFUSED else 200] * 2
-    warned = [record.args[0] for record in caplog.records if record.name == request.log.name]  # type: ignore[index]
+def test_no_field_of_a_message_is_lost_without_a_word(field: str, value: object, outcome: str, posted: Posted) -> None:
+    body = {"messages": [*CHAT["messages"], {"role": "assistant", "content": None, field: value}]}
+    status, _, warned = posted("chat/completions", body)
+    assert status == post("chat/completions", body)[0] == (400 if outcome == REFUSED else 200)
     assert warned == ([f"message.{field}"] if outcome == WARNED else [])
 
 

@@ -205,28 +205,9 @@ def test_trees_train_with_a_divergence_in_the_reward_and_the_record_names_the_to
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_short_study_of_lag_writes_its_page_and_runs_nothing_twice(guess_run: Path, tmp_path: Path) -> None:
-    arguments = [
-        "--task",
-        str(guess_run),
-        "--arms",
-        "default",
-        "decoupled",
-        "--lags",
-        "0",
-        "2",
-        "--seeds",
-        "0",
-        "--workers",
-        "1",
-        "--folder",
-        str(tmp_path),
-        "--docs",
-        str(tmp_path / "docs"),
-        "learner.steps=2",
-        "eval.num_tasks=4",
-        "warm_start.episodes=4",
-        "warm_start.batch_tokens=64",
-    ]
+    arguments = ["--task", str(guess_run), "--folder", str(tmp_path), "--docs", str(tmp_path / "docs")]
+    arguments += ["--arms", "default", "decoupled", "--lags", "0", "2", "--seeds", "0", "--workers", "1"]
+    arguments += ["learner.steps=2", "eval.num_tasks=4", "warm_start.episodes=4", "warm_start.batch_tokens=64"]
     study_lag.main(arguments)
     study = json.loads((tmp_path / "docs/lag.json").read_text())
     found = [(result["arm"], result["lag"], len(result["success"])) for result in study["results"]]

@@ -1,12 +1,11 @@
-"""`python -m tests.tools.plan.fake_shared_step CONFIG RANKS`: two steps of the learner on a fake GPU, as lines of JSON.
+"""`python -m tests.tools.plan.fake_shared_step CONFIG RANKS ...`: steps of the learner on a fake GPU, as lines of JSON.
 
-The micro-batches of the first are full of separate sequences, those of the second of siblings that share three quarters
-of their tokens.
+The first configuration makes two. The micro-batches of its first step are full of separate sequences, those of the
+second of siblings that share three quarters of their tokens. `learner_step` makes the others.
 """
 
 from slipstream.tools.plan import learner_step  # isort: skip - it loads the fake device, which has to come before torch
 
-import os
 import sys
 
 import msgspec
@@ -18,7 +17,6 @@ from slipstream.tools.plan.full_pack import made_sequence
 
 
 def shared_pack(config: Config) -> Packed:
-    """As many siblings as fit; every token but the first of each is trained."""
     packs: list[Packed] = []
     for number in range(2, 1000):
         siblings = [made_sequence(config.model.max_tokens, config) for _ in range(number)]
@@ -34,11 +32,11 @@ def shared_pack(config: Config) -> Packed:
 
 
 def main() -> None:
-    path, num_ranks = sys.argv[1:]
+    path, num_ranks, *sys.argv[1:] = sys.argv[1:]
     for packed in (None, shared_pack(load_config(path, []))):
         measured = learner_step.measure_step(load_config(path, []), num_ranks=int(num_ranks), packed=packed)
         print(msgspec.json.encode(measured).decode(), flush=True)
-    os._exit(0)  # see `learner_step._leave`
+    learner_step.main()
 
 
 if __name__ == "__main__":

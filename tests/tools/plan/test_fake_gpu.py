@@ -68,23 +68,13 @@ SINKS = DENSE | {
 TOGETHER = {"learner": {"ranks": 8, "context_ranks": 4}}
 LONG = DENSE | {"max_position_embeddings": 32768}
 LORA = {"model": {"lora": {"rank": 8}}}
-EVERY_MODEL = {  # that an objective can need besides the policy
-    "objective": {
-        "advantage": "gae",
-        "critic": "own",
-        "kl_coefficient": 0.1,
-        "correction": "decoupled",
-        "dual_clip": 3,
-        "max_negative_kl": 0,
-    }
-}
+BOUNDED = {"correction": "decoupled", "dual_clip": 3, "max_negative_kl": 0}
+# What an objective can need besides the policy.
+EVERY_MODEL = {"objective": {"advantage": "gae", "critic": "own", "kl_coefficient": 0.1} | BOUNDED}
 
 
 def long_step(tokens: int, **learner: int) -> dict[str, Any]:
-    return {
-        "model": {"max_tokens": tokens},
-        "learner": {"micro_batch_tokens": tokens, **learner},
-    }
+    return {"model": {"max_tokens": tokens}, "learner": {"micro_batch_tokens": tokens, **learner}}
 
 
 # (architecture, settings, ranks) of each step.
@@ -110,6 +100,15 @@ STEPS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "32768 tokens on 2 times 4": (LONG, long_step(32768, **TOGETHER["learner"]), 8),
     "offloaded on 8": (DENSE, {"learner": {"cpu_offload": True}}, 8),
 }
+
+
+# Where a layer's keys and values are largest beside the rest of it: as many heads of them as of queries.
+SIBLINGS = (
+    DENSE | {"num_key_value_heads": 4, "max_position_embeddings": 512},
+    {"model": {"max_tokens": 512}, "learner": {"micro_batch_tokens": 4096, "activation_checkpointing": False}},
+)
+MAMBA = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "vocab_size": 64, "hidden_size": 32}
+SHARED_STEP = "tests.tools.plan.fake_shared_step"
 
 
 def write_step(folder: Path, architecture: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> Path:
@@ -138,14 +137,23 @@ def run_steps(*arguments: str, module: str = "slipstream.tools.plan.learner_step
 
 
 @pytest.fixture(scope="module")
-def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MeasuredStep]:
-    folder, arguments = tmp_path_factory.mktemp("models"), list[str]()
+def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    folder = tmp_path_factory.mktemp("models")
+    arguments = [str(write_step(folder / "siblings", *SIBLINGS)), "8"]
     for name, (architecture, settings, num_ranks) in STEPS.items():
         arguments += [str(write_step(folder / name, architecture, settings)), str(num_ranks)]
-    done = run_steps(*arguments)
-    assert done.returncode == 0, done.stderr[-4000:]
-    measured = [msgspec.json.decode(line, type=MeasuredStep) for line in done.stdout.splitlines()]
-    return dict(zip(STEPS, measured, strict=True))
+    return run_steps(*arguments, str(write_step(folder / "mamba", MAMBA, {})), "8", module=SHARED_STEP)
+
+
+@pytest.fixture(scope="module")
+def measured(done: subprocess.CompletedProcess[str]) -> list[MeasuredStep]:
+    return [msgspec.json.decode(line, type=MeasuredStep) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def steps(done: subprocess.CompletedProcess[str], measured: list[MeasuredStep]) -> dict[str, MeasuredStep]:
+    assert len(measured) == 2 + len(STEPS), done.stderr[-4000:]
+    return dict(zip(STEPS, measured[2:], strict=True))
 
 
 def test_weights_and_moments_are_float32_there_and_the_published_bfloat16(steps: dict[str, MeasuredStep]) -> None:
@@ -231,36 +239,20 @@ def test_no_matrix_of_all_scores_of_each_head_is_made(steps: dict[str, MeasuredS
 
 def test_the_host_waits_for_the_gpu_only_at_the_end_of_a_step(steps: dict[str, MeasuredStep]) -> None:
     """Else the GPU would be idle between micro-batches."""
-    at_the_end = (
-        "learner/step/step_metrics.py",
-        "ranks.py (summed)",
-        "guard.py",
-        "model/gradient.py",
-        "(_both_finite)",
-        "learner/step/clock.py (lap)",
-    )
+    at_the_end = ("learner/step/step_metrics.py", "ranks.py (summed)", "guard.py", "model/gradient.py")
+    at_the_end += ("(_both_finite)", "learner/step/clock.py (lap)")
     for name, step in steps.items():
         elsewhere = [place for place in step.waits if not any(end in place for end in at_the_end)]
         assert not elsewhere, f"{name}: {elsewhere}"
 
 
-def test_a_micro_batch_full_of_siblings_takes_no_more_memory_than_one_of_separate_sequences(tmp_path: Path) -> None:
-    """Where a layer's keys and values are largest beside the rest of it: as many heads of them as of queries."""
-    settings = {
-        "model": {"max_tokens": 512},
-        "learner": {"micro_batch_tokens": 4096, "activation_checkpointing": False},
-    }
-    heads = {"num_key_value_heads": 4, "max_position_embeddings": 512}
-    path = write_step(tmp_path / "siblings", DENSE | heads, settings)
-    done = run_steps(str(path), "8", module="tests.tools.plan.fake_shared_step")
-    assert done.returncode == 0, done.stderr[-4000:]
-    full, shared = (msgspec.json.decode(line, type=MeasuredStep) for line in done.stdout.splitlines())
+def test_a_micro_batch_full_of_siblings_takes_no_more_memory_than_one_of_separate_sequences(
+    measured: list[MeasuredStep],
+) -> None:
+    full, shared = measured[:2]
     assert shared.step_peak_bytes < full.step_peak_bytes
     assert shared.waits.keys() == full.waits.keys()
 
 
-def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(tmp_path: Path) -> None:
-    mamba = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "vocab_size": 64, "hidden_size": 32}
-    done = run_steps(str(write_step(tmp_path / "mamba", mamba, {})), "8")
-    assert done.returncode == 2, done.stderr
-    assert "state" in done.stderr
+def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 2 and "state" in done.stderr.splitlines()[-1], done.stderr

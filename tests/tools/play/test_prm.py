@@ -57,20 +57,8 @@ def config_of(root: Path, *settings: str) -> Config:
     """A game of guesses, and a tiny model in `root` that knows its words."""
     tiny = TinyShape(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=2)
     make_tiny_model(root / "model", texts=["say again", " ".join(WORDS)], shape=tiny, max_tokens=64, seed=0)
-    return load_config(
-        None,
-        [
-            f"model.path={root}/model",
-            "model.max_tokens=64",
-            "model.dtype=float32",
-            "sampling.max_turn_tokens=4",
-            "env.name=tests.guess:GuessEnv",
-            "env.max_turns=5",
-            "replay.group_size=2",
-            "learner.micro_batch_tokens=1024",
-            *settings,
-        ],
-    )
+    sizes = [f"model.path={root}/model", "model.max_tokens=64", "model.dtype=float32", "sampling.max_turn_tokens=4"]
+    return load_config(None, [*sizes, *GUESS, "replay.group_size=2", "learner.micro_batch_tokens=1024", *settings])
 
 
 @pytest.fixture(scope="module")
@@ -126,20 +114,9 @@ def test_a_label_is_the_share_of_completions_that_succeed(rows: list[dict[str, A
 @pytest.fixture(scope="module")
 def model(root: Path, rows: list[dict[str, Any]]) -> Path:
     """A model of the process that `slipstream fit prm` trains on the rows."""
-    done = slipstream(
-        "fit",
-        "prm",
-        f"model.path={root}/model",
-        "model.max_tokens=64",
-        "sampling.max_turn_tokens=4",
-        f"--data={root}/rows.jsonl",
-        "--held-out=0.2",
-        "--batch-rows=24",
-        "--epochs=60",
-        "optim.lr=0.005",
-        f"run.root={root}/runs",
-        "run.name=process",
-    )
+    sizes = [f"model.path={root}/model", "model.max_tokens=64", "sampling.max_turn_tokens=4", "optim.lr=0.005"]
+    options = [f"--data={root}/rows.jsonl", "--held-out=0.2", "--batch-rows=24", "--epochs=60"]
+    done = slipstream("fit", "prm", *sizes, *options, f"run.root={root}/runs", "run.name=process")
     assert done.returncode == 0, done.stderr
     assert "held out loss 0.693" in done.stderr  # before the first step, every turn has 0.5
     return root / "runs" / "process" / "trained_model"
@@ -203,13 +180,8 @@ def test_a_turn_is_scored_after_the_very_tokens_after_which_it_was_labelled(
 ) -> None:
     tokenizer = byte_tokenizer(template)
     tokenizer.save_pretrained(tmp_path / "model")
-    config = settings(
-        *GUESS,
-        f"model.path={tmp_path}/model",
-        f"env.action_format={action_format}",
-        *HAS_CALLS,
-        "sampling.max_turn_tokens=128",
-    )
+    chosen = [f"model.path={tmp_path}/model", f"env.action_format={action_format}", "sampling.max_turn_tokens=128"]
+    config = settings(*GUESS, *chosen, *HAS_CALLS)
     stage, found = setup_of(config, thinking, tmp_path, tokenizer=tokenizer), Collected()
     if action_format == "tools":
         stage = replace(setup_of(config, calling, tmp_path, tokenizer=tokenizer), parse=parsing(tokenizer=tokenizer))
@@ -276,19 +248,14 @@ def test_what_outcome_cannot_do_is_refused(config: Config, scorer: RewardScorer,
     settings, policy = ModelSettings.of(config).frozen(), Path(config.model.path)
     outcome = scored_here(load_scorer(folder, policy=policy, settings=settings, micro_batch_tokens=1024, ranks=ranks))
     check_searches(scored_here(scorer))
-    with pytest.raises(
-        ConfigError, match="a search needs a value of every state; give a model of `slipstream fit prm`"
-    ):
+    with pytest.raises(ConfigError, match="a search needs a value of every state; give a model of `slipstream fit"):
         check_searches(outcome)
 
 
 def test_options_without_effect_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = str(tmp_path / "rows.jsonl")
     for arguments, complaint in (
-        (
-            ["collect", rows, "--search=dfsdt", "--reward-model=x"],
-            "`--reward-model` must be empty without --search tree",
-        ),
+        (["collect", rows, "--search=dfsdt", "--reward-model=x"], "must be empty without --search tree"),
         (["collect", rows, "--search=mcts", "--completions=2"], "`--completions` must be 0 with --search or --expert"),
         (["collect", rows, "--completions=-1"], "`--completions` must be >= 0"),
         (["eval", "--reward-model=x"], "`--reward-model` must be left out without --attempts from 2 on"),
