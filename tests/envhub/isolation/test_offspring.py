@@ -175,9 +175,8 @@ class Restless:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.names = [(kind, str(number)) for kind, count in KINDS.items() for number in range(count)]
-        (folder / "restless").write_text(
-            RESTLESS.replace("TESTS", str(os.getpid()))
-        )  # also where these tests are killed
+        # They end also where these tests are killed.
+        (folder / "restless").write_text(RESTLESS.replace("TESTS", str(os.getpid())))
         (folder / "go").touch()
 
     def start(self) -> None:

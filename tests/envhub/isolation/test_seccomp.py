@@ -37,38 +37,26 @@ def test_every_system_call_that_is_to_be_refused_is_refused() -> None:
     expected = {name: errno.errorcode[seccomp.ERRORS.get(name, errno.EPERM)] for name in said}
     assert said == expected and len(said) > 40
     clone, clone3 = (numbers[column] for numbers in ((56, 220), (435, 435)))
-    assert answers({"clone": (clone, NEW_USER, 0, 0, 0, 0), "clone3": (clone3, 0, 0)}) == {
-        "clone": "EPERM",
-        "clone3": "ENOSYS",
-    }
+    said = answers({"clone": (clone, NEW_USER, 0, 0, 0, 0), "clone3": (clone3, 0, 0)})
+    assert said == {"clone": "EPERM", "clone3": "ENOSYS"}
 
 
 def test_calls_are_refused_for_the_arguments_that_take_the_kernels_memory_and_done_for_others() -> None:
     column = list(seccomp.ARCHITECTURES).index(platform.machine())
     prctl, fcntl, mmap = ((157, 167)[column], (72, 25)[column], (9, 222)[column])
-    assert answers(
-        {
-            "seccomp": (prctl, 22, 2, 0),
-            "huge pages": (prctl, 41, 0, 0, 0, 0),
-            "futexes": (prctl, 78, 1, 16, 0),
-            "name": (prctl, 38, 1, 0, 0, 0),
-            "size": (fcntl, 1, 1031, 1 << 20),
-            "flags": (fcntl, 1, 3),
-            "shared": (mmap, 0, 8192, 3, 0x21, -1, 0),
-            "one page shared": (mmap, 0, 4096, 3, 0x21, -1, 0),
-            "private": (mmap, 0, 8192, 3, 0x22, -1, 0),
-        }
-    ) == {
-        "seccomp": "EINVAL",
-        "huge pages": "EINVAL",
-        "futexes": "EINVAL",
-        "name": "done",
-        "size": "EPERM",
-        "flags": "done",
-        "shared": "ENOMEM",
-        "one page shared": "done",
-        "private": "done",
+    calls: dict[str, tuple[tuple[int, ...], str]] = {
+        "seccomp": ((prctl, 22, 2, 0), "EINVAL"),
+        "huge pages": ((prctl, 41, 0, 0, 0, 0), "EINVAL"),
+        "futexes": ((prctl, 78, 1, 16, 0), "EINVAL"),
+        "name": ((prctl, 38, 1, 0, 0, 0), "done"),
+        "size": ((fcntl, 1, 1031, 1 << 20), "EPERM"),
+        "flags": ((fcntl, 1, 3), "done"),
+        "shared": ((mmap, 0, 8192, 3, 0x21, -1, 0), "ENOMEM"),
+        "one page shared": ((mmap, 0, 4096, 3, 0x21, -1, 0), "done"),
+        "private": ((mmap, 0, 8192, 3, 0x22, -1, 0), "done"),
     }
+    said = answers({name: call for name, (call, _) in calls.items()})
+    assert said == {name: answer for name, (_, answer) in calls.items()}
 
 
 def test_only_unix_internet_and_netlink_sockets_can_be_made() -> None:

@@ -6,79 +6,39 @@ code with the client that they test. Each /step first gets a 503, as from a busy
 
 import asyncio
 import itertools
-import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
-CREATE: dict[str, tuple[set[str], Callable[[int], Any]]] = {  # the body's fields, and the answer
-    "webshop": (set(), lambda number: number),
-    "alfworld": (set(), lambda number: {"id": number}),
-    "sciworld": (set(), lambda number: {"id": number}),
-    "textcraft": (set(), lambda number: {"id": number, "observation": "old", "done": False, "reward": 0}),
-    "wordle": (set(), lambda number: {"id": number}),
-    "weather": ({"id"}, lambda number: number),
-    "webarena": (set(), lambda number: {"env_idx": number}),
+# Templates of answers: NUMBER and the like stand for values.
+CREATE: dict[str, tuple[set[str], Any]] = {  # the body's fields, and the answer
+    "webshop": (set(), "NUMBER"),
+    "alfworld": (set(), {"id": "NUMBER"}),
+    "sciworld": (set(), {"id": "NUMBER"}),
+    "textcraft": (set(), {"id": "NUMBER", "observation": "old", "done": False, "reward": 0}),
+    "wordle": (set(), {"id": "NUMBER"}),
+    "weather": ({"id"}, "NUMBER"),
+    "webarena": (set(), {"env_idx": "NUMBER"}),
 }
-RESET: dict[str, tuple[str, str, set[str], Callable[[int, str], Any]]] = {  # id's field, task's, others, the answer
-    "webshop": ("env_idx", "session_id", set(), lambda number, text: [text, None]),
-    "alfworld": (
-        "id",
-        "game",
-        {"world_type"},
-        lambda number, text: {
-            "id": number,
-            "observation": text,
-            "available_actions": ["look", "wait"],
-            "task_type": "count",
-        },
-    ),
-    "sciworld": (
-        "id",
-        "data_idx",
-        set(),
-        lambda number, text: {
-            "task_name": "count",
-            "var_num": 1,
-            "task_description": "Your task is to count.",
-            "observation": text,
-            "reward": 0,
-            "score": 0,
-            "done": False,
-        },
-    ),
-    "textcraft": (
-        "id",
-        "data_idx",
-        set(),
-        lambda number, text: {"id": number, "observation": text, "done": False, "reward": 0},
-    ),
-    "wordle": ("id", "seed", set(), lambda number, text: {"id": number, "observation": text, "done": False}),
-    "weather": ("env_idx", "id", set(), lambda number, text: text),
-    "webarena": ("env_idx", "idx", {"seed"}, lambda number, text: {"observation": text, "sites": [], "object": "x"}),
+BEGUN = {"id": "NUMBER", "observation": "TEXT"}
+TO_COUNT = {"task_name": "count", "var_num": 1, "task_description": "Your task is to count."}
+RESET: dict[str, tuple[str, str, set[str], Any]] = {  # id's field, task's, others, the answer
+    "webshop": ("env_idx", "session_id", set(), ["TEXT", None]),
+    "alfworld": ("id", "game", {"world_type"}, BEGUN | {"available_actions": ["look", "wait"], "task_type": "count"}),
+    "sciworld": ("id", "data_idx", set(), TO_COUNT | {"observation": "TEXT", "reward": 0, "score": 0, "done": False}),
+    "textcraft": ("id", "data_idx", set(), BEGUN | {"done": False, "reward": 0}),
+    "wordle": ("id", "seed", set(), BEGUN | {"done": False}),
+    "weather": ("env_idx", "id", set(), "TEXT"),
+    "webarena": ("env_idx", "idx", {"seed"}, {"observation": "TEXT", "sites": [], "object": "x"}),
 }
-STEP: dict[str, Callable[[str, float, bool], Any]] = {
-    "webshop": lambda text, reward, done: {"state": text, "reward": reward, "done": done, "info": None},
-    "alfworld": lambda text, reward, done: {
-        "observation": text,
-        "reward": reward,
-        "available_actions": [] if done else ["look"],
-        "done": done,
-    },
-    "sciworld": lambda text, reward, done: {"observation": text, "reward": reward, "score": 7, "done": done},
-    "textcraft": lambda text, reward, done: {"observation": text, "reward": reward, "done": done},
-    "wordle": lambda text, reward, done: {"observation": text, "reward": reward, "done": done},
-    "weather": lambda text, reward, done: {"observation": text, "reward": reward, "done": done},
-    "webarena": lambda text, reward, done: {
-        "observation": text,
-        "reward": reward,
-        "terminated": False,
-        "truncated": done,
-        "info": {},
-    },
+WENT_ON = {"observation": "TEXT", "reward": "REWARD", "done": "DONE"}
+STEP: dict[str, dict[str, Any]] = dict.fromkeys(("textcraft", "wordle", "weather"), WENT_ON) | {
+    "webshop": {"state": "TEXT", "reward": "REWARD", "done": "DONE", "info": None},
+    "alfworld": WENT_ON | {"available_actions": "ACTIONS"},
+    "sciworld": WENT_ON | {"score": 7},
+    "webarena": {"observation": "TEXT", "reward": "REWARD", "terminated": False, "truncated": "DONE", "info": {}},
 }
 CAN_CLOSE = ("sciworld", "textcraft", "webarena")
 
@@ -96,6 +56,15 @@ class Kept:
 KEPT = {name: Kept() for name in CREATE}
 
 
+def filled(template: Any, **values: Any) -> Any:
+    match template:
+        case dict():
+            return {name: filled(each, **values) for name, each in template.items()}
+        case list():
+            return [filled(each, **values) for each in template]
+    return values.get(template, template) if isinstance(template, str) else template
+
+
 async def create(request: web.Request) -> web.Response:
     name = request.match_info["name"]
     wanted, answer = CREATE[name]
@@ -103,7 +72,7 @@ async def create(request: web.Request) -> web.Response:
         raise web.HTTPUnprocessableEntity(text=f"wants {wanted}")
     kept = KEPT[name]
     kept.num_created += 1
-    return web.json_response(answer(next(kept.numbers)))
+    return web.json_response(filled(answer, NUMBER=next(kept.numbers)))
 
 
 async def reset(request: web.Request) -> web.Response:
@@ -113,7 +82,7 @@ async def reset(request: web.Request) -> web.Response:
         raise web.HTTPUnprocessableEntity(text=f"wants {id_field}, {task_field} and {others}, got {list(body)}")
     number, first = body[id_field], 2 + body[task_field] % 4
     KEPT[name].next[number] = first
-    return web.json_response(answer(number, f"count down from {first}"))
+    return web.json_response(filled(answer, NUMBER=number, TEXT=f"count down from {first}"))
 
 
 async def step(request: web.Request) -> web.Response:
@@ -140,7 +109,8 @@ async def step(request: web.Request) -> web.Response:
     kept.next[number] -= right
     done = kept.next[number] == 0
     reward = 1.0 if done else 0.25 if right else 0.0
-    return web.Response(text=json.dumps(STEP[name]("go on" if right else "no", reward, done)))
+    said = {"TEXT": "go on" if right else "no", "REWARD": reward, "DONE": done, "ACTIONS": [] if done else ["look"]}
+    return web.json_response(filled(STEP[name], **said))
 
 
 async def close(request: web.Request) -> web.Response:

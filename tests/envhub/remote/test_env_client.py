@@ -28,7 +28,8 @@ from tests.envhub.env_cases import Case, do_all, some_actions
 from tests.envhub.env_hosts import TASK, EnvHost, env_host, far, play_and_close
 from tests.tools.play.test_collect import settings
 
-SHOP_CASE = Case(name="shop", max_turns=40, noisy_success=0.6)
+SHOP_CASE = Case("shop", 40, 0.6)
+HERE = {"url": "http://127.0.0.1:1"}
 CONTRACT: list[Callable[[Case], None]] = [
     contract.test_the_same_task_and_actions_give_the_same_episode_on_every_instance,
     contract.test_reset_leaves_nothing_of_the_episode_before,
@@ -67,9 +68,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(name="kg", max_turns=60, noisy_success=0.4, options={"hops": 3}),
-        Case(name="sqldb", max_turns=40, noisy_success=0.9, samples=("sql SELECT 1 UNION SELECT 2",)),
-        Case(name="shell", max_turns=10, noisy_success=0.4, samples=("bash touch mine",), max_walk=2),
+        Case("kg", 60, 0.4, {"hops": 3}),
+        Case("sqldb", 40, 0.9, samples=("sql SELECT 1 UNION SELECT 2",)),
+        Case("shell", 10, 0.4, samples=("bash touch mine",), max_walk=2),
     ],
     ids=str,
 )
@@ -137,7 +138,7 @@ def test_a_rollout_is_the_same_remotely_and_locally(host: EnvHost) -> None:
 
 
 def test_the_catalogue_makes_it_and_closes_it_without_a_server() -> None:
-    env = make_env("remote", {"url": "http://127.0.0.1:1", "env": "kg"})
+    env = make_env("remote", HERE | {"env": "kg"})
     asyncio.run(env.close())
 
 
@@ -145,12 +146,9 @@ def test_the_catalogue_makes_it_and_closes_it_without_a_server() -> None:
     ("options", "complaint"),
     [
         ({"url": "127.0.0.1:1", "env": "kg"}, "must be http://HOST:PORT of `slipstream serve envs`, got '127.0.0.1:1'"),
-        (
-            {"url": "http://127.0.0.1:1", "env": "kg", "options": {"a": "x" * MAX_OPTIONS_BYTES}},
-            "must be at most 65536 bytes",
-        ),
-        ({"url": "http://127.0.0.1:1", "env": "kg", "key_file": "/nowhere"}, "`env.options.key_file` /nowhere"),
-        ({"url": "http://127.0.0.1:1"}, "missing a required argument: 'env'"),
+        (HERE | {"env": "kg", "options": {"a": "x" * MAX_OPTIONS_BYTES}}, "must be at most 65536 bytes"),
+        (HERE | {"env": "kg", "key_file": "/nowhere"}, "`env.options.key_file` /nowhere"),
+        (HERE, "missing a required argument: 'env'"),
     ],
 )
 def test_options_that_cannot_be_meant_are_explained(options: dict[str, Any], complaint: str) -> None:

@@ -105,11 +105,7 @@ def test_all_of_an_observation_is_shown_as_json_where_no_field_is_named(stub: st
     [
         ({}, "break", "reported EXECUTION_ERROR: the database is gone"),
         ({}, "lie", "malformed ObservationData of OpenEnv: Object missing required field `observation`"),
-        (
-            {"action_field": "message"},
-            "4",
-            r'VALIDATION_ERROR: Invalid message \[\{"type": "missing", "loc": \["words"',
-        ),
+        ({"action_field": "message"}, "4", r'Invalid message \[\{"type": "missing", "loc": \["words"'),
     ],
 )
 def test_what_goes_wrong_is_an_env_failure(stub: str, options: dict[str, str], action: str, complaint: str) -> None:
@@ -128,9 +124,7 @@ def test_what_goes_wrong_is_an_env_failure(stub: str, options: dict[str, str], a
 
 def test_an_unknown_observation_field_is_reported_with_the_known_ones(stub: str) -> None:
     env = counting(stub, observation_field="txt")
-    with pytest.raises(
-        EnvError, match=r"`env.options.observation_field` must be one of text, tags, the fields that .* sends"
-    ):
+    with pytest.raises(EnvError, match=r"`env.options.observation_field` must be one of text, tags, the fields that"):
         asyncio.run(env.reset(TASK))
     asyncio.run(env.close())
 
@@ -163,8 +157,7 @@ def test_their_client_plays_ours_as_we_do(host: EnvHost) -> None:
     near = make_env("kg", {"hops": 3})
     task = Task(env="kg", split="held_out", index=6)
     start = asyncio.run(near.reset(task))
-    actions = []
-    turns = []
+    actions, turns = list[str](), list[Observation]()
     while not turns or not turns[-1].done:
         actions.append(near.expert())
         turns.append(asyncio.run(near.step(actions[-1])))

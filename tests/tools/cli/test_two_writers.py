@@ -49,12 +49,8 @@ ROAD = ("runs/way", "up road.yaml")  # a file of stages
 READ = {"runs", "top", "simulate", "scale", "eval", "doctor", "actors", "plan"}
 READ |= {"serve judge", "serve relay", "serve envs", "serve rewards", "access users", "access join"}
 FENCED = {"learner"}  # a newer process takes over, also that of a re-run
-NEW_ONLY = {
-    "access key",
-    "init env",
-    "init agent",
-    "init data",
-}  # never replaces a file, so the second of two finds that it exists
+# They never replace a file, so the second of two finds that it exists.
+NEW_ONLY = {"access key", "init env", "init agent", "init data"}
 
 
 class Ended(Exception):
@@ -86,12 +82,7 @@ def test_every_verb_is_known_to_write_or_to_read() -> None:
 
 @pytest.mark.parametrize(("verb", "target", "command"), [*((verb, *how) for verb, how in WRITE.items()), ("up", *ROAD)])
 def test_the_second_of_two_commands_that_write_one_output_is_refused(
-    verb: str,
-    target: str,
-    command: str,
-    place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    verb: str, target: str, command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     codes, pwrite = list[int](), os.pwrite
 
@@ -107,9 +98,8 @@ def test_the_second_of_two_commands_that_write_one_output_is_refused(
     with pytest.raises(Ended):
         main(command.split())
     assert codes == [2]
-    assert f"slipstream {verb}: {OWNER} is writing {target}; wait for it, or end it" in capsys.readouterr().err.replace(
-        f"{place}/", ""
-    )
+    complaint = capsys.readouterr().err.replace(f"{place}/", "")
+    assert f"slipstream {verb}: {OWNER} is writing {target}; wait for it, or end it" in complaint
 
 
 def test_a_lock_ends_with_its_process_and_leaves_no_file(tmp_path: Path) -> None:

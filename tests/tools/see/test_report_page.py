@@ -20,18 +20,12 @@ from tests.common.process.test_headline import step
 from tests.replay.run.test_replay_archive import group
 from tests.tools.see.test_runs import SUMMARY, make_run, with_own_server
 
+GROUPS = {b"opened": b"40", b"trained": b"30", b"dropped:zero_variance": b"10"}
+TRAJECTORIES = {b"inserted": b"80", b"trained": b"60", b"dropped:zero_variance": b"20"}
 LEDGER = ledger_of(
-    {
-        b"opened": b"40",
-        b"trained": b"30",
-        b"dropped:zero_variance": b"10",
-        b"trajectories:inserted": b"80",
-        b"trajectories:trained": b"60",
-        b"trajectories:dropped:zero_variance": b"20",
-        b"expired_leases": b"3",
-        b"failed:env_failure": b"2",
-        b"redone_members": b"2",
-    }
+    GROUPS
+    | {b"trajectories:" + name: number for name, number in TRAJECTORIES.items()}
+    | {b"expired_leases": b"3", b"failed:env_failure": b"2", b"redone_members": b"2"}
 )
 DEEP = "[" * 100_000
 
@@ -228,14 +222,12 @@ def test_a_run_with_nothing_but_its_settings_gives_a_report_of_what_is_missing(t
     assert "metrics.jsonl has no optimizer step" in text and "summary.json does not exist" in text
 
 
-def test_a_run_that_is_not_is_named_with_those_that_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_whole_run(tmp_path, "one")
+def test_a_missing_run_and_a_file_that_cannot_be_written_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = make_whole_run(tmp_path, "one")
     assert main(["view", "none", f"run.root={tmp_path}", "--file", str(tmp_path / "x.html")]) == 2
     assert f"no run 'none' under {tmp_path}/; existing runs: one" in capsys.readouterr().err
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_dir = make_whole_run(tmp_path, "one")
     (tmp_path / "report.html").mkdir()
     assert main(["view", str(run_dir.path), "--file", str(tmp_path / "report.html"), "--force"]) == 2
     assert "report.html" in capsys.readouterr().err
