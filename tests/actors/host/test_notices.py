@@ -47,10 +47,8 @@ def test_aws_is_asked_with_a_token_and_says_nothing_where_nothing_is_planned(ser
 
 
 def interruption(action: str) -> dict[str, tuple[int, str]]:
-    return {
-        ACTION: (200, f'{{"action": "{action}", "time": "2017-09-18T08:22:00Z"}}'),
-        REBALANCE: (500, "too late for hints"),
-    }
+    answer = f'{{"action": "{action}", "time": "2017-09-18T08:22:00Z"}}'
+    return {ACTION: (200, answer), REBALANCE: (500, "too late for hints")}
 
 
 def event(kind: str) -> dict[str, tuple[int, str]]:
@@ -92,7 +90,7 @@ def test_a_token_that_has_expired_is_fetched_anew(service: MetadataService) -> N
     aws.look()
     assert service.tokens is not None
     service.tokens.clear()
-    service.answers[ACTION] = 200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
+    service.answers |= interruption("terminate")
     service.asked.clear()
     assert len(aws.look()) == 1
     assert service.paths() == [ACTION, "/latest/api/token", ACTION]
@@ -107,7 +105,7 @@ def test_a_token_that_no_request_could_carry_is_fetched_again(service: MetadataS
     with pytest.raises(MetadataError, match="without a token"):
         aws.look()
     service.wants_tokens()
-    service.answers[ACTION] = 200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
+    service.answers |= interruption("terminate")
     assert len(aws.look()) == 1
 
 
@@ -170,7 +168,7 @@ def test_a_notice_asks_this_process_to_leave_and_a_failure_and_a_hint_do_not(
     asked = len(service.asked)
     wait_until(lambda: len(service.asked) > asked + 6, "more questions")
     assert not shutdown.requested.is_set()
-    service.answers[ACTION] = 200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
+    service.answers |= interruption("terminate")
     assert shutdown.requested.wait(DEADLINE_S)
     assert shutdown.exit_code == EXIT_PREEMPTED
     assert caplog.text.count("notices of the cloud do not arrive") == 1 and caplog.text.count("may soon interrupt") == 1

@@ -144,9 +144,8 @@ def test_skypilot_gets_keys_that_it_knows(verb: str) -> None:
 
 def test_hosts_of_actors_need_no_volume_and_no_file_and_get_their_own_settings() -> None:
     """The settings that the command has are those of `actors` that the run's configuration has changed."""
-    config = configured(
-        "actors.max_episodes=64", "actors.drain_s=20", f"actors.notices=aws@http://{ODD}", "optim.lr=1e-5"
-    )
+    own = ["actors.max_episodes=64", "actors.drain_s=20", f"actors.notices=aws@http://{ODD}"]
+    config = configured(*own, "optim.lr=1e-5")
     pod = objects(config)["Job", f"{NAMED}-actors"]["spec"]["template"]["spec"]
     assert [volume["name"] for volume in pod["volumes"]] == ["memory"]
     scripts = [

@@ -208,13 +208,8 @@ def told(trajectory: Trajectory) -> tuple[object, ...]:
 def tree_on(config: Config, script: Script, folder: Path, *, index: int = 0) -> tuple[EpisodeTree, Collected]:
     collected = Collected()
     task = Task(env=config.env.name, split="train", index=index)
-    tree = EpisodeTree(
-        replace(attempt_on(), task=task),
-        setup=setup_of(config, script, folder),
-        room=asyncio.Semaphore(4),
-        collected=collected,
-    )
-    return tree, collected
+    setup, room = setup_of(config, script, folder), asyncio.Semaphore(4)
+    return EpisodeTree(replace(attempt_on(), task=task), setup=setup, room=room, collected=collected), collected
 
 
 def test_children_have_their_parents_tokens_and_log_probabilities_bit_for_bit(tmp_path: Path) -> None:
@@ -315,10 +310,7 @@ def test_where_no_episode_ended_the_best_state_is_played_out(tmp_path: Path) -> 
 @pytest.mark.parametrize("template", [CHATML, FORGETS_THOUGHTS], ids=["history stands", "history is rewritten"])
 @pytest.mark.parametrize(
     ("limit", "stop_reason"),
-    [
-        ("env.max_turns=9", StopReason.DONE),
-        ("model.max_tokens=160", StopReason.MAX_TOKENS),
-    ],
+    [("env.max_turns=9", StopReason.DONE), ("model.max_tokens=160", StopReason.MAX_TOKENS)],
 )
 def test_an_episode_in_stretches_is_the_uninterrupted_one(
     limit: str, stop_reason: StopReason, template: str, tmp_path: Path
@@ -350,10 +342,8 @@ def test_episodes_whose_environment_failed_are_left_out_and_reported(
         assert {row["group_id"] for row in rows} == {0, 3}
         said = capsys.readouterr().err
         assert " episodes are left out: environment, engine or reward model failed" in said
-        assert (
-            "BreaksDown/train/1 member 0 failed and is left out: env_failure: RuntimeError: the database is gone"
-            in caplog.text
-        )
+        failed = "BreaksDown/train/1 member 0 failed and is left out: env_failure: RuntimeError: the database is gone"
+        assert failed in caplog.text
         assert "env_failure: RuntimeError: the disk is full" in caplog.text
         caplog.clear()
     (tmp_path / "rows.jsonl").unlink()

@@ -1,5 +1,6 @@
 """`slipstream collect --server`: a chat server plays, its reasoning is kept, and nothing is played twice."""
 
+import itertools
 import json
 import os
 import signal
@@ -78,9 +79,7 @@ def test_each_row_has_its_thoughts_and_the_server_gets_none(tmp_path: Path, serv
 
     server.answer_by(together)
     rows = collected(tmp_path, server, model, "env.action_format=plain", max_concurrent=4)
-    assert [(row["group_id"], row["member"]) for row in rows] == [
-        (task, member) for task in range(3) for member in (0, 1)
-    ]
+    assert [(row["group_id"], row["member"]) for row in rows] == list(itertools.product(range(3), (0, 1)))
     assert server.most_open > 1
     for row in rows:
         said = [each["content"] for each in row["messages"] if each["role"] == "assistant"]
@@ -91,9 +90,7 @@ def test_each_row_has_its_thoughts_and_the_server_gets_none(tmp_path: Path, serv
     roles = [each["role"] for each in later["messages"]]
     assert roles == ["user", "assistant", "user", "assistant", "user"]
     assert [each["content"] for each in later["messages"] if each["role"] == "assistant"] == ["go north", "go north"]
-    assert later["messages"][0]["content"] == next(
-        row["messages"][0]["content"] for row in rows if row["messages"][0] == later["messages"][0]
-    )
+    assert later["messages"][0] in [row["messages"][0] for row in rows]
     assert not (tmp_path / "rows.jsonl.journal").exists()
 
 
@@ -227,6 +224,6 @@ def test_a_server_plays_whole_episodes_alone(options: dict[str, Any]) -> None:
 def test_what_a_server_cannot_be_asked_is_refused(tmp_path: Path, model: Path, overrides: list[str]) -> None:
     config = load_config(None, [*settings(model), "warm_start.episodes=0", *overrides])
     with pytest.raises(
-        ConfigError, match=r"`--server` needs another env\.action_format than tools, and model\.context=stop"
+        ConfigError, match=r"`--server` needs another env\.action_format than tools, and model\.context"
     ):
         collect(config, path=tmp_path / "rows.jsonl", force=False, options=CollectOptions(server="server.yaml"))

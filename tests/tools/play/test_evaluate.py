@@ -28,30 +28,10 @@ from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer
 SEARCHED = ("dfsdt", "mcts", "tree_of_thoughts")
 
 
-def played(
-    index: int,
-    *,
-    success: bool,
-    tokens: int = 10,
-    invalid: int = 0,
-    kind: str = "",
-    end: str = "",
-    mean_logprob: float = -1.0,
-    value: float | None = None,
-) -> Played:
-    return Played(
-        end=end,
-        mean_logprob=mean_logprob,
-        value=value,
-        index=index,
-        kind=kind,
-        success=success,
-        score=float(success),
-        num_turns=4,
-        num_invalid=invalid,
-        num_tokens=100,
-        num_written=tokens,
-    )
+def played(index: int, *, success: bool, tokens: int = 10, **changes: Any) -> Played:
+    facts = {"end": "", "mean_logprob": -1.0, "value": None, "kind": "", "num_turns": 4, "num_invalid": 0}
+    counts = {"num_tokens": 100, "num_written": tokens}
+    return Played(index=index, success=success, score=float(success), **(facts | counts | changes))
 
 
 @pytest.mark.parametrize(
@@ -76,15 +56,13 @@ def test_success_is_reported_by_tokens_written_and_by_type_of_task() -> None:
     episodes = [
         played(0, success=True, tokens=16, kind="pick"),
         played(1, success=True, tokens=17, kind="heat"),
-        played(2, success=True, tokens=60, kind="heat", invalid=2),
+        played(2, success=True, tokens=60, kind="heat", num_invalid=2),
         played(3, success=False, tokens=5, kind="heat"),
     ]
     numbers = report(episodes)
     assert numbers["success_within_tokens"] == {"16": 0.25, "32": 0.5, "64": 0.75}
-    assert {kind: (each["num_tasks"], each["success"]) for kind, each in numbers["by_type"].items()} == {
-        "heat": (3, 2 / 3),
-        "pick": (1, 1.0),
-    }
+    by_type = {kind: (each["num_tasks"], each["success"]) for kind, each in numbers["by_type"].items()}
+    assert by_type == {"heat": (3, 2 / 3), "pick": (1, 1.0)}
     assert (numbers["invalid_actions"], numbers["tokens_written"]) == (0.125, 24.5)
     assert report([played(0, success=False)])["success_within_tokens"] == {}
     assert not {"pass_at", "by_type"} & report([played(0, success=True)]).keys()
@@ -116,11 +94,8 @@ def test_each_way_chooses_by_its_own_number_and_a_tie_by_likelihood_or_place() -
         played(0, success=False, end="b", mean_logprob=-0.4, value=0.9),
         played(0, success=True, end="a", mean_logprob=-0.7, value=0.9),
     ]
-    assert {way: attempts.index(choose(attempts)) for way, choose in WAYS.items()} == {
-        "likelihood": 1,
-        "majority": 0,
-        "reward_model": 1,
-    }
+    chosen_by = {way: attempts.index(choose(attempts)) for way, choose in WAYS.items()}
+    assert chosen_by == {"likelihood": 1, "majority": 0, "reward_model": 1}
     assert WAYS["majority"](attempts[:2]) is attempts[1]  # one of each: the likelier
 
 
@@ -136,43 +111,29 @@ def test_a_choice_is_the_mean_over_whole_parts_of_the_attempts() -> None:
     assert "pass_at" not in report(episodes, EvalOptions(attempts=5, revise=True))
 
 
+Write = Callable[[str, int], str]
 OWN = {"call": {"write": "CALL {action} END"}}
-SETTINGS = [
-    "env.name=tests.guess:GuessEnv",
-    "env.max_turns=5",
-    "model.max_tokens=2048",
-    "sampling.max_turn_tokens=64",
-    "eval.num_tasks=6",
-]
+SIZES = ["env.max_turns=5", "model.max_tokens=2048", "sampling.max_turn_tokens=64", "eval.num_tasks=6"]
 
 
 def evaluated(
-    options: EvalOptions,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    *,
-    write: Callable[[str, int], str] | None = None,
+    options: EvalOptions, folder: Path, capsys: pytest.CaptureFixture[str], *, write: Write = lambda *_: "CALL red END"
 ) -> tuple[list[dict], str]:
-    """Evaluate a policy that always writes as the format `call` wants it; return the lines of JSON, and the rest.
-
-    `write` gives its text for a prompt and a seed instead.
-    """
+    """Evaluate a policy that writes for a prompt and a seed; return the lines of JSON, and the rest."""
     tokenizer = byte_tokenizer(CHATML)
     tokenizer.save_pretrained(folder)
-    config = load_config(None, SETTINGS)
+    config = load_config(None, ["env.name=tests.guess:GuessEnv", *SIZES])
     config.env.formats = OWN
-    answer = ids(tokenizer, "CALL red END" + tokenizer.eos_token)
 
     def script(tokens: list[int], seed: int | None) -> list[int]:
-        return ids(tokenizer, write(tokenizer.decode(tokens), seed or 0) + tokenizer.eos_token) if write else answer
+        return ids(tokenizer, write(tokenizer.decode(tokens), seed or 0) + tokenizer.eos_token)
 
     engine = ScriptedEngine(script, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=2048)
     setup = make_setup(engine, name="eval", run=config, actors=config.actors, tokenizer=load_tokenizer(folder))
     assert evaluate_on(setup, config, options) == 0
     lines = capsys.readouterr().out.splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")], "\n".join(
-        line for line in lines if not line.startswith("{")
-    )
+    rest = "\n".join(line for line in lines if not line.startswith("{"))
+    return [json.loads(line) for line in lines if line.startswith("{")], rest
 
 
 def test_formats_play_the_same_tasks_and_a_table_shows_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,12 +171,19 @@ def test_searches_play_the_same_tasks_as_sampled_episodes_and_their_whole_cost_c
     ("options", "complaint"),
     [
         ({"search": ("none",)}, "`--search` must be some of tree_of_thoughts, dfsdt, mcts, graph_of_thoughts"),
-        ({"search": ("mcts",), "server": "x"}, "`--search` must be empty with --server, --compare and --attempts"),
-        ({"search": ("mcts",), "attempts": 2}, "`--search` must be empty with --server, --compare and --attempts"),
+        *(
+            ({"search": ("mcts",)} | more, "`--search` must be empty with --server, --compare and --attempts")
+            for more in ({"server": "x"}, {"attempts": 2})
+        ),
         ({"server": "x", "attempts": 2, "revise": True}, "`--server` must be empty with --revise"),
+        ({"revise": True}, "`--revise` must be left out without --attempts from 2 on"),
+        *(({"attempts": number}, "`--attempts` must be") for number in (0, 1001)),
+        *(({"compare": names}, "`--compare` must be") for names in (("plain",), ("a", "a"))),
     ],
 )
-def test_what_does_not_go_together_is_refused(options: dict[str, Any], complaint: str) -> None:
+def test_options_that_do_not_go_together_or_compare_nothing_are_refused(
+    options: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         EvalOptions(**options)
 
@@ -247,20 +215,5 @@ def test_a_revision_is_shown_the_attempt_before_it(tmp_path: Path, capsys: pytes
 def test_a_revision_of_an_environment_that_writes_its_prompts_itself_is_refused() -> None:
     config = load_config(None, ["env.name=verifiers"])
     check_revisable(config, EvalOptions(attempts=2))
-    with pytest.raises(
-        ConfigError, match=r"`--revise` is not possible for `env.name` verifiers: this environment writes"
-    ):
+    with pytest.raises(ConfigError, match=r"`--revise` is not possible for `env.name` verifiers: this environment"):
         check_revisable(config, EvalOptions(attempts=2, revise=True))
-
-
-def test_a_revision_of_one_attempt_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`--revise` must be left out without --attempts from 2 on"):
-        EvalOptions(revise=True)
-
-
-@pytest.mark.parametrize(
-    "given", [{"attempts": 0}, {"attempts": 1001}, {"compare": ("plain",)}, {"compare": ("a", "a")}]
-)
-def test_options_that_compare_nothing_are_refused(given: dict) -> None:
-    with pytest.raises(ConfigError, match=r"`--(attempts|compare)` must be"):
-        EvalOptions(**given)

@@ -42,9 +42,11 @@ def written(folder: Path, *stages: object, **more: object) -> str:
     return str(path)
 
 
-def walked(folder: Path, *stages: object) -> subprocess.CompletedProcess[str]:
+def walked(folder: Path, *stages: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     command = [*WALK, written(folder, *stages)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=REPOSITORY)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=REPOSITORY)
+    assert done.returncode == code, done.stderr
+    return done
 
 
 Refusal = Callable[..., str]
@@ -82,7 +84,6 @@ def config_of(folder: Path, name: str) -> Config:
 def test_each_stage_begins_with_the_model_of_the_one_before(tmp_path: Path) -> None:
     stages = (EXPERT, IMITATE, PREFER, PLAY, BEST, JUDGE, EXPLORE)
     done = walked(tmp_path, *stages)
-    assert done.returncode == 0, done.stderr
     first = ["base: prepare", "r: eval", "expert: collect", "imitate: fit sft", "r: eval", "prefer: fit dpo", "r: eval"]
     then = ["play: collect", "best: fit sft", "r: eval", "judge: fit reward", "explore: up", "r: eval"]
     assert calls(tmp_path) == first + then
@@ -107,7 +108,7 @@ def test_each_stage_begins_with_the_model_of_the_one_before(tmp_path: Path) -> N
     assert "imitate" in done.stdout and "+20.0 points" in done.stdout
 
     again = walked(tmp_path, *stages)
-    assert again.returncode == 0 and calls(tmp_path) == []
+    assert calls(tmp_path) == []
     assert "best" in again.stdout
 
 
@@ -118,7 +119,6 @@ def test_rounds_end_when_one_gains_nothing_and_the_next_stage_has_the_model_of_t
     again = {"rounds": 7, "stages": [{"play": "collect --num-tasks=4"}, {"best": "fit sft --data=@play"}]}
     stages = ({"again": again}, {"prefer": "fit dpo --data=@again-1-play"})
     done = walked(tmp_path, *stages)
-    assert done.returncode == 0, done.stderr
     round_of = lambda n: [f"again-{n}-play: collect", f"again-{n}-best: fit sft", "r: eval"]  # noqa: E731
     played = [call for number in range(1, 6) for call in round_of(number)]
     assert calls(tmp_path) == ["base: prepare", "r: eval", *played, "prefer: fit dpo", "r: eval"]
@@ -128,7 +128,8 @@ def test_rounds_end_when_one_gains_nothing_and_the_next_stage_has_the_model_of_t
     first_tasks = [recorded(tmp_path)[f"again-{number}-play"]["command"] for number in (1, 2, 3)]
     assert first_tasks == [["collect", "--num-tasks=4", *more] for more in ([], ["--first-task=4"], ["--first-task=8"])]
     assert recorded(tmp_path)["again"]["evaluation"]["sampled"] == {"solved": 100, "num_tasks": 100}
-    assert walked(tmp_path, *stages).returncode == 0 and calls(tmp_path) == []
+    walked(tmp_path, *stages)
+    assert calls(tmp_path) == []
     more = refusal({"again": again | {"rounds": 8}}, stages[1])
     assert "stage 'again' has begun with other settings: rounds 7 -> rounds 8" in more
 
@@ -136,7 +137,6 @@ def test_rounds_end_when_one_gains_nothing_and_the_next_stage_has_the_model_of_t
 def test_rounds_of_which_none_gains_leave_the_model_as_it_was(tmp_path: Path) -> None:
     stages = [{f"best{number}": "up learner.steps=3"} for number in range(4)]
     done = walked(tmp_path, *stages, {"again": {"rounds": 3, "stages": [{"more": "up learner.steps=3"}]}}, {"on": "up"})
-    assert done.returncode == 0, done.stderr
     assert "again: 0 of at most 3 rounds gained; the model of best3" in done.stdout
     trained_by = (tmp_path / "r-on" / "trained_model" / "trained_by").read_text()
     assert trained_by == "base r-best0 r-best1 r-best2 r-best3 r-on"
@@ -145,13 +145,10 @@ def test_rounds_of_which_none_gains_leave_the_model_as_it_was(tmp_path: Path) ->
 def test_the_episodes_of_a_run_are_the_data_of_a_stage(tmp_path: Path, refusal: Refusal) -> None:
     stages = [{"explore": "up learner.steps=3"}, {"best": "fit sft --data=@explore --best-of-group=1"}]
     assert refusal(*stages) == ""
-    done = walked(tmp_path, *stages, {"prefer": "fit dpo --data @explore"})
-    assert done.returncode == 0, done.stderr
-    exported, trained = (
-        ["explore: replay export --steps 1:3"],
-        ["best: fit sft", "r: eval", "prefer: fit dpo", "r: eval"],
-    )
-    assert calls(tmp_path) == ["base: prepare", "r: eval", "explore: up", "r: eval", *exported, *trained]
+    walked(tmp_path, *stages, {"prefer": "fit dpo --data @explore"})
+    trained = ["best: fit sft", "r: eval", "prefer: fit dpo", "r: eval"]
+    explored = ["base: prepare", "r: eval", "explore: up", "r: eval", "explore: replay export --steps 1:3"]
+    assert calls(tmp_path) == [*explored, *trained]
     assert f"--data={tmp_path / 'r' / 'explore.jsonl'}" in recorded(tmp_path)["best"]["command"]
 
 
@@ -161,18 +158,14 @@ def test_the_teacher_of_a_stage_is_a_folder_or_an_earlier_stage_that_trains(refu
         return {"distil": f"up {objective} objective.kl_coefficient=1"}
 
     assert refusal(EXPERT, IMITATE, distil("@imitate")) == ""
-    assert "stage 'distil': `objective.reference_model` models/none is not a Hugging Face" in refusal(
-        EXPERT, IMITATE, distil("models/none")
-    )
-    assert "`objective.reference_model=@none` must name an earlier stage: base, expert" in refusal(
-        EXPERT, distil("@none")
-    )
+    no_folder, no_stage = refusal(EXPERT, IMITATE, distil("models/none")), refusal(EXPERT, distil("@none"))
+    assert "stage 'distil': `objective.reference_model` models/none is not a Hugging Face" in no_folder
+    assert "`objective.reference_model=@none` must name an earlier stage: base, expert" in no_stage
 
 
 def test_a_process_reward_model_is_trained_on_labels_and_guides_later_stages(tmp_path: Path, refusal: Refusal) -> None:
     stages = (LABEL, PROCESS, GUIDED, BY_TURN)
-    done = walked(tmp_path, *stages)
-    assert done.returncode == 0, done.stderr
+    walked(tmp_path, *stages)
     made = ["label: collect", "process: fit prm", "guided: collect", "by-turn: up", "r: eval"]
     assert calls(tmp_path) == ["base: prepare", "r: eval", *made]
     model = str(tmp_path / "r-process" / "trained_model")
@@ -186,13 +179,12 @@ def test_a_process_reward_model_is_trained_on_labels_and_guides_later_stages(tmp
 
 def test_a_stage_that_fails_is_named_and_only_what_is_missing_runs_again(tmp_path: Path) -> None:
     (tmp_path / "fail-r-best").write_text("1")
-    failed = walked(tmp_path, PLAY, BEST)
-    assert failed.returncode == 1
+    failed = walked(tmp_path, PLAY, BEST, code=1)
     assert "slipstream up: stage 'best' ended with code 1" in failed.stderr and "the disk is full" in failed.stderr
     assert "best did not finish; the same command continues it" in failed.stderr
     assert calls(tmp_path) == ["base: prepare", "r: eval", "play: collect", "best: fit sft"]
     (tmp_path / "fail-r-best").unlink()
-    assert walked(tmp_path, PLAY, BEST).returncode == 0
+    walked(tmp_path, PLAY, BEST)
     assert calls(tmp_path) == ["best: fit sft", "r: eval"]
 
 
@@ -214,14 +206,14 @@ def test_a_road_that_was_stopped_continues_the_run_of_its_stage(
     assert process.wait(DEADLINE_S) == (75 if number == signal.SIGTERM else -signal.SIGKILL)
     assert calls(tmp_path) == ["base: prepare", "r: eval", *first]
     hang.unlink()
-    assert walked(tmp_path, *stages).returncode == 0
+    walked(tmp_path, *stages)
     assert calls(tmp_path) == [*then, "r: eval"]
     assert recorded(tmp_path)["go"]["finished"] and recorded(tmp_path)["go"]["seconds"] > 0
 
 
 def test_a_stage_that_has_begun_keeps_its_settings_and_later_ones_may_change(tmp_path: Path, refusal: Refusal) -> None:
     (tmp_path / "fail-r-prefer").write_text("2")
-    assert walked(tmp_path, EXPERT, IMITATE, PREFER).returncode == 2
+    walked(tmp_path, EXPERT, IMITATE, PREFER, code=2)
     calls(tmp_path)
     hotter = {"imitate": "fit sft --data=@expert optim.lr=0.5"}
     for stages, change in (
@@ -232,7 +224,7 @@ def test_a_stage_that_has_begun_keeps_its_settings_and_later_ones_may_change(tmp
         said = refusal(*stages)
         assert change in said and "; choose another `run.name`, or undo the change" in said
     (tmp_path / "fail-r-prefer").unlink()
-    assert walked(tmp_path, EXPERT, IMITATE, PREFER, PLAY, BEST).returncode == 0
+    walked(tmp_path, EXPERT, IMITATE, PREFER, PLAY, BEST)
     assert calls(tmp_path) == ["prefer: fit dpo", "r: eval", "play: collect", "best: fit sft", "r: eval"]
 
 

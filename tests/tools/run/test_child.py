@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -72,10 +74,22 @@ def a_child(tmp_path: Path, script: str) -> Child:
     return Child("child", ["sh", "-c", script], log=tmp_path / "logs" / "child.log", environment={"GREETING": "hello"})
 
 
-def test_what_a_child_says_is_in_its_log_and_its_environment_is_its_own(tmp_path: Path) -> None:
-    child = a_child(tmp_path, "echo $GREETING; echo trouble >&2")
+def ended(tmp_path: Path, script: str) -> Child:
+    child = a_child(tmp_path, script)
     child.start()
     child.wait(DEADLINE_S)
+    return child
+
+
+@contextmanager
+def ready(program: str) -> Iterator[tuple["subprocess.Popen[str]", IO[str]]]:
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process, process.stdout
+
+
+def test_what_a_child_says_is_in_its_log_and_its_environment_is_its_own(tmp_path: Path) -> None:
+    child = ended(tmp_path, "echo $GREETING; echo trouble >&2")
     assert child.exit_code == 0 and child.keep_up()
     assert child.last_log_lines() == "hello\ntrouble"
 
@@ -109,11 +123,10 @@ def test_a_child_that_was_killed_too_often_has_a_code_and_a_reason(
 
 def test_a_second_sigterm_ends_a_supervisor_at_once_and_changes_nothing_for_its_children() -> None:
     for program, code in ((WORKING, 143), (WORKING.replace('at_once=lambda: print("insisted", flush=True)', ""), None)):
-        with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as working:
-            assert working.stdout is not None and working.stdout.readline() == "ready\n"
+        with ready(program) as (working, said):
             for _ in range(2):  # a scheduler may send it twice
                 working.send_signal(signal.SIGTERM)
-            assert working.stdout.readline() == "asked\n"
+            assert said.readline() == "asked\n"
             time.sleep(1.5)
             assert working.poll() is None
             working.send_signal(signal.SIGTERM)
@@ -144,19 +157,11 @@ def test_lack_of_memory_is_named_where_the_kernel_killed_for_it(
 
 
 def test_a_child_that_was_given_bad_input_is_not_started_again_and_says_why_on_one_line(tmp_path: Path) -> None:
-    child = a_child(tmp_path, "echo starting; echo the reason; exit 2")
-    child.start()
-    child.wait(DEADLINE_S)
-    assert not child.keep_up()
-    assert child.last_log_lines() == "the reason"
-
-
-def test_the_reason_of_a_rank_is_shown_and_not_what_torchrun_logs_after_it(tmp_path: Path) -> None:
-    logged = "E1124 20:35:39.853 1 lib/torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 2)"
-    child = a_child(tmp_path, f"echo starting; echo the reason; echo '{logged}'; exit 2")
-    child.start()
-    child.wait(DEADLINE_S)
-    assert child.last_log_lines() == "the reason"
+    by_torchrun = "E1124 20:35:39.853 1 lib/torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 2)"
+    for after in ("", f"echo '{by_torchrun}'; "):
+        child = ended(tmp_path, f"echo starting; echo the reason; {after}exit 2")
+        assert not child.keep_up()
+        assert child.last_log_lines() == "the reason"
 
 
 def test_a_child_that_does_not_end_when_asked_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
@@ -208,29 +213,26 @@ def test_a_process_whose_parent_is_gone_already_ends_and_one_whose_parent_is_the
 
 def test_the_first_signal_ends_a_process_that_has_nothing_to_lose() -> None:
     for number, exit_code in ((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
-        with subprocess.Popen([sys.executable, "-c", STARTING], stdout=subprocess.PIPE, text=True) as starting:
-            assert starting.stdout is not None and starting.stdout.readline() == "ready\n"
+        with ready(STARTING) as (starting, _):
             starting.send_signal(number)
             assert starting.wait(DEADLINE_S) == exit_code
 
 
 def test_a_signal_asks_a_working_process_however_often_it_comes_and_ctrl_c_after_it_ends_it() -> None:
-    with subprocess.Popen([sys.executable, "-c", WORKING], stdout=subprocess.PIPE, text=True) as working:
-        assert working.stdout is not None and working.stdout.readline() == "ready\n"
+    with ready(WORKING) as (working, said):
         working.send_signal(signal.SIGUSR1)
-        assert working.stdout.readline() == "asked\n"
+        assert said.readline() == "asked\n"
         working.send_signal(signal.SIGTERM)
         working.send_signal(signal.SIGUSR1)
         with pytest.raises(subprocess.TimeoutExpired):
             working.wait(0.2)
         working.send_signal(signal.SIGINT)
-        assert working.stdout.readline() == "insisted\n"
+        assert said.readline() == "insisted\n"
         assert working.wait(DEADLINE_S) == 130
 
 
 def test_a_process_that_hangs_when_it_is_told_to_leave_ends_at_its_deadline_and_not_before_it_is_told() -> None:
-    with subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, text=True) as hanging:
-        assert hanging.stdout is not None and hanging.stdout.readline() == "ready\n"
+    with ready(HANGING) as (hanging, _):
         told = time.monotonic()
         hanging.send_signal(signal.SIGTERM)
         assert hanging.wait(DEADLINE_S) == EXIT_PREEMPTED

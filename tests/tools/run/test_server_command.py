@@ -32,10 +32,8 @@ STUB = f"{sys.executable} -m tests.envhub.remote.agentgym_stub"  # speaks AgentG
 def playing(root: Path, port: int, command: str) -> Config:
     """A run of TextCraft's form, whose server `command` starts at `port`."""
     options = {"url": f"http://127.0.0.1:{port}/textcraft", "server": "textcraft", "train": [0, 3]}
-    return load_config(
-        None,
-        [f"run.root={root}", "env.name=agentgym", f"env.options={json.dumps(options | {'server_command': command})}"],
-    )
+    given = json.dumps(options | {"server_command": command})
+    return load_config(None, [f"run.root={root}", "env.name=agentgym", f"env.options={given}"])
 
 
 @pytest.fixture
@@ -156,12 +154,8 @@ def test_a_request_to_stop_ends_the_wait_for_a_server(tmp_path: Path, port: int,
 @pytest.mark.parametrize(
     ("command", "url"),
     [
-        ("sh -c 'open", "http://127.0.0.1:1"),
-        (" ", "http://127.0.0.1:1"),
-        (["sleep"], "http://127.0.0.1:1"),
-        ("sleep 1", "https://127.0.0.1:1"),
-        ("sleep 1", "http://127.0.0.1:x"),
-        ("sleep 1", None),
+        *((command, "http://127.0.0.1:1") for command in ("sh -c 'open", " ", ["sleep"])),
+        *(("sleep 1", url) for url in ("https://127.0.0.1:1", "http://127.0.0.1:x", None)),
     ],
 )
 def test_a_command_or_a_url_that_cannot_be_is_refused(command: object, url: str | None) -> None:

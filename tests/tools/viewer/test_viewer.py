@@ -72,22 +72,17 @@ def test_a_step_shows_what_it_was_trained_on(pages: ArchivePages) -> None:
 def test_siblings_are_shown_turn_by_turn(pages: ArchivePages) -> None:
     group = pages.page("steps/6/groups/1")
     actions = [[turn["action"] for turn in member["turns"]] for member in group["members"]]
-    assert actions == [[f"click[0] ü{END}", f"buy{END}"], [f"click[1] ü{END}", f"buy{END}"]]
+    assert actions == [[f"click[{member}] ü{END}", f"buy{END}"] for member in range(2)]
 
 
-def test_every_sampled_token_has_its_text_version_lag_and_log_probability(pages: ArchivePages) -> None:
+def test_every_sampled_token_has_its_text_version_and_lag_and_what_the_loss_made_of_it(pages: ArchivePages) -> None:
     episode = pages.page("steps/6/groups/1/members/1")
     assert episode["lags"] == {"3": 2, "7": 1}
-    first, last = (turn["tokens"] for turn in episode["turns"])
+    first, last = tokens = [turn["tokens"] for turn in episode["turns"]]
     assert "".join(first["texts"]) == f"click[1] ü{END}" and "".join(last["texts"]) == f"buy{END}"
     assert first["texts"].count("") == 1  # the first of the two bytes of ü
     assert set(first["versions"]) == {3} and last["versions"] == [3] * (len(last["versions"]) - 2) + [7, 7]
     assert set(first["logprobs"]) == {-0.5} and len(first["logprobs"]) == len(first["texts"])
-
-
-def test_every_sampled_token_has_its_advantage_ratio_and_fate_where_they_are_recorded(pages: ArchivePages) -> None:
-    episode = pages.page("steps/6/groups/1/members/1")
-    tokens = [turn["tokens"] for turn in episode["turns"]]
     ratios, fates, advantages = (
         [value for each in tokens for value in each[name]] for name in ("ratios", "fates", "advantages")
     )
