@@ -89,7 +89,6 @@ def test_the_digest_is_of_every_python_file_and_script(tmp_path: Path, monkeypat
 
 
 def test_an_actor_without_the_code_learns_where_it_must_be() -> None:
+    config = config_of("env.name=theirs.env:TheirEnv")
     with pytest.raises(ConfigError, match=r"cannot import theirs.* must be on every host of actors: in its image"):
-        check_environments(
-            config_of("env.name=theirs.env:TheirEnv"), replace(FACTS, own_modules={"theirs.env": "digest"})
-        )
+        check_environments(config, replace(FACTS, own_modules={"theirs.env": "digest"}))

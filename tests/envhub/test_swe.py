@@ -4,6 +4,7 @@ import ast
 import asyncio
 import inspect
 import random
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,15 +24,10 @@ from slipstream.envhub.world import Change
 LIMITS = Limits(wall_s=20)
 
 
-def world(index: int = 0, wall_s: float = 20, **options: int) -> SweWorld:
-    task = Task(env="swe", split="train", index=index)
-    return make_swe(
-        task,
-        profile="small",
-        issue="example",
-        limits=Limits(wall_s=wall_s),
-        **{"num_files": 1, "num_bugs": 1, **options},
-    )
+@cache
+def world(index: int = 0, wall_s: float = 20) -> SweWorld:
+    task, limits = Task(env="swe", split="train", index=index), Limits(wall_s=wall_s)
+    return make_swe(task, profile="small", issue="example", num_files=1, num_bugs=1, limits=limits)
 
 
 def act(world: SweWorld, action: str, state: SweState | None = None) -> Change[SweState]:
@@ -50,24 +46,16 @@ def source_path(world: SweWorld) -> str:
     return next(path for path in world.repo.files if path.startswith(world.repo.package) and "__init__" not in path)
 
 
-def submitted(world: SweWorld, **contents: str) -> float:
-    """Return the score of the repaired repository with other contents of these files: `source`, `init` or `tests`."""
-    path = source_path(world)
-    paths = {
-        "source": path,
-        "init": f"{world.repo.package}/__init__.py",
-        "tests": f"tests/test_{Path(path).name}",
-    }
-    edits = {path: world.repo.right_files[path]} | {paths[name]: content for name, content in contents.items()}
-    return act(world, "submit", changed(edits)).score
+def submitted(world: SweWorld, source: str) -> float:
+    return act(world, "submit", changed({source_path(world): source})).score
 
 
-def whole_repo(num_bugs: int) -> Repo:
+@cache
+def whole_repo() -> Repo:
     rng = random.Random(5)
-    while True:
-        repo = draw_repo(rng, split="train", package="plain_drum", num_files=5, num_bugs=num_bugs)
-        if repo is not None:
-            return repo
+    while (repo := draw_repo(rng, split="train", package="plain_drum", num_files=5, num_bugs=3)) is None:
+        pass
+    return repo
 
 
 def test_a_bug_changes_one_line_of_a_function_and_is_valid_python() -> None:
@@ -99,7 +87,7 @@ def test_no_bug_is_in_both_splits() -> None:
 
 def test_exactly_the_tests_that_the_bugs_break_fail_before_and_all_pass_after() -> None:
     """Compares the sets computed when the repository was drawn with the results in the sandbox."""
-    repo = whole_repo(num_bugs=3)
+    repo = whole_repo()
     before = asyncio.run(swe_tests.passed_tests(tree_of(repo.files), repo.tests, limits=LIMITS))
     after = asyncio.run(swe_tests.passed_tests(tree_of(repo.right_files), repo.tests, limits=LIMITS))
     assert before == repo.pass_to_pass
@@ -108,7 +96,7 @@ def test_exactly_the_tests_that_the_bugs_break_fail_before_and_all_pass_after() 
 
 
 def test_the_repositorys_own_tests_show_every_bug_and_nothing_else() -> None:
-    repo = whole_repo(num_bugs=3)
+    repo = whole_repo()
     said = asyncio.run(swe_tests.run_tests(tree_of(repo.files), limits=LIMITS))
     assert all(f" test_{name} _" in said for name in repo.broken)
     assert said.endswith(" passed")
@@ -267,17 +255,12 @@ def test_a_tree_is_restored_from_its_layer() -> None:
     assert layer_of(base, base) == {}
 
 
-def test_a_repair_with_other_code_counts() -> None:
+def test_a_repair_with_other_code_counts_unless_it_breaks_another_function() -> None:
     here = world()
     right = here.repo.right_files[source_path(here)]
-    assert submitted(here, source=f"import math  # not needed\n{right}\nEXTRA = math.pi\n") == 1.0
-
-
-def test_breaking_another_function_gives_score_0() -> None:
-    here = world()
+    assert submitted(here, f"import math  # not needed\n{right}\nEXTRA = math.pi\n") == 1.0
     other = next(name for name in here.repo.tests if name in here.repo.pass_to_pass)
-    right = here.repo.right_files[source_path(here)]
-    assert submitted(here, source=f"{right}\n\ndef {other}(*arguments):\n    return None\n") == 0.0
+    assert submitted(here, f"{right}\n\ndef {other}(*arguments):\n    return None\n") == 0.0
 
 
 HOSTILE = {
@@ -300,7 +283,7 @@ HOSTILE = {
 def test_a_package_that_attacks_the_judge_gets_score_0(name: str) -> None:
     here = world(wall_s=2 if name == "an endless loop" else 20)
     functions = "".join(f"def {test}(*arguments):\n    return globals().get('VALUE')\n" for test in here.repo.tests)
-    assert submitted(here, source=HOSTILE[name] + functions) == 0.0
+    assert submitted(here, HOSTILE[name] + functions) == 0.0
 
 
 def test_a_table_of_the_shown_results_and_changed_tests_get_score_0() -> None:
@@ -325,10 +308,8 @@ def test_a_table_of_the_shown_results_and_changed_tests_get_score_0() -> None:
 def test_changes_of_files_by_the_tests_are_dropped() -> None:
     here = world()
     path = source_path(here)
-    mine = f"open({path!r}, 'w').write('')\n"
-    edits = {f"tests/test_{Path(path).name}": mine}
-    state = act(here, "test", changed(edits)).state
-    assert state == changed(edits, is_tested=True)
+    edits = {f"tests/test_{Path(path).name}": f"open({path!r}, 'w').write('')\n"}
+    assert act(here, "test", changed(edits)).state == changed(edits, is_tested=True)
 
 
 def test_tests_that_end_pytest_are_not_an_error_of_the_environment() -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,22 @@ def said(observation: Observation) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in observation.messages]
 
 
+def played(path: str, written: Callable[[str], str] = str) -> tuple[list[str], list[str]]:
+    """What the expert says at each turn, which is taken as `written` has it, and what follows."""
+
+    async def play() -> tuple[list[str], list[str]]:
+        env, replies, answers = make_env("dataset", options_of(path)), list[str](), list[str]()
+        observation = await env.reset(Task(env="dataset", split="train", index=0))
+        while not observation.done:
+            replies.append(env.expert())
+            observation = await env.step(written(replies[-1]))
+            answers.append(observation.messages[-1].content)
+        assert observation.success
+        return replies, answers
+
+    return asyncio.run(play())
+
+
 def test_the_user_s_next_message_follows_each_answer_and_the_last_reply_is_scored(trip: str) -> None:
     opening, first, second = acted("dataset", options_of(trip), 0, ["I guess so.", "It is 12."])
     assert [role for role, _ in said(opening)] == ["system", "user"]
@@ -114,27 +131,13 @@ def test_a_word_level_tokenizer_s_spaces_change_neither_calls_nor_the_place_in_t
         text_of("weather_of", town="Bern"),
         "It is 21 degrees; the day before: 12.",
     ]
-    messages = [
-        {"role": "user", "content": "How warm is it?"},
-        {"role": "assistant", "content": replies[0]},
-        {"role": "tool", "content": "12"},
-        {"role": "assistant", "content": replies[1]},
-        {"role": "tool", "content": "21"},
-        {"role": "assistant", "content": replies[2]},
-    ]
+    said = [("user", "How warm is it?"), ("assistant", replies[0]), ("tool", "12")]
+    said += [("assistant", replies[1]), ("tool", "21"), ("assistant", replies[2])]
+    messages = [{"role": role, "content": content} for role, content in said]
     path = as_jsonl(tmp_path / "spaced.jsonl", [{"messages": messages, "answer": 12, "tools": [WEATHER]}])
-
-    async def play() -> list[str]:
-        env = make_env("dataset", options_of(path))
-        observation, seen = await env.reset(Task(env="dataset", split="train", index=0)), []
-        while not observation.done:
-            assert spaced(env.expert()) == spaced(replies[len(seen)]), "the record continues"
-            observation = await env.step(spaced(env.expert()))
-            seen.append(observation.messages[-1].content)
-        assert observation.success
-        return seen
-
-    assert asyncio.run(play())[:2] == ["12", "21"]
+    experts, results = played(path, spaced)
+    assert [spaced(reply) for reply in experts] == [spaced(reply) for reply in replies], "the record continues"
+    assert results[:2] == ["12", "21"]
 
 
 def test_a_function_gets_the_names_of_arguments_without_a_tokenizer_s_spaces(trip: str, own: types.ModuleType) -> None:
@@ -145,22 +148,8 @@ def test_a_function_gets_the_names_of_arguments_without_a_tokenizer_s_spaces(tri
 
 
 def test_the_expert_repeats_what_was_recorded(trip: str) -> None:
-    async def play() -> list[str]:
-        env = make_env("dataset", options_of(trip))
-        observation = await env.reset(Task(env="dataset", split="train", index=0))
-        replies = []
-        while not observation.done:
-            replies.append(env.expert())
-            observation = await env.step(replies[-1])
-        assert observation.success
-        return replies
-
-    assert asyncio.run(play()) == [
-        text_of("weather", town="Bern", day=1),
-        "Yes.",
-        text_of("weather", town="Kiel", day=1),
-        "It is 12 degrees.",
-    ]
+    bern, kiel = (text_of("weather", town=town, day=1) for town in ("Bern", "Kiel"))
+    assert played(trip)[0] == [bern, "Yes.", kiel, "It is 12 degrees."]
 
 
 def test_a_function_of_the_user_s_answers_calls(trip: str, own: types.ModuleType) -> None:

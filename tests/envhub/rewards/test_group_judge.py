@@ -20,6 +20,7 @@ from tests.replay.records.attempts import attempt_at, ticket
 __all__ = ["impatient", "serve"]  # fixtures
 
 RUBRIC = {"text": "You compare.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
+UNREACHABLE = {"part": "judge", "url": "http://127.0.0.1:1/v1", "model": "m", "rubric": RUBRIC}
 
 
 def group_judge(url: str, compare: str, **settings: Any) -> GroupJudge:
@@ -133,8 +134,9 @@ def test_what_an_actor_stores_is_what_a_judge_reads() -> None:
 
 
 def test_a_comparison_adds_nothing_while_the_episode_is_scored_alone() -> None:
-    settings = {"part": "judge", "url": "http://127.0.0.1:1/v1", "model": "m", "rubric": RUBRIC, "compare": "listwise"}
-    assert reward_of({"better": settings, "format": {}}, episode_of(turn_of("hello"))).values == {"format": 1.0}
+    assert reward_of(
+        {"better": UNREACHABLE | {"compare": "listwise"}, "format": {}}, episode_of(turn_of("hello"))
+    ).values == {"format": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -148,8 +150,6 @@ def test_a_comparison_adds_nothing_while_the_episode_is_scored_alone() -> None:
     ],
 )
 def test_a_malformed_comparison_in_the_configuration_is_named(settings: dict[str, Any], complaint: str) -> None:
-    base = {"part": "judge", "url": "http://127.0.0.1:1/v1", "model": "m", "rubric": RUBRIC}
-    if settings.get("part"):
-        base = {}
+    base = {} if "part" in settings else UNREACHABLE
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         parts_of("env.rewards", {"better": base | settings})

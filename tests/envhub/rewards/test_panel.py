@@ -20,6 +20,8 @@ from tests.replay.records.attempts import attempt_at, ticket
 
 __all__ = ["impatient", "serve"]  # fixtures
 
+URLS = dict.fromkeys(("a", "b"), "http://127.0.0.1:1/v1")
+
 
 def panel(urls: dict[str, str], **settings: Any) -> dict[str, Any]:
     judges = {name: {"url": url, "model": "m", "rubric": RUBRIC} for name, url in urls.items()}
@@ -98,8 +100,7 @@ def test_a_group_is_compared_by_a_panel(serve: Serve) -> None:
     ],
 )
 def test_a_malformed_panel_is_named(change: dict[str, Any], complaint: str) -> None:
-    urls = {"a": "http://127.0.0.1:1/v1", "b": "http://127.0.0.1:1/v1"}
-    settings = panel(urls)
+    settings = panel(URLS)
     settings["liked"] |= change
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         parts_of("env.rewards", settings)
@@ -107,15 +108,12 @@ def test_a_malformed_panel_is_named(change: dict[str, Any], complaint: str) -> N
 
 def test_names_of_a_panel_are_not_those_of_parts_and_each_judge_needs_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
-    urls = {"a": "http://127.0.0.1:1/v1", "b": "http://127.0.0.1:1/v1"}
-    with pytest.raises(
-        ConfigError, match=r"`env\.rewards\.liked_b`: a judge or a panel records something under this name"
-    ):
-        parts_of("env.rewards", panel(urls) | {"liked_b": {"part": "format"}})
+    with pytest.raises(ConfigError, match=r"`env.rewards.liked_b`: a judge or a panel records something under this"):
+        parts_of("env.rewards", panel(URLS) | {"liked_b": {"part": "format"}})
     with pytest.raises(ConfigError, match=r"`env\.rewards\.liked_b_c`: a judge or a panel records something"):
-        both = panel({"a": urls["a"], "b_c": urls["b"]})
-        parts_of("env.rewards", both | {"liked_b": panel({"a": urls["a"], "c": urls["b"]})["liked"]})
-    settings = panel(urls)
+        both = panel({"a": URLS["a"], "b_c": URLS["b"]})
+        parts_of("env.rewards", both | {"liked_b": panel({"a": URLS["a"], "c": URLS["b"]})["liked"]})
+    settings = panel(URLS)
     settings["liked"]["judges"]["b"]["key_env"] = "JUDGE_KEY"
     with pytest.raises(ConfigError, match="JUDGE_KEY"):
         check_keys({"shop": parts_of("env.rewards", settings)})

@@ -36,13 +36,8 @@ def test_a_request_after_the_end_of_an_episode_leaves_nothing_in_the_worker() ->
         reader, writer = await asyncio.open_connection(sock=ours)
         worker = Worker(requests, responses, step_timeout_s=20)
         serving = asyncio.create_task(worker.serve())
-        messages: list[EnvRequest] = [
-            GRID,
-            Reset(task=Task(env="grid", split="train", index=0)),
-            Close(),
-            StepEnv(action="up"),
-            Close(),
-        ]
+        start = Reset(task=Task(env="grid", split="train", index=0))
+        messages: list[EnvRequest] = [GRID, start, Close(), StepEnv(action="up"), Close()]
         received = []
         for call, message in enumerate(messages):
             write_numbered(writer, WorkerRequest(call=call, episode=1, request=message))
@@ -68,9 +63,6 @@ def test_messages_keep_their_tags_and_fields_on_the_wire() -> None:
     assert on_the_wire(StepEnv(action="up")) == step
     assert on_the_wire(InvalidRequest(why="x")) == {"type": "NoSense", "why": "x"}
     assert on_the_wire(NotSupported(why="x")) == {"type": "NotThere", "why": "x"}
-    assert on_the_wire(WorkerRequest(call=1, episode=2, request=StepEnv(action="up"))) == {
-        "call": 1,
-        "episode": 2,
-        "ask": step,
-    }
+    request = WorkerRequest(call=1, episode=2, request=StepEnv(action="up"))
+    assert on_the_wire(request) == {"call": 1, "episode": 2, "ask": step}
     assert on_the_wire(WorkerResponse(call=1, response=msgspec.Raw(b"\x01"))) == {"call": 1, "answer": 1}

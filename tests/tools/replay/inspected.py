@@ -66,6 +66,11 @@ class Inspected:
     def open(self, *group_ids: int, num_members: int = 2) -> None:
         self.buffer.learner.open([ticket(group_id, num_members=num_members) for group_id in group_ids])
 
+    def filled(self, *group_ids: int, num_members: int = 2, **of: Any) -> int:
+        """Open the groups, and fill the first."""
+        self.open(*group_ids, num_members=num_members)
+        return self.fill(**of)
+
     def fill(
         self,
         words: Callable[[int], str] = lambda member: f"click[{member}]",

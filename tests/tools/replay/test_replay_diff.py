@@ -40,8 +40,7 @@ def test_a_step_is_shown_with_returns_signs_of_advantages_and_how_the_best_diffe
 
 
 def test_lag_leaves_out_the_versions_that_a_learner_skipped_when_it_came_back(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill(policy_version=4)
+    inspected.filled(1, policy_version=4)
     (group,) = claim(inspected, 6, 1)
     came_back = Resumption(checkpoint_version=5, first_version=9)
     inspected.archive(6, [group], policy_version=9, resumptions=(came_back,))
@@ -50,8 +49,7 @@ def test_lag_leaves_out_the_versions_that_a_learner_skipped_when_it_came_back(in
 
 
 def test_two_steps_are_compared_and_the_tasks_of_both_are_named(inspected: Inspected) -> None:
-    inspected.open(1, 2)
-    inspected.fill()
+    inspected.filled(1, 2)
     first = claim(inspected, 1, 1)
     archive(inspected, 1, first, policy_version=4)
     inspected.fill(rewards=(0.25, 0.25), policy_version=3)
@@ -68,8 +66,7 @@ def test_two_steps_are_compared_and_the_tasks_of_both_are_named(inspected: Inspe
 
 
 def test_a_claimed_step_that_is_not_archived_is_read_from_redis(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill()
+    inspected.filled(1)
     claim(inspected, 3, 1)
     step, group = inspected.json("diff", "3")
     assert step["policy_version"] is None and group["lag"] is None and group["returns"] == [0.0, 1.0]
@@ -80,15 +77,13 @@ def test_a_step_that_is_not_recorded_is_answered_with_the_archived_steps(inspect
     complaint = inspected("diff", "9", code=2)
     assert f"step 9 of {inspected.run_id} is not recorded: it is not in Redis, and the archive" in complaint
     assert "trajectories is empty" in complaint
-    inspected.open(1)
-    inspected.fill()
+    inspected.filled(1)
     archive(inspected, 4, claim(inspected, 4, 1), policy_version=4)
     assert "trajectories has steps 4 to 4" in inspected("diff", "9", code=2)
 
 
 def test_a_trained_group_is_shown_from_the_archive_also_without_a_server(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill()
+    inspected.filled(1)
     archive(inspected, 4, claim(inspected, 4, 1), policy_version=4)
     assert inspected.buffer.learner.ledger().trained == 1
     assert "group 1, member 1, attempt 0, archived, claimed for step 4" in inspected("show", "1", "1")
@@ -100,8 +95,7 @@ def test_a_trained_group_is_shown_from_the_archive_also_without_a_server(inspect
 
 
 def test_hostile_actions_are_escaped_in_a_diff_too(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill(lambda member: f"\x1b[2J[red]{member}\u202e")
+    inspected.filled(1, words=lambda member: f"\x1b[2J[red]{member}\u202e")
     claim(inspected, 1, 1)
     said = inspected("diff", "1")
     assert rf"-turn 0: \x1b[2J[red]0\u202e{END}" in said
@@ -110,8 +104,7 @@ def test_hostile_actions_are_escaped_in_a_diff_too(inspected: Inspected) -> None
 
 @pytest.mark.parametrize("size", [0, 40])
 def test_a_damaged_archive_is_named(inspected: Inspected, size: int) -> None:
-    inspected.open(1)
-    inspected.fill()
+    inspected.filled(1)
     archive(inspected, 4, claim(inspected, 4, 1), policy_version=4)
     [path] = RunDir(inspected.root, inspected.run_id).trajectories.iterdir()
     path.write_bytes(path.read_bytes()[:size])

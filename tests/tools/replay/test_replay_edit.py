@@ -6,8 +6,7 @@ from tests.tools.replay.inspected import Inspected
 
 
 def test_a_group_is_set_aside_with_a_reason_and_begins_anew(inspected: Inspected) -> None:
-    inspected.open(1, 2)
-    inspected.fill()
+    inspected.filled(1, 2)
     assert inspected("quarantine", "1", "--reason", "rewards look hacked") == "group 1: quarantined; it was ready\n"
     assert inspected.buffer.learner.ledger().quarantined == 1
     [aside] = inspected.json("quarantined")
@@ -19,8 +18,7 @@ def test_a_group_is_set_aside_with_a_reason_and_begins_anew(inspected: Inspected
 
 
 def test_a_change_that_the_state_of_a_group_forbids_is_refused_with_code_1(inspected: Inspected) -> None:
-    inspected.open(1, 2, 3)
-    inspected.fill()
+    inspected.filled(1, 2, 3)
     inspected.fill()
     assert len(inspected.buffer.learner.claim(1, 1, policy_version=4, max_lag=9)) == 1
     claimed = "group 1: not changed: it is claimed: a step trains or was trained on it, and no further step will"
@@ -42,8 +40,7 @@ def test_a_change_that_the_state_of_a_group_forbids_is_refused_with_code_1(inspe
 
 
 def test_a_group_that_a_step_was_trained_on_is_used_no_more_and_still_counts(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill()
+    inspected.filled(1)
     assert len(inspected.buffer.learner.claim(1, 1, policy_version=4, max_lag=9, max_uses=2)) == 1
     [group] = inspected.json("groups")
     assert group["state"] == "ready" and group["uses"] == [1]
@@ -64,8 +61,7 @@ def test_failures_are_listed_newest_first(inspected: Inspected) -> None:
 
 
 def test_poison_is_listed_with_its_sender(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill(actor="actor-7")
+    inspected.filled(1, actor="actor-7")
     [blob] = inspected.client.scan_iter(f"{key(inspected.run_id, 'train', 'blob')}:1:0:*")
     inspected.client.set(blob, b"rubbish")
     assert inspected.buffer.learner.claim(1, 1, policy_version=4, max_lag=9) == []
@@ -75,8 +71,7 @@ def test_poison_is_listed_with_its_sender(inspected: Inspected) -> None:
 
 
 def test_damaged_books_are_repaired_and_each_line_of_it_is_printed(inspected: Inspected) -> None:
-    inspected.open(1, 2)
-    inspected.fill()
+    inspected.filled(1, 2)
     inspected.client.delete(key(inspected.run_id, "train", "group", 1))
     assert "WRONG group 1 is ready, and its hash is missing" in inspected("audit", code=1)
     said = inspected("repair")

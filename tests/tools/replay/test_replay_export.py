@@ -14,8 +14,7 @@ def exported(inspected: Inspected, *options: str, name: str = "rows.jsonl") -> l
 
 
 def test_a_row_has_the_messages_of_its_trajectory_and_what_it_earned(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill(lambda member: f"click[{member}]", heard="漢\x1b[2J")
+    inspected.filled(1, words=lambda member: f"click[{member}]", heard="漢\x1b[2J")
     said = inspected("export", str(inspected.root / "rows.jsonl"))
     exact = "the messages of 2 give exactly the trained tokens"
     assert said == f"{inspected.root}/rows.jsonl: 2 trajectories; {exact}\n"
@@ -52,8 +51,7 @@ def test_a_row_has_the_messages_of_its_trajectory_and_what_it_earned(inspected: 
 
 
 def test_rows_are_chosen_by_state_step_and_reward(inspected: Inspected) -> None:
-    inspected.open(1, 2, 3)
-    inspected.fill()
+    inspected.filled(1, 2, 3)
     inspected.fill(rewards=(0.25, 0.75))
     inspected.fill(members=(0,))
     groups = inspected.buffer.learner.claim(5, 1, policy_version=4, max_lag=9)
@@ -72,8 +70,7 @@ def test_rows_are_chosen_by_state_step_and_reward(inspected: Inspected) -> None:
 
 
 def test_a_file_that_is_there_is_not_written_over_unless_asked(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill()
+    inspected.filled(1)
     path = inspected.root / "rows.jsonl"
     path.write_text("precious")
     complaint = inspected("export", str(path), code=2)
@@ -98,8 +95,7 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(inspected: I
 
 def test_messages_that_the_tokens_do_not_give_are_not_made_up(inspected: Inspected) -> None:
     """The run's model folder has another template than the one that the trajectories were made with."""
-    inspected.open(1)
-    inspected.fill()
+    inspected.filled(1)
     other = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
     byte_tokenizer(other).save_pretrained(inspected.root / "model")
     said = inspected("export", str(inspected.root / "rows.jsonl"))
@@ -111,8 +107,7 @@ def test_messages_that_the_tokens_do_not_give_are_not_made_up(inspected: Inspect
 
 
 def test_a_group_that_is_trained_while_it_is_exported_is_not_called_unreadable(inspected: Inspected) -> None:
-    inspected.open(1, 2)
-    inspected.fill()
+    inspected.filled(1, 2)
     inspected.fill()
     assert len(inspected.buffer.learner.claim(1, 1, policy_version=4, max_lag=9)) == 1
     groups = RunRecords(inspected.config, stream="train").held(STATES)
@@ -122,8 +117,7 @@ def test_a_group_that_is_trained_while_it_is_exported_is_not_called_unreadable(i
 
 
 def test_what_cannot_be_read_is_left_out_and_counted(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill()
+    inspected.filled(1)
     [blob] = inspected.client.scan_iter(f"slipstream:{{{inspected.run_id}}}:train:blob:1:0:*")
     inspected.client.set(blob, b"rubbish")
     said = inspected("export", str(inspected.root / "rows.jsonl"))

@@ -18,8 +18,7 @@ from tests.tools.replay.inspected import Inspected
 
 
 def test_groups_are_listed_with_their_state_holder_members_and_step(inspected: Inspected) -> None:
-    inspected.open(1, 2, 3, 4, 5)
-    inspected.fill(policy_version=2)
+    inspected.filled(1, 2, 3, 4, 5, policy_version=2)
     inspected.fill(actor="actor-1")
     assert [group.ticket.group_id for group in inspected.buffer.learner.claim(7, 1, policy_version=4, max_lag=9)] == [1]
     inspected.fill(members=(1,), actor="actor-2", policy_version=3)
@@ -55,8 +54,7 @@ def found(inspected: Inspected) -> dict[str, float]:
 
 
 def test_the_list_is_narrowed_by_state_task_actor_age_and_version(inspected: Inspected) -> None:
-    inspected.open(1, 2, 12)
-    inspected.fill(policy_version=2)
+    inspected.filled(1, 2, 12, policy_version=2)
     inspected.fill(members=(0,), actor="actor-1", policy_version=3)
 
     def listed(*options: str) -> list[int]:
@@ -84,8 +82,7 @@ def test_people_get_a_table_and_hear_that_there_is_more(inspected: Inspected) ->
 
 
 def test_lag_counts_from_the_newest_published_version(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill(policy_version=2)
+    inspected.filled(1, policy_version=2)
     assert inspected.json("groups")[0]["lag"] is None  # nothing is published yet
     Bulletin(inspected.client, inspected.run_id).announce(empty_offer(5))
     assert inspected.json("groups")[0]["lag"] == 3
@@ -105,8 +102,7 @@ def test_thousands_of_groups_are_listed_while_others_work(redis_client: redis.Re
 
 
 def test_a_hostile_actors_name_cannot_reach_the_terminal(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill(members=(), actor="\x1b[2Jevil\n[red]x\u202e")
+    inspected.filled(1, members=(), actor="\x1b[2Jevil\n[red]x\u202e")
     said = inspected("groups")
     assert r"\x1b[2Jevil\n[red]x\u202e" in said and len(said.splitlines()) == 2
     assert inspected.json("groups")[0]["holder"] == "\x1b[2Jevil\n[red]x\u202e"

@@ -14,8 +14,7 @@ HOSTILE = "\x1b[2J\x1b[8m\rover\x9b31m\u202etxt\u2028[bold red]loud[/] :bomb:\nt
 
 
 def test_a_trajectory_is_shown_turn_by_turn(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill(lambda member: f"click[{member}]")
+    inspected.filled(1, words=lambda member: f"click[{member}]")
     said = inspected("show", "1", "1")
     lines = said.splitlines()
     assert lines[0] == "shop/train/1: group 1, member 1, attempt 0, ready"
@@ -35,8 +34,7 @@ def test_a_trajectory_is_shown_turn_by_turn(inspected: Inspected) -> None:
 
 
 def test_a_program_gets_the_same_as_json(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill()
+    inspected.filled(1)
     [facts] = inspected.json("show", "1", "0")
     assert (facts["group_id"], facts["member"], facts["state"], facts["return"]) == (1, 0, "ready", 0.0)
     first, second = facts["turns"]
@@ -48,8 +46,7 @@ def test_a_program_gets_the_same_as_json(inspected: Inspected) -> None:
 
 
 def test_what_the_parts_of_a_reward_measured_is_shown(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill(part_values={"clear": 0.75, "long": 0.0})
+    inspected.filled(1, part_values={"clear": 0.75, "long": 0.0})
     said = inspected("show", "1", "0")
     assert "parts of the reward, without their weights: clear 0.75, long 0; 0.00 s" in said
     [facts] = inspected.json("show", "1", "0")
@@ -57,8 +54,7 @@ def test_what_the_parts_of_a_reward_measured_is_shown(inspected: Inspected) -> N
 
 
 def test_a_group_is_shown_member_by_member(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill(members=(1,))
+    inspected.filled(1, members=(1,))
     inspected.buffer.people.quarantine(1, "odd")
     said = inspected("show", "1")
     assert said.splitlines()[0] == "group 1: shop/train/1, quarantined"
@@ -67,8 +63,7 @@ def test_a_group_is_shown_member_by_member(inspected: Inspected) -> None:
 
 
 def test_hostile_words_are_shown_and_do_nothing(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill(lambda member: "click[bold red]x[/]", heard=HOSTILE)
+    inspected.filled(1, words=lambda member: "click[bold red]x[/]", heard=HOSTILE)
     said = inspected("show", "1", "0")
     assert r"\x1b[2J\x1b[8m\rover\x9b31m\u202etxt\u2028" in said
     assert "[bold red]loud[/] :bomb:" in said and "click[bold red]x[/]" in said
@@ -81,8 +76,7 @@ def test_hostile_words_are_shown_and_do_nothing(inspected: Inspected) -> None:
 def test_hostile_words_do_nothing_in_a_terminal_either(inspected: Inspected, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "60")
-    inspected.open(1, 2)
-    inspected.fill(heard=HOSTILE + " " * 150 + "turn 9: reward task 100", actor="[red]\x1b[2J")
+    inspected.filled(1, 2, heard=HOSTILE + " " * 150 + "turn 9: reward task 100", actor="[red]\x1b[2J")
     said = inspected("show", "1", "0")
     assert "\x1b[" in said  # ours: it is drawn for a terminal
     shown = [COLOUR.sub("", line) for line in said.splitlines()]
@@ -96,8 +90,7 @@ def test_hostile_words_do_nothing_in_a_terminal_either(inspected: Inspected, mon
 
 
 def test_a_payload_that_cannot_be_read_is_named_with_its_sender(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill(actor="actor-7")
+    inspected.filled(1, actor="actor-7")
     [blob] = inspected.client.scan_iter(f"{key(inspected.run_id, 'train', 'blob')}:1:0:*")
     inspected.client.set(blob, b"rubbish")
     said = inspected("show", "1")
@@ -106,8 +99,7 @@ def test_a_payload_that_cannot_be_read_is_named_with_its_sender(inspected: Inspe
 
 
 def test_a_group_or_member_that_is_not_stored_is_reported_with_those_that_are(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill(members=(0,))
+    inspected.filled(1, members=(0,))
     complaint = inspected("show", "5", code=2)
     assert f"group 5 is not in the train stream of {inspected.run_id}: it is not in Redis, and the archive" in complaint
     assert "`slipstream replay groups` lists the groups in Redis" in complaint
@@ -116,8 +108,7 @@ def test_a_group_or_member_that_is_not_stored_is_reported_with_those_that_are(in
 
 
 def test_a_model_that_is_not_on_this_host_is_named_with_the_way_out(inspected: Inspected) -> None:
-    inspected.open(1)
-    inspected.fill()
+    inspected.filled(1)
     elsewhere = (inspected.root / "model").rename(inspected.root / "elsewhere")
     complaint = inspected("show", "1", "0", code=2)
     assert f"the run's model folder {inspected.root / 'model'} is not on this host" in complaint
