@@ -376,13 +376,11 @@ async def acting(
     return await act(actor.setup, bulletin=bulletin, fleet=fleet, shutdown=shutdown, **(given | settings))
 
 
-def test_an_actor_ends_with_its_engine(
-    buffer: Views, redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
-) -> None:
+def test_an_actor_ends_with_its_engine(buffer: Views, run_id: str, gate: Gate, shutdown: Shutdown) -> None:
     victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
 
     async def play() -> None:
-        task = asyncio.create_task(acting(victim, buffer, redis_client, shutdown))
+        task = asyncio.create_task(acting(victim, buffer, buffer.client, shutdown))
         await victim.stands_in_turn(1)
         await victim.engine.close()
         gate.open()
@@ -395,7 +393,7 @@ def test_an_actor_ends_with_its_engine(
 
 
 def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
-    buffer: Views, redis_client: redis.Redis, run_id: str, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
+    buffer: Views, run_id: str, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, lease = Actor("victim", run_id, turns=TURNS), buffer.actor.lease
 
@@ -408,7 +406,7 @@ def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
 
         monkeypatch.setattr(buffer.actor, "lease", lease_late)
         with pytest.raises(EngineDied):
-            await acting(victim, buffer, redis_client, shutdown)
+            await acting(victim, buffer, buffer.client, shutdown)
 
     asyncio.run(play())
     heir = lease("heir")
@@ -419,13 +417,13 @@ def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
 
 @pytest.mark.parametrize(("state", "exit_code"), [(RunState.FINISHED, 0), (RunState.FAILED, EXIT_RUN_FAILED)])
 def test_an_actor_leaves_a_run_that_is_over_for_good_and_one_that_failed_to_come_back(
-    buffer: Views, redis_client: redis.Redis, run_id: str, shutdown: Shutdown, state: RunState, exit_code: int
+    buffer: Views, run_id: str, shutdown: Shutdown, state: RunState, exit_code: int
 ) -> None:
 
     async def play() -> int:
-        task = asyncio.create_task(acting(Actor("actor", run_id, turns=TURNS), buffer, redis_client, shutdown))
+        task = asyncio.create_task(acting(Actor("actor", run_id, turns=TURNS), buffer, buffer.client, shutdown))
         await until(lambda: buffer.learner.ledger().ready == 1)
-        Fleet(redis_client, run_id).set_run_state(state)
+        Fleet(buffer.client, run_id).set_run_state(state)
         return await task
 
     assert asyncio.run(play()) == exit_code
@@ -458,13 +456,13 @@ def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(
 
 @pytest.mark.parametrize("may_finish", [False, True])
 def test_an_actor_that_is_told_to_leave_finishes_what_it_can_hands_in_the_rest_and_begins_nothing(
-    buffer: Views, redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown, may_finish: bool
+    buffer: Views, run_id: str, gate: Gate, shutdown: Shutdown, may_finish: bool
 ) -> None:
     leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
 
     async def play() -> int:
         drain_s = DEADLINE_S if may_finish else 0.1
-        task = asyncio.create_task(acting(leaver, buffer, redis_client, shutdown, drain_s=drain_s))
+        task = asyncio.create_task(acting(leaver, buffer, buffer.client, shutdown, drain_s=drain_s))
         await leaver.stands_in_turn(1)
         buffer.learner.open([ticket(1)])
         signal.raise_signal(signal.SIGTERM)
@@ -476,4 +474,4 @@ def test_an_actor_that_is_told_to_leave_finishes_what_it_can_hands_in_the_rest_a
     ledger = buffer.learner.ledger()
     found = (ledger.inserted, ledger.ready, ledger.queued, ledger.partials_held, ledger.expired_leases)
     assert found == ((MEMBERS, 1, 1, 0, 0) if may_finish else (0, 0, 2, MEMBERS, 0))
-    assert Fleet(redis_client, run_id).members() == []
+    assert Fleet(buffer.client, run_id).members() == []

@@ -72,18 +72,18 @@ def test_a_judges_longer_descriptions_and_verdicts_are_refused(buffer: Views, ru
     ],
 )
 def test_a_payload_of_no_member_or_with_an_endless_record_is_refused(
-    buffer: Views, redis_client: redis.Redis, run_id: str, verb: str, member: str, actor: str, why: str
+    buffer: Views, run_id: str, verb: str, member: str, actor: str, why: str
 ) -> None:
     buffer.learner.open([ticket(0)])
     lease = leased(buffer)
     name = f"{buffer.base}:blob:0:{member}:0:{lease.fence}"
-    redis_client.set(name, b"payload", ex=60)
+    buffer.client.set(name, b"payload", ex=60)
     result = ["shop", "1.0", "1"] if verb == "insert" else []
     with pytest.raises(redis.ResponseError, match=why):
         buffer.actor._verbs._scripts[verb](
             keys=[buffer.base, name], args=[0, member, f"0:{lease.fence}:0:7:5:1:100:{actor}", *result]
         )
-    assert redis_client.ttl(name) > 0
+    assert buffer.client.ttl(name) > 0
     fill(buffer, lease, run_id)
     ledger = buffer.learner.ledger()
     assert (ledger.inserted, ledger.ready, ledger.partials_handed_in, ledger.repairs) == (2, 1, 0, 0)

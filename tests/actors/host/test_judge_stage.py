@@ -194,12 +194,12 @@ def test_a_judge_that_is_away_judges_the_group_later(buffer: Views, run_id: str,
 
 
 def test_a_group_whose_lease_was_lost_is_judged_again_and_the_late_verdict_is_refused(
-    buffer: Views, redis_client: redis.Redis, run_id: str, server: ScriptedJudge
+    buffer: Views, run_id: str, server: ScriptedJudge
 ) -> None:
     complete(buffer, run_id, 0)
     late = buffer.judge.lease("late")
     assert late is not None and buffer.judge.lease("other") is None
-    redis_client.zadd(key(run_id, "train", "judging"), {"0": 1})
+    buffer.client.zadd(key(run_id, "train", "judging"), {"0": 1})
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 1)
     assert buffer.judge.store(late, verdict_on(late)).value == "fenced"
     ledger = buffer.learner.ledger()
@@ -216,11 +216,11 @@ def test_a_judge_that_leaves_gives_its_groups_back(buffer: Views, run_id: str, s
 
 
 def test_a_payload_that_cannot_be_read_is_quarantined_with_its_sender_by_the_learner(
-    buffer: Views, redis_client: redis.Redis, run_id: str, server: ScriptedJudge
+    buffer: Views, run_id: str, server: ScriptedJudge
 ) -> None:
     complete(buffer, run_id, 0, 1)
-    (name,) = redis_client.scan_iter(f"{key(run_id, 'train', 'blob')}:0:1:*")
-    redis_client.set(name, b"garbage")
+    (name,) = buffer.client.scan_iter(f"{key(run_id, 'train', 'blob')}:0:1:*")
+    buffer.client.set(name, b"garbage")
     judged_by(setup_of(buffer, better(server.url)), lambda: buffer.learner.ledger().ready == 2)
     assert ids(claimed(buffer, 2)) == [1]
     (poison,) = buffer.quarantined()
@@ -277,7 +277,7 @@ def wait_until(holds: Callable[[], bool], what: str, process: Process) -> None:
 
 
 def test_a_judge_process_that_is_killed_in_the_middle_loses_nothing_and_each_group_is_judged_once(
-    buffer: Views, redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path, server: ScriptedJudge
+    buffer: Views, redis_url: str, run_id: str, tmp_path: Path, server: ScriptedJudge
 ) -> None:
     num_groups, is_killed = 6, threading.Event()
 
@@ -288,7 +288,7 @@ def test_a_judge_process_that_is_killed_in_the_middle_loses_nothing_and_each_gro
 
     server.answer_by(slow_at_first)
     complete(buffer, run_id, *range(num_groups))
-    run = Run(redis_client, redis_url, run_id, tmp_path, server.url)
+    run = Run(buffer.client, redis_url, run_id, tmp_path, server.url)
     first = run.judge("first")
     wait_until(lambda: len(server.requests) == num_groups, "all groups are asked about", first)
     wait_until(lambda: buffer.learner.ledger().ready == 2, "two groups are ready", first)
@@ -297,7 +297,7 @@ def test_a_judge_process_that_is_killed_in_the_middle_loses_nothing_and_each_gro
     ledger = buffer.learner.ledger()
     assert (ledger.judging, ledger.ready) == (num_groups - 2, 2) and buffer.audit() == []
     name = key(run_id, "train", "judging")
-    redis_client.zadd(name, dict.fromkeys(redis_client.zrange(name, 0, -1), 1))  # its leases expire
+    buffer.client.zadd(name, dict.fromkeys(buffer.client.zrange(name, 0, -1), 1))  # its leases expire
     second = run.judge("second")
     wait_until(lambda: buffer.learner.ledger().ready == num_groups, "all groups are ready", second)
     run.fleet.set_run_state(RunState.FINISHED)
@@ -323,10 +323,10 @@ def test_a_judge_names_what_is_missing(redis_client: redis.Redis, redis_url: str
 
 
 def test_groups_from_before_a_resume_without_the_judge_become_ready_without_marks(
-    buffer: Views, redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path, server: ScriptedJudge
+    buffer: Views, redis_url: str, run_id: str, tmp_path: Path, server: ScriptedJudge
 ) -> None:
     complete(buffer, run_id, 0)
-    run = Run(redis_client, redis_url, run_id, tmp_path, server.url)
+    run = Run(buffer.client, redis_url, run_id, tmp_path, server.url)
     run.describe({})
     judge = run.judge("judge")
     wait_until(lambda: buffer.learner.ledger().ready == 1, "the group is ready", judge)

@@ -57,15 +57,13 @@ def test_of_a_run_in_order_nothing_is_lost(buffer: Views, config: Config, redis_
     assert what_is_lost(redis_client, config, last_step=2) == []
 
 
-def test_what_was_lost_given_up_or_trained_twice_is_said(
-    buffer: Views, config: Config, redis_client: redis.Redis, run_id: str
-) -> None:
+def test_what_was_lost_given_up_or_trained_twice_is_said(buffer: Views, config: Config, run_id: str) -> None:
     first = train(buffer, 1)
     archive_steps(config, first, first)
     buffer.learner.drop([train(buffer, 2).ticket.group_id], "lease_expired")
-    payload = next(redis_client.scan_iter(match=f"{key(run_id, 'train')}:blob:*", count=1000))
-    redis_client.delete(payload)
-    *contradictions, given_up, missing, twice = what_is_lost(redis_client, config, last_step=3)
+    payload = next(buffer.client.scan_iter(match=f"{key(run_id, 'train')}:blob:*", count=1000))
+    buffer.client.delete(payload)
+    *contradictions, given_up, missing, twice = what_is_lost(buffer.client, config, last_step=3)
     assert contradictions
     assert given_up == "1 groups were given up: lease_expired"
     assert missing == "step 3 is not in the archive"
