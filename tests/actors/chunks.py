@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -17,6 +17,7 @@ from slipstream.common.transfer.chunks import Blob, ChunkRequest
 from slipstream.common.transfer.encryption import CurveKey
 from slipstream.common.transfer.weights import WeightsError
 from slipstream.replay.fleet.bulletin import RelayNotice
+from tests.envhub.env_hosts import wait_until as wait_until
 
 CHUNK_BYTES = 64 << 10
 NUM_CHUNKS = 40
@@ -84,13 +85,6 @@ def serving(
         yield server
     finally:
         server.close()
-
-
-def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for: {what}"
-        time.sleep(0.01)
 
 
 def ask(socket: "zmq.Socket[bytes]", chunk: int) -> None:

@@ -67,10 +67,10 @@ def stub_server(module: str, folder: Path) -> Iterator[str]:
     assert "Traceback" not in process.said(), process.said()
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + timeout_s
     while not holds():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for: {what}"
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for: {what}"
         time.sleep(0.02)
 
 

@@ -7,9 +7,9 @@ import pytest
 from slipstream.actors.host import notices as notices_module
 from slipstream.actors.host.notices import Aws, Azure, Gcp, MetadataError, watch_notices
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
-from tests.actors.chunks import wait_until
 from tests.actors.group.test_group import shutdown
 from tests.actors.host.metadata_service import MetadataService
+from tests.envhub.env_hosts import wait_until
 
 __all__ = ["shutdown"]  # a fixture
 DEADLINE_S = 60.0

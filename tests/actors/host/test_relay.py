@@ -35,7 +35,7 @@ from slipstream.tools.cli.cli import main
 from slipstream.tools.run.actor_host import host_relay
 from slipstream.tools.run.link import Link
 from slipstream.tools.see.fleet_tables import relays_table
-from tests.actors.chunks import wait_until
+from tests.envhub.env_hosts import wait_until
 from tests.processes import Process
 from tests.replay.buffer.every_verb import FACTS
 

@@ -15,7 +15,8 @@ from slipstream.actors.weights.sources import NOTICES_PER_S, NoSource, Sources
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.transfer.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus, Farewell, Request
 from slipstream.replay.fleet.bulletin import RelayNotice
-from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, NUM_CHUNKS, Pulling, check, relay_at, serving, wait_until
+from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, NUM_CHUNKS, Pulling, check, relay_at, serving
+from tests.envhub.env_hosts import wait_until
 
 Reply = Callable[[ChunkRequest, int], "tuple[ChunkReply, bytes] | None"]
 

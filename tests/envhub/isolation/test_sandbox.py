@@ -19,6 +19,7 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.file_tree import Node, Tree, TreeError, file, folder, pack, unpack
 from slipstream.envhub.isolation.sandbox import HOME, Finished, Place, require_sandbox, run_in_sandbox
 from slipstream.envhub.step_deadline import StepDeadline
+from tests.envhub.env_hosts import wait_until
 from tests.envhub.isolation.sandboxed import LIMITS, TREE, run, running
 
 
@@ -200,10 +201,7 @@ def check_cancelled(marker: str, command: str, begun: Callable[[], Awaitable[Non
 
     asyncio.run(cancelled())
     gc.collect()
-    deadline = time.monotonic() + 60
-    while running(marker):
-        assert time.monotonic() < deadline, "a bubblewrap, or its command, was left behind"
-        time.sleep(0.05)
+    wait_until(lambda: not running(marker), "a bubblewrap and its command, left behind, to be gone")
 
 
 def test_a_cancelled_run_leaves_no_process() -> None:

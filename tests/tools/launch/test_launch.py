@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from slipstream.replay.server.redis_server import find_executable
 from slipstream.tools.cli.cli import main
 from slipstream.tools.launch.launch import OURS, TEMPLATES, launch, resource_name, run_commands, run_files
 from slipstream.tools.run.child import EXIT_BAD_INPUT
+from tests.envhub.env_hosts import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 60.0
@@ -265,10 +265,7 @@ def test_a_slurm_job_hands_its_signal_on_and_is_queued_again(tmp_path: Path, cod
     stand_in(tmp_path, "scontrol", f"echo $* > {tmp_path}/queued")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     job = subprocess.Popen(["bash", "-c", written("actors.sbatch", configured())], env=environment)
-    deadline = time.monotonic() + DEADLINE_S
-    while not (tmp_path / "began").exists():
-        assert time.monotonic() < deadline and job.poll() is None
-        time.sleep(0.01)
+    wait_until((tmp_path / "began").exists, "the job to begin")
     job.send_signal(signal.SIGTERM)
     assert job.wait(DEADLINE_S) == code
     began = (tmp_path / "began").read_text()

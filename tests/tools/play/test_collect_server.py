@@ -21,6 +21,7 @@ from slipstream.tools.play.evaluate import evaluate
 from slipstream.tools.run.collect_options import CollectOptions
 from tests.actors.scripted_judge import Reply, ScriptedJudge
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
+from tests.envhub.env_hosts import wait_until
 from tests.tools.run.tiny_model import save_tiny_model
 
 ENV = ("env.name=grid", "env.options={game: maze, profile: small, size: 5}", "env.max_turns=3")
@@ -72,9 +73,7 @@ def collected(
 
 def test_each_row_has_its_thoughts_and_the_server_gets_none(tmp_path: Path, server: ScriptedJudge, model: Path) -> None:
     def together(request: dict[str, Any], number: int) -> Reply:
-        deadline = time.monotonic() + 60
-        while server.most_open < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: server.most_open >= 2, "two requests at a time")
         return walk(request, number)
 
     server.answer_by(together)
@@ -159,10 +158,7 @@ def test_after_kill_9_only_what_had_not_ended_is_played(tmp_path: Path, server: 
     options = [f"--server={file_of(tmp_path, server.url, max_concurrent=2)}", "--num-tasks=8"]
     command = [sys.executable, "-m", "slipstream.tools.cli.cli", "collect", str(rows), *settings(model), *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 300
-    while len(server.requests) < 20 and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: len(server.requests) >= 20 or process.poll() is not None, "some requests", timeout_s=300)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert journal.stat().st_size > 1000 and not rows.exists()

@@ -1,6 +1,5 @@
 """`slipstream replay groups`: every group that Redis holds, with what a person asks about it."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from slipstream.replay.buffer.listing import find_group, list_groups
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import main
+from tests.envhub.env_hosts import wait_until
 from tests.learner.publisher.offers import empty_offer
 from tests.replay.records.attempts import make_buffer, ticket
 from tests.tools.replay.inspected import Inspected
@@ -36,10 +36,7 @@ def test_groups_are_listed_with_their_state_holder_members_and_step(inspected: I
 
 def test_times_are_the_servers_and_begin_anew_with_each_state(inspected: Inspected) -> None:
     inspected.open(1)
-    deadline = time.monotonic() + 30
-    while found(inspected)["opened_s"] < 0.2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: found(inspected)["opened_s"] >= 0.2, "some time to pass")
     opened_s = found(inspected)["opened_s"]
     inspected.fill(members=())
     group = found(inspected)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -16,6 +16,7 @@ import pytest
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.tools.run import child as child_module
 from slipstream.tools.run.child import Child
+from tests.envhub.env_hosts import wait_until
 
 DEADLINE_S = 60.0
 
@@ -63,13 +64,6 @@ while True:
 """
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def a_child(tmp_path: Path, script: str) -> Child:
     return Child("child", ["sh", "-c", script], log=tmp_path / "logs" / "child.log", environment={"GREETING": "hello"})
 
@@ -99,7 +93,7 @@ def test_a_child_that_crashes_is_started_again_some_times(tmp_path: Path, monkey
     monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0, 0.0))
     child = a_child(tmp_path, "echo once more; exit 1")
     child.start()
-    wait_until(lambda: not child.keep_up())
+    wait_until(lambda: not child.keep_up(), "its end to be seen")
     assert child.exit_code == 1
     assert child.last_log_lines() == "once more\nonce more\nonce more"
 
@@ -113,7 +107,7 @@ def test_a_child_that_was_killed_too_often_has_a_code_and_a_reason(
     monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0,) * 5)
     child = a_child(tmp_path, "kill -9 $$")
     child.start()
-    wait_until(lambda: not child.keep_up())
+    wait_until(lambda: not child.keep_up(), "its end to be seen")
     counts.write_text("oom_kill 4\n")
     child_module.print_failure("up", child)
     assert child_module.failed_code(child) == 1
@@ -144,10 +138,10 @@ def test_lack_of_memory_is_named_where_the_kernel_killed_for_it(
     monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0,) * 5)
     child = a_child(tmp_path, "kill -9 $$")
     child.start()
-    wait_until(lambda: child.exit_code == -9)
+    wait_until(lambda: child.exit_code == -9, "its death")
     assert child.keep_up() and child.keep_up()  # it was killed by somebody else
     assert "FAULT" not in capsys.readouterr().out
-    wait_until(lambda: child.exit_code == -9)
+    wait_until(lambda: child.exit_code == -9, "its death")
     counts.write_text("nr_free_pages 100\noom_kill 4\n")
     assert child.keep_up() and child.keep_up()
     assert "FAULT: the kernel killed a process for lack of memory before" in capsys.readouterr().out
@@ -167,12 +161,12 @@ def test_a_child_that_was_given_bad_input_is_not_started_again_and_says_why_on_o
 def test_a_child_that_does_not_end_when_asked_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     child = a_child(tmp_path, "trap '' TERM; setsid sleep 1000 & echo $!; wait; wait")
     child.start()
-    wait_until(lambda: child.last_log_lines() != "")
+    wait_until(lambda: child.last_log_lines() != "", "its first words")
     grandchild = psutil.Process(int(child.last_log_lines()))
     child.ask_to_end()
     child.wait(0.2)
     assert child.exit_code == -signal.SIGKILL
-    wait_until(lambda: is_gone(grandchild))
+    wait_until(lambda: is_gone(grandchild), "its own child to be gone")
 
 
 def test_a_child_that_starts_processes_without_a_pause_is_killed_with_all_of_them(tmp_path: Path) -> None:
@@ -181,7 +175,7 @@ def test_a_child_that_starts_processes_without_a_pause_is_killed_with_all_of_the
     script.write_text(f'[ -e {tmp_path}/go ] || exit; : > {beat}; sh "$0" & wait')
     child = a_child(tmp_path, f"trap '' TERM; while :; do sh {script}; done")
     child.start()
-    wait_until(beat.exists)
+    wait_until(beat.exists, "a beat")
     child.kill()
     beat.unlink()
     time.sleep(0.5)
@@ -199,7 +193,7 @@ def test_a_child_of_any_program_ends_with_a_supervisor_that_is_killed(tmp_path: 
     assert not is_gone(sleeper)
     supervisor.kill()
     supervisor.wait()
-    wait_until(lambda: is_gone(sleeper))
+    wait_until(lambda: is_gone(sleeper), "the sleeper to be gone")
 
 
 def test_a_process_whose_parent_is_gone_already_ends_and_one_whose_parent_is_there_goes_on() -> None:

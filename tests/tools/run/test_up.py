@@ -28,6 +28,7 @@ from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.server.redis_server import Server, _socket_of, password_of
 from slipstream.tools.run.up import free_port
+from tests.envhub.env_hosts import wait_until
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
 from tests.replay.buffer.every_verb import FACTS
 
@@ -295,10 +296,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path, start: Sittings
 
 
 def everything_ends_soon(start: Sittings) -> None:
-    deadline = time.monotonic() + AT_ONCE_S
-    while left := start.left():
-        assert time.monotonic() < deadline, f"these outlived `up`: {left}"
-        time.sleep(0.05)
+    wait_until(lambda: not start.left(), "what outlived `up` to be gone", AT_ONCE_S)
 
 
 def is_leased(up: Up) -> bool:
