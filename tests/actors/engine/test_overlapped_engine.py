@@ -4,18 +4,22 @@ import asyncio
 from collections.abc import Iterator
 
 import msgspec
+import psutil
 import pytest
 
 from slipstream.actors.engine import vllm_engine
+from slipstream.actors.engine.engine import EngineDied
 from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.actors.weights.refused import WeightsUnfit
 from tests.actors.vllm_engines import (
     LONG,
+    ONES,
     PROMPT,
     Offers,
     Policies,
     check_completion,
     check_crossing,
+    deaths_of,
     policies,
     refreshed_in_mid_generation,
     run,
@@ -26,21 +30,14 @@ from tests.actors.vllm_engines import (
 __all__ = ["policies", "server"]  # fixtures
 
 
-@pytest.fixture(params=["keep", "recompute"])
-def engine(policies: Policies, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmEngine]:
-    monkeypatch.setattr(vllm_engine, "ENGINE_MODULE", "tests.actors.overlapped_engine")
-    engine = started(policies.folder, kv_policy=request.param)
+@pytest.fixture(scope="module", params=["keep", "recompute"])
+def engine(policies: Policies, request: pytest.FixtureRequest) -> Iterator[VllmEngine]:
+    """One for each policy, which the tests of this file use in their order; the last one closes it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_engine, "ENGINE_MODULE", "tests.actors.overlapped_engine")
+        engine = started(policies.folder, kv_policy=request.param)
     yield engine
     asyncio.run(engine.close())
-
-
-def test_a_commit_collects_the_batch_in_flight_first(
-    engine: VllmEngine, policies: Policies, server: Offers, request: pytest.FixtureRequest
-) -> None:
-    old, new = policies.models[0], policies.models[1]
-    crossings, _ = run(refreshed_in_mid_generation(engine, server.offer(new, policy_version=1)))
-    for crossing in crossings:
-        check_crossing(crossing, old, new, keeps_kv="keep" in request.node.name)
 
 
 def test_tokens_of_refused_weights_are_sampled_again(engine: VllmEngine, policies: Policies, server: Offers) -> None:
@@ -60,3 +57,23 @@ def test_tokens_of_refused_weights_are_sampled_again(engine: VllmEngine, policie
 
     for member, completion in enumerate(run(refused())):
         check_completion(completion, policies.models[0], version=0, prompt=[*PROMPT, member])
+
+
+def test_a_commit_collects_the_batch_in_flight_first(
+    engine: VllmEngine, policies: Policies, server: Offers, request: pytest.FixtureRequest
+) -> None:
+    old, new = policies.models[0], policies.models[1]
+    crossings, _ = run(refreshed_in_mid_generation(engine, server.offer(new, policy_version=1)))
+    for crossing in crossings:
+        check_crossing(crossing, old, new, keeps_kv="keep" in request.node.name)
+
+
+def test_after_its_close_every_call_says_so(engine: VllmEngine) -> None:
+    async def closed_while_generating() -> None:
+        assert await deaths_of(engine, engine.close) == {"the engine ended: close() was called"}
+        with pytest.raises(EngineDied, match="close"):
+            await engine.generate(PROMPT, ONES)
+        await engine.close()
+
+    run(closed_while_generating())
+    assert not psutil.pid_exists(engine.pid)

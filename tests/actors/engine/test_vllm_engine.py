@@ -261,18 +261,6 @@ def test_when_its_process_is_killed_all_who_wait_hear_of_it(keeping: VllmEngine)
     run(killed())
 
 
-def test_after_its_close_every_call_says_so(policies: Policies) -> None:
-    async def closed_while_generating() -> None:
-        assert await deaths_of(engine, engine.close) == {"the engine ended: close() was called"}
-        with pytest.raises(EngineDied, match="close"):
-            await engine.generate(PROMPT, ONES)
-        await engine.close()
-
-    engine = started(policies.folder, kv_policy="keep")
-    run(closed_while_generating())
-    assert not psutil.pid_exists(engine.pid)
-
-
 def test_a_process_that_hangs_is_killed() -> None:
     process = EngineProcess()
     os.kill(process.pid, signal.SIGSTOP)
