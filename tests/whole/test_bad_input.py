@@ -29,8 +29,9 @@ from slipstream.tools.run.check_input import check_model_folder
 from slipstream.tools.run.prepare import prepare
 from slipstream.tools.run.up import free_port
 from tests.full_disk import largest_file
-from tests.processes import GUESS, REPOSITORY, Run, nothing_runs
+from tests.processes import GUESS, Run, nothing_runs
 from tests.replay.buffer.every_verb import FACTS
+from tests.tools.cli.verbs import slipstream
 
 REASON = "the last one: env_failure: RuntimeError: the database is gone"
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "max_position_embeddings": 128}
@@ -287,9 +288,8 @@ def test_an_actor_pointed_at_a_run_that_is_not_there_waits_and_then_names_those_
 ) -> None:
     with connect(redis_server.secret_url) as client:
         Fleet(client, run_id).describe_run(FACTS)
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "actors", "run.name=nowhere", f"run.root={tmp_path}"]
-    command += ["actors.count=1", f"redis.url={redis_server.secret_url}", "actors.join_timeout_s=1"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    settings = ["run.name=nowhere", f"run.root={tmp_path}", "actors.count=1", "actors.join_timeout_s=1"]
+    done = slipstream("actors", *settings, f"redis.url={redis_server.secret_url}")
     assert done.returncode == 2
     complaint = "slipstream actors: `run.name` nowhere is not on this Redis server; it has the runs "
     assert any(line.startswith(complaint) for line in done.stderr.splitlines()), done.stderr

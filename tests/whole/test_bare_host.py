@@ -1,8 +1,6 @@
 """Hosts that share nothing with the learner join by the printed command, are cut off, and are taken away."""
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +12,8 @@ from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.common.transfer.model_folder import SHAPES
 from slipstream.replay.server.redis_server import Server
-from tests.processes import GUESS, MARK, REPOSITORY, Run
+from tests.processes import GUESS, MARK, Run
+from tests.tools.cli.verbs import slipstream
 from tests.whole.bare_host import BareHost
 from tests.whole.lossy_line import TUN
 
@@ -38,14 +37,7 @@ SETTINGS = [
 
 def printed_command(run: Run) -> str:
     """What `slipstream access join` prints on the learner's host."""
-    arguments = [f"run.name={run.name}", f"run.root={run.dir.path.parent}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "slipstream.tools.cli.cli", "access", "join", *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = slipstream("access", "join", f"run.name={run.name}", f"run.root={run.dir.path.parent}")
     assert done.returncode == 0, done.stderr
     (command,) = done.stdout.splitlines()
     return command

@@ -10,7 +10,7 @@ import pytest
 from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, REPOSITORY, Run
 
-NUM_STEPS = 10
+NUM_STEPS = 6
 SETTINGS = [
     *GUESS,
     "replay.target_lag=0",

@@ -5,7 +5,6 @@ import functools
 import inspect
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from slipstream.tools.play.serve_options import EnvsOptions
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.doctor import print_missing
 from slipstream.tools.terminal.options import as_arguments, options_of
+from tests.tools.cli.verbs import slipstream
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -296,9 +296,7 @@ def test_a_verb_begins_with_its_runs_config_and_password(tmp_path: Path, capsys:
 
 
 def test_doctor_finds_nothing_missing_here_and_says_so_when_redis_does_not_answer() -> None:
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", "doctor"]
-    command.append("redis.url=redis://127.0.0.1:1")
-    refused = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    refused = slipstream("doctor", "redis.url=redis://127.0.0.1:1")
     assert refused.returncode == 1
     assert "redis: MISSING: `redis.url` redis://127.0.0.1:1 does not answer" in refused.stdout
     assert "packages: all installed" in refused.stdout

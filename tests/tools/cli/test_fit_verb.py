@@ -1,9 +1,6 @@
 """`slipstream fit sft`, `dpo` and `reward` as a user runs them."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +10,9 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.standing import Standing, standing
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
+from tests.tools.cli.verbs import slipstream
 
-DEADLINE_S = 300
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 WORDS = ("one", "two", "three", "four", "five", "six")
 
 
@@ -45,20 +43,10 @@ def settings(folder: Path, name: str, *more: str) -> list[str]:
     return [*model, *rows, f"run.root={folder}/runs", f"run.name={name}", *more]
 
 
-def slipstream(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "slipstream.tools.cli.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-
-
 @pytest.mark.long
 def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(folder: Path) -> None:
     arguments = settings(folder, "sft", "--min-return=1", "--epochs=20", "learner.ranks=2")
-    done = slipstream("fit", "sft", *arguments)
+    done = slipstream("fit", "sft", *arguments, **ONE_THREAD)
     assert done.returncode == 0, done.stderr
     trained = folder / "runs" / "sft" / "trained_model"
     assert done.stdout.strip().splitlines()[-1] == str(trained)
@@ -69,11 +57,11 @@ def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(fold
     assert "training on 6 examples, 0 are held out" in done.stderr
     losses = [record["fit/loss"] for record in read_metrics(folder / "runs" / "sft" / "metrics.jsonl")]
     assert len(losses) == 40 and losses[-1] < 0.5 * losses[0]
-    again = slipstream("fit", "sft", *arguments)
+    again = slipstream("fit", "sft", *arguments, **ONE_THREAD)
     assert again.returncode == 0 and "resumed from step_000040" in again.stderr
     run = folder / "runs" / "sft"
     before = {path: path.read_bytes() for path in (run / "config.yaml", run / "fit.json")}
-    other = slipstream("fit", "sft", *arguments, "--epochs=3", "optim.lr=0.5")
+    other = slipstream("fit", "sft", *arguments, "--epochs=3", "optim.lr=0.5", **ONE_THREAD)
     assert other.returncode == 2 and "was started with another --epochs; choose another `run.name`" in other.stderr
     assert all(path.read_bytes() == content for path, content in before.items())
     assert standing(RunDir(folder / "runs", "sft")) is Standing.FINISHED
@@ -81,7 +69,7 @@ def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(fold
 
 @pytest.mark.parametrize("goal", ["dpo", pytest.param("reward", marks=pytest.mark.long)])
 def test_a_preference_is_learnt_from_what_was_earned(folder: Path, goal: str) -> None:
-    done = slipstream("fit", goal, *settings(folder, goal, "--epochs=15"))
+    done = slipstream("fit", goal, *settings(folder, goal, "--epochs=15"), **ONE_THREAD)
     assert done.returncode == 0, done.stderr
     assert standing(RunDir(folder / "runs", goal)) is Standing.FINISHED
     assert "neither best nor worst of their group" in done.stderr

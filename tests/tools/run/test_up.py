@@ -31,6 +31,7 @@ from slipstream.tools.run.up import free_port
 from tests.envhub.env_hosts import wait_until
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
 from tests.replay.buffer.every_verb import FACTS
+from tests.tools.cli.verbs import slipstream
 
 NAME = "run"
 ENDLESS = 100_000  # steps: a sitting ends when the test ends it
@@ -124,19 +125,6 @@ def start(tmp_path: Path, run_id: str) -> Iterator[Sittings]:
     sittings.end()
 
 
-def slipstream(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Another verb, from a terminal that knows no password."""
-    environment = {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE}
-    return subprocess.run(
-        [sys.executable, "-m", "slipstream.tools.cli.cli", *arguments],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-
-
 @pytest.mark.parametrize("ends", [["Ctrl-C"], pytest.param(["Ctrl-C", "kill -9"], marks=pytest.mark.long)])
 def test_a_run_that_is_ended_is_gone_on_with_to_its_end(tmp_path: Path, start: Sittings, ends: list[str]) -> None:
     """One run in two sittings, or in three."""
@@ -161,7 +149,7 @@ def test_a_run_that_is_ended_is_gone_on_with_to_its_end(tmp_path: Path, start: S
         second.process.kill()
         everything_ends_soon(start)
 
-    last = first.last_step() + 4
+    last = first.last_step() + 2
     resumed = start("--resume", NAME, f"learner.steps={last}")
     assert resumed.wait() == 0
     assert start.left() == []

@@ -1,0 +1,18 @@
+"""A verb of `slipstream`, called in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+from slipstream.common.process.connection import PASSWORD_VARIABLE
+from tests.processes import DEADLINE_S, REPOSITORY
+
+SLIPSTREAM = [sys.executable, "-m", "slipstream.tools.cli.cli"]
+
+
+def slipstream(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """From a terminal that knows no password, with these variables beside this process's own."""
+    environment = {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE} | variables
+    return subprocess.run(
+        [*SLIPSTREAM, *arguments], cwd=REPOSITORY, env=environment, timeout=DEADLINE_S, capture_output=True, text=True
+    )
