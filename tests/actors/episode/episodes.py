@@ -126,7 +126,7 @@ def play(env: Env, sampler: Sampler, *, attempt: Attempt | None = None, **settin
     return trajectory
 
 
-def failure_of(env: Env, sampler: Sampler, *, complaint: str, **settings: Any) -> tuple[StopReason, Outcome]:
+def failure_of(env: Env, sampler: Sampler, *, complaint: str | None, **settings: Any) -> tuple[StopReason, Outcome]:
     """Roll out one episode that fails."""
     with pytest.raises(EpisodeFailed, match=complaint) as failed:
         play(env, sampler, **settings)

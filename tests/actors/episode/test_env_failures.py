@@ -98,7 +98,7 @@ def test_no_exception_of_an_environment_is_anything_but_its_failure() -> None:
     assert {KeyboardInterrupt, SystemExit, GeneratorExit, BaseException} <= {type(error) for error in raised}
     script = saying(shop_tokenizer(), *("search[dress]<|end|>" for _ in range(2 * len(raised))))
     for error in raised:
-        assert failure_of(Broken(error), engine_of(script), complaint="")[1] is Outcome.ENV_FAILURE, error
+        assert failure_of(Broken(error), engine_of(script), complaint=None)[1] is Outcome.ENV_FAILURE, error
 
 
 def test_an_episode_that_the_garbage_collector_closes_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
