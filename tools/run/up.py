@@ -57,6 +57,7 @@ START_S = 5.0  # between two lines about the start, where the output is not a te
 LOOK_EVERY_S = 2.0  # between two diagnoses, where the output is not a terminal
 ACTORS_GRACE_S = LEAVE_S + 5.0  # after the drain
 LEARNER_GRACE_S = 60.0
+JOINS = "actors.join_timeout_s=1e6"  # a warm start may take hours, and a learner that ends ends the run
 TRACKER_GRACE_S = 30.0  # to send what there is
 DASHBOARD_PORT, TENSORBOARD_PORT = 6006, 6007
 
@@ -180,7 +181,7 @@ def _processes(
 
     return _Processes(
         learner=child("learner", verb_command("learner", settings), gpus=devices.learner, OMP_NUM_THREADS="1"),
-        actors=child("actors", verb_command("actors", settings), gpus=devices.actors, OMP_NUM_THREADS="1"),
+        actors=child("actors", verb_command("actors", settings, JOINS), gpus=devices.actors, OMP_NUM_THREADS="1"),
         judges=[child("judge", verb_command("serve", "judge", settings), OMP_NUM_THREADS="1")] if needs_judge else [],
         tensorboard=child(
             "tensorboard", [sys.executable, "-P", "-m", "tensorboard.main", *charts, "--reload_interval", "5"]
