@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray.cluster_utils import Cluster
 
 from slipstream.common.config.config import dump_config, load_config
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.replay.server.redis_server import Server
+from slipstream.tools.launch.ray_run import NAMESPACE
+from slipstream.tools.launch.scale import RAY, scale
 from tests.processes import GUESS, REPOSITORY, Run, nothing_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -28,11 +31,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for _ in range(2):
         cluster.add_node(num_cpus=1)
     yield cluster
+    ray.shutdown()
     cluster.shutdown()
 
 
 @pytest.mark.timeout(1200)
-def test_a_run_goes_on_when_a_node_is_removed_and_uses_one_that_is_added(
+def test_a_fleet_grows_and_shrinks_by_ray_and_goes_on_when_a_node_is_removed(
     cluster: Any, redis_server: Server, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [
@@ -41,7 +45,6 @@ def test_a_run_goes_on_when_a_node_is_removed_and_uses_one_that_is_added(
         "replay.lease_ttl_s=6",
         "learner.steps=100000",
         "learner.checkpoint_every=100000",
-        "actors.count=1",
         "actors.transport=pull",
         "replay.max_lag=1000",
         "actors.drain_s=1",
@@ -55,6 +58,8 @@ def test_a_run_goes_on_when_a_node_is_removed_and_uses_one_that_is_added(
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         driver = run.start("driver", ["-m", "slipstream.tools.launch.ray_run", str(file), "2"])
         run.wait_until(lambda: run.last_step() >= 2 and len(nodes_of(run)) == 2, "both actors serve, on two nodes")
+        ray.init(cluster.address, namespace=NAMESPACE)
+        assert set(ray.util.list_named_actors()) == {f"{run_id}/{name}" for name in ("learner", "actors-0", "actors-1")}
 
         first = nodes_of(run)
         assert learners_node(run) not in first
@@ -64,10 +69,18 @@ def test_a_run_goes_on_when_a_node_is_removed_and_uses_one_that_is_added(
         run.wait_until(lambda: nodes_of(run) == first - {removed.node_id[:8]}, "its actor is gone")
         run.wait_until(lambda: run.last_step() >= max(before, 2) + 3, "the learner steps on without it")
 
-        added = cluster.add_node(num_cpus=1)
+        added = cluster.add_node(num_cpus=2)
         run.wait_until(lambda: added.node_id[:8] in nodes_of(run), "an actor serves on the node that was added")
+        assert scale(config, to=3, host=RAY) == 0
+        run.wait_until(lambda: len(run.fleet.members()) == 3, "a third actor serves")
+        assert f"{run_id}/actors-2" in ray.util.list_named_actors()
+        ray.kill(ray.get_actor(f"{run_id}/actors-0"))
+        ray.get_actor(f"{run_id}/actors-2").leave.remote()
+        run.wait_until(lambda: len(run.fleet.members()) == 1, "one is killed, one has left")
         after = run.last_step()
-        run.wait_until(lambda: run.last_step() >= after + 3, "the learner steps on with it")
+        run.wait_until(lambda: run.last_step() >= after + 3, "the learner steps on with one")
+        assert scale(config, to=2, host=RAY) == 0
+        run.wait_until(lambda: f"{run_id}/actors-3" in ray.util.list_named_actors(), "a new one is made")
 
         driver.send(signal.SIGTERM)
         assert driver.wait() == EXIT_PREEMPTED
@@ -81,7 +94,7 @@ def nodes_of(run: Run) -> set[str]:
     """The first letters of the ids of the nodes whose actors are alive."""
     names = {member.name for member in run.fleet.members()}
     return {
-        log.stem.removeprefix("ray-actors-")
+        log.stem.rpartition("-")[2]
         for log in run.dir.path.glob("logs/ray-actors-*.log")
         if any(name + ":" in log.read_text() for name in names)
     }

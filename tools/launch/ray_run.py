@@ -1,22 +1,22 @@
-"""A run on a Ray cluster: the learner in a placement group, and each host of actors as a task that Ray can move.
+"""A run on a Ray cluster: the learner and each actor process is a Ray actor, which Ray starts again on another node.
 
     RAY_ADDRESS=... python -m slipstream.tools.launch.ray_run CONFIG.yaml ACTOR_HOSTS
 
 The nodes need Slipstream installed. Only the learner's needs the folder of `run.root`. An autoscaling cluster adds
-nodes for waiting tasks. Only this file needs `pip install ray`.
+nodes for waiting Ray actors. Only this file needs `pip install ray`.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ray
 import redis
-from ray.util.placement_group import placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.connection import PASSWORD_VARIABLE, connect, without_password
@@ -26,138 +26,136 @@ from slipstream.common.transfer.encryption import KEY_VARIABLE
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.tools.launch.launch import gpus_of_actors, gpus_of_learner
 from slipstream.tools.launch.scale import RAY
-from slipstream.tools.run.child import Child
+from slipstream.tools.run.child import Child, verb_command
 
+NAMESPACE = "slipstream"  # of the Ray actors, which are named RUN/learner, RUN/actors-0, RUN/actors-1, ...
 POLL_S = 0.5
+ASKED_S = 5.0  # for a Ray actor to hear that it has to leave
 GRACE_S = 60.0  # after the drain: the learner writes its checkpoint
-
-
-class Left(RuntimeError):
-    """The process was preempted, for example by a notice: Ray restarts the task on any available node."""
 
 
 class Failed(RuntimeError):
     """The process failed too often to be restarted; the message has the end of its log."""
 
 
-@ray.remote(max_retries=-1, retry_exceptions=[Left])  # type: ignore[untyped-decorator]
-def run_process(verb: str, settings: str, secrets: dict[str, str], path: str) -> None:
-    """Run `slipstream VERB` with the YAML text `settings` on this node until it is done. `path` is its PYTHONPATH.
+class Process:
+    """`slipstream VERB` on one node. If the node or this Ray actor is lost, Ray makes it again where there is room."""
 
-    `secrets` are environment variables.
+    def __init__(self) -> None:
+        self._leaves = threading.Event()
 
-    When the task is cancelled, it sends SIGTERM to the process and waits for its end. When the node's Ray dies, so does
-    this task, and the kernel sends SIGTERM to the process.
-    """
-    node = ray.get_runtime_context().get_node_id()[:8]
-    # The publisher binds to it, and actors connect to it.
-    own = [f"weights.host={ray.util.get_node_ip_address()}"]
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(settings)
-        file.flush()
-        config = load_config(file.name, [])
+    def run(self, name: str, config: Config, secrets: dict[str, str], path: str) -> None:
+        """Run the process until it is done, or has to leave: then it drains. Raises Failed.
+
+        `name` is the verb, and a number. `secrets` are environment variables, `path` is its PYTHONPATH.
+        """
+        verb, node = name.partition("-")[0], ray.get_runtime_context().get_node_id()[:8]
         if verb == "actors" and not os.access(config.run.root, os.W_OK):  # this node has no such folder for its logs
             config.run.root = str(Path(tempfile.gettempdir()) / "slipstream")
-            own.append(f"run.root={config.run.root}")
-        child = Child(
-            f"{verb} on node {node}",
-            [sys.executable, "-P", "-m", "slipstream.tools.cli.cli", verb, file.name, *own],
-            log=RunDir(config.run.root, config.run.name).log(f"ray-{verb}-{node}"),
-            environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": path} | secrets,
-        )
-        try:
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write(dump_config(config))
+            file.flush()
+            child = Child(
+                f"{name} on node {node}",
+                verb_command(verb, file.name),
+                log=RunDir(config.run.root, config.run.name).log(f"ray-{name}-{node}"),
+                environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": path} | secrets,
+            )
             child.start()
-            while child.exit_code != 0:
-                if child.exit_code == EXIT_PREEMPTED:
-                    raise Left(child.name)
+            while child.exit_code != 0 and not self._leaves.wait(POLL_S):
+                if child.exit_code == EXIT_PREEMPTED:  # by a notice, for example: Ray makes this actor again elsewhere
+                    os._exit(EXIT_PREEMPTED)
                 if not child.keep_up():
                     ended = f"{child.name} ended with code {child.exit_code}; the last lines of {child.log}:"
                     raise Failed(f"{ended}\n{child.last_log_lines()}")
-                time.sleep(POLL_S)
-        finally:
             child.ask_to_end()
             child.wait(config.actors.drain_s + LEAVE_S + GRACE_S)
+
+    def leave(self) -> None:
+        """Make `run` end its process, and return."""
+        self._leaves.set()
+
+
+AsRayActor: Any = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=2)(Process)
 
 
 def run(config: Config, actor_hosts: int) -> int:
     """Start the learner and the actors, and supervise them until the learner is done; return the exit code."""
-    config.run.root = str(Path(config.run.root).resolve())
-    ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False)
+    config.run.root, config.weights.host = str(Path(config.run.root).resolve()), "auto"
+    num_actors, config.actors.count = actor_hosts * max(config.actors.count, 1), 1
+    ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), namespace=NAMESPACE, log_to_driver=False)
     shutdown = Shutdown()  # after ray.init, which installs its own handler of SIGTERM
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
     secrets = {name: os.environ[name] for name in (PASSWORD_VARIABLE, KEY_VARIABLE) if name in os.environ}
-    arguments = (dump_config(config), secrets, path)
-    ranks, gpus = config.learner.ranks_per_host, gpus_of_learner(config)
-    bundle = {"CPU": float(ranks)} | ({"GPU": float(gpus)} if gpus else {})
-    learner = run_process.options(
-        num_cpus=ranks,
-        num_gpus=gpus,
-        name=f"{config.run.name} learner",
-        scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group([bundle], strategy="STRICT_PACK")),
-    ).remote("learner", *arguments)
-    actors = _Actors(
-        lambda: run_process.options(
-            num_cpus=max(config.actors.count, 1), num_gpus=gpus_of_actors(config), name=f"{config.run.name} actors"
-        ).remote("actors", *arguments)
-    )
-    actors.want(actor_hosts)
+
+    def start(name: str, num_cpus: int, num_gpus: int) -> tuple[Any, Any]:
+        options = {"name": f"{config.run.name}/{name}", "num_cpus": num_cpus, "num_gpus": num_gpus}
+        process = AsRayActor.options(**options).remote()
+        return process.run.remote(name, config, secrets, path), process
+
+    learning, learner = start("learner", config.learner.ranks_per_host, gpus_of_learner(config))
+    actors = _Actors(lambda number: start(f"actors-{number}", 1, gpus_of_actors(config)))
+    actors.want(num_actors)
     try:
         with connect(config.redis.url, patience_s=0) as client:
             fleet = Fleet(client, config.run.name)
             fleet.forget_wanted_actors(RAY)
             while not shutdown.requested.wait(POLL_S):
-                if ray.wait([learner], timeout=0)[0]:
-                    return _code_of(learner)
-                actors.update(_wanted(fleet))
+                if ray.wait([learning], timeout=0)[0]:
+                    return _code_of(learning)
+                with contextlib.suppress(redis.RedisError):  # Redis is away for a moment: keep the number
+                    actors.update(fleet.wanted_actors(RAY))
         return shutdown.exit_code
     finally:
         actors.want(0)
-        ray.cancel(learner)
-        ray.wait([learner, *actors.leaving], num_returns=1 + len(actors.leaving), timeout=GRACE_S)
+        learner.leave.remote()
+        calls = [learning, *actors.leaving()]
+        ray.wait(calls, num_returns=len(calls), timeout=GRACE_S)
 
 
 class _Actors:
-    """The Ray tasks that run actors."""
+    """The Ray actors that run one actor each, by their calls of `run`."""
 
-    def __init__(self, start: Callable[[], "ray.ObjectRef[None]"]) -> None:
+    def __init__(self, start: Callable[[int], tuple[Any, Any]]) -> None:
         self._start = start
-        self._tasks: list[ray.ObjectRef[None]] = []
-        self.leaving: list[ray.ObjectRef[None]] = []
+        self._num_started, self._wanted = 0, 0
+        self._running: dict[Any, Any] = {}
+        self._leaving: dict[Any, tuple[Any, Any]] = {}  # Ray ends an actor without a reference to it
 
     def want(self, count: int) -> None:
-        """Keep `count` tasks running from now on; surplus tasks, the newest first, are cancelled."""
-        if count != len(self._tasks):
-            print(f"changing the number of actor tasks from {len(self._tasks)} to {count}", flush=True)
-        while len(self._tasks) < count:
-            self._tasks.append(self._start())
-        while len(self._tasks) > count:
-            self.leaving.append(self._tasks.pop())
-            ray.cancel(self.leaving[-1])
+        """Have `count` of them: start further ones, or let surplus ones leave, the newest first."""
+        print(f"changing the number of actors from {len(self._running)} to {count}", flush=True)
+        self._wanted = count
+        while len(self._running) < count:
+            call, actor = self._start(self._num_started)
+            self._running[call] = actor
+            self._num_started += 1
+        while len(self._running) > count:
+            call, actor = self._running.popitem()
+            self._leaving[actor.leave.remote()] = call, actor
+
+    def leaving(self) -> list[Any]:
+        """The calls of those that leave, without the ones that still wait for a node."""
+        asked = ray.wait([*self._leaving], num_returns=len(self._leaving), timeout=ASKED_S)[0] if self._leaving else []
+        return [self._leaving[each][0] for each in asked]
 
     def update(self, wanted: int | None) -> None:
-        """Change the number of tasks to `wanted`, and print the error of each failed task; the others continue."""
-        if wanted is not None:
+        """Follow a new number. Forget each that failed, that left or that `ray.kill` ended, and print why."""
+        if wanted not in (None, self._wanted):
             self.want(wanted)
-        for task in ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)[0] if self._tasks else []:
-            self._tasks.remove(task)
-            _code_of(task)
+        for call in ray.wait([*self._running], num_returns=len(self._running), timeout=0)[0] if self._running else []:
+            del self._running[call]
+            _code_of(call)
 
 
-def _code_of(task: "ray.ObjectRef[None]") -> int:
-    """Return 0 if the ended task succeeded; print its error and return 1 if it failed."""
+def _code_of(call: Any) -> int:
+    """Return 0 if the call that has returned succeeded; print its error and return 1 if it failed."""
     try:
-        ray.get(task)
+        ray.get(call)
     except ray.exceptions.RayError as error:
         print(error, file=sys.stderr, flush=True)
         return 1
     return 0
-
-
-def _wanted(fleet: Fleet) -> int | None:
-    try:
-        return fleet.wanted_actors(RAY)
-    except redis.RedisError:  # Redis is away for a moment: keep the number
-        return None
 
 
 def main() -> int:

@@ -1,6 +1,4 @@
-"""`slipstream scale`: change the number of actors on a host, or the number of hosts of actors on a Ray cluster."""
-
-import math
+"""`slipstream scale`: change the number of actors on a host, or on a Ray cluster."""
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
@@ -10,11 +8,11 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.fleet import Fleet, MemberState
 from slipstream.tools.see.runs import check_running
 
-RAY = "ray"  # the host name under which `slipstream.tools.launch.ray_run` asks Redis for its number of tasks
+RAY = "ray"  # the host name under which `slipstream.tools.launch.ray_run` asks Redis for its number of actors
 
 
 def scale(config: Config, *, to: int | None, host: str) -> int:
-    """Write the wanted number to Redis: of actors on `host`, or of tasks on Ray. Its supervisor follows at once."""
+    """Write the wanted number to Redis: of actors on `host`, or on Ray. Its supervisor follows at once."""
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; `slipstream up` prints the URL of the server that it started")
     if to is not None and to < 1:
@@ -36,8 +34,7 @@ def scale(config: Config, *, to: int | None, host: str) -> int:
         if to is None:
             advised = _advised(config)
             print(f"{advised} actors are advised for {config.run.name}, {len(hosts)} are running")
-            here = max(hosts.count(host) + advised - len(hosts), 1)
-            to = math.ceil(advised / max(config.actors.count, 1)) if host == RAY else here
+            to = advised if host == RAY else max(hosts.count(host) + advised - len(hosts), 1)
         fleet.want_actors(host, to)
         print(f"{host}: {to} wanted")
     return 0

@@ -83,11 +83,10 @@ def test_a_supervisor_begins_with_its_own_number_and_follows_what_is_wanted_sinc
     assert not following.is_alive()
 
 
-def test_rays_driver_gets_as_many_hosts_as_hold_the_actors(config: Config, redis_client: redis.Redis) -> None:
-    """actors.count is 2."""
+def test_rays_driver_gets_the_number_of_actors(config: Config, redis_client: redis.Redis) -> None:
     fleet = Fleet(redis_client, config.run.name)
     advise(config, 7)
     scale(config, to=None, host=RAY)
-    assert fleet.wanted_actors(RAY) == 4
+    assert fleet.wanted_actors(RAY) == 7
     scale(config, to=3, host=RAY)
     assert fleet.wanted_actors(RAY) == 3
