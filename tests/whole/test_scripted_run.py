@@ -5,12 +5,14 @@ import math
 import os
 from pathlib import Path
 
+import pytest
 import torch
 
 from slipstream.replay.server.redis_server import Server
+from slipstream.tools.cli.cli import main
 from tests.processes import GUESS, Run
 
-NUM_STEPS = 3
+NUM_STEPS = 20
 READER_ENDS = """
 import os, sys
 if "slipstream.learner.model.reader" in sys.orig_argv: os._exit(1)
@@ -24,8 +26,8 @@ SETTINGS = [
 ]
 
 
-def test_a_learner_on_a_device_trains_on_what_comes_over_redis_and_the_books_balance(
-    redis_server: Server, run_id: str, tmp_path: Path, device: torch.device
+def test_a_run_trains_on_what_comes_over_redis_its_books_balance_and_it_can_be_simulated(
+    redis_server: Server, run_id: str, tmp_path: Path, device: torch.device, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Run(run_id, root=tmp_path, server=redis_server, settings=SETTINGS) as run:
         learner = run.start_learner()
@@ -35,6 +37,9 @@ def test_a_learner_on_a_device_trains_on_what_comes_over_redis_and_the_books_bal
         assert run.steps() == list(range(1, NUM_STEPS + 1))
         assert all(0 < record["optim/grad_norm"] < math.inf for record in run.step_records())
         assert run.audit() == []
+    assert main(["simulate", f"run.name={run_id}", f"run.root={tmp_path}", "--actors", "1,2"]) == 0
+    said = capsys.readouterr().out
+    assert "1 actors, " in said and [line.split()[0] for line in said.splitlines()[-2:]] == ["1", "2"]
 
 
 def test_an_export_that_fails_its_check_ends_the_run_after_its_last_evaluation(

@@ -1,89 +1,119 @@
 """What a simulation takes from the records of a run: episodes, the engine's speed, the learner's steps."""
 
+import itertools
+import os
+import socket
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.records.trajectory import Trajectory, Turn
-from slipstream.replay.run.archive import Archive, ArchiveError
+from slipstream.common.records.trajectory import Trajectory
+from slipstream.replay.run.archive import Archive, ArchivedStep, ArchiveError
+from slipstream.tools.run.devices import visible_devices
 from slipstream.tools.see.run_files import ANY_TOKEN, MAX_GROUP_BYTES
 from slipstream.tools.simulate.simulated_engine import TokenTime
 
-MAX_EPISODES = 2000  # read from the archive; more would not change the result
+MAX_STEPS, MAX_EPISODES = 200, 20_000  # the newest ones are read: a run's episodes change while it learns
 WARM_UP_STEPS = 5  # the first steps are not typical: engines and caches are cold
 FEWEST_STEPS = 10
-POLL_S = 0.1  # how often an actor looks for newer weights
-TOLD_APART = 1.2  # the ratio of two loads whose speeds can be compared
-NEEDED = (  # in every record of a step
-    "perf/step_s",
-    "time/wait_s",
-    "produced/episodes",
-    "fleet/num_actors",
-    "fleet/num_episodes",
-    "fleet/generated_tokens_per_s",
-)
+TOLD_APART = 0.1  # what varies by less than this share of its mean shows no slope
+AT_ONCE = 0.05  # of a step: a shorter wait is the claim of a batch that was ready
+OF_BATCH = ("measure", "pack", "proximal", "reference", "forward", "backward")  # parts of a step that grow with it
+NEEDED = ("perf/step_s", "time/wait_s", "time/forward_s", "produced/episodes", "fleet/num_actors")  # of each step
 
 Record = Mapping[str, float]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayedTurn:
     num_tokens: int  # sampled ones
-    env_s: float
+    env_s: float  # and of all else between two turns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """Of one optimizer step, without the wait for its batch."""
+
+    of_batch_s: float  # grows with the batch
+    rest_s: float
+
+    def of(self, scale: float) -> float:
+        return self.of_batch_s * scale + self.rest_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
     """The measured facts of one run."""
 
-    episodes: Sequence[Sequence[PlayedTurn]]
-    turn_s: float  # of a turn until its first token: its request's way, and the prefill
+    config: Config  # that it had
+    groups: Sequence[Sequence[Sequence[PlayedTurn]]]  # of episodes
+    first_tokens: float  # what a turn takes until its first token, in iterations: its request's way, and the prefill
     token_time: TokenTime
-    step_s: Sequence[float]  # of each optimizer step, without the wait for its batch; it grows with the batch
-    groups_per_step: int  # of these steps
-    group_size: int  # of the groups below
+    step_times: Sequence[StepTime]
+    eval_episodes: int  # of an evaluation
     useful_share: float  # of the finished groups: the others had equal returns and were dropped
     failed_share: float  # of the attempts
     refresh_s: float  # from the end of a step until actors sample with its weights, on average
     num_actors: int
+    num_cores: int  # that the learner and the engines share, one for each; 0: they have their own
     steps_per_hour: float  # as recorded, for comparison
+    tokens_per_s: float  # likewise: sampled ones of finished episodes
     lag: float  # likewise: mean lag of the oldest tokens, in optimizer steps
 
 
 def calibrate(config: Config) -> Calibration:
-    """Read the records of the run of `config`. Raises ConfigError if they do not suffice."""
+    """Read the newest records of the run of `config`. Raises ConfigError if they do not suffice."""
     run_dir = RunDir(config.run.root, config.run.name)
-    steps = [record for record in read_metrics(run_dir.metrics) if "trained/reward" in record][WARM_UP_STEPS:]
+    records, recorded = list(read_metrics(run_dir.metrics)), load_config(str(run_dir.config), [])
+    last = recorded.learner.steps - recorded.replay.target_lag - 1  # then less and less is opened
+    steps = [record for record in records if "trained/reward" in record and record["step"] <= last]
+    steps = steps[WARM_UP_STEPS:][-MAX_STEPS:]
     if len(steps) < FEWEST_STEPS:
         raise ConfigError(
             f"{run_dir.metrics} has {len(steps)} steps after the first {WARM_UP_STEPS}; a simulation needs "
             f"{FEWEST_STEPS}: let the run make more, or name another run"
         )
     _check_keys(steps, run_dir)
-    newest, recorded = steps[-1], load_config(str(run_dir.config), [])
-    archived = _archived(config, run_dir, int(newest["step"]))
-    turns = [turn for trajectory in archived for turn in trajectory.turns]
-    turn_s, token_s = turn_time(turns)
+    archived_steps = _archived(config, run_dir, {int(record["step"]) for record in steps})
+    groups = [group.trajectories for step in archived_steps for group in step.groups]
+    archived = list(itertools.chain.from_iterable(groups))
     dropped = _growth(steps, "replay/total_dropped_zero_variance")
     trained = _growth(steps, "replay/trained") + _growth(steps, "replay/claimed")
-    failed = sum(_growth(steps, name) for name in newest if name.startswith("replay/total_failed_"))
-    produced = sum(record["produced/episodes"] for record in steps)
+    useful_share = trained / (trained + dropped) if trained + dropped else 1.0
+    failed = sum(_growth(steps, name) for name in steps[-1] if name.startswith("replay/total_failed_"))
+    produced, waited_s, lasted_s = (
+        sum(record[name] for record in steps) for name in ("produced/episodes", "time/wait_s", "perf/step_s")
+    )
+    num_actors = round(statistics.median(record["fleet/num_actors"] for record in steps))
+    num_cores = _shared_cores(archived)
+    alone, together = (max(1.0, num_busy / (num_cores or num_busy)) for num_busy in (num_actors, num_actors + 1))
+    engines_slowdown = together + (alone - together) * waited_s / lasted_s
+    first_tokens, token_time = speed_of(archived, share=useful_share, slowdown=engines_slowdown)
+    claim_s = min(record["time/wait_s"] for record in steps)
+    claim_s *= claim_s < AT_ONCE * lasted_s / len(steps)  # else no batch was ready
+    num_tokens = statistics.fmean(sum(turn.stop - turn.start for turn in each.turns) for each in archived)
     return Calibration(
-        episodes=[_played(trajectory) for trajectory in archived],
-        turn_s=turn_s,
-        token_time=token_time(steps, generating_share=_generating_share(turns, token_s)),
-        step_s=[record["perf/step_s"] - record["time/wait_s"] for record in steps],
-        groups_per_step=recorded.replay.groups_per_step,
-        group_size=recorded.replay.group_size,
-        useful_share=trained / (trained + dropped) if trained + dropped else 1.0,
+        config=recorded,
+        groups=[[_played(trajectory) for trajectory in group] for group in groups],
+        first_tokens=first_tokens,
+        token_time=token_time,
+        step_times=[_step_time(record, claim_s=claim_s, slowdown=together) for record in steps],
+        eval_episodes=2 * int(max((record.get("eval/num_tasks", 0.0) for record in records), default=0.0)),
+        useful_share=useful_share,
         failed_share=failed / (failed + produced) if failed + produced else 0.0,
-        refresh_s=_mean(steps, "time/broadcast_s") + _mean(steps, "time/refresh_pause_s") + POLL_S / 2,
-        num_actors=round(statistics.median(record["fleet/num_actors"] for record in steps)),
-        steps_per_hour=3600 / statistics.fmean(record["perf/step_s"] for record in steps),
+        refresh_s=refresh_s(archived, made_at_s=_made_at_s(archived_steps, steps)),
+        num_actors=num_actors,
+        num_cores=num_cores,
+        steps_per_hour=3600 * len(steps) / lasted_s,
+        tokens_per_s=produced * num_tokens / lasted_s,
         lag=_mean(steps, "lag/mean"),
     )
 
@@ -98,70 +128,105 @@ def _check_keys(steps: Sequence[Record], run_dir: RunDir) -> None:
             )
 
 
-def turn_time(turns: Sequence[Turn]) -> tuple[float, float]:
-    """The time of a turn until its first token, and that of each token: least squares over the turns, in seconds.
+def speed_of(archived: Sequence[Trajectory], *, share: float, slowdown: float) -> tuple[float, TokenTime]:
+    """The iterations of a turn until its first token, and the time of an iteration with n requests.
 
-    Where all turns are equally long, or the line would fall or begin below 0, tokens take all of the time.
+    Two lines by least squares: the time of a turn over its tokens, and that of an iteration over the mean number of
+    requests which the engine had meanwhile. A line that would begin below 0 begins at 0. Turns that are equally long
+    show no time until the first token, and loads that are nearly equal nothing about the time of a request. `archived`
+    are a `share` of the episodes: the others' requests are added. The engine was slower by `slowdown` than alone.
     """
-    lengths, times = [turn.stop - turn.start for turn in turns], [turn.generate_s for turn in turns]
-    if len(set(lengths)) > 1:
-        token_s, turn_s = statistics.linear_regression(lengths, times)
-        if token_s >= 0 and turn_s >= 0:
-            return turn_s, token_s
-    return 0.0, sum(times) / max(1, sum(lengths))
+    spans = [(trajectory.actor, *span) for trajectory in archived for span in _spans(trajectory)]
+    actors, starts, stops, tokens = (np.array(column) for column in zip(*spans, strict=True))
+    loads, seconds = np.ones(len(spans)), stops - starts
+    for actor in set(actors):
+        loads[actors == actor] = mean_loads(starts[actors == actor], stops[actors == actor]) / share
+    token_s = _slope(tokens, seconds, np.ones(len(spans)))
+    if not 0 < token_s * tokens.sum() <= seconds.sum():
+        token_s = seconds.sum() / tokens.sum()
+    iterations = seconds.mean() / token_s - tokens.mean() + tokens
+    mean_s, mean_load = seconds.sum() / slowdown / iterations.sum(), np.average(loads, weights=iterations)
+    slope = min(max(_slope(loads, seconds / slowdown / iterations, iterations), 0.0), mean_s / mean_load)
+    time = TokenTime(fixed_s=float(mean_s - slope * mean_load), per_request_s=float(slope))
+    return float((iterations - tokens)[0]), time
 
 
-def token_time(steps: Sequence[Record], *, generating_share: float) -> TokenTime:
-    """The line through two points: the half of the records with more requests an actor, and the other half.
-
-    The heartbeats count requests n and tokens a second, so n / rate is the time of a token. Each half is summed first,
-    because single heartbeats are noisy. `generating_share` of an episode's time is spent on sampled tokens. Where the
-    halves have nearly the same load, their difference is noise, and the line is flat. Where it would fall, or begin
-    below 0, it is replaced by one through the mean.
-    """
-    loads = sorted(
-        (generating_share * record["fleet/num_episodes"] / record["fleet/num_actors"], _rate(record))
-        for record in steps
-        if record["fleet/num_episodes"] > 0 and record["fleet/num_actors"] > 0 and _rate(record) > 0
-    )
-    if not loads:
-        raise ConfigError("no step was recorded while actors generated; let the run make more steps")
-    low, high = loads[: len(loads) // 2], loads[len(loads) // 2 :]
-    (few, fast), (many, slow), (mean, middle) = (_point(half) for half in (low or high, high, loads))
-    slope = (slow - fast) / (many - few) if many > TOLD_APART * few else 0.0
-    slope = min(max(slope, 0.0), middle / mean)
-    return TokenTime(fixed_s=middle - slope * mean, per_request_s=slope)
+def mean_loads(starts: Floats, stops: Floats) -> Floats:
+    """How many spans run during each, on average: 2 and 1.5 for one of 1 s in the middle of one of 2 s."""
+    ends = np.concatenate([starts, stops])
+    order = np.argsort(ends)
+    times, running = ends[order], np.cumsum(np.where(order < len(starts), 1.0, -1.0))
+    until = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(times))])
+    loads: Floats = np.interp(stops, times, until) - np.interp(starts, times, until)
+    return loads / np.maximum(stops - starts, 1e-9)
 
 
-def _point(loads: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The mean number of requests, and the time of a token: (2 requests, 10 tokens/s) gives (2, 0.2 s)."""
-    requests = sum(count for count, _ in loads)
-    return requests / len(loads), requests / sum(rate for _, rate in loads)
+def _slope(x: Floats, y: Floats, weights: Floats) -> float:
+    """Of the line through the points; 0 if x hardly varies."""
+    apart = x - np.average(x, weights=weights)
+    variance = np.average(apart**2, weights=weights)
+    return float(np.average(apart * y, weights=weights) / variance) if variance > (TOLD_APART * x.mean()) ** 2 else 0.0
 
 
-def _rate(record: Record) -> float:
-    """Tokens a second of one actor."""
-    return record["fleet/generated_tokens_per_s"] / record["fleet/num_actors"]
+def _between_s(trajectory: Trajectory) -> float:
+    """The time of a turn that neither the engine nor the environment took."""
+    known_s = sum(turn.generate_s + turn.env_s for turn in trajectory.turns)
+    return max(0.0, trajectory.duration_s - known_s) / len(trajectory.turns)
 
 
 def _played(trajectory: Trajectory) -> list[PlayedTurn]:
-    return [PlayedTurn(num_tokens=turn.stop - turn.start, env_s=turn.env_s) for turn in trajectory.turns]
+    between_s = _between_s(trajectory)
+    return [PlayedTurn(num_tokens=turn.stop - turn.start, env_s=turn.env_s + between_s) for turn in trajectory.turns]
 
 
-def _generating_share(turns: Sequence[Turn], token_s: float) -> float:
-    """The share of the turns' time in which tokens are sampled."""
-    lasted_s = sum(turn.generate_s + turn.env_s for turn in turns)
-    return token_s * sum(turn.stop - turn.start for turn in turns) / lasted_s if lasted_s else 1.0
+def _spans(trajectory: Trajectory) -> Iterator[tuple[float, float, int]]:
+    """When each turn was generated, and its number of tokens."""
+    at, between_s = trajectory.started_at_s, _between_s(trajectory)
+    for turn in trajectory.turns:
+        yield at, at + turn.generate_s, turn.stop - turn.start
+        at += turn.generate_s + turn.env_s + between_s
 
 
-def _archived(config: Config, run_dir: RunDir, last_step: int) -> list[Trajectory]:
-    """The newest trajectories that were trained. Raises ConfigError."""
-    archive, found = Archive(run_dir.trajectories, config.run.name), list[Trajectory]()
+def _step_time(record: Record, *, claim_s: float, slowdown: float) -> StepTime:
+    of_batch_s = sum(record.get(f"time/{part}_s", 0.0) for part in OF_BATCH)
+    rest_s = record["perf/step_s"] - record["time/wait_s"] + claim_s - of_batch_s
+    return StepTime(of_batch_s=of_batch_s / slowdown, rest_s=rest_s / slowdown)
+
+
+def _shared_cores(archived: Sequence[Trajectory]) -> int:
+    """This host's cores if the actors were on it, as then learner and engines were, and it has no GPU; else 0."""
+    hosts = {trajectory.provenance.host for trajectory in archived}
+    return os.cpu_count() or 0 if hosts == {socket.gethostname()} and not visible_devices() else 0
+
+
+def _made_at_s(archived: Sequence[ArchivedStep], steps: Sequence[Record]) -> dict[int, float]:
+    """When each version was made: the one that a step begins with, at the end of the step before."""
+    ends = {int(record["step"]): record["time"] for record in steps}
+    return {step.policy_version: ends[step.step - 1] for step in archived if step.step - 1 in ends}
+
+
+def refresh_s(archived: Sequence[Trajectory], *, made_at_s: Mapping[int, float]) -> float:
+    """The median time until a version sampled, of the turns that it came into; 0 without such turns.
+
+    A turn's tokens are assumed to be evenly spread over its time.
+    """
+    found = list[float]()
+    for trajectory in archived:
+        for turn, (start_s, stop_s, num_tokens) in zip(trajectory.turns, _spans(trajectory), strict=True):
+            for span in trajectory.version_spans:
+                if turn.start < span.start < turn.stop and span.policy_version in made_at_s:
+                    at_s = start_s + (stop_s - start_s) * (span.start - turn.start) / num_tokens
+                    found.append(max(0.0, at_s - made_at_s[span.policy_version]))
+    return statistics.median(found) if found else 0.0
+
+
+def _archived(config: Config, run_dir: RunDir, steps: Collection[int]) -> list[ArchivedStep]:
+    """The newest of `steps`. Raises ConfigError."""
+    archive, found = Archive(run_dir.trajectories, config.run.name), list[ArchivedStep]()
     try:
-        for step in reversed([step for step in archive.steps if step <= last_step]):
-            archived = archive.read(step, vocab_size=ANY_TOKEN, max_group_bytes=MAX_GROUP_BYTES)
-            found += [trajectory for group in archived.groups for trajectory in group.trajectories]
-            if len(found) >= MAX_EPISODES:
+        for step in reversed([step for step in archive.steps if step in steps]):
+            found.append(archive.read(step, vocab_size=ANY_TOKEN, max_group_bytes=MAX_GROUP_BYTES))
+            if sum(len(each.groups) for each in found) * config.replay.group_size >= MAX_EPISODES:
                 break
     except ArchiveError as error:
         raise ConfigError(str(error)) from error

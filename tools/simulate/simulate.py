@@ -7,19 +7,16 @@ from slipstream.common.process.config_error import require
 from slipstream.tools.simulate.calibration import Calibration, calibrate
 from slipstream.tools.simulate.outcome import Outcome
 from slipstream.tools.simulate.simulate_options import SimulateOptions
-from slipstream.tools.simulate.simulated_run import Plan
 from slipstream.tools.simulate.simulated_world import World
 from slipstream.tools.terminal.table import print_rows
 
 MANY_REQUESTS_PER_S = 30_000  # a server takes about 32 us for each: docs/benchmarks.md
 BUSY, IDLE, FULL = 0.9, 0.7, 0.9
-NUM_STEPS = 100  # optimizer steps that are measured
-RESTART_S = 120.0  # until a lost actor is replaced: a new spot instance boots and loads its model
-COLUMNS = ("actors", "steps/h", "episodes/s", "lag", "masked", "busy", "slots", "wasted", "$/h", "$/step", "limit")
+COLUMNS = ("actors", "steps/h", "tokens/s", "lag", "99%", "masked", "busy", "slots", "wasted", "$/h", "$/step", "limit")
 
 
 def simulate(config: Config, *, options: SimulateOptions) -> int:
-    """Print a row for each fleet, after one that repeats the run itself; return 0. Raises ConfigError.
+    """Print a row for each fleet, beside the errors of simulating the run itself; return 0. Raises ConfigError.
 
     `config` is that of the run, with the changes to be tried.
     """
@@ -31,42 +28,31 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
         config.replay.num_trees,
         "groups are simulated with all their members at once",
     )
-    counts = [int(number) for number in options.actors] or [facts.num_actors]
-    plans = [plan_of(config, options, facts, num_actors=count) for count in counts]
-    outcomes = [World(plan, facts).run() for plan in plans]
-    print(_measured(config, facts))
-    print_rows(COLUMNS, [_row(plan, outcome) for plan, outcome in zip(plans, outcomes, strict=True)])
+    recorded = facts.config.replay
+    require(
+        config.replay.group_size == recorded.group_size or facts.useful_share == 1,
+        "replay.group_size",
+        f"{recorded.group_size}, as in the run",
+        config.replay.group_size,
+        f"{1 - facts.useful_share:.0%} of the run's groups had equal returns; of another size that share is not known",
+    )
+    again = World(facts.config, facts, num_actors=facts.num_actors).run()
+    print(_measured(facts))
+    rows = []
+    for num_actors in [int(number) for number in options.actors] or [facts.num_actors]:
+        world = World(
+            config,
+            facts,
+            num_actors=num_actors,
+            learner_speed=options.learner_speed,
+            preemptions_per_hour=options.preemptions_per_hour,
+        )
+        rows.append([str(num_actors), *_row(world.run(), again, facts)])
+    print_rows(COLUMNS, rows)
     return 0
 
 
-def plan_of(config: Config, options: SimulateOptions, facts: Calibration, *, num_actors: int) -> Plan:
-    """The plan for a fleet of `num_actors`, with the settings of `config`. Raises ConfigError."""
-    replay = config.replay
-    require(
-        replay.group_size == facts.group_size or facts.useful_share == 1,
-        "replay.group_size",
-        f"{facts.group_size}, as in the run",
-        replay.group_size,
-        f"{1 - facts.useful_share:.0%} of the run's groups had equal returns; of another size that share is not known",
-    )
-    return Plan(
-        num_actors=num_actors,
-        max_episodes=config.actors.max_episodes,
-        group_size=replay.group_size,
-        groups_per_step=replay.groups_per_step,
-        step_scale=replay.groups_per_step / facts.groups_per_step / options.learner_speed,
-        num_shards=config.redis.num_shards,
-        target_lag=replay.target_lag,
-        max_lag=replay.max_lag,
-        steps=NUM_STEPS,
-        price_per_hour=config.actors.price_per_hour,
-        preemptions_per_hour=options.preemptions_per_hour,
-        restart_s=RESTART_S,
-        seed=config.run.seed,
-    )
-
-
-def limit_of(plan: Plan, outcome: Outcome) -> str:
+def limit_of(outcome: Outcome) -> str:
     """What limits the run, and the setting that changes it."""
     if outcome.requests_per_s > MANY_REQUESTS_PER_S:
         return f"Redis, at {outcome.requests_per_s:,.0f} requests/s; use redis.shards"
@@ -79,29 +65,32 @@ def limit_of(plan: Plan, outcome: Outcome) -> str:
     return "none alone"
 
 
-def _measured(config: Config, facts: Calibration) -> str:
+def _measured(facts: Calibration) -> str:
     fixed, per_request = 1000 * facts.token_time.fixed_s, 1000 * facts.token_time.per_request_s
+    step_s = statistics.fmean(step.of(1.0) for step in facts.step_times)
+    cores = f" on the {facts.num_cores} cores that they share" if facts.num_cores else ""
     return (
-        f"calibrated on {len(facts.episodes)} episodes of {config.run.name}: {facts.num_actors} actors, "
-        f"{facts.steps_per_hour:.0f} steps/h, lag {facts.lag:.2f}; a turn takes {1000 * facts.turn_s:.0f} ms until its "
-        f"first token, a token {fixed:.1f} ms + {per_request:.2f} ms for each request, a step "
-        f"{statistics.fmean(facts.step_s):.2f} s, a refresh {facts.refresh_s:.2f} s; {facts.useful_share:.0%} of the "
-        "groups teach"
+        f"calibrated on {len(facts.groups)} groups of {facts.config.run.name}: {facts.num_actors} actors, "
+        f"{facts.steps_per_hour:.0f} steps/h, {facts.tokens_per_s:.0f} tokens/s, lag {facts.lag:.2f}; a turn begins "
+        f"after {facts.first_tokens:.1f} tokens, of {fixed:.1f} ms + {per_request:.2f} ms for each request, a step "
+        f"takes {step_s:.2f} s, a refresh {facts.refresh_s:.2f} s{cores}; {facts.useful_share:.0%} of the groups "
+        "teach\nbeside each prediction: the error of a simulation of that run itself"
     )
 
 
-def _row(plan: Plan, outcome: Outcome) -> list[str]:
+def _row(outcome: Outcome, again: Outcome, facts: Calibration) -> list[str]:
+    """The cells of one fleet; `again` is the simulation of the run itself."""
     dollars = outcome.dollars_per_hour
     return [
-        str(plan.num_actors),
-        f"{outcome.steps_per_hour:.0f}",
-        f"{outcome.episodes_per_s:.1f}",
-        f"{outcome.lag:.2f}",
+        f"{outcome.steps_per_hour:.0f} {again.steps_per_hour / facts.steps_per_hour - 1:+.1%}",
+        f"{outcome.tokens_per_s:.0f} {again.tokens_per_s / facts.tokens_per_s - 1:+.1%}",
+        f"{outcome.lag:.2f} {again.lag - facts.lag:+.2f}",
+        str(outcome.slow_lag),
         f"{outcome.masked_share:.1%}",
         f"{outcome.learner_busy:.0%}",
         f"{outcome.slots_used:.0%}",
         f"{outcome.wasted_share:.0%}",
         f"{dollars:.2f}" if dollars else "",
         f"{dollars / outcome.steps_per_hour:.4f}" if dollars else "",
-        limit_of(plan, outcome),
+        limit_of(outcome),
     ]

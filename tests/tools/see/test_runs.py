@@ -116,9 +116,11 @@ def test_a_run_without_a_server_is_not_taken_for_none(tmp_path: Path, capsys: py
 
 
 def test_a_simulation_names_what_the_records_lack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_run(tmp_path, "one", age_s=60)
+    config, run_dir = make_run(tmp_path, "one", age_s=60), RunDir(tmp_path, "one")
+    config.learner.steps = 30
+    run_dir.config.write_text(dump_config(config))
     records = [{"step": number, "trained/reward": 0.5, "perf/step_s": None} for number in range(20)]
-    RunDir(tmp_path, "one").metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert main(["simulate", "run.name=one", f"run.root={tmp_path}"]) == 2
     assert "metrics.jsonl: step 5 has no number perf/step_s, time/wait_s, " in capsys.readouterr().err
 

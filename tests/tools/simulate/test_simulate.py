@@ -1,60 +1,80 @@
 """The simulator, against runs that can be computed by hand."""
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
+import msgspec
+import numpy as np
 import pytest
 import simpy
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.records.trajectory import Turn
-from slipstream.tools.simulate.calibration import Calibration, PlayedTurn, token_time, turn_time
+from slipstream.common.records.trajectory import Trajectory, Turn, VersionSpan
+from slipstream.replay.records.ticket import Lease
+from slipstream.tools.simulate import simulate
+from slipstream.tools.simulate.calibration import Calibration, PlayedTurn, StepTime, mean_loads, refresh_s, speed_of
 from slipstream.tools.simulate.outcome import Outcome, requests_per_s
-from slipstream.tools.simulate.simulate import limit_of, plan_of
+from slipstream.tools.simulate.simulate import limit_of
 from slipstream.tools.simulate.simulate_options import SimulateOptions
-from slipstream.tools.simulate.simulated_engine import SimulatedEngine, TokenTime
-from slipstream.tools.simulate.simulated_run import Plan
+from slipstream.tools.simulate.simulated_engine import Host, SimulatedEngine, TokenTime
 from slipstream.tools.simulate.simulated_world import World
+from tests.replay.records.attempts import attempt_at, ticket
+
+
+def settings(**replay: int) -> Config:
+    config = Config()
+    config.replay = dataclasses.replace(config.replay, **replay)  # type: ignore[arg-type]
+    return config
+
 
 SECOND = [PlayedTurn(num_tokens=10, env_s=0.0)]  # an episode of 1 s, by the engine of FACTS
+STEP = StepTime(of_batch_s=1.0, rest_s=0.0)
+NO_STEP = StepTime(of_batch_s=0.0, rest_s=0.0)
 FACTS = Calibration(
-    episodes=[SECOND],
-    turn_s=0.0,
+    config=settings(groups_per_step=1, group_size=1),
+    groups=[[SECOND]],
+    first_tokens=0.0,
     token_time=TokenTime(fixed_s=0.1, per_request_s=0.0),
-    step_s=[1.0],
-    groups_per_step=1,
-    group_size=1,
+    step_times=[STEP],
+    eval_episodes=0,
     useful_share=1.0,
     failed_share=0.0,
     refresh_s=0.5,
     num_actors=1,
+    num_cores=0,
     steps_per_hour=0.0,
+    tokens_per_s=0.0,
     lag=0.0,
 )
-PLAN = Plan(
-    num_actors=1,
-    max_episodes=1,
-    group_size=1,
-    groups_per_step=1,
-    step_scale=1.0,
-    num_shards=1,
-    target_lag=0,
-    max_lag=8,
-    steps=100,
-    price_per_hour=0.0,
-    preemptions_per_hour=0.0,
-    restart_s=5.0,
-    seed=0,
-)
+
+
+def world(
+    facts: Calibration = FACTS,
+    *,
+    max_episodes: int = 1,
+    price: float = 0.0,
+    eval_every: int = 0,
+    seed: int = 0,
+    replay: Mapping[str, int] = MappingProxyType({}),
+    **of_world: float,
+) -> World:
+    config = settings(**{"groups_per_step": 1, "group_size": 1, "target_lag": 0} | replay)
+    config.actors.max_episodes, config.actors.price_per_hour = max_episodes, price
+    config.eval.every, config.run.seed = eval_every, seed
+    return World(config, facts, **{"num_actors": 1} | of_world)  # type: ignore[arg-type]
 
 
 def outcome(facts: Calibration = FACTS, **changes: float) -> Outcome:
-    return World(dataclasses.replace(PLAN, **changes), facts).run()  # type: ignore[arg-type]
+    """Of a run in which `changes` that name settings of `replay` are those."""
+    replay = {key: changes.pop(key) for key in list(changes) if hasattr(FACTS.config.replay, key)}
+    return world(facts, replay=replay, **changes).run()  # type: ignore[arg-type]
 
 
 def with_episodes(*episodes: Sequence[PlayedTurn], **changes: float) -> Calibration:
-    return dataclasses.replace(FACTS, episodes=list(episodes), **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(FACTS, groups=[list(episodes)], **changes)  # type: ignore[arg-type]
 
 
 def test_requests_share_the_iterations_of_an_engine() -> None:
@@ -63,7 +83,7 @@ def test_requests_share_the_iterations_of_an_engine() -> None:
     0 to 4: two iterations for the first alone; 4 to 7: one for both, the second ends; 7 to 9: the last one.
     """
     env, ends = simpy.Environment(), dict[str, float]()
-    engine = SimulatedEngine(env, TokenTime(fixed_s=1.0, per_request_s=1.0))
+    engine = SimulatedEngine(env, TokenTime(fixed_s=1.0, per_request_s=1.0), Host(num_cores=1))
 
     def request(name: str, *, at: float, tokens: int):  # type: ignore[no-untyped-def]
         yield env.timeout(at)
@@ -76,6 +96,22 @@ def test_requests_share_the_iterations_of_an_engine() -> None:
     assert ends == {"first": pytest.approx(9.0), "second": pytest.approx(7.0)}
 
 
+def test_engines_with_requests_share_the_cores_of_their_host() -> None:
+    """Two engines on one core, 1 s for a token: the first alone until 1, both at half the speed until 5, then alone."""
+    env, ends, host = simpy.Environment(), list[float](), Host(num_cores=1)
+    engines = [SimulatedEngine(env, TokenTime(fixed_s=1.0, per_request_s=0.0), host) for _ in range(2)]
+
+    def request(engine: SimulatedEngine, *, at: float, tokens: int):  # type: ignore[no-untyped-def]
+        yield env.timeout(at)
+        yield engine.generate(tokens)
+        ends.append(env.now)
+
+    env.process(request(engines[0], at=0.0, tokens=4))
+    env.process(request(engines[1], at=1.0, tokens=2))
+    env.run()
+    assert ends == pytest.approx([5.0, 6.0])
+
+
 def test_a_synchronous_step_waits_for_its_weights_and_its_episodes() -> None:
     """1 s for the step, 0.5 s until the actor has its weights, 1 s for the episode: 2.5 s, of which it learns 1 s."""
     found = outcome()
@@ -86,56 +122,72 @@ def test_a_synchronous_step_waits_for_its_weights_and_its_episodes() -> None:
 
 def test_each_turn_takes_a_while_until_its_first_token() -> None:
     """Two turns of 0.25 s and 5 tokens of 0.1 s each: 1.5 s, after 1 s for the step and 0.5 s for its weights."""
-    facts = with_episodes([PlayedTurn(num_tokens=5, env_s=0.0)] * 2, turn_s=0.25)
+    facts = with_episodes([PlayedTurn(num_tokens=5, env_s=0.0)] * 2, first_tokens=2.5)
     assert outcome(facts).steps_per_hour == pytest.approx(3600 / 3.0, rel=0.02)
 
 
 def test_the_version_of_a_turn_is_that_of_its_first_token() -> None:
     """Opened when version k begins its step, which is served 0.5 s later; the first token comes after 0.6 s."""
-    facts = with_episodes([PlayedTurn(num_tokens=3, env_s=0.0)], turn_s=0.6)
+    facts = with_episodes([PlayedTurn(num_tokens=3, env_s=0.0)], first_tokens=6.0)
     assert outcome(facts, target_lag=1, num_actors=4).lag == 1
 
 
 def test_a_step_takes_as_much_longer_as_its_batch_is_larger() -> None:
-    """Six groups where the run had one, of a learner twice as fast: 3 s for the step instead of 1 s, 0.5 s for its
-    weights, 1 s for the episodes.
+    """Three groups of two where the run had one of one, of a learner twice as fast: 6 s and a rest of 1 s become 3.5 s
+    for the step, then 0.5 s for its weights, 1 s for the episodes.
     """
-    config = Config()
-    config.replay.groups_per_step = 6
-    plan = plan_of(config, SimulateOptions(learner_speed=2.0), FACTS, num_actors=6)
-    assert plan.step_scale == 3.0
-    found = outcome(groups_per_step=6, num_actors=6, step_scale=plan.step_scale)
-    assert found.steps_per_hour == pytest.approx(3600 / 4.5, rel=0.02)
+    facts = dataclasses.replace(FACTS, step_times=[StepTime(of_batch_s=1.0, rest_s=1.0)])
+    found = outcome(facts, groups_per_step=3, group_size=2, num_actors=3, learner_speed=2.0)
+    assert found.steps_per_hour == pytest.approx(3600 / 5.0, rel=0.02)
+    assert found.tokens_per_s == pytest.approx(6 * 10 / 5.0, rel=0.02)
+
+
+def test_a_learner_and_engines_without_gpus_share_the_cores_of_their_host() -> None:
+    """With one core and a lag of one, the episode of 1 s and the step of 1 s take 2 s together, as they do in turns."""
+    facts = dataclasses.replace(FACTS, num_cores=1, refresh_s=0.0)
+    assert outcome(facts, target_lag=1).steps_per_hour == pytest.approx(1800, rel=0.02)
+
+
+def test_an_evaluation_takes_slots_and_keeps_its_weights() -> None:
+    """After each fourth step four episodes of 10 s, one after another in one of four slots.
+
+    With a lag of one only groups that were opened for the kept weights or the next are played: three steps at 10, 20
+    and 30 s, and the fourth at 50 s.
+    """
+    facts = with_episodes([PlayedTurn(num_tokens=100, env_s=0.0)], step_times=[NO_STEP], refresh_s=0.0, eval_episodes=4)
+    alone = outcome(facts, target_lag=1, max_episodes=4, group_size=4)
+    assert alone.steps_per_hour == pytest.approx(360, rel=0.02)
+    beside = outcome(facts, target_lag=1, max_episodes=4, group_size=4, eval_every=4)
+    assert beside.steps_per_hour == pytest.approx(288, rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("num_actors", "by_hand"),
     [
-        (100, 100 * (3 + 10) + 10 * 50 + 2 * 8 / 4),
-        (10_000, 10_000 * (3 / 2 + 1 / 2) + 10 / 2 + 2 * 8 / 4),  # 5,000 a second of each kind
+        (100, 100 * (3 + 2) + 10 * 50 + 2 * 8),
+        (10_000, 10_000 * (3 / 2 + 1 / 2) + 10 / 2 + 2 * 8),  # 5,000 a second of each kind
     ],
 )
 def test_the_requests_to_redis_follow_the_intervals_of_the_actors(num_actors: int, by_hand: float) -> None:
-    plan = dataclasses.replace(PLAN, num_actors=num_actors, num_shards=4)
-    assert requests_per_s(plan, num_free=10, episodes_per_s=8) == pytest.approx(by_hand)
+    assert requests_per_s(num_actors, num_free=10, episodes_per_s=8) == pytest.approx(by_hand)
 
 
 def test_with_a_lag_of_one_the_slower_side_sets_the_pace() -> None:
     found = outcome(with_episodes([PlayedTurn(num_tokens=5, env_s=1.5)]), target_lag=1, num_actors=1)
     assert found.steps_per_hour == pytest.approx(3600 / 2.0, rel=0.02)  # an episode of 2 s, one at a time
     assert found.learner_busy == pytest.approx(0.5, rel=0.02) and found.slots_used == pytest.approx(1.0, abs=0.05)
-    assert limit_of(PLAN, found) == "actors; add some"
+    assert limit_of(found) == "actors; add some"
     found = outcome(with_episodes([PlayedTurn(num_tokens=9, env_s=0.0)]), target_lag=1, num_actors=4)
     assert found.steps_per_hour == pytest.approx(3600, rel=0.04) and found.learner_busy == pytest.approx(1.0, abs=0.04)
     # Opened when version k begins its step, played with k - 1, as k is served 0.5 s later; claimed for step k + 1. In
     # one of nine steps the actors try what waiting for k would cost: the learner waits.
     assert found.lag == pytest.approx(2, abs=0.2)
-    assert limit_of(PLAN, found) == "the learner; use more learner.ranks, or fewer actors"
+    assert limit_of(found) == "the learner; use more learner.ranks, or fewer actors"
 
 
 def test_groups_that_teach_nothing_are_replaced_and_count_as_waste() -> None:
-    facts = dataclasses.replace(FACTS, useful_share=0.5, refresh_s=0.0, step_s=[0.0])
-    found = outcome(facts, target_lag=2, groups_per_step=4, steps=400)
+    facts = dataclasses.replace(FACTS, useful_share=0.5, refresh_s=0.0, step_times=[NO_STEP])
+    found = outcome(facts, target_lag=2, groups_per_step=4, num_steps=400)
     assert found.wasted_share == pytest.approx(0.5, abs=0.05)
     assert found.steps_per_hour == pytest.approx(3600 / 8, rel=0.1)  # eight episodes of 1 s, one after another
 
@@ -149,18 +201,28 @@ def test_tokens_older_than_the_cap_are_masked() -> None:
 
 
 def test_preempted_actors_cost_the_time_until_they_are_replaced_and_no_episode() -> None:
-    """Episodes of ten turns of 1 s. Half a minute is the mean life of an actor."""
-    facts = with_episodes([PlayedTurn(num_tokens=10, env_s=0.0)] * 10, refresh_s=0.0, step_s=[0.1])
-    unhurt = outcome(facts, target_lag=2, num_actors=4, steps=300)
-    preempted = outcome(facts, target_lag=2, num_actors=4, steps=300, preemptions_per_hour=120.0, price_per_hour=1.0)
+    """Episodes of ten turns of 1 s. Five minutes are the mean life of an actor."""
+    facts = with_episodes(
+        [PlayedTurn(num_tokens=10, env_s=0.0)] * 10, refresh_s=0.0, step_times=[StepTime(of_batch_s=0.1, rest_s=0.0)]
+    )
+    unhurt = outcome(facts, target_lag=2, num_actors=4, num_steps=300)
+    preempted = outcome(facts, target_lag=2, num_actors=4, num_steps=300, preemptions_per_hour=12.0, price=1.0)
     assert unhurt.wasted_share == preempted.wasted_share == 0
-    assert preempted.dollars_per_hour == pytest.approx(4 * 30 / 35, rel=0.1)  # 5 s of 35 are free of charge
+    assert preempted.dollars_per_hour == pytest.approx(4 * 300 / 420, rel=0.1)  # 120 s of 420 are free of charge
     assert preempted.steps_per_hour < unhurt.steps_per_hour
 
 
+def test_siblings_are_played_as_they_were_together() -> None:
+    """A recorded group lasts 1 s, another 9 s: 5 s on average, where siblings of both would last 7 s."""
+    groups = [[[PlayedTurn(num_tokens=10 * lasts, env_s=0.0)]] * 2 for lasts in (1, 9)]
+    facts = dataclasses.replace(FACTS, groups=groups, refresh_s=0.0, step_times=[NO_STEP])
+    found = outcome(facts, group_size=2, max_episodes=2, num_steps=1000)
+    assert found.steps_per_hour == pytest.approx(3600 / 5, rel=0.1)
+
+
 def test_failed_attempts_are_repeated() -> None:
-    facts = dataclasses.replace(FACTS, failed_share=0.5, refresh_s=0.0, step_s=[0.0])
-    assert outcome(facts, target_lag=1, steps=1000).steps_per_hour == pytest.approx(1800, rel=0.1)
+    facts = dataclasses.replace(FACTS, failed_share=0.5, refresh_s=0.0, step_times=[NO_STEP])
+    assert outcome(facts, target_lag=1, num_steps=1000).steps_per_hour == pytest.approx(1800, rel=0.1)
 
 
 def test_the_same_seed_gives_the_same_outcome() -> None:
@@ -169,62 +231,66 @@ def test_the_same_seed_gives_the_same_outcome() -> None:
     assert first == again != outcome(facts, target_lag=2, num_actors=3, preemptions_per_hour=60.0, seed=1)
 
 
-def turn(num_tokens: int, generate_s: float) -> Turn:
-    said = {"state_key": "", "rewards": {"goal": 0.0}, "finish_reason": "stop", "valid_action": True}
-    return Turn(start=7, stop=7 + num_tokens, generate_s=generate_s, env_s=0.0, **said)
+def played(at_s: float, *turns: tuple[int, float], switch: int = 0) -> Trajectory:
+    """An episode of turns of so many tokens and seconds; `switch`: version 1 sampled from this token on, else 0."""
+    said = {"state_key": "", "rewards": {"goal": 0.0}, "finish_reason": "stop", "valid_action": True, "env_s": 0.0}
+    stops = list(itertools.accumulate(count for count, _ in turns))
+    spans = [(0, switch, 0), (switch, stops[-1], 1)] if switch else [(0, stops[-1], 0)]
+    return msgspec.structs.replace(
+        attempt_at(Lease(ticket=ticket(0), fence=1, missing={0: 0}, partials={}, ttl_s=1.0), 0, run_id="run"),
+        turns=[
+            Turn(start=stop - count, stop=stop, generate_s=lasts, **said)
+            for stop, (count, lasts) in zip(stops, turns, strict=True)
+        ],
+        version_spans=[VersionSpan(start=start, stop=stop, policy_version=version) for start, stop, version in spans],
+        started_at_s=at_s,
+        duration_s=sum(lasts for _, lasts in turns),
+    )
 
 
-def test_the_time_of_a_turn_is_a_line_over_its_tokens() -> None:
-    """Half a second, and 0.1 s for each token: the middle turn is 0.1 s late, and the line goes through the mean."""
-    found = turn_time([turn(5, 1.0), turn(10, 1.6), turn(15, 2.0)])
-    assert found == pytest.approx((0.5 + 0.1 / 3, 0.1))
-    assert turn_time([turn(4, 1.0), turn(4, 3.0)]) == (0.0, 0.5)  # no line
-    assert turn_time([turn(4, 1.0), turn(8, 6.0)]) == (0.0, pytest.approx(7 / 12))  # it would begin at -4 s
-    assert turn_time([turn(4, 3.0), turn(8, 1.0)]) == (0.0, pytest.approx(4 / 12))  # it would fall
+@pytest.mark.parametrize(
+    ("episodes", "first_tokens", "fixed_s", "per_request_s"),
+    [
+        # Half a second and 0.1 s for each token: the middle turn is 0.1 s late, and the line goes through the mean.
+        ([played(0.0, (5, 1.0), (10, 1.6), (15, 2.0))], 16 / 3, 0.1, 0.0),
+        ([played(0.0, (4, 1.0), (4, 3.0))], 0.0, 0.5, 0.0),  # no line
+        ([played(0.0, (4, 1.0), (8, 6.0))], 0.0, 7 / 12, 0.0),  # it would begin at -4 s
+        ([played(0.0, (4, 3.0), (8, 1.0))], 0.0, 4 / 12, 0.0),  # it would fall
+        # One alone, then two together: a token takes 0.1 s and 0.1 s for each request.
+        ([played(0.0, (10, 2.0)), *[played(9.0, (10, 3.0))] * 2], 0.0, 0.1, 0.1),
+        # It would fall: the two together are the fast ones.
+        ([played(0.0, (10, 4.0)), *[played(9.0, (10, 3.0))] * 2], 0.0, 1 / 3, 0.0),
+        # It would begin below 0: 0.1 s alone, 0.4 s of two.
+        ([played(0.0, (10, 1.0)), *[played(9.0, (10, 4.0))] * 2], 0.0, 0.0, 0.3 / (5 / 3)),
+    ],
+)
+def test_the_speed_of_an_engine_is_two_lines(
+    episodes: list[Trajectory], first_tokens: float, fixed_s: float, per_request_s: float
+) -> None:
+    first, time = speed_of(episodes, share=1.0, slowdown=1.0)
+    assert (first, time.fixed_s, time.per_request_s) == pytest.approx((first_tokens, fixed_s, per_request_s))
 
 
-def loaded(requests: float, rate: float) -> dict[str, float]:
-    return {"fleet/num_episodes": requests, "fleet/num_actors": 2.0, "fleet/generated_tokens_per_s": rate}
+def test_an_engine_that_is_not_alone_is_slower_and_has_requests_that_no_archive_shows() -> None:
+    episodes = [played(0.0, (10, 2.0)), *[played(9.0, (10, 3.0))] * 2]  # see above
+    first, time = speed_of(episodes, share=0.5, slowdown=2.0)
+    assert (first, time.fixed_s, time.per_request_s) == pytest.approx((0.0, 0.05, 0.025))
 
 
-def test_the_time_of_a_token_is_a_line_through_two_halves_of_the_records() -> None:
-    """Two actors. With 4 requests each, a token takes 4 / 200 = 20 ms, with 16 each 16 / 400 = 40 ms."""
-    records = [loaded(8, 400), loaded(32, 800)] * 5 + [loaded(0, 0)]
-    found = token_time(records, generating_share=1.0)
-    middle = 20 / 600  # of all: (4 + 16) requests, (200 + 400) tokens a second
-    assert found.per_request_s == pytest.approx(0.02 / 12)
-    assert found.fixed_s == pytest.approx(middle - 10 * 0.02 / 12)
-    half = token_time(records, generating_share=0.5)  # the environment has the other half of the episodes
-    assert half.of(5) == pytest.approx(middle / 2)
+def test_loads_are_means_over_the_time_of_each() -> None:
+    assert list(mean_loads(np.array([0.0, 0.5]), np.array([2.0, 1.5]))) == pytest.approx([1.5, 2.0])
 
 
-def test_loads_that_are_nearly_equal_say_nothing_about_their_speed() -> None:
-    alike = [loaded(16, 400), loaded(18, 300)] * 5  # the second would have a time of 7.5 ms a request
-    assert token_time(alike, generating_share=1.0) == TokenTime(fixed_s=pytest.approx(17 / 350), per_request_s=0.0)
+def test_a_refresh_lasts_until_a_version_samples_within_a_turn() -> None:
+    """Version 1 was made at 100 s, and comes into the middle of a turn that began at 101 s and lasts 4 s."""
+    assert refresh_s([played(99.0, (5, 2.0), (10, 4.0), switch=10)], made_at_s={1: 100.0}) == pytest.approx(3.0)
+    assert refresh_s([played(99.0, (5, 2.0), (10, 4.0), switch=5)], made_at_s={1: 100.0}) == 0  # between two turns
 
 
-def test_a_line_that_would_fall_is_flat_and_a_run_that_never_generated_is_refused() -> None:
-    falling = [loaded(8, 200), loaded(32, 2000)] * 5
-    assert token_time(falling, generating_share=1.0) == TokenTime(fixed_s=pytest.approx(20 / 1100), per_request_s=0.0)
-    with pytest.raises(ConfigError, match="while actors generated"):
-        token_time([loaded(0, 0)], generating_share=1.0)
-
-
-def test_a_plan_has_the_settings_of_the_run_and_what_is_changed_of_them() -> None:
-    config = Config()
-    config.replay.target_lag, config.actors.price_per_hour = 5, 0.4
-    config.replay.group_size = FACTS.group_size
-    plan = plan_of(config, SimulateOptions(preemptions_per_hour=2.0), FACTS, num_actors=3)
-    assert (plan.num_actors, plan.target_lag, plan.preemptions_per_hour) == (3, 5, 2.0)
-    assert World(dataclasses.replace(plan, max_episodes=8), FACTS).run().dollars_per_hour == pytest.approx(1.2)
-
-
-def test_another_size_of_groups_is_refused_where_some_teach_nothing() -> None:
-    config = Config()
-    config.replay.group_size = 4
-    assert plan_of(config, SimulateOptions(), FACTS, num_actors=1).group_size == 4
+def test_another_size_of_groups_is_refused_where_some_teach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulate, "calibrate", lambda _: dataclasses.replace(FACTS, useful_share=0.7))
     with pytest.raises(ConfigError, match=r"replay.group_size.*30% of the run's groups"):
-        plan_of(config, SimulateOptions(), dataclasses.replace(FACTS, useful_share=0.7), num_actors=1)
+        simulate.simulate(settings(group_size=4), options=SimulateOptions())
 
 
 @pytest.mark.parametrize(
