@@ -177,7 +177,8 @@ def _speed_rows(speed: Speed) -> dict[str, str]:
         f"{speed.collect_s:.1f} s",
         "learner": f"{speed.trained_per_s:,.0f} trained tokens/s; a step in {speed.train_s:.1f} s",
         "publish": f"{speed.publish_s:.1f} s; a whole version at all actors after {speed.refresh_s:.1f} s",
-        "steps": f"{3600 / speed.step_s:,.0f} an hour, with a lag of about {speed.lag:.1f}",
+        "steps": f"{3600 / speed.step_s:,.0f} an hour, with a lag of about {speed.lag:.1f}, "
+        f"at most {speed.slow_lag} in 99 % of the groups",
     }
     if speed.dollars_per_hour:
         dollars = speed.dollars_per_hour

@@ -1,16 +1,22 @@
 """The speed and the cost of a planned run, computed by hand."""
 
 import dataclasses
+import random
 
 import msgspec
 import pytest
 
 from slipstream.common.config.config import Config, load_config
+from slipstream.common.config.replay_config import ReplayConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.plan.measured_step import MeasuredStep
 from slipstream.tools.plan.plan_options import GPUS, Gpu, PlanOptions
-from slipstream.tools.plan.speed import Speed, advice_of, speed_of
+from slipstream.tools.plan.speed import Speed, advice_of, lag_of, speed_of
+from slipstream.tools.simulate.calibration import PlayedTurn, StepTime
+from slipstream.tools.simulate.simulated_engine import TokenTime
 from tests.tools.plan.test_plan import STEP
+from tests.tools.simulate.test_simulate import FACTS, world
+from tests.tools.simulate.test_simulate import settings as settings_of
 
 BILLION = msgspec.structs.replace(
     STEP,
@@ -29,6 +35,7 @@ OPTIONS = PlanOptions(
     link_gbit_per_s=8.0,
     episode_tokens=1000,
     env_seconds=2.3,
+    episode_spread=0.4,
     gpu_price=2.0,
 )
 
@@ -58,6 +65,8 @@ def test_every_stage_by_hand() -> None:
     collect    20 / (2 * 10 / 5)                                                                     = 5 s
     train      20 * 1000 * 6e9 operations at 0.4e14 a second                                         = 3 s
     publish    2e9 bytes at 1e10 bytes/s, and the same to the engines of this host                   = 0.2, 0.4 s
+    lag        the longest of 4 takes 5 * (1 + 0.4 * 1.044) = 7.09 s: 10.49 / 5 - 1 / 10             = 2.00
+               99 % at most 5 * (1 + 0.4 * 2.806) = 10.61 s: ceil(14.01 / 5 + 4 / 5) - 1             = 3
     """
     found = speed()
     assert (found.num_engines, found.requests, found.requests_by) == (2, 10, "slots")
@@ -66,8 +75,36 @@ def test_every_stage_by_hand() -> None:
     assert found.sampled_per_s == pytest.approx(4 * 500)
     assert found.train_s == pytest.approx(3.0) and found.trained_per_s == pytest.approx(20_000 / 3)
     assert found.publish_s == pytest.approx(0.2) and found.refresh_s == pytest.approx(0.4)
-    assert found.step_s == pytest.approx(5.0) and found.lag == pytest.approx(1.0 + 0.08)
+    assert found.step_s == pytest.approx(5.0) and found.lag == pytest.approx(2.0, abs=0.005) and found.slow_lag == 3
     assert found.dollars_per_hour == pytest.approx(6.0)
+
+
+SLOT_BOUND, FREE_SLOTS, LEARNER_BOUND, NEARLY = (24, 4.0), (512, 0.5), (128, 8.0), (64, 4.0)
+
+
+@pytest.mark.parametrize(("num_slots", "train_s"), [SLOT_BOUND, FREE_SLOTS, LEARNER_BOUND, NEARLY])
+@pytest.mark.parametrize(("group_size", "num_groups", "target_lag"), [(8, 8, 2), (4, 8, 4), (16, 4, 2), (8, 8, 1)])
+def test_the_lag_of_a_simulated_run_is_near_its_closed_form(
+    num_slots: int, train_s: float, group_size: int, num_groups: int, target_lag: int
+) -> None:
+    """Episodes of 5 s, normal with a spread of 0.4, and weights after 1 s; the simulation knows no formula."""
+    sizes = {"group_size": group_size, "groups_per_step": num_groups, "target_lag": target_lag}
+    chance = random.Random(0)
+    episodes = [[PlayedTurn(num_tokens=1, env_s=max(0.0, chance.gauss(5, 2)))] for _ in range(2000)]
+    facts = dataclasses.replace(
+        FACTS,
+        config=settings_of(**sizes),
+        groups=[episodes],
+        token_time=TokenTime(fixed_s=1e-6, per_request_s=0.0),
+        step_times=[StepTime(of_batch_s=train_s, rest_s=0.0)],
+        refresh_s=1.0,
+    )
+    found = world(facts, max_episodes=num_slots, replay=sizes).run()
+    step_s = 3600 / found.steps_per_hour
+    lag, slow = lag_of(
+        ReplayConfig(**sizes), num_slots=num_slots, episode_s=5, spread=0.4, train_s=train_s, refresh_s=1, step_s=step_s
+    )
+    assert lag == pytest.approx(found.lag, rel=0.1) and abs(slow - found.slow_lag) <= 1
 
 
 def test_what_changes_each_stage() -> None:
