@@ -47,15 +47,19 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
             learner_speed=options.learner_speed,
             preemptions_per_hour=options.preemptions_per_hour,
         )
-        rows.append([str(num_actors), *_row(world.run(), again, facts)])
+        outcome = world.run()
+        limit = limit_of(outcome, facts, num_actors=num_actors)
+        rows.append([str(num_actors), *_row(outcome, again, facts), limit])
     print_rows(COLUMNS, rows)
     return 0
 
 
-def limit_of(outcome: Outcome) -> str:
+def limit_of(outcome: Outcome, facts: Calibration, *, num_actors: int) -> str:
     """What limits the run, and the setting that changes it."""
     if outcome.requests_per_s > MANY_REQUESTS_PER_S:
         return f"Redis, at {outcome.requests_per_s:,.0f} requests/s; use redis.shards"
+    if 0 < facts.num_cores < num_actors + outcome.learner_busy:
+        return f"the {facts.num_cores} cores that learner and engines share; use other hosts"
     if outcome.learner_busy > BUSY:
         return "the learner; use more learner.ranks, or fewer actors"
     if outcome.slots_used > FULL:
@@ -79,7 +83,7 @@ def _measured(facts: Calibration) -> str:
 
 
 def _row(outcome: Outcome, again: Outcome, facts: Calibration) -> list[str]:
-    """The cells of one fleet; `again` is the simulation of the run itself."""
+    """The numbers of one fleet; `again` is the simulation of the run itself."""
     dollars = outcome.dollars_per_hour
     return [
         f"{outcome.steps_per_hour:.0f} {again.steps_per_hour / facts.steps_per_hour - 1:+.1%}",
@@ -92,5 +96,4 @@ def _row(outcome: Outcome, again: Outcome, facts: Calibration) -> list[str]:
         f"{outcome.wasted_share:.0%}",
         f"{dollars:.2f}" if dollars else "",
         f"{dollars / outcome.steps_per_hour:.4f}" if dollars else "",
-        limit_of(outcome),
     ]

@@ -145,7 +145,9 @@ def test_a_step_takes_as_much_longer_as_its_batch_is_larger() -> None:
 def test_a_learner_and_engines_without_gpus_share_the_cores_of_their_host() -> None:
     """With one core and a lag of one, the episode of 1 s and the step of 1 s take 2 s together, as they do in turns."""
     facts = dataclasses.replace(FACTS, num_cores=1, refresh_s=0.0)
-    assert outcome(facts, target_lag=1).steps_per_hour == pytest.approx(1800, rel=0.02)
+    found = outcome(facts, target_lag=1)
+    assert found.steps_per_hour == pytest.approx(1800, rel=0.02)
+    assert limit_of(found, facts, num_actors=1) == "the 1 cores that learner and engines share; use other hosts"
 
 
 def test_an_evaluation_takes_slots_and_keeps_its_weights() -> None:
@@ -176,13 +178,13 @@ def test_with_a_lag_of_one_the_slower_side_sets_the_pace() -> None:
     found = outcome(with_episodes([PlayedTurn(num_tokens=5, env_s=1.5)]), target_lag=1, num_actors=1)
     assert found.steps_per_hour == pytest.approx(3600 / 2.0, rel=0.02)  # an episode of 2 s, one at a time
     assert found.learner_busy == pytest.approx(0.5, rel=0.02) and found.slots_used == pytest.approx(1.0, abs=0.05)
-    assert limit_of(found) == "actors; add some"
+    assert limit_of(found, FACTS, num_actors=1) == "actors; add some"
     found = outcome(with_episodes([PlayedTurn(num_tokens=9, env_s=0.0)]), target_lag=1, num_actors=4)
     assert found.steps_per_hour == pytest.approx(3600, rel=0.04) and found.learner_busy == pytest.approx(1.0, abs=0.04)
     # Opened when version k begins its step, played with k - 1, as k is served 0.5 s later; claimed for step k + 1. In
     # one of nine steps the actors try what waiting for k would cost: the learner waits.
     assert found.lag == pytest.approx(2, abs=0.2)
-    assert limit_of(found) == "the learner; use more learner.ranks, or fewer actors"
+    assert limit_of(found, FACTS, num_actors=4) == "the learner; use more learner.ranks, or fewer actors"
 
 
 def test_groups_that_teach_nothing_are_replaced_and_count_as_waste() -> None:
