@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+EXPLORATION = 1.4  # the constant of PUCT, for returns between 0 and 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:

@@ -175,18 +175,26 @@ def _check_groups(config: Config) -> None:
         "it compares an attempt with the others of its step",
     )
     require(
-        replay.num_trees == 0 or not config.env.counts_visits,
-        "replay.num_trees",
-        "0 with a part run_novelty in env.rewards",
-        replay.num_trees,
+        not replay.trees or not config.env.counts_visits,
+        "replay.trees",
+        "empty with a part run_novelty in env.rewards",
+        replay.trees,
         "the bonus of a turn depends on when it is given, so attempts that share the turn would differ in it",
     )
     require(
-        replay.num_trees == 0 or config.env.max_turns > 1,
-        "replay.num_trees",
-        "0 with env.max_turns 1",
-        replay.num_trees,
+        not replay.trees or config.env.max_turns > 1,
+        "replay.trees",
+        "empty with env.max_turns 1",
+        replay.trees,
         "an attempt forks from another after a turn of it, and has a turn of its own",
+    )
+    late = [*config.env.comparisons(), *(["objective.reward_model"] if config.objective.reward_model else [])]
+    require(
+        not (replay.search and late),
+        "replay.trees",
+        f"empty or random:N with {', '.join(late)}",
+        replay.trees,
+        "a search chooses by the returns of attempts while others have not begun, and that score comes after all",
     )
 
 

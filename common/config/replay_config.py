@@ -1,6 +1,7 @@
 """What actors sample, and how the buffer hands it to the learner."""
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from slipstream.common.config.setting_bounds import (
 from slipstream.common.process.config_error import require
 from slipstream.common.records.kept_sets import MAX_TOP_K
 
+SEARCHES = ("mcts", "dfsdt", "tree_of_thoughts")  # that choose forks by the returns of attempts that have ended
 MAX_TREE_SIZE = 16  # attempts: a token that all of them share weighs this much more than one of a single attempt
 
 
@@ -56,7 +58,9 @@ class SamplingConfig:
 @dataclass(kw_only=True, slots=True)
 class ReplayConfig:
     group_size: Annotated[int, Interval(ge=1, le=4096)] = 8  # sibling attempts at one task
-    num_trees: int = 0  # attempts of a group that begin at the start; the others fork from them; 0: all, and no trees
+    trees: str = (
+        ""  # how attempts fork, and how many begin at the start: random:4, mcts:2, ...; empty: all do, no forks
+    )
     groups_per_step: Count = 8  # groups that one optimizer step consumes
     target_lag: Whole = 2  # optimizer steps of work that actors may be ahead; 0 is synchronous
     drop_zero_variance: bool = True  # replace groups in which nothing has an advantage; false: train every group
@@ -79,13 +83,34 @@ class ReplayConfig:
             "a group that was kept once is not a candidate again",
         )
 
+    @property
+    def num_trees(self) -> int:
+        """The attempts of a group that begin at the start, while others may fork from them; 0: all, and none forks."""
+        return int(self.trees.partition(":")[2] or 0)
+
+    @property
+    def search(self) -> str:
+        """The search that chooses where attempts fork; empty: they fork at random, or not at all."""
+        return self.trees.partition(":")[0].removeprefix("random")
+
     def _check_trees(self) -> None:
-        """Raise ConfigError unless the trees of a group fit its size."""
+        """Raise ConfigError unless the trees of a group are known, and fit its size."""
+        kind = self.trees.partition(":")[0]
+        require(
+            re.fullmatch(f"((random|{'|'.join(SEARCHES)}):[0-9]{{1,4}})?", self.trees) is not None,
+            "replay.trees",
+            f"empty, or N trees as {':N, '.join(('random', *SEARCHES))}:N",
+            self.trees,
+            "an attempt that is shown earlier ones has another prompt, so it is no sibling of theirs: use `slipstream "
+            "collect --search graph_of_thoughts`"
+            if kind == "graph_of_thoughts"
+            else "random:2 is two attempts from the start, and forks at random turns",
+        )
         least = max(2, math.ceil(self.group_size / MAX_TREE_SIZE))
         require(
-            self.num_trees == 0 or least <= self.num_trees < self.group_size,
-            "replay.num_trees",
-            f"0, or {least} to replay.group_size - 1 = {self.group_size - 1}",
-            self.num_trees,
-            f"trees are compared with each other, and have at most {MAX_TREE_SIZE} attempts; 0 is without trees",
+            not self.trees or least <= self.num_trees < self.group_size,
+            "replay.trees",
+            f"empty, or {kind}:N with N from {least} to replay.group_size - 1 = {self.group_size - 1}",
+            self.trees,
+            f"trees are compared with each other, and have at most {MAX_TREE_SIZE} attempts; empty is without trees",
         )

@@ -115,24 +115,24 @@ def _check_kept(config: Config) -> None:
 def _check_trees(config: Config) -> None:
     """Attempts that share tokens need the advantage that counts these once, and it needs such attempts."""
     objective, replay = config.objective, config.replay
-    if objective.compares == "forks" and not replay.num_trees:
+    if objective.compares == "forks" and not replay.trees:
         refuse(
             "advantage",
             objective.advantage,
-            "replay.num_trees is 0, so no attempt forks from another, and it is leave_one_out",
-            "set replay.num_trees to 2 or more, or choose leave_one_out",
+            "replay.trees is empty, so no attempt forks from another, and it is leave_one_out",
+            "set replay.trees to random:2 or more, or choose leave_one_out",
         )
-    if objective.compares != "forks" and replay.num_trees:
+    if objective.compares != "forks" and replay.trees:
         raise ConfigError(
-            f"`replay.num_trees` must be 0 with objective.advantage {objective.advantage}, got {replay.num_trees}: it "
+            f"`replay.trees` must be empty with objective.advantage {objective.advantage}, got {replay.trees!r}: it "
             "would train the tokens that attempts share once for each of them, and compare them with themselves; "
             "choose objective.advantage tree, or leave it out"
         )
-    if replay.num_trees and objective.normalisation == "sequences":
+    if replay.trees and objective.normalisation == "sequences":
         refuse(
             "normalisation",
             objective.normalisation,
-            "with replay.num_trees a fork trains only its own tokens, and each of these would weigh the more, the "
+            "with replay.trees a fork trains only its own tokens, and each of these would weigh the more, the "
             "later the fork begins",
             "choose tokens or constant",
         )

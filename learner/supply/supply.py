@@ -12,7 +12,7 @@ import msgspec
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.shutdown import Shutdown
-from slipstream.common.records.trajectory import Sampling, Task
+from slipstream.common.records.trajectory import MAX_TURNS, Sampling, Task
 from slipstream.common.records.versions import oldest_within
 from slipstream.envhub.rewards.part import actors_judge, judged_envs, reward_parts
 from slipstream.learner.batch.batch import Batch
@@ -32,7 +32,7 @@ from slipstream.replay.run.outlook import Outlook, outlook
 POLL_S = 0.02
 EXPLAIN_EVERY_S = 10.0
 USEFUL_WINDOW = 64  # claimed groups; the share of them that taught is expected of the next ones
-MAX_FORK_TURN = 4  # a fork begins after 1 to this many turns of another attempt
+MAX_FORK_TURN = 4  # a fork at random begins after 1 to this many turns of another attempt; a search's after any
 FEWEST_USEFUL = 1 / 8  # never open more than this many times the groups that are needed
 IS_JUDGE_RUNNING = "is `slipstream serve judge` running? See its log"
 ARE_ACTORS_RUNNING = "are actors running, and do their episodes end?"
@@ -371,12 +371,14 @@ def failures_since(before: Ledger, now: Ledger, failures: Sequence[Failure]) -> 
 def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: int) -> Ticket:
     """The ticket of group `group_id`: its task and sampling settings."""
     sampling = config.sampling
+    max_fork_turn = MAX_TURNS if config.replay.search else MAX_FORK_TURN
     return Ticket(
         group_id=group_id,
         task=task,
         num_members=config.replay.group_size,
         num_trees=config.replay.num_trees,
-        max_fork_turn=min(MAX_FORK_TURN, config.env.max_turns - 1) if config.replay.num_trees else 0,
+        max_fork_turn=min(max_fork_turn, config.env.max_turns - 1) if config.replay.trees else 0,
+        search=config.replay.search,
         min_policy_version=min_policy_version,
         sampling=Sampling(
             temperature=sampling.temperature,

@@ -19,7 +19,7 @@ from slipstream.replay.buffer.payloads import Entry, LostPayload, Payloads, reco
 from slipstream.replay.buffer.verbs import ACTORS, Verbs
 from slipstream.replay.buffer.visits import visits_of
 from slipstream.replay.records.failures import DIED_TWICE, Failure, cut_reason
-from slipstream.replay.records.forks import planned_forks
+from slipstream.replay.records.forks import awaited
 from slipstream.replay.records.keys import key, shard_name
 from slipstream.replay.records.ticket import InsertResult, Lease, Ticket, decode_ticket
 
@@ -186,8 +186,7 @@ class ActorBuffer:
 
     def _read_parents(self, ticket: Ticket, records: dict[int, bytes]) -> dict[int, Trajectory]:
         """The stored members that others fork from. Without an unusable one, its forks begin at the start."""
-        forks = planned_forks(ticket)
-        parents = {fork.parent for member, fork in forks.items() if member not in records}
+        parents = {each for member, before in awaited(ticket).items() if member not in records for each in before}
         entries = [Entry(ticket, member, record) for member, record in records.items() if member in parents]
         found = self._payloads.read("blob", entries, outcome=Outcome.POLICY) if entries else []
         for entry, parent in zip(entries, found, strict=True):

@@ -7,16 +7,27 @@ The choice depends on the run's seed and the group's id alone, never on what was
 finished episode would depend on its length, and so on the actions that are trained: the gradient would be biased
 (docs/search.md). An episode may therefore be over before the turn at which a member shall leave it. Then that member
 begins at the start of the task.
+
+With a search nothing is chosen before: `slipstream.actors.search.next_fork` chooses when a member begins.
 """
 
 import random
+from collections.abc import Collection
 
 from slipstream.common.records.trajectory import Fork
 from slipstream.replay.records.ticket import Ticket
 
 
+def awaited(ticket: Ticket) -> dict[int, Collection[int]]:
+    """For each further member, those that must have ended before it begins: its parent, or all that a search sees."""
+    if not ticket.search:
+        return {member: (fork.parent,) for member, fork in planned_forks(ticket).items()}
+    at_once = ticket.num_trees  # they all leave the same place
+    return {member: range(member - member % at_once) for member in range(at_once, ticket.num_members)}
+
+
 def planned_forks(ticket: Ticket) -> dict[int, Fork]:
-    """The fork of each member that has one.
+    """The fork of each member that has one, without a search.
 
     Each is drawn evenly from all places at which the members before it in its tree may be left: after 1 to
     `max_fork_turn` turns, and after more turns than the member has from its own parent. So a place has one name.

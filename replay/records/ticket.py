@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from slipstream.common.config.replay_config import SEARCHES
 from slipstream.common.process.wire import WireError, decode
 from slipstream.common.records.trajectory import MAX_TURNS, InvalidTrajectory, Outcome, Sampling, Task, Trajectory
 
@@ -24,6 +25,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is_judged: bool = False  # a judge marks the whole group before it is ready
     num_trees: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # members that begin at the start; 0: all, and no trees
     max_fork_turn: Annotated[int, msgspec.Meta(ge=0, le=MAX_TURNS)] = 0  # the most turns that two members share
+    # How the forks of further members are chosen, when these begin; "": at random, before anything is played.
+    search: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(SEARCHES)})?$")] = ""
 
     def check_owns(self, trajectory: Trajectory, *, run_id: str, outcome: Outcome) -> None:
         """Raise InvalidTrajectory unless `trajectory` is an attempt at this task, sampled as ordered, with `outcome`.

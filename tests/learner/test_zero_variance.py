@@ -16,7 +16,7 @@ PRESETS = sorted(Path("conf/objective").glob("*.yaml"))
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 def test_a_group_that_teaches_nothing_has_no_advantage_beside_others(preset: Path) -> None:
     """Every preset accepts the option; those that compare no siblings train such groups whatever it says."""
-    replay = ["replay.num_trees=2"] if preset.stem == "tree" else []
+    replay = ["replay.trees=random:2"] if preset.stem == "tree" else []
     objective = load_config(None, [KEEPS, *replay], presets=[str(preset)]).objective
     equal = group_of(two_turns(0.0, 0.3), two_turns(0.0, 0.1 + 0.2))
     other = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))

@@ -17,7 +17,7 @@ from slipstream.actors.engine.engine import EngineDied
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.search.episode_tree import Collected, EpisodeTree
-from slipstream.actors.search.tree_search import START, dfsdt, graph_of_thoughts, mcts, tree_of_thoughts
+from slipstream.actors.search.tree_search import EXPLORATION, START, dfsdt, graph_of_thoughts, mcts, tree_of_thoughts
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
@@ -40,7 +40,6 @@ from slipstream.tools.run.server_command import playing_on_servers
 
 PROGRESS_S = 5.0  # between two lines of progress
 BEAM = 2  # tree_of_thoughts: states expanded at each depth; graph_of_thoughts: attempts shown to a new one
-EXPLORATION = 1.4  # mcts: the constant of PUCT, for returns between 0 and 1
 STATE = "collected"
 
 

@@ -55,9 +55,9 @@ def check_input(config: Config, *, to_come: Collection[str] = ()) -> None:
                 f"`env.name` {part.name} has no expert: a warm start has nothing to imitate, and a tiny model no "
                 "vocabulary; set `model.path`, and `warm_start.episodes` to 0"
             )
-        if part.name in DRIVING and config.replay.num_trees:
+        if part.name in DRIVING and config.replay.trees:
             raise ConfigError(
-                f"`replay.num_trees` must be 0 with `env.name` {part.name}, got {config.replay.num_trees}: it plays "
+                f"`replay.trees` must be empty with `env.name` {part.name}, got {config.replay.trees!r}: it plays "
                 "its episodes itself, so none can begin with the turns of another; leave it out"
             )
         if part.name == "verifiers" and config.model.template_arguments:

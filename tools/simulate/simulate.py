@@ -22,10 +22,10 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
     """
     facts = calibrate(config)
     require(
-        not config.replay.num_trees,
-        "replay.num_trees",
-        "0 in a simulation",
-        config.replay.num_trees,
+        not config.replay.trees,
+        "replay.trees",
+        "empty in a simulation",
+        config.replay.trees,
         "groups are simulated with all their members at once",
     )
     recorded = facts.config.replay

@@ -12,9 +12,11 @@ import redis
 
 from slipstream.actors.group.episode_reward import Scoring
 from slipstream.actors.group.group import rollout_group
+from slipstream.actors.search.next_fork import next_fork
 from slipstream.common.config.config import load_config
 from slipstream.common.config.env_config import MixtureEntry
 from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.common.config.replay_config import SEARCHES
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Fork, InvalidTrajectory, Trajectory, check, encode_trajectory
 from slipstream.envhub.env import Observation
@@ -23,7 +25,7 @@ from slipstream.learner.batch.pack import count_loss_tokens
 from slipstream.learner.credit.token_advantages import sequences_with_advantages
 from slipstream.learner.credit.tree import leaves_of
 from slipstream.learner.probation.bounds import check_objective
-from slipstream.replay.records.forks import planned_forks
+from slipstream.replay.records.forks import awaited, planned_forks
 from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.tools.run.check_input import check_input
 from tests.actors.group.test_group import TOKENIZER, Actor, let_go, nobodys, until
@@ -33,6 +35,8 @@ from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 TURNS, MEMBERS, TREES = 4, 8, 2
 TICKET = ticket(1, num_members=MEMBERS, num_trees=TREES, max_fork_turn=3)
 PLAN = planned_forks(TICKET)
+SEARCHED = [ticket(1, num_members=MEMBERS, num_trees=TREES, max_fork_turn=3, search=search) for search in SEARCHES]
+of_each = pytest.mark.parametrize("of", [TICKET, *SEARCHED], ids=lambda of: of.search or "random")
 
 
 class Forgets(GuessEnv):
@@ -97,6 +101,23 @@ def test_each_member_begins_with_the_turns_of_its_parent_token_by_token(redis_cl
     assert buffer.audit() == []
 
 
+@pytest.mark.parametrize("of", SEARCHED, ids=lambda of: of.search)
+def test_a_search_chooses_among_the_attempts_that_have_ended(
+    redis_client: redis.Redis, run_id: str, of: Ticket
+) -> None:
+    members = grown(redis_client, run_id, of=of).trajectories
+    seen = {member: members[: member - member % TREES] for member in range(TREES, MEMBERS)}
+    assert {member.member: member.fork for member in members[TREES:]} == {
+        member: next_fork(earlier, ticket=of) for member, earlier in seen.items()
+    }
+    assert any(member.fork for member in members)
+    for member in members:
+        if member.fork:
+            parent = members[member.fork.parent]
+            assert member.tokens[: 4 * member.own_start] == parent.tokens[: 4 * member.own_start]
+            assert member.turns[: member.fork.num_turns] == parent.turns[: member.fork.num_turns]
+
+
 def test_from_an_episode_that_is_over_no_member_forks(redis_client: redis.Redis, run_id: str) -> None:
     of = ticket(0, num_members=MEMBERS, num_trees=TREES, max_fork_turn=3)
     members = grown(redis_client, run_id, of=of, env_name=f"{__name__}:EndsEarly").trajectories
@@ -108,26 +129,39 @@ def test_from_an_episode_that_is_over_no_member_forks(redis_client: redis.Redis,
     assert {members[number].fork is None for number in plan} == {True, False}
 
 
-@pytest.mark.parametrize("turn", range(TURNS + 1))
-def test_leaving_between_parent_and_fork_changes_nothing(redis_client: redis.Redis, run_id: str, turn: int) -> None:
-    """Whole turns are handed in; parents that are stored come back with the next lease. At last some forks play."""
-    expected = grown(redis_client, f"{run_id}-undisturbed").trajectories
-    buffer = buffer_of(redis_client, run_id)
+@of_each
+@pytest.mark.parametrize("turn", range(TURNS + 2))
+def test_leaving_between_parent_and_fork_changes_nothing(
+    redis_client: redis.Redis, run_id: str, turn: int, of: Ticket
+) -> None:
+    """Whole turns are handed in; parents that are stored come back with the next lease. At last some forks play.
+
+    A fork that another actor continues stays where it was chosen.
+    """
+    expected = grown(redis_client, f"{run_id}-undisturbed", of=of).trajectories
+    buffer = buffer_of(redis_client, run_id, of=of)
     leaver = Actor("leaver", run_id, turns=TURNS, step_s=0.1)
 
     def stands_in_turn() -> bool:
         return len(leaver.seeds) >= TREES * (turn + 1) and leaver.engine.load().num_running == 0
 
+    def has_begun_forks() -> bool:
+        have_ended = buffer.learner.ledger().inserted >= TREES
+        return have_ended and (turn == TURNS or (len(leaver.seeds) > TREES * TURNS and stands_in_turn()))
+
     async def play() -> None:
         task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
-        await until(stands_in_turn if turn < TURNS else lambda: buffer.learner.ledger().inserted >= TREES)
+        await until(stands_in_turn if turn < TURNS else has_begun_forks)
         await let_go(task)
 
     asyncio.run(play())
     assert buffer.audit() == []
     assert buffer.learner.ledger().redone_members == 0
     heir = Actor("heir", run_id, turns=TURNS)
-    heir.plays(buffer)
+    lease = heir.lease(buffer)
+    for member, partial in lease.partials.items():
+        assert partial.fork == expected[member].fork
+    asyncio.run(rollout_group(lease, setup=heir.setup, buffer=buffer.actor))
     assert buffer.audit() == []
     found = claimed(buffer).trajectories
     assert [nobodys(member) for member in found] == [nobodys(member) for member in expected]
@@ -135,11 +169,14 @@ def test_leaving_between_parent_and_fork_changes_nothing(redis_client: redis.Red
     assert kept == num_own_sampled(found)
 
 
+@of_each
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_dead_actors_heir_has_the_stored_parents(redis_client: redis.Redis, run_id: str, is_damaged: bool) -> None:
+def test_a_dead_actors_heir_has_the_stored_parents(
+    redis_client: redis.Redis, run_id: str, is_damaged: bool, of: Ticket
+) -> None:
     """One that cannot be read costs only its forks."""
-    expected = grown(redis_client, f"{run_id}-undisturbed").trajectories
-    buffer = buffer_of(redis_client, run_id)
+    expected = grown(redis_client, f"{run_id}-undisturbed", of=of).trajectories
+    buffer = buffer_of(redis_client, run_id, of=of)
     dead = leased(buffer, "dead")
     for member in expected[:TREES]:
         buffer.actor.insert(dead, msgspec.structs.replace(member, run_id=run_id))
@@ -149,7 +186,7 @@ def test_a_dead_actors_heir_has_the_stored_parents(redis_client: redis.Redis, ru
     heir = Actor("heir", run_id, turns=TURNS)
     lease = heir.lease(buffer)
     if not is_damaged:
-        assert sorted(lease.stored) == sorted({fork.parent for fork in PLAN.values()} & set(range(TREES)))
+        assert set(lease.stored) == {each for before in awaited(of).values() for each in before if each < TREES}
         assert sorted(lease.missing) == list(range(TREES, MEMBERS))
     asyncio.run(rollout_group(lease, setup=heir.setup, buffer=buffer.actor))
     ledger = buffer.learner.ledger()
@@ -182,8 +219,9 @@ def test_parts_of_the_reward_count_once_in_a_fork(redis_client: redis.Redis, run
         assert [turn.rewards["goal"] for turn in scored.turns] == [2 * turn.rewards["said"] for turn in unscored.turns]
 
 
-def test_every_sampled_token_is_trained_in_one_sequence(redis_client: redis.Redis, run_id: str) -> None:
-    group = grown(redis_client, run_id)
+@of_each
+def test_every_sampled_token_is_trained_in_one_sequence(redis_client: redis.Redis, run_id: str, of: Ticket) -> None:
+    group = grown(redis_client, run_id, of=of)
     sequences = sequences_with_advantages([group], objective=ObjectiveConfig(advantage="tree"))
     assert count_loss_tokens(sequences) == num_own_sampled(group.trajectories)
     for member, sequence in zip(group.trajectories, sequences, strict=True):
@@ -193,8 +231,11 @@ def test_every_sampled_token_is_trained_in_one_sequence(redis_client: redis.Redi
         assert sequence.trajectory_tokens == sequence.loss_mask.sum()
 
 
-def test_a_common_bonus_changes_nothing_and_the_loss_stays_a_mean(redis_client: redis.Redis, run_id: str) -> None:
-    group = grown(redis_client, run_id)
+@of_each
+def test_a_common_bonus_changes_nothing_and_the_loss_stays_a_mean(
+    redis_client: redis.Redis, run_id: str, of: Ticket
+) -> None:
+    group = grown(redis_client, run_id, of=of)
 
     def all_of(trajectories: list[Trajectory], normalisation: str = "tokens") -> list[float]:
         changed = msgspec.structs.replace(group, trajectories=trajectories)
@@ -258,31 +299,53 @@ def test_a_fork_is_refused_where_the_ticket_orders_no_trees(redis_client: redis.
     assert b"fork" in encode_trajectory(member)
 
 
-TREE = ["objective.advantage=tree", "replay.num_trees=2"]
+TREE = ["objective.advantage=tree", "replay.trees=random:2"]
+MCTS = ["objective.advantage=tree", "replay.trees=mcts:2"]
 AGENT = ["env.name=agent", "env.options.agent=tests.envhub.agents:chats", "warm_start.episodes=0", "model.path=x"]
 
 
-def test_trees_are_accepted_with_their_advantage() -> None:
-    check_objective(load_config(None, TREE))
-    check_objective(load_config(None, [*TREE, "objective.normalisation=constant", "replay.target_lag=0"]))
+@pytest.mark.parametrize("trees", [TREE, MCTS])
+def test_trees_are_accepted_with_their_advantage(trees: list[str]) -> None:
+    check_objective(load_config(None, trees))
+    shards = "redis.shards=['redis://localhost:1']"
+    check_objective(load_config(None, [*trees, "objective.normalisation=constant", "replay.target_lag=0", shards]))
 
 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        (["objective.advantage=tree"], "replay.num_trees is 0.*or choose leave_one_out"),
-        (["replay.num_trees=2"], "must be 0 with objective.advantage group_standardised.*compare them with themselves"),
+        (["objective.advantage=tree"], "replay.trees is empty.*or choose leave_one_out"),
+        (["replay.trees=random:2"], "must be empty with objective.advantage group_standardised.*compare them with th"),
         ([*TREE, "objective.normalisation=sequences"], "a fork trains only its own tokens"),
         (
-            ["objective.advantage=tree", "replay.num_trees=1"],
-            "`replay.num_trees` must be 0, or 2 to replay.group_size - 1 = 7",
+            ["objective.advantage=tree", "replay.trees=dfsdt:1"],
+            "`replay.trees` must be empty, or dfsdt:N with N from 2 to replay.group_size - 1 = 7, got 'dfsdt:1'",
         ),
-        ([*TREE, "replay.group_size=64"], "must be 0, or 4 to replay.group_size - 1 = 63.*at most 16 attempts"),
-        ([*TREE, "env.max_turns=1"], "must be 0 with env.max_turns 1"),
+        (
+            [*TREE, "replay.group_size=64"],
+            "or random:N with N from 4 to replay.group_size - 1 = 63.*at most 16 attempts",
+        ),
+        ([*TREE, "env.max_turns=1"], "must be empty with env.max_turns 1"),
+        (
+            ["replay.trees=2"],
+            "`replay.trees` must be empty, or N trees as random:N, mcts:N, .*got '2'.*random:2 is two",
+        ),
+        (["replay.trees=mcts:-2"], "must be empty, or N trees as random:N"),
+        (["replay.trees=graph_of_thoughts:2"], "got 'graph_of_thoughts:2'.*has another prompt, so it is no sibling"),
+        (["replay.num_trees=2"], "did you mean `replay.trees`"),
+        (
+            [*MCTS, "objective.reward_model=x"],
+            "`replay.trees` must be empty or random:N with objective.reward_model, got 'mcts:2'.*comes after all",
+        ),
+        (
+            [*MCTS, "env.rewards={liked: {part: judge, compare: listwise}}"],
+            "with env.rewards.liked, got 'mcts:2'",
+        ),
+        ([*MCTS, "objective.normalisation=sequences"], "a fork trains only its own tokens"),
         ([*TREE, "objective.allocation=per_turn"], "no effect with objective.advantage tree"),
         ([*TREE, "objective.critic=own"], "does not use a critic"),
-        (["objective.advantage=gigpo", "replay.num_trees=2"], "must be 0 with objective.advantage gigpo"),
-        ([*TREE, *AGENT], "`replay.num_trees` must be 0 with `env.name` agent.*plays its episodes itself"),
+        (["objective.advantage=gigpo", "replay.trees=mcts:2"], "must be empty with objective.advantage gigpo"),
+        ([*MCTS, *AGENT], "`replay.trees` must be empty with `env.name` agent.*plays its episodes itself"),
     ],
 )
 def test_combinations_that_would_be_wrong_are_refused_with_the_reason(settings: list[str], complaint: str) -> None:

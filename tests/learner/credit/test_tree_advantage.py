@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from slipstream.actors.search.next_fork import CHOICES, Line
 from slipstream.common.records.trajectory import Fork
 from slipstream.learner.credit.grpo import leave_one_out_advantages
-from slipstream.learner.credit.tree import Leaf, TurnCredit, tree_advantages
-from slipstream.replay.records.forks import planned_forks
+from slipstream.learner.credit.tree import Leaf, TurnCredit, search_advantages, tree_advantages
+from slipstream.replay.records.forks import awaited, planned_forks
 from tests.replay.records.attempts import ticket
 
 Gradient = npt.NDArray[np.float64]  # by the policy's parameters, one for each state
@@ -140,6 +141,36 @@ def test_equal_weights_of_all_turns_bias_the_gradient() -> None:
     assert off(mean) > 0.01
 
 
+@pytest.mark.parametrize(("search", "degrees"), [("mcts", 0.5), ("dfsdt", 3.6), ("tree_of_thoughts", 39.6)])
+def test_what_a_search_trains_is_the_gradient_of_the_nodes_where_its_attempts_begin(
+    search: str, degrees: float
+) -> None:
+    mean, _ = mean_over_trees(of_searches, searched(search))
+    expected, _ = mean_over_trees(of_nodes, searched(search))
+    assert np.abs(mean - expected).max() < 1e-10
+    assert (mean / policy_gradient() > 1).all()  # a multiple in each state, as the policy has parameters for each
+    assert math.degrees(math.asin(off(mean))) == pytest.approx(degrees, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("search", "safe", "multiples"),
+    [
+        ("mcts", 0.0, [0.675, 0.794, 0.781]),
+        ("dfsdt", 0.0, [1.076, 1.024, 1.044]),
+        ("tree_of_thoughts", 0.0, [1.333, 1.373, 1.208]),
+        ("tree_of_thoughts", 0.3, [0.948, -0.139, 1.208]),
+    ],
+)
+def test_the_estimator_of_forks_at_random_is_biased_after_a_search(
+    search: str, safe: float, multiples: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The multiples of the gradient that it has as its mean. Stopping at once earns `safe`; success is rare."""
+    monkeypatch.setattr(f"{__name__}.GO", (0.5, 0.5, 0.1))
+    monkeypatch.setattr(f"{__name__}.RETURNS", {"s": safe, "gs": 0.0, "ggs": 0.0, "ggg": 1.0})
+    mean, num_starts = mean_over_trees(of_trees, searched(search))
+    assert (mean / num_starts / policy_gradient()).round(3).tolist() == multiples
+
+
 def probability(path: str, *, after: int = 0) -> float:
     chances = [GO[turn] if action == "g" else 1 - GO[turn] for turn, action in enumerate(path)]
     return math.prod(chances[after:])
@@ -152,11 +183,11 @@ def score(path: str, turn: int) -> Gradient:
     return gradient
 
 
-def policy_gradient() -> Gradient:
-    """Of the mean return, from its definition: the derivative of each path's probability."""
+def policy_gradient(start: str = "") -> Gradient:
+    """Of the mean return after `start`, from its definition: the derivative of each path's probability."""
     found = np.zeros(len(GO))
-    for path, total in RETURNS.items():
-        found += probability(path) * total * sum(score(path, turn) for turn in range(len(path)))
+    for chance, path in continued([start], Fork(parent=0, num_turns=len(start)) if start else None):
+        found += chance * RETURNS[path] * sum(score(path, turn) for turn in range(len(start), len(path)))
     return found
 
 
@@ -195,6 +226,31 @@ def grown_after_the_fact() -> Grown:
                 )
 
 
+def searched(search: str) -> Grown:
+    """The groups that a search grows."""
+    before = awaited(ticket(0, num_members=NUM_MEMBERS, num_trees=NUM_TREES, max_fork_turn=2, search=search))
+
+    def more(lines: list[Line], paths: list[str], forks: list[Fork | None]) -> Grown:
+        member = len(paths)
+        if member == NUM_MEMBERS:
+            yield 1.0, paths, forks
+            return
+        seen = [lines[each] for each in before.get(member, ())]
+        fork = CHOICES[search](seen, MAX_FORK_TURN) if seen else None
+        for chance, path in continued(paths, fork):
+            line = Line(
+                member=member,
+                begun=fork.num_turns if fork else 0,
+                steps=tuple(action.encode() for action in path),
+                total=RETURNS[path],
+                success=RETURNS[path] > 0.9,
+            )
+            for rest, all_paths, all_forks in more([*lines, line], [*paths, path], [*forks, fork]):
+                yield chance * rest, all_paths, all_forks
+
+    return more([], [], [])
+
+
 def continued(paths: Sequence[str], fork: Fork | None) -> list[tuple[float, str]]:
     start = "" if fork is None else paths[fork.parent][: fork.num_turns]
     return [(probability(path, after=len(start)), path) for path in RETURNS if path.startswith(start)]
@@ -211,14 +267,29 @@ def mean_over_trees(estimator: Estimator, groups: Grown) -> tuple[Gradient, floa
     return mean, num_starts
 
 
-def credits_of(paths: Sequence[str], forks: Sequence[Fork | None]) -> list[TurnCredit]:
+def credits_of(
+    paths: Sequence[str], forks: Sequence[Fork | None], *, estimator: Callable[..., list[TurnCredit]] = tree_advantages
+) -> list[TurnCredit]:
     attempts = [(RETURNS[path], len(path), fork) for path, fork in zip(paths, forks, strict=True)]
-    return tree_advantages(leaves(*attempts), num_trees=NUM_TREES)
+    return estimator(leaves(*attempts), num_trees=NUM_TREES)
 
 
 def of_trees(paths: Sequence[str], forks: Sequence[Fork | None]) -> Gradient:
+    return weighed(paths, credits_of(paths, forks))
+
+
+def of_searches(paths: Sequence[str], forks: Sequence[Fork | None]) -> Gradient:
+    return weighed(paths, credits_of(paths, forks, estimator=search_advantages))
+
+
+def of_nodes(paths: Sequence[str], forks: Sequence[Fork | None]) -> Gradient:
+    """The exact gradients of the values of the nodes where attempts begin."""
+    return sum((policy_gradient(paths[fork.parent][: fork.num_turns] if fork else "") for fork in forks), np.zeros(3))
+
+
+def weighed(paths: Sequence[str], credits: Sequence[TurnCredit]) -> Gradient:
     found = np.zeros(len(GO))
-    for path, credit in zip(paths, credits_of(paths, forks), strict=True):
+    for path, credit in zip(paths, credits, strict=True):
         for turn in range(len(path)):
             found += credit.weights[turn] * credit.advantages[turn] * score(path, turn)
     return found

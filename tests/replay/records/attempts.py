@@ -132,6 +132,7 @@ def ticket(
     is_judged: bool = False,
     num_trees: int = 0,
     max_fork_turn: int = 0,
+    search: str = "",
 ) -> Ticket:
     return Ticket(
         group_id=group_id,
@@ -144,6 +145,7 @@ def ticket(
         is_judged=is_judged,
         num_trees=num_trees,
         max_fork_turn=max_fork_turn,
+        search=search,
     )
 
 

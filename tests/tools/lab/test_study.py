@@ -9,16 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from slipstream.actors.engine.engine import Completion, Sampler
 from slipstream.common.config.config import load_config
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.trajectory import Sampling
 from slipstream.learner.batch.pack import TokenSequence, pack
+from slipstream.learner.checkpoint.conditions import conditions_of
 from slipstream.learner.model.packed_model import load_model
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.rerun import train_again
 from slipstream.replay.records.token_record import read_tokens
+from slipstream.replay.run.archive import Archive, ArchivedStep, ArchiveWriter
 from slipstream.tools.lab.study import lag as study_lag
 from slipstream.tools.lab.study.plot import Line, Point, svg
 from slipstream.tools.lab.study.run import StudyStep, practice
@@ -200,6 +205,30 @@ def test_trees_train_with_a_divergence_in_the_reward_and_the_record_names_the_to
         sampled = member.loss_mask_array()
         assert part.first == int(sampled[: member.own_start].sum())
         assert len(part.fates) == int(sampled[member.own_start :].sum())
+
+
+def test_a_search_is_trained_again_from_an_archive_to_the_same_bits(guess_run: Path, ranks: Ranks) -> None:
+    settings, presets = ["replay.trees=mcts:2", "learner.steps=2"], [str(REPOSITORY / "conf/objective/tree.yaml")]
+    config = load_config(str(guess_run), [*settings, "run.name=searched"], presets=presets)
+    archived = RunDir(config.run.root, "searched").trajectories
+    writer = ArchiveWriter(archived, "searched", epoch=1)
+    with asyncio.Runner() as runner:
+        practised = practice(config, lag=0, ranks=ranks, runner=runner)
+        for number in (1, 2):
+            groups = practised.step().batch.groups
+            assert any(member.fork for group in groups for member in group.trajectories)
+            conditions = conditions_of(config, ranks=ranks)
+            writer.append(
+                ArchivedStep(
+                    step=number, policy_version=number - 1, resumptions=0, conditions=conditions, groups=groups
+                )
+            )
+    again = load_config(str(guess_run), [*settings, "run.name=again"], presets=presets)
+    folder = RunDir(again.run.root, "again")
+    assert train_again(again, folder, Archive(archived, "searched"), Path(), ranks=ranks, shutdown=Shutdown())
+    found, expected = load_file(folder.trained_model / "model.safetensors"), full_tensors(practised.learner.model)
+    assert found.keys() <= (names := dict(expected)).keys()
+    assert all(torch.equal(tensor, names[name]) for name, tensor in found.items())
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from slipstream.learner.batch.batch import Batch
 from slipstream.learner.credit.grpo import returns_differ
 from slipstream.learner.supply.curriculum import Curriculum
 from slipstream.learner.supply.supply import spread, ticket_of
-from slipstream.replay.records.forks import planned_forks
+from slipstream.replay.records.forks import awaited
 from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.tools.lab.study.sampler import LockstepSampler
 
@@ -52,6 +52,7 @@ class Harvest:
 
     batch: Batch
     success: float  # over all episodes, including those of groups that are not in the batch
+    num_sampled: int  # tokens of the same episodes, those that several share once
 
 
 def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> Harvest:
@@ -90,6 +91,7 @@ def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> H
     return Harvest(
         batch=batch,
         success=sum(each.success for each in episodes) / len(episodes),
+        num_sampled=sum(turn.stop - turn.start for each in episodes for turn in each.own_turns),
     )
 
 
@@ -127,13 +129,13 @@ def _rolled_out(tickets: Sequence[Ticket], setup: StudySetup) -> list[Group]:
 
 
 def _ready(ticket: Ticket, stored: Mapping[int, Trajectory], setup: StudySetup) -> list[EpisodeRecord]:
-    """The records of the members that can be played now: those without a parent, and those whose parent is `stored`."""
-    forks, records = planned_forks(ticket), []
+    """The records of the members that can be played now: those whose `awaited` are all `stored`."""
+    before, records = awaited(ticket), []
     for member in range(ticket.num_members):
-        if member in stored or (member in forks and forks[member].parent not in stored):
+        if member in stored or not stored.keys() >= set(before.get(member, ())):
             continue
         attempt = _attempt(ticket.task, setup.config, ticket.sampling, group_id=ticket.group_id, member=member)
-        forked = parent_among(stored, member, forks=forks)
+        forked = parent_among(stored, member, ticket=ticket)
         records.append(forked_record(attempt, *forked) if forked else EpisodeRecord(attempt=attempt))
     return records
 
