@@ -58,9 +58,7 @@ class SamplingConfig:
 @dataclass(kw_only=True, slots=True)
 class ReplayConfig:
     group_size: Annotated[int, Interval(ge=1, le=4096)] = 8  # sibling attempts at one task
-    trees: str = (
-        ""  # how attempts fork, and how many begin at the start: random:4, mcts:2, ...; empty: all do, no forks
-    )
+    trees: str = ""  # random:4, mcts:2, ...: how attempts of a group fork, and how many begin at the start; empty: none
     groups_per_step: Count = 8  # groups that one optimizer step consumes
     target_lag: Whole = 2  # optimizer steps of work that actors may be ahead; 0 is synchronous
     drop_zero_variance: bool = True  # replace groups in which nothing has an advantage; false: train every group

@@ -33,10 +33,10 @@ class Curriculum:
     def observe(self, groups: Iterable[Group]) -> None:
         """Add the success of `groups` to what is known of their environments.
 
-        A group that an earlier step has used is known already.
+        A group that an earlier step has used is known already. Forks are left out: a search begins them where it pays.
         """
         for group in groups:
-            env, trajectories = group.ticket.task.env, group.trajectories
+            env, trajectories = group.ticket.task.env, group.trajectories[: group.ticket.num_trees or None]
             if group.num_uses > 1 or env not in self._entries:  # of another mixture, from before a restart
                 continue
             self._success[env].append(sum(each.success for each in trajectories) / len(trajectories))

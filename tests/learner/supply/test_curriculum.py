@@ -23,12 +23,13 @@ def shares(curriculum: Curriculum, *, count: int = 4000) -> dict[str, float]:
     return {label: number / count for label, number in drawn.items()}
 
 
-def played(label: str, *, success: bool) -> Group:
-    """A finished group of one episode."""
-    asked = ticket(0, num_members=1, env=label)
-    lease = Lease(ticket=asked, fence=1, missing={0: 0}, partials={}, ttl_s=60)
-    episode = earning(attempt_at(lease, 0, run_id="r"), float(success))
-    return Group(ticket=asked, num_uses=1, trajectories=[episode])
+def played(label: str, *, success: bool, fork: bool | None = None) -> Group:
+    """A finished group of one episode, and of a `fork` of other success."""
+    results = [success] if fork is None else [success, fork]
+    asked = ticket(0, num_members=len(results), num_trees=len(results) - 1, env=label)
+    lease = Lease(ticket=asked, fence=1, missing={0: 0, 1: 0}, partials={}, ttl_s=60)
+    episodes = [earning(attempt_at(lease, each, run_id="r"), float(result)) for each, result in enumerate(results)]
+    return Group(ticket=asked, num_uses=1, trajectories=episodes)
 
 
 def test_one_environment_is_a_mixture_of_itself() -> None:
@@ -53,7 +54,7 @@ def test_the_same_seed_gives_the_same_tasks_and_no_task_is_repeated_before_all_a
 @pytest.mark.parametrize("success", [True, False])
 def test_an_environment_that_is_too_easy_or_too_hard_gets_less_weight_until_it_changes(success: bool) -> None:
     curriculum = Curriculum(mixture(curriculum=True), seed=2)
-    curriculum.observe([played("easy", success=success)] * (FEWEST - 1))
+    curriculum.observe([played("easy", success=success, fork=not success)] * (FEWEST - 1))
     assert curriculum.weights() == {"craft": 3.0, "easy": 1.0}  # too few to say
     curriculum.observe([played("easy", success=success)])
     assert curriculum.weights() == {"craft": 3.0, "easy": 0.2}

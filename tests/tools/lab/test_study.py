@@ -208,7 +208,10 @@ def test_trees_train_with_a_divergence_in_the_reward_and_the_record_names_the_to
 
 
 def test_a_search_is_trained_again_from_an_archive_to_the_same_bits(guess_run: Path, ranks: Ranks) -> None:
-    settings, presets = ["replay.trees=mcts:2", "learner.steps=2"], [str(REPOSITORY / "conf/objective/tree.yaml")]
+    settings, presets = (
+        ["replay.trees=tree_of_thoughts:2", "learner.steps=2"],
+        [str(REPOSITORY / "conf/objective/tree.yaml")],
+    )
     config = load_config(str(guess_run), [*settings, "run.name=searched"], presets=presets)
     archived = RunDir(config.run.root, "searched").trajectories
     writer = ArchiveWriter(archived, "searched", epoch=1)
@@ -220,7 +223,7 @@ def test_a_search_is_trained_again_from_an_archive_to_the_same_bits(guess_run: P
             conditions = conditions_of(config, ranks=ranks)
             writer.append(
                 ArchivedStep(
-                    step=number, policy_version=number - 1, resumptions=0, conditions=conditions, groups=groups
+                    step=number, policy_version=number - 1, resumptions=(), conditions=conditions, groups=groups
                 )
             )
     again = load_config(str(guess_run), [*settings, "run.name=again"], presets=presets)
