@@ -1,1 +1,1 @@
-"""How a tree of attempts is searched, without a run."""
+"""How a tree of attempts is searched, in a run (`next_fork`) and without one."""

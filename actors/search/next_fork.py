@@ -91,9 +91,10 @@ def newest_first(lines: Sequence[Line], max_turns: int) -> Fork | None:
 def best_of_depth(lines: Sequence[Line], max_turns: int) -> Fork | None:
     """Breadth first, as `tree_search.tree_of_thoughts` with a beam of 1: leave the best state of each depth in turn.
 
-    The attempt after n others begins after n turns; after the deepest state, again after one.
+    That is one turn later than where the newest attempt began; after the deepest state, again after one turn.
     """
-    for depth in range((len(lines) - 1) % max_turns + 1, 0, -1):
+    later = lines[-1].begun + 1
+    for depth in (later, 1) if later <= max_turns else (1,):
         states: dict[tuple[bytes, ...], list[Line]] = {}
         for line in lines:
             if len(line.steps) > depth:

@@ -59,8 +59,8 @@ ONE, TWO = line(0, "abcd", 1.0), line(1, "wxyz", 0.0)
             Fork(parent=0, num_turns=1),
         ),
         ("tree_of_thoughts", [TWO], 9, Fork(parent=1, num_turns=1)),
-        ("tree_of_thoughts", [TWO, ONE], 9, Fork(parent=0, num_turns=2)),
-        ("tree_of_thoughts", [TWO, ONE], 1, Fork(parent=0, num_turns=1)),
+        ("tree_of_thoughts", [TWO, ONE], 9, Fork(parent=0, num_turns=1)),
+        ("tree_of_thoughts", [TWO, ONE, line(2, "aefg", 0.0, begun=1)], 9, Fork(parent=0, num_turns=2)),
         # w is worth 0.6, and a (1 + 0) / 2.
         (
             "tree_of_thoughts",
@@ -68,8 +68,8 @@ ONE, TWO = line(0, "abcd", 1.0), line(1, "wxyz", 0.0)
             1,
             Fork(parent=1, num_turns=1),
         ),
-        # No attempt has a turn after five.
-        ("tree_of_thoughts", [TWO, TWO, TWO, TWO, ONE], 9, Fork(parent=0, num_turns=3)),
+        # No attempt has a turn after four.
+        ("tree_of_thoughts", [TWO, line(1, "abcd", 1.0, begun=3)], 9, Fork(parent=1, num_turns=1)),
         ("tree_of_thoughts", [line(0, "a", 1.0), line(1, "w", 0.0)], 9, None),
     ],
 )

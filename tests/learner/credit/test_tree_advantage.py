@@ -141,7 +141,7 @@ def test_equal_weights_of_all_turns_bias_the_gradient() -> None:
     assert off(mean) > 0.01
 
 
-@pytest.mark.parametrize(("search", "degrees"), [("mcts", 0.5), ("dfsdt", 3.6), ("tree_of_thoughts", 39.6)])
+@pytest.mark.parametrize(("search", "degrees"), [("mcts", 0.5), ("dfsdt", 3.6), ("tree_of_thoughts", 33.2)])
 def test_what_a_search_trains_is_the_gradient_of_the_nodes_where_its_attempts_begin(
     search: str, degrees: float
 ) -> None:
@@ -153,20 +153,19 @@ def test_what_a_search_trains_is_the_gradient_of_the_nodes_where_its_attempts_be
 
 
 @pytest.mark.parametrize(
-    ("search", "safe", "multiples"),
+    ("search", "multiples"),
     [
-        ("mcts", 0.0, [0.675, 0.794, 0.781]),
-        ("dfsdt", 0.0, [1.076, 1.024, 1.044]),
-        ("tree_of_thoughts", 0.0, [1.333, 1.373, 1.208]),
-        ("tree_of_thoughts", 0.3, [0.948, -0.139, 1.208]),
+        ("mcts", [0.675, 0.794, 0.781]),
+        ("dfsdt", [1.076, 1.024, 1.044]),
+        ("tree_of_thoughts", [1.037, 1.034, 1.015]),
     ],
 )
 def test_the_estimator_of_forks_at_random_is_biased_after_a_search(
-    search: str, safe: float, multiples: list[float], monkeypatch: pytest.MonkeyPatch
+    search: str, multiples: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The multiples of the gradient that it has as its mean. Stopping at once earns `safe`; success is rare."""
+    """The multiples of the gradient that it has as its mean, where success is rare."""
     monkeypatch.setattr(f"{__name__}.GO", (0.5, 0.5, 0.1))
-    monkeypatch.setattr(f"{__name__}.RETURNS", {"s": safe, "gs": 0.0, "ggs": 0.0, "ggg": 1.0})
+    monkeypatch.setattr(f"{__name__}.RETURNS", {"s": 0.0, "gs": 0.0, "ggs": 0.0, "ggg": 1.0})
     mean, num_starts = mean_over_trees(of_trees, searched(search))
     assert (mean / num_starts / policy_gradient()).round(3).tolist() == multiples
 
