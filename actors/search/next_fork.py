@@ -1,6 +1,6 @@
 """Where the next attempt of a tree leaves the earlier ones, by what these earned: the searches of a run.
 
-An attempt goes on from a state to the end of its episode, so a state's value is the mean return of the attempts that
+An attempt continues from a state to the end of its episode, so a state's value is the mean return of the attempts that
 passed it. In one tree, the same tokens lead to the same state. The choice depends on the attempts that have ended
 alone, so that an actor which takes over repeats it. How it is trained: docs/search.md.
 """
@@ -125,6 +125,6 @@ def _value(lines: Sequence[Line]) -> float:
 
 
 def _fork(here: Sequence[Line], depth: int) -> Fork | None:
-    """The place `depth` turns after the start that the attempts `here` have, in the first that goes on from it."""
+    """The place `depth` turns after the start that the attempts `here` have, in the first that continues from it."""
     parent = next(line.member for line in here if len(line.steps) > depth)
     return Fork(parent=parent, num_turns=depth) if depth else None
