@@ -44,7 +44,7 @@ from slipstream.actors.engine.orders import (
     Stepped,
     Stop,
 )
-from slipstream.actors.engine.trial import Trial, refused
+from slipstream.actors.engine.version_trial import Trial, refused
 from slipstream.actors.engine.vllm_start import (
     engine_name,
     over,
@@ -276,7 +276,7 @@ class Server:
         former = self._policy_version
         pause_s = self._commit(commit.policy_version)
         if self._probe is None:
-            self._rpc("settle", False)
+            self._rpc("keep_or_revert", False)
             self._reply(Committed(call=commit.call, pause_s=pause_s))
             return
         self._trial = Trial(commit=commit, probe=self._probe, pause_s=pause_s, former_version=former)
@@ -293,7 +293,7 @@ class Server:
         version, mean, worst = trial.commit.policy_version, sum(nats) / len(nats), max(nats)
         log.info("version %d passed its probe: %.2g nats a token, %.2g at most", version, mean, worst)
         self._trial, self._scores = None, scores
-        self._rpc("settle", False)
+        self._rpc("keep_or_revert", False)
         self._reply(Committed(call=trial.commit.call, pause_s=trial.pause_s))
         return [ended for _, ended in trial.kept_back.values()]
 
@@ -336,7 +336,7 @@ class Server:
 
         If they are gone, return False: then no generation leaves this engine any more. vLLM must be paused.
         """
-        if not all(self._rpc("settle", True)):
+        if not all(self._rpc("keep_or_revert", True)):
             self._running.clear()
             return False
         self._serve_as(trial.former_version)

@@ -190,10 +190,10 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         self._committed, self._has_committed = replace(staged, tensors={}), True
 
     def finish_weight_update(self) -> None:
-        """Close the session. The weights before are kept until `settle`, if there is a shadow."""
+        """Close the session. The weights before are kept until `keep_or_revert`, if there is a shadow."""
         self._newest = None
 
-    def settle(self, revert: bool) -> bool:
+    def keep_or_revert(self, revert: bool) -> bool:
         """Forget the weights before the last commit, or serve them again; return whether this could be done."""
         committed, self._committed = self._committed, None
         loaded = committed.loaded if committed else None

@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.episode_text import Sample
 from slipstream.common.process.events import Events
-from slipstream.common.process.sample import Sample
 
 MAX_DIGITS = 18  # of a whole number: 10**18 < 2**63
 BLOCK_BYTES = 1 << 16  # of a file that is read from its end

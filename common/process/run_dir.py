@@ -23,7 +23,7 @@ class RunDir:
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"  # some of the trained episodes as text
-        self.state = path / "state"  # whether a process trains the run, or how it ended: see `standing`
+        self.state = path / "state"  # whether a process trains the run, or how it ended: see `run_state`
         self.summary = path / "summary.json"
         self.tensorboard = path / "tb"
         self.checkpoints = path / "checkpoints"

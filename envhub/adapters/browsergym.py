@@ -25,7 +25,6 @@ from slipstream.envhub.adapters.browsergym_worker import (
     PageShown,
     module_of,
 )
-from slipstream.envhub.asset import item_of
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.isolation.chromium import PAGES, require_chromium, require_readable, write_launcher
 from slipstream.envhub.isolation.own_process import OwnProcess
@@ -33,6 +32,7 @@ from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
 from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.task_seed import task_rng
+from slipstream.envhub.user_files import item_of
 
 INSTALL = "'browsergym-core==0.14.3'"
 MINIWOB = "browsergym/miniwob."

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
-from slipstream.common.process.border import Border
+from slipstream.common.process.http_guard import Border
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.trajectory import Sampling
 from slipstream.envhub.adapters.verifiers_session import Session

@@ -13,10 +13,10 @@ from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.mcp_session import INSTALL, McpServer, McpSession
-from slipstream.envhub.asset import asset_path, item_of, named_files, read_lines
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.package import require_package
 from slipstream.envhub.replayed_env import ReplayedEnv, answered
+from slipstream.envhub.user_files import asset_path, item_of, named_files, read_lines
 
 MAX_ACTION_CHARS = 20_000
 MAX_SHOWN_CHARS = 4000

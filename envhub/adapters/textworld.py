@@ -13,11 +13,11 @@ import msgspec
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.asset import asset_path, item_of, named_files, read_json
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
 from slipstream.envhub.replayed_env import ReplayedEnv, answered
+from slipstream.envhub.user_files import asset_path, item_of, named_files, read_json
 
 INSTALL = "'textworld==1.7.0'"
 INSTALL_ALFWORLD = "'textworld[pddl]==1.7.0' 'alfworld==0.4.2'"

@@ -21,13 +21,13 @@ from slipstream.common.process.imported import imported, is_own
 from slipstream.common.records.trajectory import StopReason, Task
 from slipstream.envhub.agent.command import run_command
 from slipstream.envhub.agent.endpoint import Endpoint
-from slipstream.envhub.asset import by_split, item_of, read_rows, row_source
 from slipstream.envhub.driving import Ending, Generate, Terms
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.own_thread import in_own_thread
 from slipstream.envhub.isolation.sandbox import require_sandbox
 from slipstream.envhub.package import require_package
 from slipstream.envhub.task_seed import task_rng
+from slipstream.envhub.user_files import by_split, item_of, read_rows, row_source
 
 FULL_SCORE = 1 - 1e-6
 FETCH = "give the path of a .jsonl file or a .parquet file, with one task in each row, or hub:NAME:SPLIT"

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import xxhash
 from aiohttp import web
 
-from slipstream.common.process.border import Border
+from slipstream.common.process.http_guard import Border
 from slipstream.common.records.tool_call import ParsedAnswer, ToolCall
 from slipstream.common.records.trajectory import StopReason, pack_tokens
 from slipstream.envhub.agent.prompts import Prompts

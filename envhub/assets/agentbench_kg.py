@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 
 from slipstream.common.records.message import Message
-from slipstream.envhub.asset import asset_path, item_of, named_files, read_json
 from slipstream.envhub.assets.freebase import ENTITY, RELATION, Freebase, Variable, program_size
 from slipstream.envhub.env import Env
 from slipstream.envhub.kg.kg import ARITY, f1
+from slipstream.envhub.user_files import asset_path, item_of, named_files, read_json
 from slipstream.envhub.world import Change, WorldEnv
 
 MAX_VARIABLES = 64

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from slipstream.common.records.message import Message
-from slipstream.envhub.asset import asset_path, item_of, named_files
 from slipstream.envhub.assets.agentbench_os_root import root_tree
 from slipstream.envhub.assets.agentbench_os_task import OsTask, Script, read_tasks
 from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.isolation.file_tree import Tree
 from slipstream.envhub.isolation.sandbox import Finished, Limits, Place, require_sandbox, run_in_sandbox
 from slipstream.envhub.shell.action import ANSWER, BASH, parse_act, write_bash
+from slipstream.envhub.user_files import asset_path, item_of, named_files
 from slipstream.envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 800  # AgentBench's own

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.envhub.asset import read_json
+from slipstream.envhub.user_files import read_json
 
 # Commands in a task's scripts that do not work in a sandbox without other users, network and a stable clock.
 _NOT_HERE = {

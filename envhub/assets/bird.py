@@ -14,10 +14,10 @@ import msgspec
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.asset import asset_path, item_of, named_files, read_records
 from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.sqldb.sqldb import RULES, shown_rows, verb_and_rest
 from slipstream.envhub.sqldb.sqlite_engine import POLICY_LIMITS, USER_LIMITS, SqlError, declarations, query_file
+from slipstream.envhub.user_files import asset_path, item_of, named_files, read_records
 from slipstream.envhub.world import Change, WorldEnv
 
 FETCH = (

@@ -17,11 +17,11 @@ import msgspec
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.asset import asset_path, item_of, named_files, read_lines
 from slipstream.envhub.env import Env
 from slipstream.envhub.sqldb.domain import Schema, Tables
 from slipstream.envhub.sqldb.sqldb import shown_rows, verb_and_rest
 from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
+from slipstream.envhub.user_files import asset_path, item_of, named_files, read_lines
 from slipstream.envhub.world import Change, WorldEnv
 
 CHANGES = ("INSERT", "DELETE", "UPDATE")

@@ -12,7 +12,6 @@ import msgspec
 
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.asset import asset_path, item_of, named_files, read_records, read_rows
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
 from slipstream.envhub.isolation.file_tree import Node, Tree, file
@@ -20,6 +19,7 @@ from slipstream.envhub.isolation.program import program_in
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
 from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.gaia_score import is_gaia_match
+from slipstream.envhub.user_files import asset_path, item_of, named_files, read_records, read_rows
 from slipstream.envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 4000

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from slipstream.common.records.message import Message
-from slipstream.envhub.asset import asset_path, item_of, named_files
 from slipstream.envhub.assets.swebench_checkout import Checkout, check_out
 from slipstream.envhub.assets.swebench_instance import Playable, read_playable
 from slipstream.envhub.assets.swebench_judge import is_resolved
@@ -26,6 +25,7 @@ from slipstream.envhub.isolation.layer import whiteout
 from slipstream.envhub.isolation.sandbox import Place, require_sandbox
 from slipstream.envhub.swe.file_edits import edited, lines_of, numbered, text_of
 from slipstream.envhub.swe.git import policy_script, require_git
+from slipstream.envhub.user_files import asset_path, item_of, named_files
 from slipstream.envhub.world import Change, WorldEnv
 
 MAX_ACTION_BYTES = 100_000  # a command is one argument to bash, which the kernel limits to 128 KiB

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.envhub.asset import read_records
+from slipstream.envhub.user_files import read_records
 
 _NAMES = {"instance_id": r"[\w.-]+", "repo": r"[\w.-]+/[\w.-]+", "base_commit": r"[0-9a-f]{7,64}"}
 

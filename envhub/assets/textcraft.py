@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.asset import asset_path, read_json
 from slipstream.envhub.craft import CraftState, CraftWorld, Recipe
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_range
 from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.user_files import asset_path, read_json
 from slipstream.envhub.world import WorldEnv
 
 FETCH = (

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.asset import asset_path, read_json
 from slipstream.envhub.assets.webshop_reward import web_reward
 from slipstream.envhub.bm25 import Bm25
 from slipstream.envhub.env import Env
@@ -20,6 +19,7 @@ from slipstream.envhub.shop.pages import Page
 from slipstream.envhub.shop.products import Goal, Kind, Product, Store
 from slipstream.envhub.shop.shop import PROFILES, ShopWorld
 from slipstream.envhub.task_seed import split_of, task_rng
+from slipstream.envhub.user_files import asset_path, read_json
 from slipstream.envhub.world import WorldEnv
 
 DEFAULT_DOLLARS = 100.0  # the price of a product without one

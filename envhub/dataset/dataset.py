@@ -17,12 +17,12 @@ import regex
 
 from slipstream.common.process.imported import imported
 from slipstream.common.records.message import Message
-from slipstream.envhub.asset import by_split, item_of, row_source
 from slipstream.envhub.dataset.checks import CHECKS, Check, compiled, found_in
-from slipstream.envhub.dataset.item import Columns, Item, read_items
+from slipstream.envhub.dataset.dataset_row import Columns, Item, read_items
 from slipstream.envhub.dataset.script import answers_to, calls_in, has_call
 from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.env_options import check_choice
+from slipstream.envhub.user_files import by_split, item_of, row_source
 from slipstream.envhub.world import Change, WorldEnv
 
 NONE = "none"

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from slipstream.common.process.border import Border
+from slipstream.common.process.http_guard import Border
 from slipstream.common.process.wire import WireError
 from slipstream.envhub.remote.env_protocol import (
     Close,

@@ -20,8 +20,8 @@ from slipstream.learner.model.skeleton import vocab_size_of
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.buffer.repertoire import Repertoire
 from slipstream.replay.fleet.bulletin import Bulletin
-from slipstream.replay.fleet.expiry import Revoker
 from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
+from slipstream.replay.fleet.user_expiry import Revoker
 from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.run.server_shards import Epochs, Shards
 

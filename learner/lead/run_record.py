@@ -23,11 +23,11 @@ from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.lead.advice import MEMORY, StepLoad, advised_actors
 from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.cost import Cost, cost_of
-from slipstream.learner.lead.descriptions import describe
 from slipstream.learner.lead.episode_samples import episode_samples
 from slipstream.learner.lead.evaluation import Evaluation
 from slipstream.learner.lead.fleet_watch import FleetWatch
 from slipstream.learner.lead.highest_version import save_highest_version
+from slipstream.learner.lead.metric_descriptions import describe
 from slipstream.learner.lead.overview import COMPARED, place_of, settings_of
 from slipstream.learner.lead.report import (
     add_cost,

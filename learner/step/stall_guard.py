@@ -6,7 +6,7 @@ from statistics import fmean
 
 from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.replay.records.ticket import Group
-from slipstream.replay.run.outlook import Outlook, outlook
+from slipstream.replay.run.equal_returns import Outlook, outlook
 
 MOST_STEPS = 100
 

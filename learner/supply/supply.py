@@ -27,7 +27,7 @@ from slipstream.replay.records.failures import Failure
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.replay.run.diagnosis import FEWEST_EPISODES, Diagnosis
-from slipstream.replay.run.outlook import Outlook, outlook
+from slipstream.replay.run.equal_returns import Outlook, outlook
 
 POLL_S = 0.02
 EXPLAIN_EVERY_S = 10.0

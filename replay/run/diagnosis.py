@@ -13,7 +13,7 @@ from slipstream.common.config.config import Config
 from slipstream.replay.fleet.fleet import Member, RunState
 from slipstream.replay.records.failures import DIED_TWICE, Failure
 from slipstream.replay.records.ledger import Ledger
-from slipstream.replay.run.outlook import Outlook, outlook
+from slipstream.replay.run.equal_returns import Outlook, outlook
 
 FEWEST_ATTEMPTS = 8  # fewer failures may be chance
 FEWEST_EPISODES = 64  # that all earn 0, before this counts as a fault

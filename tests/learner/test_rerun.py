@@ -9,8 +9,8 @@ import yaml
 from slipstream.actors.host.act import EXIT_RUN_FAILED
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.run_state import Standing, standing
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
-from slipstream.common.process.standing import Standing, standing
 from slipstream.replay.run.archive import Archive
 from slipstream.replay.run.server_shards import read_shards
 from slipstream.replay.server.redis_server import Server

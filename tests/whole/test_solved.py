@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.common.process.standing import Standing, standing
+from slipstream.common.process.run_state import Standing, standing
 from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, Run

@@ -12,8 +12,8 @@ from redis.exceptions import NoPermissionError
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import check_servers, connect_shards
-from slipstream.replay.fleet.expiry import CHECK_EVERY_S, expiry_rules, revoke_expired
 from slipstream.replay.fleet.roles import Role, acl_rules, user_of
+from slipstream.replay.fleet.user_expiry import CHECK_EVERY_S, expiry_rules, revoke_expired
 from slipstream.tools.access.access_options import UsersOptions
 
 

@@ -16,8 +16,8 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.output import write_json, write_whole
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.run_state import training
 from slipstream.common.process.shutdown import Shutdown, die_with_parent
-from slipstream.common.process.standing import training
 from slipstream.common.rows.row_source import is_hub
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.dialogue import Tokeniser

@@ -16,11 +16,11 @@ from slipstream.tools.access.access_options import FleetOption, UsersOptions
 from slipstream.tools.data.data_options import DataOptions
 from slipstream.tools.plan.plan_options import PlanOptions
 from slipstream.tools.play.eval_options import EvalOptions
-from slipstream.tools.play.serve_options import EnvsOptions, RewardsOptions
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.export_options import ExportOptions
 from slipstream.tools.see.top_options import TopOptions
 from slipstream.tools.see.track.track_options import TrackOptions
+from slipstream.tools.serve.serve_options import EnvsOptions, RewardsOptions
 from slipstream.tools.simulate.simulate_options import SimulateOptions
 from slipstream.tools.terminal.options import options_of
 from slipstream.tools.viewer.view_options import ViewOptions
@@ -242,13 +242,13 @@ VERBS = {
     ),
     "export": Verb("slipstream.tools.run.model_export:export", ("run.name", "run.root"), own=ExportOptions, joins=True),
     "serve envs": Verb(
-        "slipstream.tools.play.serve_envs:serve_envs",
+        "slipstream.tools.serve.serve_envs:serve_envs",
         ("env.step_timeout_s",),
         summary="serve environments to actors on other hosts",
         own=EnvsOptions,
     ),
     "serve rewards": Verb(
-        "slipstream.tools.play.serve_rewards:serve_rewards",
+        "slipstream.tools.serve.serve_rewards:serve_rewards",
         ("model", "learner.micro_batch_tokens"),
         lambda given: {"folder": given.folder},
         "serve one copy of the reward model in FOLDER to collect, eval and actors; it scores in batches",

@@ -1,1 +1,1 @@
-"""How episodes are played, scored and served without a run."""
+"""How episodes are played and scored without a run."""

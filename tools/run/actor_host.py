@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from slipstream.actors.host.notices import watch_notices
+from slipstream.actors.host.preemption import watch_notices
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import connect, connect_or_explain

@@ -15,14 +15,14 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import RedisUnreachable, connect_or_explain, connect_shards
 from slipstream.common.process.metrics import newest_metrics
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.standing import Standing, standing
+from slipstream.common.process.run_state import Standing, standing
 from slipstream.envhub.rewards.part import reward_parts
 from slipstream.replay.run.diagnosis import Diagnosis, diagnose
 from slipstream.replay.run.observer import Observer
 from slipstream.replay.server.redis_server import ServerError, find_executable
 from slipstream.replay.server.redis_version import warning_of
 from slipstream.tools.run.check_input import check_room
-from slipstream.tools.see.answers import recorded_diagnosis
+from slipstream.tools.see.report_answers import recorded_diagnosis
 from slipstream.tools.see.run_files import read_run
 from slipstream.tools.see.runs import has_ended
 from slipstream.tools.terminal.table import print_table

@@ -11,7 +11,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.headline import headline, wilson
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
-from slipstream.tools.see.course import Record
+from slipstream.tools.see.metrics_window import Record
 from slipstream.tools.see.run_files import RunFiles, read_run
 
 SNAPSHOT = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/([0-9a-f]+)")

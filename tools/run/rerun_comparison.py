@@ -11,8 +11,8 @@ from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.output import write_whole
 from slipstream.common.process.printable import printable_block
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.run_state import training
 from slipstream.common.process.shutdown import Shutdown, die_with_parent
-from slipstream.common.process.standing import training
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.replay.run.archive import Archive, ArchiveError
 from slipstream.tools.run.check_input import check_model_folder

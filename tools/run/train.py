@@ -12,8 +12,8 @@ from slipstream.common.process.connection import check_servers
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.printable import printable_block
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.run_state import training
 from slipstream.common.process.shutdown import Shutdown, die_with_parent
-from slipstream.common.process.standing import training
 from slipstream.tools.run.check_input import check_input
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.run.devices import VARIABLE

@@ -24,8 +24,8 @@ from slipstream.common.process.metrics import MetricsFile, newest_metrics
 from slipstream.common.process.output import write_whole
 from slipstream.common.process.printable import printable
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.run_state import training
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
-from slipstream.common.process.standing import training
 from slipstream.envhub.rewards.part import actors_judge, judged_envs, reward_parts
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.run.diagnosis import FaultLog, diagnose

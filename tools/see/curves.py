@@ -7,7 +7,7 @@ from html import escape
 
 from slipstream.common.process.headline import wilson
 from slipstream.common.process.printable import printable
-from slipstream.tools.see.course import NUM_STEPS, Record
+from slipstream.tools.see.metrics_window import NUM_STEPS, Record
 from slipstream.tools.see.run_files import RunFiles
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 500, 240, 50, 10, 10, 56

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.see import tables
-from slipstream.tools.see.answers import ANSWERS
 from slipstream.tools.see.curves import escaped, figures
+from slipstream.tools.see.report_answers import ANSWERS
 from slipstream.tools.see.run_files import RunFiles, read_run
 
 REPORT = "report.html"  # in the directory of the run; of several runs, in run.root

@@ -12,12 +12,12 @@ from typing import TypeVar
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.standing import Standing, standing
+from slipstream.common.process.run_state import Standing, standing
 from slipstream.learner.lead.tally import load_tally
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.run.archive import Archive, ArchiveError
 from slipstream.replay.run.observer import last_line
-from slipstream.tools.see.course import Record, course_of
+from slipstream.tools.see.metrics_window import Record, course_of
 from slipstream.tools.see.summary import Summary, read_summary
 
 T = TypeVar("T")

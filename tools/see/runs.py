@@ -12,7 +12,7 @@ from slipstream.common.process.connection import RedisUnreachable
 from slipstream.common.process.headline import headline
 from slipstream.common.process.metrics import newest_metrics
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.standing import Standing, standing
+from slipstream.common.process.run_state import Standing, standing
 from slipstream.replay.server.redis_server import password_of
 from slipstream.tools.see.summary import Summary, read_summary
 from slipstream.tools.terminal.table import print_rows

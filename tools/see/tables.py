@@ -7,7 +7,7 @@ from statistics import fmean
 from slipstream.common.config.config import Config, key_paths, value_of
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.records.ledger import STATES
-from slipstream.tools.see.answers import recent
+from slipstream.tools.see.report_answers import recent
 from slipstream.tools.see.run_files import RunFiles
 from slipstream.tools.see.summary import counts, ledger_rows, summary_rows
 

@@ -28,7 +28,7 @@ from slipstream.tools.replay.run_records import RecordedGroup, RecordedStep, rea
 from slipstream.tools.replay.show import member_facts, trajectory_facts
 from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run.prepare import model_folder
-from slipstream.tools.see.course import numbers
+from slipstream.tools.see.metrics_window import numbers
 from slipstream.tools.viewer.marks import Mark, keep_mark, marked_rows
 
 MAX_HITS = 50  # of one search

@@ -10,8 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from slipstream.common.process.border import Border
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.http_guard import Border
 from slipstream.replay.buffer.listing import NotRecorded
 from slipstream.tools.viewer.archive_pages import ArchivePages
 from slipstream.tools.viewer.marks import read_mark

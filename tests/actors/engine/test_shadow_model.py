@@ -121,7 +121,7 @@ def test_a_version_is_freed_when_another_replaces_it_before_its_commit_or_after(
             assert freed == [1, 2]
             engine.update_weights({"policy_version": 3})
             engine.finish_weight_update()
-            assert engine.settle(False)
+            assert engine.keep_or_revert(False)
     assert (loaded, freed) == ([1, 2, 3, 4], [1, 2, 3])
     engine.shutdown()
 

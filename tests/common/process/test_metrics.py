@@ -14,6 +14,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from slipstream.common.process import metrics as metrics_file
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.episode_text import Sample
 from slipstream.common.process.events import MAX_TEXT_CHARS, Events
 from slipstream.common.process.metrics import (
     Metrics,
@@ -25,7 +26,6 @@ from slipstream.common.process.metrics import (
     newest_metrics,
     read_metrics,
 )
-from slipstream.common.process.sample import Sample
 from slipstream.replay.records.keys import FencedOut
 from tests.full_disk import largest_file
 from tests.whole.test_loop import points

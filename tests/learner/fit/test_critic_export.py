@@ -42,7 +42,7 @@ from tests.actors.episode.episodes import attempt_on
 from tests.guess import WORDS, GuessEnv
 from tests.learner.even_game import load_player, play, save, train
 from tests.tools.play.test_prm import TURNS, collected, stage_on
-from tests.tools.play.test_serve_rewards import listening, reads
+from tests.tools.serve.test_serve_rewards import listening, reads
 
 PPO = [
     "objective.advantage=gae",

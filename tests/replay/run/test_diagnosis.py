@@ -19,8 +19,8 @@ from slipstream.common.records.trajectory import Outcome
 from slipstream.replay.fleet.fleet import Fleet, Refusal, RunState
 from slipstream.replay.records.ledger import ledger_of
 from slipstream.replay.run.diagnosis import FAULT_S, FINDERS, Diagnosis, Facts, diagnose, diagnose_records
+from slipstream.replay.run.equal_returns import Outlook, outlook
 from slipstream.replay.run.observer import WINDOW_S, Observer
-from slipstream.replay.run.outlook import Outlook, outlook
 from slipstream.tools.run.up import LineReporter
 from tests.common.process.test_headline import step
 from tests.replay.buffer.every_verb import FACTS, MEMBER

@@ -17,9 +17,9 @@ from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import _parser, main, parsed
 from slipstream.tools.cli.verb_table import GROUPS, VERBS, called
-from slipstream.tools.play.serve_options import EnvsOptions
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.doctor import print_missing
+from slipstream.tools.serve.serve_options import EnvsOptions
 from slipstream.tools.terminal.options import as_arguments, options_of
 from tests.tools.cli.verbs import slipstream
 

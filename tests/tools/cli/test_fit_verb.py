@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.standing import Standing, standing
+from slipstream.common.process.run_state import Standing, standing
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.tools.cli.verbs import slipstream

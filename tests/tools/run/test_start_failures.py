@@ -16,7 +16,7 @@ from typing import cast
 
 import pytest
 
-from slipstream.common.process.standing import Standing, standing
+from slipstream.common.process.run_state import Standing, standing
 from slipstream.replay.server.redis_server import find_executable
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer

@@ -19,7 +19,7 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.run.observer import Observer
 from slipstream.tools.launch.scale import _advised
 from slipstream.tools.run.up import LineReporter, next_commands
-from slipstream.tools.see import course
+from slipstream.tools.see import metrics_window
 from slipstream.tools.see.run_files import read_run
 from slipstream.tools.see.runs import runs
 from slipstream.tools.see.track.track import new_records
@@ -159,10 +159,10 @@ def test_every_reader_costs_the_same_at_a_thousand_and_at_100_000_steps(make: Ca
 
 
 def test_a_report_holds_as_many_records_of_a_longer_run(make: Callable[[int], Reading]) -> None:
-    most = course.NUM_KEPT + course.NUM_EXACT + 1
+    most = metrics_window.NUM_KEPT + metrics_window.NUM_EXACT + 1
     files = read_run(make(MANY // 10).dir)
-    assert len(files.steps) <= most and len(files.evaluations) <= course.NUM_KEPT
-    assert sum(record.get(course.NUM_STEPS, 1) for record in files.steps) == MANY // 10
+    assert len(files.steps) <= most and len(files.evaluations) <= metrics_window.NUM_KEPT
+    assert sum(record.get(metrics_window.NUM_STEPS, 1) for record in files.steps) == MANY // 10
     assert sum(record["produced/episodes"] for record in files.steps) == 4 * MANY // 10
     assert files.steps[-1]["step"] == MANY // 10 and files.evaluations[0]["step"] == 50
 
@@ -177,4 +177,4 @@ def test_steps_that_are_made_again_replace_the_former_in_a_report(make: Callable
     writer.close()
     steps = read_run(reading.dir).steps
     assert steps[-1]["step"] == FEW + 99
-    assert sum(record.get(course.NUM_STEPS, 1) for record in steps) == FEW + 99
+    assert sum(record.get(metrics_window.NUM_STEPS, 1) for record in steps) == FEW + 99

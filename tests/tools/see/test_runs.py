@@ -10,7 +10,7 @@ import redis
 
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.standing import training
+from slipstream.common.process.run_state import training
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records.ledger import ledger_of
 from slipstream.replay.server.redis_server import start_private_server

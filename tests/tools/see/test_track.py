@@ -15,9 +15,9 @@ import pytest
 
 from slipstream.common.config.config import Config, RunConfig, dump_config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.episode_text import Sample
 from slipstream.common.process.metrics import Metrics, MetricsWriter
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.sample import Sample
 from slipstream.tools.see.track.prometheus import PrometheusTracker, exported_name
 from slipstream.tools.see.track.track import Sent, finite, new_records, new_samples, read_sent, track
 from slipstream.tools.see.track.track_options import TrackOptions

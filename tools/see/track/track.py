@@ -16,13 +16,13 @@ import yaml
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.episode_text import Sample
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.metrics import newest_first, read_metrics
 from slipstream.common.process.output import held, write_whole
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.sample import Sample
+from slipstream.common.process.run_state import standing
 from slipstream.common.process.shutdown import Shutdown
-from slipstream.common.process.standing import standing
 from slipstream.common.process.wire import MALFORMED
 from slipstream.tools.see.track.mlflow_tracker import MlflowTracker
 from slipstream.tools.see.track.prometheus import PrometheusTracker

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from slipstream.common.process.border import END_S, NUM_LARGEST, Border
+from slipstream.common.process.http_guard import END_S, NUM_LARGEST, Border
 from slipstream.common.records.reward_protocol import MAX_REQUEST_BYTES, PROCESS, RewardModelCard
 from slipstream.common.text.codec import end_tokens
 from slipstream.envhub.adapters import generate_server
@@ -23,8 +23,8 @@ from slipstream.envhub.agent import endpoint
 from slipstream.envhub.driving import Reply, Request, Terms
 from slipstream.envhub.serving import env_server
 from slipstream.envhub.serving.env_pool import EnvPool
-from slipstream.tools.play.reward_server import RewardServer
 from slipstream.tools.play.state_values import Batches
+from slipstream.tools.serve.reward_server import RewardServer
 from slipstream.tools.viewer import page_server
 from tests.envhub.adapters.test_generate_server import ASKED, SAMPLING
 from tests.envhub.agent.test_agent_endpoint import TOKENIZER

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import msgspec
 from aiohttp import web
 
-from slipstream.common.process.border import Border
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.http_guard import Border
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.reward_protocol import MAX_REQUEST_BYTES, RewardModelCard, ValuesReply, ValuesRequest
 from slipstream.tools.play.state_values import Batches

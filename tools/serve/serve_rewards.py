@@ -14,9 +14,9 @@ from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.reward_protocol import SECRET_VARIABLE, RewardModelCard
 from slipstream.common.text.tokenizer import load_tokenizer, text_root
 from slipstream.envhub.remote.env_secret import read_secret
-from slipstream.tools.play.reward_server import RewardServer
-from slipstream.tools.play.serve_options import RewardsOptions
 from slipstream.tools.play.state_values import Batches, scorer_in
+from slipstream.tools.serve.reward_server import RewardServer
+from slipstream.tools.serve.serve_options import RewardsOptions
 from slipstream.tools.terminal.loopback import is_loopback
 
 POLL_S = 0.1

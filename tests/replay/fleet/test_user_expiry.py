@@ -12,8 +12,8 @@ from redis.exceptions import NoPermissionError
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import connect
-from slipstream.replay.fleet.expiry import LABEL, Revoker, expiry_rules, revoke_expired
 from slipstream.replay.fleet.roles import Role, acl_rules, user_of
+from slipstream.replay.fleet.user_expiry import LABEL, Revoker, expiry_rules, revoke_expired
 from slipstream.replay.records.keys import key
 from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.access.access_options import UsersOptions
@@ -91,7 +91,7 @@ def test_a_date_that_cannot_be_read_counts_as_passed(administrator: redis.Redis,
 def test_a_learner_that_may_use_acl_revokes_and_one_that_may_not_goes_on(
     server: Server, administrator: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.replay.fleet.expiry.CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr("slipstream.replay.fleet.user_expiry.CHECK_EVERY_S", 0.05)
     learner = create(administrator, "", role=Role.LEARNER)
     with enter(server, learner) as client:
         Revoker.start(client, RUN)

@@ -6,12 +6,12 @@ from statistics import fmean
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.headline import headline, interval
-from slipstream.common.process.standing import Standing
+from slipstream.common.process.run_state import Standing
 from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.records.ledger import ledger_of
 from slipstream.replay.run.diagnosis import Diagnosis, Facts, diagnose_records
-from slipstream.replay.run.outlook import Outlook, outlook
-from slipstream.tools.see.course import NUM_EXACT, Record
+from slipstream.replay.run.equal_returns import Outlook, outlook
+from slipstream.tools.see.metrics_window import NUM_EXACT, Record
 from slipstream.tools.see.run_files import RunFiles
 
 NEWEST = 10  # steps, over which the present state is judged; of a long run, which side waits in its last quarter

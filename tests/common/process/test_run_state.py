@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.standing import Standing, standing, training
+from slipstream.common.process.run_state import Standing, standing, training
 
 STARTS = """
 import sys, time
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.standing import training
+from slipstream.common.process.run_state import training
 
 def verb():
     print("begun", flush=True)

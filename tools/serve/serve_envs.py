@@ -11,7 +11,7 @@ from slipstream.envhub.catalogue import ENVS, env_maker
 from slipstream.envhub.remote.env_secret import SECRET_VARIABLE, read_secret
 from slipstream.envhub.serving.env_pool import EnvPool, WorkerFailed
 from slipstream.envhub.serving.env_server import EnvServer
-from slipstream.tools.play.serve_options import EnvsOptions
+from slipstream.tools.serve.serve_options import EnvsOptions
 from slipstream.tools.terminal.loopback import is_loopback
 
 POLL_S = 0.1

@@ -12,8 +12,8 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.tool_call import listed_tools, with_tools
 from slipstream.common.rows.message_fields import read_messages, with_row_marks
 from slipstream.common.rows.row_source import Row
-from slipstream.envhub.asset import read_rows
 from slipstream.envhub.dataset.script import Script, read_script
+from slipstream.envhub.user_files import read_rows
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipstream.actors.host import notices as notices_module
-from slipstream.actors.host.notices import Aws, Azure, Gcp, MetadataError, watch_notices
+from slipstream.actors.host import preemption
+from slipstream.actors.host.preemption import Aws, Azure, Gcp, MetadataError, watch_notices
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
 from tests.actors.group.test_group import shutdown
 from tests.actors.host.metadata_service import MetadataService
@@ -149,7 +149,7 @@ def test_an_undocumented_answer_is_an_error(service: MetadataService, answer: tu
 def test_a_service_that_is_not_there_or_too_slow_is_an_error(
     service: MetadataService, cloud: type[Aws | Gcp | Azure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices_module, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(preemption, "TIMEOUT_S", 0.05)
     service.delay_s = 1.0
     for url in ("http://127.0.0.1:9", service.url):
         with pytest.raises(MetadataError, match="does not answer"):
@@ -159,7 +159,7 @@ def test_a_service_that_is_not_there_or_too_slow_is_an_error(
 def test_a_notice_asks_this_process_to_leave_and_a_failure_and_a_hint_do_not(
     service: MetadataService, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(notices_module, "POLL_S", 0.01)
+    monkeypatch.setattr(preemption, "POLL_S", 0.01)
     watch_notices(f"aws@{service.url}/", shutdown)  # no token yet: a 404 where it is given
     wait_until(lambda: "notices of the cloud do not arrive" in caplog.text, "a failure")
     service.wants_tokens()

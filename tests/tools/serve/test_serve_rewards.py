@@ -46,8 +46,8 @@ from slipstream.learner.objective.turn_labels import progress
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.evaluate import evaluate_on
-from slipstream.tools.play.reward_server import RewardServer
 from slipstream.tools.play.state_values import Batches, Numbers, reward_model_beside, scored_here
+from slipstream.tools.serve.reward_server import RewardServer
 from tests.actors.episode.episodes import attempt_on, rollout_of
 from tests.envhub.env_hosts import wait_until
 from tests.guess import GuessEnv

@@ -1,0 +1,1 @@
+"""What Slipstream serves to others: rewards, and environments."""
