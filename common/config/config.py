@@ -312,14 +312,16 @@ def _is_of_files(message: str, files: Sequence[str]) -> bool:
 
 
 def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapping[str, object]]) -> Config:
-    structured = OmegaConf.structured(Config)
+    structured, source = OmegaConf.structured(Config), ""
     check_presets([file for file in (path, *presets) if isinstance(file, str)])
     try:
         for preset in [*([path] if path is not None else []), *presets]:
+            source = preset if isinstance(preset, str) else "the presets"
             changes = OmegaConf.load(config_file(preset)) if isinstance(preset, str) else OmegaConf.create(dict(preset))
             if isinstance(preset, str):
                 keep_texts(changes, yaml.load(config_file(preset).read_text(), yaml.BaseLoader), Config)
             structured = merged(structured, changes)
+        source = " ".join(overrides)
         changes = OmegaConf.from_dotlist(overrides)
         keep_texts(changes, written_in(overrides), Config)
         structured = merged(structured, changes)
@@ -339,9 +341,7 @@ def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapp
         where = error.full_key or " ".join(overrides) or path
         raise ConfigError(f"`{where}`: {str(error).splitlines()[0]}; correct it") from None
     except (yaml.YAMLError, OSError, TypeError, UnicodeError, RecursionError) as error:  # TypeError: a list of sections
-        files = [file for file in (path, *presets) if isinstance(file, str)]
-        where = " and ".join(files) or " ".join(overrides)
-        raise ConfigError(f"cannot read {where}: {reason(error)}; correct it") from None
+        raise ConfigError(f"cannot read {source}: {reason(error)}; correct it") from None
     assert isinstance(config, Config)
     check_sections(config)
     return config

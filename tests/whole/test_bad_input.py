@@ -78,7 +78,8 @@ def test_a_file_that_is_no_configuration_is_named(refused: Refused, tmp_path: Pa
     assert f"cannot read {wrong}: while parsing a flow sequence" in refused("up", str(wrong))
     wrong.write_text("- 1\n")
     assert f"cannot read {wrong}: " in refused("up", str(wrong))
-    assert "cannot read learner.steps=[1 " in refused("up", "learner.steps=[1")
+    wrong.write_text("{}\n")
+    assert "cannot read learner.steps=[1 " in refused("up", str(wrong), "learner.steps=[1")
 
 
 READERS: dict[str, Callable[[str], object]] = {

@@ -207,7 +207,6 @@ def load(arguments: argparse.Namespace) -> Config:
         overrides = [*of_run, *overrides]
     elif arguments.verb == "up" and not (words or arguments.road or any(key.startswith(OF_A_RUN) for key in named)):
         words = [QUICKSTART]  # the defaults alone teach nothing: their model earns no reward
-        print(f"slipstream up: no file, environment or model is given, so it is {QUICKSTART}", file=sys.stderr)
     config = load_config(words[0] if words else None, overrides, presets=words[1:])
     config.redis.url = without_password(config.redis.url)
     own = password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url)

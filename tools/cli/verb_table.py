@@ -29,7 +29,7 @@ from slipstream.tools.viewer.view_options import ViewOptions
 GROUPS = {
     "train": {
         "init": "write the files of an environment, an agent or a data set",
-        "up": "start a run on this machine, or the stages of a file",
+        "up": "start a run (alone: the quickstart), or the stages of a file",
         "learner": "train: the learner alone, with actors started by themselves",
         "actors": "play episodes for a run: the actors of one host",
         "fit": "train on recorded conversations: sft, dpo, reward or prm",
