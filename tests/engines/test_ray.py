@@ -10,6 +10,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from slipstream.common.config.config import dump_config, load_config
+from slipstream.common.process.connection import PASSWORD_VARIABLE
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.replay.server.redis_server import Server
 from slipstream.tools.launch.ray_run import NAMESPACE
@@ -56,6 +57,7 @@ def test_a_fleet_grows_and_shrinks_by_ray_and_goes_on_when_a_node_is_removed(
         file = tmp_path / "config.yaml"
         file.write_text(dump_config(config))
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        monkeypatch.setenv(PASSWORD_VARIABLE, redis_server.password)  # `scale` asks in this process
         driver = run.start("driver", ["-m", "slipstream.tools.launch.ray_run", str(file), "2"])
         run.wait_until(lambda: run.last_step() >= 2 and len(nodes_of(run)) == 2, "both actors serve, on two nodes")
         ray.init(cluster.address, namespace=NAMESPACE)
