@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 REDIS_PAUSE_S = 1.0
 REDIS_PATIENCE_S = 5.0  # then it checks for a newer version
 POLL_S = 0.1
+RENEW_S = 5.0  # between two looks at whether Redis still has the newest offer
 
 
 class WeightServer:
@@ -133,26 +134,41 @@ class WeightServer:
                 self._connection.send_bytes(msgspec.msgpack.encode(message))
 
     def _publish_versions(self) -> None:
-        while (submitted := self._shelf.take()) is not None:
-            manifest = sealed(
-                self._settings.entries,
-                self._views[submitted.slot],
-                policy_version=submitted.policy_version,
-                learner_epoch=self._settings.learner_epoch,
-                adapted=self._settings.adapted,
-                probe=submitted.probe,
-            )
-            delta = self._delta(submitted)
-            if delta is not None:
-                assert self._shelf.newest is not None
-                previous = self._shelf.newest.manifest
-                manifest = continued(manifest, previous, delta, anchor_every=self._settings.anchor_every)
-            self._report(self._shelf.serve(manifest, delta))
+        while not self._shelf.is_over:
+            submitted = self._shelf.take(RENEW_S)
             try:
-                self._offer(manifest, Payload(whole=self._buffers[submitted.slot], delta=delta))
+                if submitted is not None:
+                    self._publish(submitted)
+                else:
+                    self._renew()
             except FencedOut as error:
                 log.error("fenced out: %s", error)
                 self._report([Refused(reason=str(error))])
+
+    def _publish(self, submitted: Submitted) -> None:
+        manifest = sealed(
+            self._settings.entries,
+            self._views[submitted.slot],
+            policy_version=submitted.policy_version,
+            learner_epoch=self._settings.learner_epoch,
+            adapted=self._settings.adapted,
+            probe=submitted.probe,
+        )
+        delta = self._delta(submitted)
+        if delta is not None:
+            assert self._shelf.newest is not None
+            previous = self._shelf.newest.manifest
+            manifest = continued(manifest, previous, delta, anchor_every=self._settings.anchor_every)
+        self._report(self._shelf.serve(manifest, delta))
+        self._offer(manifest, Payload(whole=self._buffers[submitted.slot], delta=delta))
+
+    def _renew(self) -> None:
+        """Offer the newest version again if Redis has lost it with its newest writes: groups may be waiting for it."""
+        newest = self._shelf.newest
+        with contextlib.suppress(redis.RedisError):
+            if newest is not None and self._bulletin.highest_version() < newest.manifest.policy_version:
+                log.warning("Redis has lost the offer of version %d; offering it again", newest.manifest.policy_version)
+                self._offer(newest.manifest, Payload(whole=self._buffers[newest.slot], delta=None))
 
     def _delta(self, submitted: Submitted) -> bytes | None:
         """The delta from the newest version to this one; None for the first version, or if too much has changed."""

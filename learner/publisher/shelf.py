@@ -53,15 +53,20 @@ class Shelf:
             return self._free_pending() or self._free_previous()
 
     def stop(self) -> None:
-        """Make `take` return None once no version is pending."""
+        """Make `take` return at once when no version is pending."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
 
-    def take(self) -> Submitted | None:
-        """Wait for a pending version and begin to process it; None if there will be no more."""
+    @property
+    def is_over(self) -> bool:
+        """Whether there will be no more versions."""
+        return self._stopping and self._pending is None
+
+    def take(self, wait_s: float) -> Submitted | None:
+        """Wait up to `wait_s` for a pending version and begin to process it; None if there is none."""
         with self._changed:
-            self._changed.wait_for(lambda: self._pending is not None or self._stopping)
+            self._changed.wait_for(lambda: self._pending is not None or self._stopping, wait_s)
             self._processing, self._pending = self._pending, None
             return self._processing
 

@@ -78,7 +78,11 @@ def test_a_fleet_grows_and_shrinks_by_ray_and_goes_on_when_a_node_is_removed(
         assert f"{run_id}/actors-2" in ray.util.list_named_actors()
         ray.kill(ray.get_actor(f"{run_id}/actors-0"))
         ray.get_actor(f"{run_id}/actors-2").leave.remote()
-        run.wait_until(lambda: len(run.fleet.members()) == 1, "one is killed, one has left")
+        run.wait_until(
+            lambda: set(ray.util.list_named_actors()) == {f"{run_id}/learner", f"{run_id}/actors-1"},
+            "one is killed, one has left",
+        )
+        assert len(run.fleet.members()) == 1
         after = run.last_step()
         run.wait_until(lambda: run.last_step() >= after + 3, "the learner steps on with one")
         assert scale(config, to=2, host=RAY) == 0

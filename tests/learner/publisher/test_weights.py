@@ -400,16 +400,29 @@ def test_an_actor_without_a_route_to_the_publisher_misses_the_broadcast(plane: P
     member.close()
 
 
+def test_a_version_whose_offer_redis_has_lost_is_offered_again(plane: Plane) -> None:
+    with plane.publishing() as publisher:
+        publisher.publish(weights(1), policy_version=1)
+        plane.wait_for(1)
+        saved = {name: plane.client.dump(name) for name in plane.client.scan_iter(f"*{plane.run_id}*weights:*")}
+        publisher.publish(weights(2), policy_version=2)
+        plane.wait_for(2)
+        for name, value in saved.items():
+            plane.client.restore(name, 0, value, replace=True)
+        assert len(saved) >= 3 and latest_version(plane.bulletin) == 1
+        plane.wait_for(2)
+
+
 def test_the_newest_version_takes_the_place_of_one_that_was_not_begun() -> None:
     shelf = Shelf()
     manifest = manifest_of(weights(1), policy_version=1, learner_epoch=0)
     assert shelf.submit(Submitted(slot=0, policy_version=1)) == []
-    taken = shelf.take()
+    taken = shelf.take(0.0)
     assert taken is not None and taken.policy_version == 1
     assert shelf.submit(Submitted(slot=1, policy_version=2)) == []
     assert shelf.submit(Submitted(slot=2, policy_version=3)) == [Freed(slot=1)]
     assert shelf.serve(manifest, None) == []
-    taken = shelf.take()
+    taken = shelf.take(0.0)
     assert taken is not None and taken.policy_version == 3
 
 
@@ -418,7 +431,7 @@ def test_a_learner_without_a_slot_gets_the_one_that_is_needed_least() -> None:
     manifest = manifest_of(weights(1), policy_version=1, learner_epoch=0)
     for slot in (0, 1):
         shelf.submit(Submitted(slot=slot, policy_version=slot))
-        shelf.take()
+        shelf.take(0.0)
         assert shelf.serve(manifest, None) == []  # 0 becomes the previous one, 1 the served one
     shelf.submit(Submitted(slot=2, policy_version=2))
     assert shelf.withdraw() == [Freed(slot=2)]

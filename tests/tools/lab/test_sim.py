@@ -23,8 +23,8 @@ CLOCK = "redis.call('LRANGE', 'clock', 0, 1)"  # in its place, so that a real se
 FOR_LONG = ("'PX', ARGV[3]", "'PX', 100000000")  # a key expires there when it has expired here
 AUDIT = scripts.load(None, "prelude", "audit").sha  # type: ignore[arg-type]  # it lists hashes in an order of its own
 # Trained twice after a loss; archived by a learner of a higher epoch, fenced out before; a tally of step 0 that was
-# never adopted, and then replaced.
-ONCE_FAILED = (95, 2454, 39386)
+# never adopted, and then replaced; an offer of weights that the server had lost, for which actors waited.
+ONCE_FAILED = (95, 2454, 39386, 64037)
 LOSSES = {kind for kind in FAULTS if kind.startswith("server")}
 
 

@@ -29,6 +29,7 @@ from slipstream.learner.ranks.ranks import join_ranks, leave_ranks
 from slipstream.tools.lab.bench.benchmark import describe_machine, today, with_text
 from slipstream.tools.lab.peers.meter import Meter
 from slipstream.tools.lab.peers.results import SEEDS, SUCCESS, Point, Result, smoothed, spread_over_seeds
+from slipstream.tools.lab.study import plot
 from slipstream.tools.lab.study.page import markdown
 from slipstream.tools.lab.study.run import warm_start
 
@@ -287,6 +288,19 @@ def table(cells: Sequence[Cell], arms: Sequence[str], *, goals: Sequence[float])
     return markdown([*head, "at the end", "best", "a step", "trained ÷ finished tokens", "peak memory"], rows)
 
 
+def picture(cells: Sequence[Cell]) -> str:
+    """The success of each cell, every second minute."""
+    lines = []
+    for cell in cells:
+        points = cell.result.points
+        minutes = range(0, int(points[-1].seconds) // 60 + 1, 2)
+        found = np.interp(minutes, [point.seconds / 60 for point in points], [point.success for point in points])
+        marks = [plot.Point(column=at, value=float(success), deviation=0.0) for at, success in enumerate(found)]
+        lines.append(plot.Line(name=f"{cell.result.arm}, seed {cell.result.seed}", points=marks))
+    columns = [str(2 * at) for at in range(max(len(line.points) for line in lines))]
+    return plot.svg(lines, columns=columns, across="minutes", upwards="success of fresh episodes")
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run the cells that have no result, seed after seed, and write the page from all results."""
     parser = argparse.ArgumentParser(prog="bench_peers", description=__doc__)
@@ -325,6 +339,7 @@ def main(arguments: Sequence[str]) -> None:
     command = shlex.join(["python", "-P", "-m", "slipstream.tools.lab.peers.bench", *arguments])
     raw = {"command": command, "date": today(), "machine": machine, "cells": cells}
     write_whole(options.docs / bench.json, json.dumps(msgspec.to_builtins(raw), indent=1) + "\n")
+    write_whole((options.docs / bench.json).with_suffix(".svg"), picture(cells))
     results = f"{table(cells, arms, goals=bench.goals)}\n`{command}`, {today()}.\n"
     write_whole(page, with_text(text, bench.mark, results))
 

@@ -5,6 +5,7 @@ are the attempts that it learned from, in the order of the steps. A checkpoint's
 that writes it is a greenlet, and the publisher announces a hash of them. An actor calls the buffer as `actors` does.
 """
 
+import contextlib
 import itertools
 import json
 import tempfile
@@ -34,6 +35,7 @@ from slipstream.learner.lead import connections, lead
 from slipstream.learner.lead.connections import join_run
 from slipstream.learner.lead.lead import Lead
 from slipstream.learner.lead.run_record import RunRecord
+from slipstream.learner.publisher.serve import RENEW_S
 from slipstream.learner.step import clock
 from slipstream.learner.supply import supply
 from slipstream.learner.supply.supplies import Supplies
@@ -257,6 +259,8 @@ class Versions:
         self._waiting: Manifest | None = None
         self._is_announcing = False
         self._fenced: FencedOut | None = None
+        self._announced: Manifest | None = None
+        cast.world.spawn(self._process, self._renew)
 
     def publish(self, *, policy_version: int, probe: None) -> None:
         if self._fenced:
@@ -290,9 +294,18 @@ class Versions:
                 self._waiting = None
             except redis.RedisError:
                 continue
+            self._announced = manifest
             if self._waiting is manifest:
                 self._waiting = None
         self._is_announcing = False
+
+    def _renew(self) -> None:
+        while self._process.is_running and not self._fenced:
+            self._process.cast.world.sleep(RENEW_S)
+            offer = self._announced
+            with contextlib.suppress(redis.RedisError, FencedOut):
+                if offer and not self._waiting and self._board.highest_version() < offer.policy_version:
+                    self._board.announce(Offer(manifest=offer, pull_endpoint=""))
 
     def close(self) -> None:
         self._waiting = None

@@ -149,15 +149,18 @@ class Play:
         """Start again what has ended, as supervisors do."""
         if self.is_over:
             return
-        for process in [*self.learners, *self.actors]:
-            if process.error is not None:
-                self._judge(process)
+        self._judge_all()
         if not any(learner.is_running for learner in self.learners):
             self.start_learner()
         for number, actor in enumerate(self.actors):
             if not actor.is_running:
                 self.actors[number] = self.cast.actor(actor.name)
         self.world.at(0.1, self._tend)
+
+    def _judge_all(self) -> None:
+        for process in [*self.learners, *self.actors]:
+            if process.error is not None:
+                self._judge(process)
 
     def _judge(self, process: Process) -> None:
         """Whether a process may have ended with this error."""
@@ -182,18 +185,17 @@ class Play:
     def _end(self) -> None:
         self.is_over, is_settled = True, False
         while not is_settled:
+            self._judge_all()
             self.learners = [learner for learner in self.learners if learner.is_running]
+            if not self.learners:  # a late request of a dead learner fenced it out: the next one settles what it left
+                self.start_learner()
+                self.world.run(2.0)
             for learner in self.learners:
                 learner.shutdown.requested.set()
             if not self.world.run(20.0, lambda: not any(learner.is_running for learner in self.learners)):
                 return self.fail("a learner did not end")
             is_settled = not any(isinstance(learner.error, FencedOut) for learner in self.learners)
-            for process in [*self.learners, *self.actors]:
-                if process.error is not None:
-                    self._judge(process)
-            if not is_settled:  # a late request of a dead learner fenced it out: the next one settles what it left
-                self.start_learner()
-                self.world.run(2.0)
+        self._judge_all()
         for actor in self.actors:
             if actor.is_running:
                 self.world.kill(actor)
