@@ -64,7 +64,7 @@ class Shelf:
         return self._stopping and self._pending is None
 
     def take(self, wait_s: float) -> Submitted | None:
-        """Wait up to `wait_s` for a pending version and begin to process it; None if there is none."""
+        """Begin to process the pending version, or the first that comes within `wait_s`; None if none comes."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending is not None or self._stopping, wait_s)
             self._processing, self._pending = self._pending, None
