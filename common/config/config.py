@@ -100,6 +100,11 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
 
+    @property
+    def last_full_step(self) -> int:
+        """Later, fewer and fewer groups are opened, and the episodes that end are those that took longest."""
+        return self.learner.steps - self.replay.target_lag - 1
+
 
 def check_sections(config: Config) -> None:
     """Run the checks that need two sections. Raises ConfigError."""

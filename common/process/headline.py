@@ -22,20 +22,23 @@ class Headline:
         return f"success {self.success:.3f} ({self.low:.2f} to {self.high:.2f})  reward {self.reward:.3f}"
 
 
-def headline(records: Sequence[Mapping[str, float]], *, wanted: int = NUM_EPISODES) -> Headline | None:
+def headline(
+    records: Sequence[Mapping[str, float]], *, wanted: int = NUM_EPISODES, until: float = math.inf
+) -> Headline | None:
     """The means over the newest of a run's `records`, as many as contain `wanted` episodes together.
 
-    Over all records if they contain fewer; None if no episode has ended.
+    Over all records if they contain fewer; None if no episode has ended. Records of steps after `until`, a run's
+    `last_full_step`, count only if there are no others.
     """
+    ended = [record for record in records if "produced/success" in record]
     num_episodes, rewards, successes = 0.0, 0.0, 0.0
-    for record in reversed(records):
+    for record in reversed([record for record in ended if record["step"] <= until] or ended):
         if num_episodes >= wanted:
             break
-        if "produced/success" in record:
-            count = record["produced/episodes"]
-            num_episodes += count
-            rewards += count * record["produced/reward"]
-            successes += count * record["produced/success"]
+        count = record["produced/episodes"]
+        num_episodes += count
+        rewards += count * record["produced/reward"]
+        successes += count * record["produced/success"]
     if not num_episodes:
         return None
     success = successes / num_episodes

@@ -76,6 +76,7 @@ class RunRecord:
         self._writer = writer
         self._started_at_s = started_at_s
         self._flops = flops
+        self._last_full_step = config.last_full_step
         self._decode = decode
         self._newest: tuple[Mapping[str, float], ...] = ()  # records of steps; replaced, as the watch reads it
         self._watch = FleetWatch(
@@ -202,7 +203,7 @@ class RunRecord:
         tally, wall_s = self.tally, time.time() - self._started_at_s
         ledger, census = self._connections.shards.ledger(), self._connections.fleet.census()
         actors = [member for member in census.everyone if member.role == "actor"]
-        newest = headline(newest_metrics(self._run_dir.metrics))
+        newest = headline(newest_metrics(self._run_dir.metrics), until=self._last_full_step)
         summary = {
             "eval": msgspec.to_builtins(tally.evaluations),
             "eval_during": msgspec.to_builtins(tally.evaluations_during),

@@ -1,6 +1,7 @@
 """Reads the facts about a run that a diagnosis is made from, out of its Redis."""
 
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,8 @@ WINDOW_S = 60.0  # what happened before is no longer judged
 TAIL_BYTES = 1 << 16  # of a log, enough for its last error, also where a traceback of vLLM follows
 WITH_WORDS = (None, RunState.STARTING, RunState.FAILED)  # in these states only the learner's log says more
 READING_S = 2.0  # between two ledgers that are kept
+_TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (INFO )?")  # of a line of our logs
+_BAR = re.compile(r"\d+%\|")  # of tqdm
 
 
 class Observer:
@@ -122,9 +125,11 @@ def last_line(log: Path) -> str:
 
 
 def _tail(log: Path) -> list[str]:
+    """The last lines without their times, and without bars of progress."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return file.read().decode(errors="replace").strip().splitlines()
+            lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         return []
+    return [_TIME.sub("", line) for line in lines if not _BAR.search(line)]

@@ -59,7 +59,7 @@ def base_model(config: Config) -> tuple[str, str]:
 
 
 def _rl_rows(run: RunFiles, config: Config) -> dict[str, str]:
-    found = headline(run.steps)
+    found = headline(run.steps, until=config.last_full_step)
     lag, most = _last(run.steps, "lag/mean"), _last(run.steps, "lag/max")
     data = "; ".join(f"{name}: {json.dumps(_public(entry.options))}" for name, entry in config.env.entries().items())
     return {

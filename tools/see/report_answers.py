@@ -1,5 +1,6 @@
 """The questions that a reader of a report asks first, each answered in one line."""
 
+import math
 import time
 from collections.abc import Sequence
 from statistics import fmean
@@ -41,7 +42,9 @@ def _state(run: RunFiles) -> str:
 
 def _learning(run: RunFiles) -> str:
     """Compares the oldest and the newest episodes."""
+    until = run.config.last_full_step if run.config else math.inf
     counted = [record for record in run.steps if {"produced/success", "produced/reward"} <= record.keys()]
+    counted = [record for record in counted if record["step"] <= until] or counted
     half = len(counted) // 2
     before, after = (headline(part, wanted=COMPARED) for part in (counted[:half][::-1], counted[half:]))
     if after is None or before is None:
@@ -125,7 +128,7 @@ def _cost(run: RunFiles) -> str:
 
 def _failing(run: RunFiles) -> str:
     found = [f"the learner ended with an error: {run.error}"] if run.error else []
-    found += [f"{count} {kind} in the log" for kind, count in run.complaints.items()]
+    found += [f"log of {kind} ({count})" for kind, count in run.complaints.items()]
     if skipped := run.num_refused:
         found.append(f"{skipped} steps were skipped")
     if ledger := run.ledger:

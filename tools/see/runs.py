@@ -74,7 +74,7 @@ def _read_row(run_dir: RunDir) -> tuple[float, list[str]]:
     is_fit = run_dir.fit.is_file()
     steps = [record for record in records if is_fit or "trained/reward" in record]
     held_out = [record["eval/success_sampled"] for record in records if "eval/success_sampled" in record]
-    newest, last = headline(steps), steps[-1] if steps else {}
+    newest, last = headline(steps, until=config.last_full_step), steps[-1] if steps else {}
     last_s = last.get("time", run_dir.config.stat().st_mtime)
     return last_s, [
         name,

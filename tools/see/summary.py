@@ -62,7 +62,7 @@ def summary_rows(summary: Summary) -> dict[str, str]:
             f"{result.step}: {result.sampled:.1%}" for result in summary.eval_during
         )
     if newest := summary.produced:
-        rows[f"success of the last {newest.num_episodes} episodes"] = (
+        rows[f"success of {newest.num_episodes} episodes near the end"] = (
             f"{newest.success:.1%}, between {newest.low:.1%} and {newest.high:.1%} (95 %)"
         )
     cost, speed, first = summary.cost, summary.tokens_per_s, summary.first_reward_s

@@ -73,8 +73,7 @@ def calibrate(config: Config) -> Calibration:
     """Read the newest records of the run of `config`. Raises ConfigError if they do not suffice."""
     run_dir = RunDir(config.run.root, config.run.name)
     records, recorded = list(read_metrics(run_dir.metrics)), load_config(str(run_dir.config), [])
-    last = recorded.learner.steps - recorded.replay.target_lag - 1  # then less and less is opened
-    steps = [record for record in records if "trained/reward" in record and record["step"] <= last]
+    steps = [record for record in records if "trained/reward" in record and record["step"] <= recorded.last_full_step]
     steps = steps[WARM_UP_STEPS:][-MAX_STEPS:]
     if len(steps) < FEWEST_STEPS:
         raise ConfigError(

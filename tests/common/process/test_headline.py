@@ -48,6 +48,13 @@ def test_a_headline_is_the_mean_over_the_newest_episodes_and_old_ones_are_forgot
     assert (newest.low, newest.high) == wilson(0.8, 100)
 
 
+def test_what_ends_while_a_run_runs_out_does_not_count() -> None:
+    """No group is opened any more: the episodes that end in the last steps are those that took longest."""
+    records = [step(1, episodes=100, success=0.9), step(2, episodes=7, success=0.4)]
+    assert headline(records, until=1) == headline(records[:1]) != headline(records)
+    assert headline(records, until=0) == headline(records)  # a run of so few steps has nothing else
+
+
 def test_records_without_an_episode_change_no_headline() -> None:
     records = [step(1, episodes=10, success=0.5), step(2, episodes=0, success=0.0), {"step": 2, "eval/num_tasks": 9.0}]
     assert headline(records) == headline(records[:1])

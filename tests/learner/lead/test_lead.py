@@ -159,7 +159,7 @@ def test_success_is_of_all_finished_episodes_unless_named_trained(place: Place, 
     summary = json.loads(place.dir.summary.read_text())
     assert (summary["produced"]["num_episodes"], summary["produced"]["success"]) == (8, 0.75)
     written = read_summary(place.dir)
-    assert summary_rows(written)["success of the last 8 episodes"] == "75.0%, between 40.9% and 92.9% (95 %)"
+    assert summary_rows(written)["success of 8 episodes near the end"] == "75.0%, between 40.9% and 92.9% (95 %)"
 
 
 def test_every_episode_is_in_one_record_also_where_a_learner_makes_steps_again(place: Place) -> None:

@@ -81,7 +81,7 @@ def test_the_first_table_answers_the_five_questions(tmp_path: Path) -> None:
     ]
     assert row(text, "which side waits?")[0].startswith("neither side waits much: the learner was busy for 75%")
     assert row(text, "what does it cost?") == ["$1.25"]
-    assert row(text, "is anything failing?") == ["1 learner: warning in the log; 2 attempts failed: env_failure"]
+    assert row(text, "is anything failing?") == ["log of learner: warning (1); 2 attempts failed: env_failure"]
 
 
 def test_accounts_faults_settings_and_commands_are_listed(tmp_path: Path) -> None:
