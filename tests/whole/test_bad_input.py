@@ -22,8 +22,8 @@ from slipstream.envhub.rewards.rubric import read_rubric
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.server.redis_server import Server
 from slipstream.tools.cli.cli import main
+from slipstream.tools.data.chat_file import read_chat_file
 from slipstream.tools.data.judge_rows import read_judge
-from slipstream.tools.data.paraphrase import read_paraphraser
 from slipstream.tools.road.road_file import read_file
 from slipstream.tools.run.check_input import check_model_folder
 from slipstream.tools.run.prepare import prepare
@@ -87,7 +87,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "a road": read_file,
     "a rubric": lambda path: read_rubric("env.rewards.judge.rubric", path),
     "a judge": lambda path: read_judge(Path(path)),
-    "a paraphraser": lambda path: read_paraphraser(Path(path), format_name="", seed=0),
+    "a server": lambda path: read_chat_file(Path(path)),
 }
 
 

@@ -1,4 +1,4 @@
-"""The answers of models for the rows of `slipstream data`, in a journal beside the result.
+"""The answers of a judge for the rows of `slipstream data`, in a journal beside the result.
 
 Each is appended at once, with what was spent until then. So the same command continues after a failure: it asks nothing
 again, and its budget is not new.
@@ -25,8 +25,8 @@ T = TypeVar("T")
 E = TypeVar("E", bound=msgspec.Struct)
 
 
-def entries_of(file: BinaryIO, path: Path, kind: type[E]) -> Iterator[tuple[int, E]]:
-    """Yield each entry of the journal in `file`, and where it begins. Raises ConfigError for a damaged line.
+def entries_of(file: BinaryIO, path: Path, kind: type[E]) -> Iterator[E]:
+    """Yield each entry of the journal in `file`. Raises ConfigError for a damaged line.
 
     A last line that was cut off, as the process was killed, is removed.
     """
@@ -40,16 +40,14 @@ def entries_of(file: BinaryIO, path: Path, kind: type[E]) -> Iterator[tuple[int,
             entry = msgspec.json.decode(line, type=kind)
         except MALFORMED as error:
             raise ConfigError(f"{path}, line {number} is damaged: {error}; remove the line") from None
-        yield start, entry
+        yield entry
         start += len(line)
 
 
-def append_entry(file: BinaryIO, entry: msgspec.Struct) -> int:
-    """Append `entry`; return where it begins."""
-    start = file.seek(0, 2)
+def append_entry(file: BinaryIO, entry: msgspec.Struct) -> None:
+    file.seek(0, 2)
     file.write(msgspec.json.encode(entry) + b"\n")
     file.flush()
-    return start
 
 
 def digest_of(asked: Any) -> str:

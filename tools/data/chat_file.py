@@ -1,4 +1,4 @@
-"""A file that names a chat server: that of `slipstream collect --server`, and of `slipstream data --paraphrase`."""
+"""A file that names a chat server: that of `slipstream collect --server` and `slipstream eval --server`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,8 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.yaml_file import read_yaml
 from slipstream.envhub.rewards.chat_client import ACTORS, ChatClient
 from slipstream.envhub.rewards.client_settings import check_model, check_request, client_of
+
+REQUEST = {"temperature": 1.0, "max_tokens": 4096}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,30 +27,24 @@ class ChatServer:
         return json.dumps({**self.request, "model": self.model, "messages": messages}, sort_keys=True).encode()
 
 
-def read_chat_file(
-    path: Path, *, option: str, page: str, request: Mapping[str, Any], others: Sequence[str] = ()
-) -> tuple[ChatServer, dict[str, Any]]:
-    """Read the file of `option`, which `page` describes. Return its server, and its settings named in `others`.
-
-    `request` is sent if the file has none. Raises ConfigError.
-    """
+def read_chat_file(path: Path) -> ChatServer:
+    """Read the file of `--server`. Raises ConfigError."""
     key = str(path)
-    found = read_yaml(path, f"`{option}` ")
+    found = read_yaml(path, "`--server` ")
     if not isinstance(found, dict) or "url" not in found:
-        raise ConfigError(f"`{option}` {path} must have url and model, as in {page}; correct it")
+        raise ConfigError(f"`--server` {path} must have url and model, as in docs/collect.md; correct it")
     settings = {str(name): value for name, value in found.items()}
-    other = {name: settings.pop(name) for name in others if name in settings}
-    model, sent = settings.pop("model", ""), settings.pop("request", request)
+    model, sent = settings.pop("model", ""), settings.pop("request", REQUEST)
     check_model(key, model)
-    check_request(key, sent, request)
+    check_request(key, sent, REQUEST)
     try:
         client = client_of(key, **settings)
     except TypeError as error:
-        raise ConfigError(f"`{path}`: {error}; see {page}") from None
+        raise ConfigError(f"`{path}`: {error}; see docs/collect.md") from None
     if client.url == ACTORS:
         raise ConfigError(f"`{key}.url` must be a server's, got {ACTORS!r}, which only a run can ask")
     try:
         client.read_key()
     except ConfigError as error:
         raise ConfigError(f"`{path}`: {error}") from None
-    return ChatServer(client=client, model=model, request=dict(sent)), other
+    return ChatServer(client=client, model=model, request=dict(sent))

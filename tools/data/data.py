@@ -1,24 +1,22 @@
-"""`slipstream data`: filter, mark, copy in other words and split recorded conversations, and report what was dropped.
+"""`slipstream data`: filter, mark, copy with errors and split recorded conversations, and report what was dropped.
 
     FILE.jsonl              the rows that are kept, in one shape
     FILE.held-out.jsonl     those of the tasks that are held out, with --held-out
     FILE.quarantine.jsonl   rows that cannot be read, with file, line and reason, if there are any
     FILE.md                 the data card
     FILE.marks.jsonl        the answers of a judge, with --judge; it stays, so that nothing is asked twice
-    FILE.paraphrases.jsonl  the same for --paraphrase
 
 All others appear at the end, or none. One row is in memory at a time; with a judge, also a mark of each. A call that
 was killed, or failed, is continued by the same command: see `data_files`.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +39,9 @@ from slipstream.tools.data.data_files import DataFiles, SourceState, progress_fi
 from slipstream.tools.data.data_options import DataOptions
 from slipstream.tools.data.fit_rows import described, held_out_place
 from slipstream.tools.data.judge_rows import RowJudge, agreement, judged, read_judge
-from slipstream.tools.data.paraphrase import Paraphraser, Paraphrases, read_paraphraser
 from slipstream.tools.data.row_files import check_free
 from slipstream.tools.data.row_noise import noisy
 from slipstream.tools.data.row_sieve import Sieve
-from slipstream.tools.data.wording import Refused
 from slipstream.tools.terminal.options import as_arguments
 from slipstream.tools.terminal.output_lines import json_line
 
@@ -76,30 +72,16 @@ def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> in
             raise ConfigError(f"`--data` {source} is not a file; name .jsonl, .json or .parquet files of conversations")
     seed = config.run.seed
     judge = read_judge(Path(options.judge)) if options.judge else None
-    paraphraser = (
-        read_paraphraser(Path(options.paraphrase), format_name=options.action_format, seed=seed)
-        if options.paraphrase
-        else None
-    )
     started = time.monotonic()
     try:
         with DataFiles(path) as files:
             files.check_free(force=force)
-            check_apart(files.outputs, [*options.data, options.judge, options.paraphrase])
-            saved = files.continued(
-                *_settings(options, judge, paraphraser, seed), [SourceState.of(source) for source in sources]
-            )
+            check_apart(files.outputs, [*options.data, options.judge])
+            saved = files.continued(*_settings(options, judge, seed), [SourceState.of(source) for source in sources])
             num_before = saved.counts.num_rows
             if num_before:
                 print(f"{files.state}: continuing after {num_before} rows", file=sys.stderr, flush=True)
-            call = _Call(
-                options=options,
-                files=files,
-                counts=saved.counts,
-                judge=judge,
-                paraphraser=paraphraser,
-                seed=seed,
-            )
+            call = _Call(options=options, files=files, counts=saved.counts, judge=judge, seed=seed)
             if not saved.card:
                 call.write(sources)
             files.finish()
@@ -116,27 +98,22 @@ def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> in
 
 def _report(path: Path, files: DataFiles, counts: Counts, *, rate: float) -> None:
     held_out = f", {counts.num_held_out} in {files.held_out.name}" if counts.num_held_out else ""
-    copies = f", and {sum(counts.copies.values())} copies in other words" if counts.copies else ""
+    copies = f", and {sum(counts.copies.values())} copies with errors" if counts.copies else ""
     print(
         f"{path}: {counts.num_trained} of {counts.num_rows} rows are kept{held_out}{copies}, {counts.num_dropped} "
         f"dropped, {counts.num_malformed} cannot be read; {rate:.0f} rows/s; see {files.card}"
     )
 
 
-def _settings(
-    options: DataOptions, judge: RowJudge | None, paraphraser: Paraphraser | None, seed: int
-) -> tuple[list[str], list[str]]:
-    """The settings by which rows are read, and those by which rows that wait for a model are kept."""
-    early = as_arguments(dataclasses.replace(options, data=(), judge="", min_mark=0.0, paraphrase=""))
+def _settings(options: DataOptions, judge: RowJudge | None, seed: int) -> tuple[list[str], list[str]]:
+    """The settings by which rows are read, and those by which rows that wait for a judge are kept."""
+    early = as_arguments(dataclasses.replace(options, data=(), judge="", min_mark=0.0))
     late = []
     if options.noise:
         early.append(f"run.seed={seed}")
     if judge:
         early.append(f"a judge shown {', '.join(judge.columns) or 'no columns'}")
         late += [f"judge {_short(judge.settings)}", f"--min-mark={options.min_mark}"]
-    if paraphraser:
-        early.append("--paraphrase")
-        late.append(f"paraphrase {_short(paraphraser.settings)}")
     return early, late
 
 
@@ -152,18 +129,17 @@ class _Call:
     files: DataFiles
     counts: Counts
     judge: RowJudge | None
-    paraphraser: Paraphraser | None
     seed: int
 
     def write(self, sources: Sequence[Path]) -> None:
-        """Read all rows, let models answer, and save the result as a whole. Raises ConfigError."""
+        """Read all rows, let the judge answer, and save the result as a whole. Raises ConfigError."""
         try:
             self._sift(sources)
         except ConfigError:  # a file that cannot be read will be another when it can
             self.files.discard()
             raise
-        if self.files.is_waiting:
-            self._keep_waiting()
+        if self.judge and self.files.is_waiting:
+            self._keep_waiting(self.judge)
         counts = self.counts
         if not counts.num_trained:
             self.files.discard()
@@ -172,7 +148,7 @@ class _Call:
             why = ", ".join(missing) or "no rows"
             why += f", {counts.num_malformed} cannot be read" + "".join(f": {fault}" for fault in counts.faults[:1])
             raise ConfigError(f"nothing is written to {self.files.kept}: {why}")
-        _, late = _settings(self.options, self.judge, self.paraphraser, self.seed)
+        _, late = _settings(self.options, self.judge, self.seed)
         text = card(self.files.kept.name, counts, self.options, digests=self.files.digests())
         self.files.save(late=late, card=text)
 
@@ -206,7 +182,7 @@ class _Call:
         self.files.save()
 
     def _place(self, line: Line, source: Source, sieve: Sieve) -> str | None:
-        """Write a row if it is kept, or lay it aside for a model; else return the reason. Raises BadRow."""
+        """Write a row if it is kept, or lay it aside for the judge; else return the reason. Raises BadRow."""
         if line.fault:
             raise BadRow(line.fault)
         if reason := reason_to_leave_out(line.row, labels=True):
@@ -227,44 +203,30 @@ class _Call:
             return reason
         for name in conversation.unread:
             count(self.counts.unread, name)
-        if self.judge is None and self.paraphraser is None:
-            self._keep(row, source, paraphrases=None)
+        if self.judge is None:
+            self._keep(row, source)
             return None
         self.files.write(self.files.waiting, {**row, "columns": shown, "from": len(self.counts.sources) - 1})
         return None
 
-    def _keep_waiting(self) -> None:
-        """Let the models answer for the rows that wait, and keep those with a mark that is high enough."""
-        waiting, counts = self.files.waiting_rows(), self.counts
-        marks = judged(waiting, self.judge, self.files.marks) if self.judge else None
-        paraphrases = Paraphrases(self.paraphraser, self.files.paraphrases) if self.paraphraser else None
-        name, successes = self.judge.part.name if self.judge else "", list[bool | None]()
-        with contextlib.closing(paraphrases) if paraphrases else contextlib.nullcontext(), waiting.open() as rows:
-            if paraphrases:
-                paraphrases.ask_for(self._trained(waiting, marks))
+    def _keep_waiting(self, judge: RowJudge) -> None:
+        """Let the judge mark the rows that wait, and keep those with a mark that is high enough."""
+        waiting, counts, name = self.files.waiting_rows(), self.counts, judge.part.name
+        marks, successes = judged(waiting, judge, self.files.marks), list[bool | None]()
+        with waiting.open() as rows:
             for number, text in enumerate(rows):
                 row = json.loads(text)
                 source = counts.sources[row.pop("from")]
                 del row["columns"]
                 success = row.get("success")
                 successes.append(success if isinstance(success, bool) else None)
-                if marks and marks[number][name] < self.options.min_mark:
+                if marks[number][name] < self.options.min_mark:
                     count(counts.dropped, "mark below --min-mark")
                 else:
-                    self._keep(row | ({"marks": marks[number]} if marks else {}), source, paraphrases=paraphrases)
-        if marks:
-            counts.marks = agreement(marks, successes, name=name)
+                    self._keep(row | {"marks": marks[number]}, source)
+        counts.marks = agreement(marks, successes, name=name)
 
-    def _trained(self, waiting: Path, marks: Sequence[Mapping[str, float]] | None) -> Iterator[list[dict[str, Any]]]:
-        """Yield the messages of the rows that will be kept and not held out."""
-        with waiting.open() as rows:
-            for number, text in enumerate(rows):
-                row = json.loads(text)
-                is_kept = not marks or not self.judge or marks[number][self.judge.part.name] >= self.options.min_mark
-                if is_kept and held_out_place(row["task"]) >= self.options.held_out:
-                    yield row["messages"]
-
-    def _keep(self, row: Row, source: Source, *, paraphrases: Paraphrases | None) -> None:
+    def _keep(self, row: Row, source: Source) -> None:
         counts, messages = self.counts, row["messages"]
         is_held_out = held_out_place(row["task"]) < self.options.held_out
         self.files.write(self.files.held_out if is_held_out else self.files.kept, row)
@@ -273,24 +235,14 @@ class _Call:
         counts.num_trained += not is_held_out
         count(counts.replies, sum(message["role"] == "assistant" for message in messages).bit_length())
         count(counts.chars, sum(len(message["content"]) for message in messages).bit_length())
-        if is_held_out:
+        if is_held_out or not self.options.noise:
             return
-        if self.options.noise:
-            dice = random.Random(f"{self.seed}/{row['source']}")
-            self._copy(row, "noise", noisy(messages, share=self.options.noise, dice=dice))
-        if paraphrases:
-            try:
-                self._copy(row, "paraphrase", paraphrases.of(messages))
-            except Refused as error:
-                count(counts.uncopied, f"paraphrase: {error}")
-
-    def _copy(self, row: Row, kind: str, messages: list[dict[str, Any]] | None) -> None:
-        """Write a copy of a row that is kept, with other messages; None: there was nothing to change."""
-        if messages is None:
-            count(self.counts.uncopied, f"{kind}: nothing to change")
+        copy = noisy(messages, share=self.options.noise, dice=random.Random(f"{self.seed}/{row['source']}"))
+        if copy is None:
+            count(counts.uncopied, "noise: nothing to change")
         else:
-            count(self.counts.copies, kind)
-            self.files.write(self.files.kept, {**row, "messages": messages, "perturbed": kind})
+            count(counts.copies, "noise")
+            self.files.write(self.files.kept, {**row, "messages": copy, "perturbed": "noise"})
 
 
 def _quarantine(line: Line, path: Path, why: str, files: DataFiles, counts: Counts) -> None:

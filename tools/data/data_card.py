@@ -29,7 +29,7 @@ class Counts:
     replies: dict[int, int] = field(default_factory=dict)  # kept rows, by the bits of their number of replies
     chars: dict[int, int] = field(default_factory=dict)  # kept rows, by the bits of their number of characters
     marks: list[str] = field(default_factory=list)  # lines about the marks of a judge
-    copies: dict[str, int] = field(default_factory=dict)  # rows with other words, by kind
+    copies: dict[str, int] = field(default_factory=dict)  # rows with typing errors, by kind
     uncopied: dict[str, int] = field(default_factory=dict)  # rows that got no such copy, by reason
     unread: dict[str, int] = field(default_factory=dict)  # fields that no reader knows, in rows that passed the filters
     num_trained: int = 0
@@ -86,7 +86,7 @@ def card(name: str, counts: Counts, options: DataOptions, *, digests: Mapping[st
     if counts.copies or counts.uncopied:
         made = [[kind, f"{number:,}"] for kind, number in _most_first(counts.copies)]
         without = [[f"no copy: {reason}", f"{number:,}"] for reason, number in _most_first(counts.uncopied)]
-        lines += ["", "## Copies in other words, beside the rows kept", "", *_table(("copies", "rows"), made + without)]
+        lines += ["", "## Copies with errors, beside the rows kept", "", *_table(("copies", "rows"), made + without)]
     lines += ["", "## Lengths of the rows kept", ""]
     lines += _table(("replies", "rows"), _histogram(counts.replies))
     lines += ["", *_table(("characters", "rows"), _histogram(counts.chars))]

@@ -1,7 +1,7 @@
 """The files of `slipstream data` while they are written, and how far that is: a call that was killed is continued.
 
     NAME.tmp                  each file of the result, until it gets its name
-    FILE.waiting.jsonl.tmp    rows that wait for a judge, or for other words
+    FILE.waiting.jsonl.tmp    rows that wait for a judge
     FILE.seen.tmp             hashes of the rows so far, by which repeats are found
     FILE.minima.tmp           the same for near-duplicates
     FILE.jsonl.lock           names the process that writes these files
@@ -102,7 +102,6 @@ class DataFiles:
         self.quarantine = path.with_suffix(".quarantine.jsonl")
         self.card = path.with_suffix(".md")
         self.marks = path.with_suffix(".marks.jsonl")
-        self.paraphrases = path.with_suffix(".paraphrases.jsonl")
         self.waiting = path.with_suffix(".waiting.jsonl")  # this and the next two never get these names
         self.seen = path.with_suffix(".seen")
         self.minima = path.with_suffix(".minima")
@@ -142,7 +141,7 @@ class DataFiles:
     @property
     def outputs(self) -> list[Path]:
         """The files that a call may write."""
-        return [self.kept, self.held_out, self.quarantine, self.card, self.marks, self.paraphrases, self.state]
+        return [self.kept, self.held_out, self.quarantine, self.card, self.marks, self.state]
 
     @property
     def is_whole(self) -> bool:

@@ -19,7 +19,6 @@ class DataOptions:
     min_mark: Share = 0.0  # drop rows with a lower mark
     held_out: ShareBelow1 = 0.0  # fraction of the tasks whose rows go to a second file
     noise: Share = 0.0  # add a copy of each row, with typing errors in this share of the words of its observations
-    paraphrase: str = ""  # a YAML file with a model, which writes a copy of each row in other words; see docs/data.md
 
     def __post_init__(self) -> None:
         check_bounds(self, "--")

@@ -166,7 +166,7 @@ def _known(file: BinaryIO, journal: Path, judge: RowJudge) -> dict[str, list[dic
     Raises ConfigError if it is damaged.
     """
     known = {}
-    for _, entry in entries_of(file, journal, Entry):
+    for entry in entries_of(file, journal, Entry):
         if all(judge.part.name in mark for mark in entry.marks):
             known[entry.asked] = entry.marks
         for name in judge.judges.keys() & entry.spent.keys():

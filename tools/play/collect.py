@@ -27,8 +27,9 @@ from slipstream.common.text.action_format import format_of
 from slipstream.common.text.chat import ChatRules
 from slipstream.common.text.transcript import Transcriber
 from slipstream.envhub.env import EnvError
+from slipstream.tools.data.chat_file import read_chat_file
 from slipstream.tools.data.row_files import Row, rows_to, write_rows
-from slipstream.tools.play.collect_server import Journal, play_served, read_server
+from slipstream.tools.play.collect_server import Journal, play_served
 from slipstream.tools.play.fixed_policy import attempt_at, fixed_tokenizer, start_fixed_policy
 from slipstream.tools.play.retrace import retrace
 from slipstream.tools.play.state_values import StateValues, check_searches, reward_model_beside
@@ -95,7 +96,7 @@ def _collect_served(config: Config, options: CollectOptions, *, path: Path) -> i
     """
     tokenizer = fixed_tokenizer(config)
     transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
-    server, tasks = read_server(Path(options.server)), tasks_to_play(options, config)
+    server, tasks = read_chat_file(Path(options.server)), tasks_to_play(options, config)
     with Journal(path.with_name(f"{path.name}.journal"), config, server, vocab_size=len(tokenizer)) as journal:
         if any(group not in tasks or member >= config.replay.group_size for group, member in journal.played):
             raise ConfigError(

@@ -42,19 +42,11 @@ from slipstream.common.text.chat import ReplyForm, reply_form
 from slipstream.common.text.thought import without_thought
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import Answered
-from slipstream.tools.data.chat_file import ChatServer, read_chat_file
+from slipstream.tools.data.chat_file import ChatServer
 from slipstream.tools.play.fixed_policy import attempt_at
 from slipstream.tools.run.prepare import completion_of
 
-REQUEST = {"temperature": 1.0, "max_tokens": 4096}
-
 log = logging.getLogger(__name__)
-
-
-def read_server(path: Path) -> ChatServer:
-    """Read the file of `--server`. Raises ConfigError."""
-    server, _ = read_chat_file(path, option="--server", page="docs/collect.md", request=REQUEST)
-    return server
 
 
 class Journal:

@@ -21,9 +21,9 @@ from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.common.text.action_format import action_format
 from slipstream.common.text.chat import reply_form
 from slipstream.envhub.catalogue import DRIVING, num_rows
-from slipstream.tools.data.chat_file import ChatServer
+from slipstream.tools.data.chat_file import ChatServer, read_chat_file
 from slipstream.tools.play.collect import play_task
-from slipstream.tools.play.collect_server import Served, read_server, served_setup
+from slipstream.tools.play.collect_server import Served, served_setup
 from slipstream.tools.play.eval_attempt import Played
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.eval_report import compared, report
@@ -55,7 +55,7 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
     with playing_on_servers(config), reward_model_beside(config, options.reward_model) as values:
         check_no_critic(values)
         if options.server:
-            return _evaluate_served(config, options, read_server(Path(options.server)), values)
+            return _evaluate_served(config, options, read_chat_file(Path(options.server)), values)
         return evaluate_on(start_fixed_policy(config, name="eval", formats=formats), config, options, values=values)
 
 
