@@ -3,7 +3,6 @@
     GET /health        the served environments and the load
     GET /v1/episode    a WebSocket for one client, with the messages of slipstream.envhub.remote.env_protocol
     /openenv/NAME/     an OpenEnv server of that environment: ws, schema, health
-    /agentgym/...      AgentGym servers: slipstream.envhub.serving.agentgym_server
 
 A WebSocket is the lease of its episode. The lease ends when the client disconnects or does not answer a ping in time.
 """
@@ -27,7 +26,6 @@ from slipstream.envhub.remote.env_protocol import (
     decode_request,
     encode_message,
 )
-from slipstream.envhub.serving.agentgym_server import AgentGymHost
 from slipstream.envhub.serving.env_pool import EnvPool, Episode
 from slipstream.envhub.serving.openenv_server import SCHEMA, OpenEnvSession
 
@@ -49,7 +47,6 @@ class EnvServer:
             secret=secret,
             why_refused="the Authorization header must contain the server's secret",
         )
-        self._agentgym = AgentGymHost(pool, names=names, lease_s=lease_s)
         self._sockets: weakref.WeakSet[web.WebSocketResponse] = weakref.WeakSet()
 
     @contextlib.asynccontextmanager
@@ -61,7 +58,6 @@ class EnvServer:
         app.router.add_get("/openenv/{env}/ws", self._openenv)
         app.router.add_get("/openenv/{env}/schema", self._openenv_schema)
         app.router.add_get("/openenv/{env}/health", self._health)
-        self._agentgym.add_routes(app)
         app.on_shutdown.append(self._disconnect)
         async with self._border.served(app, (host, port)) as url:
             yield url

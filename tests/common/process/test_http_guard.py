@@ -82,9 +82,8 @@ async def environments() -> AsyncIterator[Served]:
     pool = EnvPool(num_processes=1, max_episodes=1, step_timeout_s=1.0)
     served = env_server.EnvServer(pool, names=["grid"], lease_s=60.0, secret=KEY)
     async with served.listening("127.0.0.1", 0) as url:
-        heavy = json.dumps({"split": "none", "options": [[]] * (HEAVY_BYTES // 4)}).encode()
-        path = "/agentgym/webshop/grid/create"
-        yield Served(port=port_of(url), path=path, max_bytes=env_server.MAX_BODY_BYTES, heavy=heavy)
+        path = "/openenv/grid/schema"
+        yield Served(port=port_of(url), path=path, max_bytes=env_server.MAX_BODY_BYTES, heavy=b"x" * 1000)
 
 
 @contextlib.asynccontextmanager
