@@ -21,23 +21,13 @@ from slipstream.common.process.shutdown import die_with_parent
 from slipstream.envhub.catalogue import num_held_out
 from slipstream.learner.ranks.ranks import Ranks, join_ranks
 from slipstream.tools.lab.bench.benchmark import today
+from slipstream.tools.lab.study.lag_arms import ARMS, Arm
 from slipstream.tools.lab.study.page import Result, Study, write
 from slipstream.tools.lab.study.run import run, warm_start
 
 TASK = str(Path(__file__).with_name("shop.yaml"))
 STEPS, HELD_OUT_TASKS = 60, 300
 DEFAULT = "objective.advantage=group_standardised"  # the quickstart's own advantage is another
-NOTHING_ELSE = ("objective.max_negative_kl=0", "objective.guard=false")
-DECOUPLED = (
-    *("objective.correction=decoupled", "objective.max_behaviour_weight=5", "objective.dual_clip=3"),
-    *NOTHING_ELSE,
-)
-# The changes of each arm to the default objective. Every preset of conf/objective is an arm as well.
-ARMS: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "decoupled": DECOUPLED,
-    "decoupled_half": DECOUPLED,  # with a proximal policy that lags by half of the lag
-}
 PRESETS = {path.stem: str(path) for path in sorted(Path("conf/objective").glob("*.yaml"))}
 LAGS = (8, 16, 0, 32, 4, 2, 1)  # the most informative ones first, for a study that is stopped early
 SEEDS = (0, 1, 2)
@@ -65,7 +55,7 @@ class Cell:
     def config(self) -> Config:
         """What `slipstream learner` would get at this lag. Raises ConfigError for settings that it refuses."""
         lag = (f"replay.target_lag={self.lag}", f"replay.max_lag={self.lag}")
-        settings = (*lag, *ARMS.get(self.arm, ()), *self._decay(), f"model.path={self.warm_model}")
+        settings = (*lag, *self.way.settings, f"model.path={self.warm_model}")
         return self._loaded(self.name, *settings, presets=[PRESETS[self.arm]] if self.arm in PRESETS else [])
 
     def warm_config(self) -> Config:
@@ -76,10 +66,9 @@ class Cell:
     def warm_model(self) -> Path:
         return self.folder / self.warm_name / "trained_model"
 
-    def _decay(self) -> tuple[str, ...]:
-        """The setting for an average that lags by half of the lag; one with decay d lags by d / (1 - d) steps."""
-        behind = max(self.lag / 2, 1)
-        return (f"objective.proximal_decay={behind / (behind + 1):.4f}",) if self.arm == "decoupled_half" else ()
+    @property
+    def way(self) -> Arm:
+        return ARMS.get(self.arm, Arm())
 
     @property
     def warm_name(self) -> str:
@@ -114,7 +103,7 @@ def main(arguments: Sequence[str]) -> None:
         date=today(),
         steps=config.learner.steps,
         held_out_tasks=num_held_out(config),
-        arms={arm: list(ARMS.get(arm, ())) for arm in options.arms},
+        arms={arm: list(ARMS[arm].settings) if arm in ARMS else [] for arm in options.arms},
         results=results,
     )
     write(study, options.docs, name="lag")
@@ -156,7 +145,7 @@ def _warm(cell: Cell) -> None:
 
 
 def _run(cell: Cell) -> str:
-    made = run(cell.config(), lag=cell.lag, ranks=_ranks[0])
+    made = run(cell.config(), lag=cell.lag, ranks=_ranks[0], change=cell.way.change)
     result = Result.of(made, arm=cell.arm, lag=cell.lag, seed=cell.seed)
     write_whole(cell.result, msgspec.json.encode(result).decode())
     return f"{cell.name}: held-out success {made.held_out:.3f}"

@@ -10,6 +10,7 @@ vary.
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,15 +101,16 @@ def practice(config: Config, *, lag: int, ranks: Ranks, runner: asyncio.Runner) 
     return Practice(learner=learner, setup=setup, lag=lag, snapshots=snapshots)
 
 
-def run(config: Config, *, lag: int, ranks: Ranks) -> Run:
+def run(config: Config, *, lag: int, ranks: Ranks, change: Callable[[Learner], None] = lambda learner: None) -> Run:
     """Make `learner.steps` steps, and evaluate the last weights on `eval.num_tasks` held-out tasks.
 
-    It ends early when no group is useful any more.
+    `change` may change the learner before the first step. It ends early when no group is useful any more.
     """
     success: list[float] = []
     steps: list[StepMetrics] = []
     with asyncio.Runner() as runner:
         practised = practice(config, lag=lag, ranks=ranks, runner=runner)
+        change(practised.learner)
         with contextlib.suppress(NothingToLearn):
             while len(steps) < config.learner.steps:
                 step = practised.step()

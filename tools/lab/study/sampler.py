@@ -2,7 +2,7 @@
 
 Episodes run in lockstep: when all of them wait for their next turn, the turns are sampled as one batch, and then the
 environments answer. It is meant for models of a few layers, for which an engine in its own process would cost more than
-the model.
+the model: a Qwen3 of the quickstart's size.
 """
 
 import asyncio
@@ -16,17 +16,18 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache
 
 from slipstream.actors.engine.engine import Completion, Restriction, Sampler
 from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.text.tokenizer import absent_ids
+from slipstream.tools.lab.study.cached_qwen3 import CachedQwen3
 
 
 @dataclass(kw_only=True, slots=True)
 class _Turn:
     """A turn that an episode waits for, and what has been sampled of it so far."""
 
+    row: int  # of the cache
     prompt: list[int]
     temperature: float
     chances: list[float]  # random numbers in [0, 1), one for each token that there is room for
@@ -58,38 +59,42 @@ class LockstepSampler:
     """Samples the turns of all seated episodes as one batch, with the weights of the last `load`."""
 
     def __init__(self, folder: str | Path, *, num_slots: int, max_tokens: int, end_token: int) -> None:
-        self._lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
+        self._lm = CachedQwen3(folder, num_rows=num_slots, max_tokens=max_tokens)
         self._absent = torch.tensor(absent_ids(folder, self._lm.config.vocab_size), dtype=torch.long)
         self.num_slots, self._max_tokens, self._end_token = num_slots, max_tokens, end_token
-        self._num_seated = 0
+        self._free = list(range(num_slots))  # rows of the cache
+        self._cached: dict[int, list[int]] = {}  # the tokens of each row that an episode has
         self._waiting: list[_Turn] = []
         self._policy_version = 0
 
     def load(self, weights: Mapping[str, Tensor], policy_version: int) -> None:
         """Sample with these weights from now on. Raises ValueError during an episode."""
-        if self._num_seated:
-            raise ValueError(f"{self._num_seated} episodes are running; load between episodes")
-        with torch.no_grad():
-            for name, parameter in self._lm.named_parameters():
-                parameter.copy_(weights[name])
+        if self._cached:
+            raise ValueError(f"{len(self._cached)} episodes are running; load between episodes")
+        self._lm.load(weights)
         self._policy_version = policy_version
 
     @contextlib.contextmanager
     def seat(self) -> Iterator[Sampler]:
         """Yield the sampler of one episode. Raises ValueError if every slot is taken."""
-        if self._num_seated == self.num_slots:
+        if not self._free:
             raise ValueError(f"all {self.num_slots} slots are taken; run fewer concurrent episodes")
-        self._num_seated += 1
+        row = self._free.pop()
+        self._cached[row] = []
         try:
-            yield self
+            yield _Seat(self, row)
         finally:
-            self._num_seated -= 1
+            del self._cached[row]
+            self._free.append(row)
             self._check_soon()
 
     async def generate(
-        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
+        self, row: int, tokens: list[int], sampling: Sampling, *, seed: int | None, restriction: Restriction | None
     ) -> Completion:
-        """Continue `tokens`. Raises ValueError for a prompt without room, and for anything but plain sampling."""
+        """Continue `tokens`, of which the row has what came before.
+
+        Raises ValueError for a prompt without room, and for anything but plain sampling.
+        """
         if sampling.temperature <= 0 or sampling.is_cut or restriction is not None:
             raise ValueError(
                 "the sampler of studies needs temperature > 0, top_p 1, top_k 0 and no restriction, got "
@@ -99,6 +104,7 @@ class LockstepSampler:
         if room < 1:
             raise ValueError(f"a prompt of {len(tokens)} tokens leaves no room in {self._max_tokens}")
         turn = _Turn(
+            row=row,
             prompt=tokens,
             temperature=sampling.temperature,
             chances=np.random.default_rng(seed).random(room).tolist(),
@@ -122,39 +128,52 @@ class LockstepSampler:
         asyncio.get_running_loop().call_soon(self._begin_if_all_wait)
 
     def _begin_if_all_wait(self) -> None:
-        if len(self._waiting) == self._num_seated:
+        if len(self._waiting) == len(self._cached):
             batch, self._waiting = self._waiting, []
             for turn in batch:
                 turn.batch.set_result(batch)
 
     @torch.inference_mode()
     def _sample(self, turns: list[_Turn]) -> None:
-        """Sample all turns, a token of each at a time. Prompts are padded on the left."""
-        widest = max(len(turn.prompt) for turn in turns)
-        pads = [[0] * (widest - len(turn.prompt)) for turn in turns]
-        new = torch.tensor([pad + turn.prompt for pad, turn in zip(pads, turns, strict=True)])
-        seen = torch.tensor([pad + [1] * len(turn.prompt) for pad, turn in zip(pads, turns, strict=True)])
-        cache = DynamicCache(config=self._lm.config)
+        """Sample all turns, a token of each at a time."""
         while turns:
-            logits = self._lm(
-                input_ids=new,
-                attention_mask=seen,
-                position_ids=(seen.cumsum(1) - 1).clamp(min=0)[:, -new.shape[1] :],
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
+            logits = self._logits(turns)
             temperatures = torch.tensor([turn.temperature for turn in turns])[:, None]
             chances = torch.tensor([turn.chances[len(turn.tokens)] for turn in turns], dtype=torch.float64)
             chosen = choose(logits.index_fill_(1, self._absent, -math.inf) / temperatures, chances)
             for turn, token, logprob in zip(turns, chosen.tokens.tolist(), chosen.logprobs.tolist(), strict=True):
                 turn.tokens.append(token)
                 turn.logprobs.append(logprob)
-            running = [
-                row
-                for row, turn in enumerate(turns)
-                if turn.tokens[-1] != self._end_token and len(turn.tokens) < len(turn.chances)
+            turns = [
+                turn for turn in turns if turn.tokens[-1] != self._end_token and len(turn.tokens) < len(turn.chances)
             ]
-            turns = [turns[row] for row in running]
-            cache.batch_select_indices(torch.tensor(running, dtype=torch.long))
-            new, seen = chosen.tokens[running, None], torch.cat([seen[running], seen.new_ones(len(running), 1)], dim=1)
+
+    def _logits(self, turns: list[_Turn]) -> Tensor:
+        """After all tokens of each turn. Those that the row has are not computed again, but for the last."""
+        starts, parts = list[int](), list[list[int]]()
+        for turn in turns:
+            text, cached = [*turn.prompt, *turn.tokens], self._cached[turn.row]
+            is_continued = text[: len(cached)] == cached  # else the whole text is computed again
+            starts.append(min(len(cached), len(text) - 1) if is_continued else 0)
+            parts.append(text[starts[-1] :])
+            self._cached[turn.row] = text
+        widest = max(map(len, parts))
+        return self._lm.last_logits(
+            torch.tensor([turn.row for turn in turns]),
+            torch.tensor([part + [0] * (widest - len(part)) for part in parts]),
+            starts=torch.tensor(starts),
+            counts=torch.tensor([len(part) for part in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """The sampler of one episode."""
+
+    sampler: LockstepSampler
+    row: int
+
+    async def generate(
+        self, tokens: list[int], sampling: Sampling, *, seed: int | None = None, restriction: Restriction | None = None
+    ) -> Completion:
+        return await self.sampler.generate(self.row, tokens, sampling, seed=seed, restriction=restriction)
