@@ -53,7 +53,6 @@ from slipstream.learner.model.export_check import check_export
 from slipstream.learner.model.flops import Flops, flops_of
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
-from slipstream.learner.model.proximal import Proximal
 from slipstream.learner.objective.kl import k1
 from slipstream.learner.probation.bounds import check_bounds
 from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
@@ -80,7 +79,6 @@ class Learner:
     critic: Critic | None
     checkpoints: CheckpointWriter
     checkpoint_step: int = -1  # of the newest checkpoint, which may still be under way; -1: there is none
-    proximal: Proximal | None = None  # for objectives that clip around it
     reference: PackedModel | None = None  # for objectives with a KL divergence; set by `begin`
     teacher: Teacher | None = None  # a reference behind a URL; set by `begin`
     scorer: RewardScorer | None = None  # for objectives with a reward model; set by `begin`
@@ -114,15 +112,12 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callab
     policy_steps = config.learner.steps - config.objective.critic_warmup_steps
     schedule = make_schedule(optimizer, config=config.optim, num_steps=policy_steps)
     critic = load_critic(config.objective, model, optim=config.optim, num_steps=config.learner.steps, ranks=ranks)
-    proximal = Proximal(model, decay=config.objective.proximal_decay) if config.objective.has_proximal else None
     progress = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
     # Before the newest checkpoint is looked for: an earlier learner must not finish another one meanwhile.
     checkpoints = CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints, check=check)
     newest = checkpoints.newest(ranks=ranks)
     if newest is not None:
-        progress = checkpoint.load(
-            newest, model=model, optimizer=optimizer, schedule=schedule, critic=critic, proximal=proximal
-        )
+        progress = checkpoint.load(newest, model=model, optimizer=optimizer, schedule=schedule, critic=critic)
         log.info("resumed from %s: version %d", newest.name, progress.policy_version)
     return Learner(
         config=config,
@@ -133,23 +128,19 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callab
         schedule=schedule,
         progress=progress,
         critic=critic,
-        proximal=proximal,
         checkpoints=checkpoints,
         checkpoint_step=-1 if newest is None else progress.step,
     )
 
 
 def begin(learner: Learner) -> None:
-    """Prepare critic, proximal policy, reference and reward scorer for reinforcement learning.
+    """Prepare critic, reference and reward scorer for reinforcement learning.
 
-    Before the first step the first three are copies of the policy; later they come from the checkpoint and the run's
+    Before the first step the first two are copies of the policy; later they come from the checkpoint and the run's
     folder. Every rank calls it. Raises ConfigError if the run needs a reference that it never wrote.
     """
-    if learner.progress.step == 0:
-        if learner.critic is not None:
-            begin_at(learner.critic, learner.model)
-        if learner.proximal is not None:
-            learner.proximal.begin_at(learner.model)
+    if learner.progress.step == 0 and learner.critic is not None:
+        begin_at(learner.critic, learner.model)
     _take_reference(learner)
     if url := learner.config.objective.teacher_url:
         probe = encoder(load_tokenizer(learner.model.folder))(PROBE)
@@ -168,13 +159,12 @@ def scored(learner: Learner, batch: Batch) -> Batch:
 
 
 def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
-    """Make one optimizer step on `batch`; time "measure", "pack", "proximal" and the parts of `train_step`."""
+    """Make one optimizer step on `batch`; time "measure", "pack" and the parts of `train_step`."""
     config, ranks, before, critic = learner.config, learner.ranks, learner.progress, learner.critic
     measured = _measure(learner, batch)
     clock.lap("measure")
     sequences = sequences_with_advantages(batch.groups, objective=config.objective, measured=measured)
     sequences = with_lags(sequences, before.lags)
-    clock.lap("pack")
     bins = bins_of_rank(
         sequences,
         max_tokens=config.learner.micro_batch_tokens,
@@ -187,11 +177,9 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         pack([sequences[index] for index in each.members], share_prefixes=each.share_prefixes, context=ranks.context)
         for each in bins
     ]
-    proximal_logprobs = learner.proximal.logprobs(learner.model, packs) if learner.proximal else None
-    clock.lap("proximal")
+    clock.lap("pack")
     part = StepBatch(
         micro_batches=packs,
-        proximal_logprobs=proximal_logprobs,
         num_loss_tokens=count_loss_tokens(sequences),
         num_trajectories=count_trajectories(sequences),
     )
@@ -201,8 +189,6 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
             learner.run_dir, batch, sequences, bins=members, trained=metrics.tokens, before=before, rank=ranks.rank
         )
         clock.lap("archive")
-    if learner.proximal is not None:
-        learner.proximal.after_step(learner.model)
     if measured.reference_logprobs is not None:  # the divergence is in the reward, not in the loss
         divergence = k1(torch.from_numpy(measured.reference_logprobs), q_logprobs=_behaviour_logprobs(batch))
         metrics = dataclasses.replace(metrics, reference_kl=float(divergence.mean()))
@@ -303,7 +289,6 @@ def begin_checkpoint(learner: Learner, once_durable: Callable[[], None] = lambda
         learner.optimizer,
         learner.schedule,
         learner.critic,
-        learner.proximal,
         progress=learner.progress,
         once_durable=once_durable,
     )

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slipstream.common.config.setting_bounds import (
-    AtLeast1,
     Count,
     InnerShare,
     NonNegative,
@@ -51,11 +50,9 @@ class ObjectiveConfig:
     dual_clip: float = 0.0  # ppo_clip, gspo: the ratio's upper clip for negative advantages; 0 is off
     ratio_high: float = 5.0  # cispo, dppo_tv: highest weight of a token
     max_total_variation: Positive = 0.2  # dppo_tv: the most that a token's probability may have changed
-    correction: str = "token_mask"  # or none, truncated_is, decoupled, module:function
+    correction: str = "token_mask"  # or none, module:function
     mask_low: float = 0.5  # token_mask: tokens of a lower ratio are left out
     mask_high: float = 5.0  # token_mask: tokens of a higher ratio are left out
-    max_behaviour_weight: AtLeast1 = 2.0  # truncated_is: the weight's upper clip; decoupled: tokens above are left out
-    proximal_decay: InnerShare = 0.9  # truncated_is, decoupled: decay of the weights' average, the proximal policy
     max_negative_kl: NonNegative = 0.1  # nats per token: sequences further from behaviour train no negatives; 0 is off
     kl_coefficient: NonNegative = 0.0  # weight of the divergence from the reference policy; 0 is off
     kl_place: Literal["loss", "reward"] = "loss"  # where the divergence counts; reward: of every sampled token
@@ -94,11 +91,6 @@ class ObjectiveConfig:
         return is_own(self.surrogate) or is_own(self.correction)
 
     @property
-    def has_proximal(self) -> bool:
-        """Whether the surrogate needs a proximal policy, for which an average of the weights is kept."""
-        return self.correction in ("truncated_is", "decoupled")
-
-    @property
     def teacher_url(self) -> str:
         """The address of the teacher's server; empty if the reference is no server's."""
         return self.reference_model if self.reference_model.startswith(("http://", "https://")) else ""
@@ -122,7 +114,7 @@ class ObjectiveConfig:
         for name, words in (
             ("advantage", tuple(ADVANTAGES)),
             ("surrogate", ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient")),
-            ("correction", ("none", "token_mask", "truncated_is", "decoupled")),
+            ("correction", ("none", "token_mask")),
         ):
             word = getattr(self, name)
             contract = f"{', '.join(words)} or module:function"

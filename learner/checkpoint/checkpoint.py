@@ -35,7 +35,6 @@ from slipstream.learner.checkpoint.shard_writer import ShardWriter
 from slipstream.learner.model.critic import Critic, critic_shards
 from slipstream.learner.model.optimizer import begin_moments
 from slipstream.learner.model.packed_model import PackedModel
-from slipstream.learner.model.proximal import Proximal
 from slipstream.learner.model.reward_model import RewardModel, set_score
 from slipstream.learner.model.weight_shards import named_shards
 from slipstream.learner.objective.return_scale import ReturnScale, scale_of
@@ -46,7 +45,6 @@ from slipstream.replay.records.keys import FencedOut
 MANIFEST = "manifest.json"
 _RNG = "rng"
 _CRITIC_STEP, _CRITIC_SCALE = "critic_schedule_step", "critic_scale"
-_PROXIMAL_TOTAL = "proximal_total"
 _SCHEMA = 2
 _NAME = re.compile(r"step_\d{6,}")
 
@@ -107,14 +105,13 @@ def take_snapshot(
     optimizer: torch.optim.AdamW,
     schedule: LambdaLR,
     critic: Critic | None = None,
-    proximal: Proximal | None = None,
     *,
     progress: Progress,
     stager: StateDictStager,
 ) -> Snapshot:
     """Copy this rank's shards to host memory, which `stager` uses again for the next copy."""
     # Not PyTorch's DefaultStager around it: that of version 2.11 can stage only once.
-    state = stager.stage(_state(model, optimizer, critic) | _proximal_state(proximal), non_blocking=stager.pin_memory)
+    state = stager.stage(_state(model, optimizer, critic), non_blocking=stager.pin_memory)
     if stager.pin_memory:
         torch.cuda.synchronize()
     assert isinstance(state, dict)
@@ -201,27 +198,18 @@ def load(
     optimizer: torch.optim.AdamW,
     schedule: LambdaLR,
     critic: Critic | None = None,
-    proximal: Proximal | None = None,
 ) -> Progress:
-    """Restore model, optimizer, schedule, critic, proximal policy and random state from a checkpoint.
-
-    If the checkpoint has no proximal policy, a new one begins at the weights of the checkpoint. Every rank calls it.
+    """Restore model, optimizer, schedule, critic and random state from a checkpoint. Every rank calls it.
 
     Raises ConfigError for a checkpoint that is damaged or of another model. The model cannot be used afterwards: some
     tensors may have been read already.
     """
     manifest = _read_manifest(path)
     state = _state(model, optimizer, critic)
-    reader = HuggingFaceStorageReader(str(path))
     try:
-        had_proximal = _PROXIMAL_TOTAL in reader.read_metadata().state_dict_metadata
-        if had_proximal:
-            state |= _proximal_state(proximal)
-        state_dict_loader.load(state, storage_reader=reader)
+        state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)))
     except (OSError, CheckpointException) as error:
         raise ConfigError(f"cannot read the checkpoint {path}: {error}; it must be of the same model") from error
-    if proximal is not None and not had_proximal:
-        proximal.begin_at(model)
     torch.set_rng_state(state[_RNG])
     _set_schedule(schedule, optimizer, manifest.schedule_step)
     if critic is not None:
@@ -274,13 +262,6 @@ def _critic_state(critic: Critic) -> dict[str, Tensor]:
         for moment, value in critic.optimizer.state[parameter].items():
             state[f"critic_optimizer.{moment}.{name}"] = value
     return state
-
-
-def _proximal_state(proximal: Proximal | None) -> dict[str, Tensor]:
-    if proximal is None:
-        return {}
-    averages = {f"proximal.{name}": average for name, average in proximal.averages.items()}
-    return averages | {_PROXIMAL_TOTAL: proximal.total}
 
 
 def _set_schedule(schedule: LambdaLR, optimizer: torch.optim.AdamW, step: int) -> None:

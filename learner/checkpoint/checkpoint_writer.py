@@ -25,7 +25,6 @@ from slipstream.learner.checkpoint.checkpoint import (
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.model.critic import Critic
 from slipstream.learner.model.packed_model import PackedModel
-from slipstream.learner.model.proximal import Proximal
 from slipstream.learner.ranks.ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -72,7 +71,6 @@ class CheckpointWriter:
         optimizer: torch.optim.AdamW,
         schedule: LambdaLR,
         critic: Critic | None = None,
-        proximal: Proximal | None = None,
         *,
         progress: Progress,
         once_durable: Callable[[], None] = lambda: None,
@@ -82,7 +80,7 @@ class CheckpointWriter:
         The thread calls `once_durable` when the checkpoint would survive a power loss. Raises what `wait` raises.
         """
         self.wait()
-        snapshot = take_snapshot(model, optimizer, schedule, critic, proximal, progress=progress, stager=self._stager)
+        snapshot = take_snapshot(model, optimizer, schedule, critic, progress=progress, stager=self._stager)
         self._under_way = self._thread.submit(self._write, snapshot, once_durable)
 
     def raise_failure(self) -> None:

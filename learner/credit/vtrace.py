@@ -26,7 +26,7 @@ def vtrace(
 ) -> VTrace:
     """IMPALA's targets and advantages, https://arxiv.org/abs/1802.01561, over one trajectory that ended.
 
-        rho[t] = min(ratio[t], MAX_RHO),  c[t] = min(ratio[t], MAX_C),  ratio = proximal / behaviour
+        rho[t] = min(ratio[t], MAX_RHO),  c[t] = min(ratio[t], MAX_C),  ratio = current / behaviour
         delta[t] = rho[t] * (rewards[t] + gamma * values[t + 1] - values[t])
         targets[t] = values[t] + delta[t] + gamma * c[t] * (targets[t + 1] - values[t + 1])
         advantage[t] = rho[t] * (rewards[t] + gamma * targets[t + 1] - values[t])

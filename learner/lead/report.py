@@ -227,7 +227,6 @@ def _add_step(metrics: Metrics, step: StepMetrics) -> None:
     metrics.add("optim/clip_fraction_low", step.clip_fraction_low)
     metrics.add("optim/masked_fraction", step.masked_fraction)
     metrics.add("optim/masked_sequence_fraction", step.masked_sequence_fraction)
-    metrics.add("optim/truncated_fraction", step.truncated_fraction)
     metrics.add("optim/weighed_fraction", step.weighed_fraction)
     metrics.add("optim/weight_mean", step.evidence.weight_mean)
     metrics.add("optim/token_ess", step.evidence.token_ess)

@@ -7,7 +7,6 @@ kept (see `slipstream.common.records.kept_sets`). Checks that need the loss are 
 """
 
 import dataclasses
-import math
 
 from slipstream.common.config.config import Config
 from slipstream.common.config.objective_config import ADVANTAGES, ObjectiveConfig
@@ -16,9 +15,6 @@ from slipstream.common.process.config_error import ConfigError
 # GSPO's ratio is a mean over a whole sequence, so usual clips are a few 1e-4; for single tokens they are around 0.2.
 MAX_SEQUENCE_CLIP = 0.05
 MIN_TOKEN_CLIP = 0.01
-# `replay.max_lag` may be at most this many times the age of the proximal policy, in steps. In the study of lag, a run
-# collapsed at 16 times, one of three at 8 times, and one learned less at 5 times; at 4 times none of six did.
-LAG_PER_STEP_BEHIND = 4
 COLLAPSING_LAG = 8  # optimizer steps; smaller lags were not tried without max_negative_kl
 REFUSED = 2  # exit code of `python -m slipstream.learner.probation.bounds`
 
@@ -40,8 +36,6 @@ _ONLY_WITH = {
     "max_total_variation": ("surrogate", {"dppo_tv"}),
     "mask_low": ("correction", {"token_mask"}),
     "mask_high": ("correction", {"token_mask"}),
-    "max_behaviour_weight": ("correction", {"truncated_is", "decoupled"}),
-    "proximal_decay": ("correction", {"truncated_is", "decoupled"}),
     "normalisation_tokens": ("normalisation", {"constant"}),
 }
 
@@ -54,7 +48,6 @@ def check_coherence(config: Config) -> None:
     _check_kl(objective)
     _check_teacher(objective)
     _check_teacher_url(config)
-    _check_anchor(objective)
     _check_clip(objective)
     if config.replay.max_uses > 1:
         _check_reuse(objective, config.replay.max_uses)
@@ -62,7 +55,6 @@ def check_coherence(config: Config) -> None:
     _check_kept(config)
     _check_trees(config)
     if config.replay.max_lag > 0:
-        _check_proximal(objective, config.replay.max_lag)
         _check_negatives(objective, config.replay.max_lag)
 
 
@@ -225,25 +217,13 @@ def _check_reuse(objective: ObjectiveConfig, max_uses: int) -> None:
     clips = objective.surrogate in ("ppo_clip", "gspo", "dppo_tv")
     # What parts of the user's do is measured in slipstream.learner.probation.own_parts.
     bounded = clips or objective.has_own_loss or objective.correction == "token_mask"
-    if objective.correction == "truncated_is" or (objective.correction != "decoupled" and not bounded):
+    if not bounded:
         refuse(
             "surrogate, objective.correction",
             (objective.surrogate, objective.correction),
             f"replay.max_uses is {max_uses}, and token weights are capped but never 0: each use of a group pushes its "
             "tokens further, without limit",
-            "choose ppo_clip without truncated_is, token_mask, or replay.max_uses=1",
-        )
-
-
-def _check_anchor(objective: ObjectiveConfig) -> None:
-    has_weights = objective.correction in ("truncated_is", "decoupled")
-    if has_weights and objective.surrogate in ("dppo_tv", "policy_gradient"):
-        refuse(
-            "correction",
-            objective.correction,
-            f"{objective.surrogate} is defined by the ratio to the behaviour policy, but this correction moves that "
-            "ratio out of the surrogate, into a weight",
-            "choose correction none or token_mask, or surrogate ppo_clip or cispo",
+            "choose ppo_clip, token_mask, or replay.max_uses=1",
         )
 
 
@@ -278,21 +258,6 @@ def _check_effect(objective: ObjectiveConfig) -> None:
             )
     if objective.reward_model and objective.reward_model_weight == 0:
         refuse("reward_model_weight", 0.0, "the reward model would have no effect", "leave objective.reward_model out")
-
-
-def _check_proximal(objective: ObjectiveConfig, max_lag: int) -> None:
-    if not objective.has_proximal:
-        return
-    steps_behind = objective.proximal_decay / (1 - objective.proximal_decay)
-    least = max_lag / LAG_PER_STEP_BEHIND
-    if steps_behind < least:
-        refuse(
-            "proximal_decay",
-            objective.proximal_decay,
-            f"the proximal policy is only {steps_behind:.3g} steps old, while episodes may lag by {max_lag} "
-            "(replay.max_lag); with so young a policy, runs collapse (docs/studies/lag.md)",
-            f"use {math.ceil(1000 * least / (1 + least)) / 1000:g} or more",
-        )
 
 
 def _check_negatives(objective: ObjectiveConfig, max_lag: int) -> None:

@@ -1,4 +1,4 @@
-"""Corrections for lag: the policy that the surrogate's ratio is to (the anchor), and a weight for each token.
+"""Corrections for lag: a weight for each token.
 
 A masked token is left out of the sum, but still counts in the divisor. Otherwise the other tokens would get a larger
 weight, the more tokens are masked.
@@ -21,16 +21,13 @@ from slipstream.learner.objective.ratio import Sequences, ratio
 class Correction:
     """One number per token, without gradient; `masked` tokens have weight 0."""
 
-    anchor_logprobs: Float[Tensor, " tokens"]  # of the policy that the surrogate's ratio is to
     weights: Float[Tensor, " tokens"]
     masked: Bool[Tensor, " tokens"]
-    truncated: Bool[Tensor, " tokens"]  # whose weight was capped
 
 
 def correction(
     current_logprobs: Float[Tensor, " tokens"],
     *,
-    proximal_logprobs: Float[Tensor, " tokens"] | None,
     behaviour_logprobs: Float[Tensor, " tokens"],
     advantages: Float[Tensor, " tokens"],
     lags: Int[Tensor, " tokens"] | None = None,
@@ -40,19 +37,15 @@ def correction(
 ) -> Correction:
     """Apply `objective.correction`; also mask tokens that are too old and, if configured, stale negatives.
 
-    none            anchor behaviour, no weights
-    token_mask      anchor behaviour, masks tokens whose ratio is out of bounds
-    truncated_is    anchor proximal, weights min(proximal / behaviour, cap)
-    decoupled       anchor proximal, weights proximal / behaviour, masks tokens above the cap
+    none            no weights
+    token_mask      masks tokens whose ratio is out of bounds
     module:function what the user's function of current, behaviour, advantages and sequences returns
 
-    At zero lag (current = proximal = behaviour) every weight is 1. Raises ValueError if the correction needs proximal
-    log-probabilities and they are missing.
+    At zero lag (current = behaviour) every weight is 1.
     """
     current = current_logprobs.detach()
     corrected = _configured(
         current,
-        proximal_logprobs=proximal_logprobs,
         behaviour_logprobs=behaviour_logprobs,
         advantages=advantages,
         sequences=sequences,
@@ -75,7 +68,6 @@ def correction(
 def _configured(
     current: Tensor,
     *,
-    proximal_logprobs: Tensor | None,
     behaviour_logprobs: Tensor,
     advantages: Tensor,
     sequences: Sequences,
@@ -83,34 +75,17 @@ def _configured(
 ) -> Correction:
     """`objective.correction` alone."""
     lagged_ratio = ratio(current, other_logprobs=behaviour_logprobs)
-    nothing = torch.zeros_like(lagged_ratio, dtype=torch.bool)
-    anchor, weights, masked, truncated = behaviour_logprobs, torch.ones_like(lagged_ratio), nothing, nothing
     match objective.correction:
         case "none":
-            pass
+            masked = torch.zeros_like(lagged_ratio, dtype=torch.bool)
         case "token_mask":
             masked = outside(lagged_ratio, low=objective.mask_low, high=objective.mask_high)
-        case "truncated_is":
-            anchor = _needed(proximal_logprobs, objective)
-            behaviour_weights = ratio(anchor, other_logprobs=behaviour_logprobs)
-            weights = truncated_weight(behaviour_weights, max_behaviour_weight=objective.max_behaviour_weight)
-            truncated = behaviour_weights > objective.max_behaviour_weight
-        case "decoupled":
-            anchor = _needed(proximal_logprobs, objective)
-            weights = ratio(anchor, other_logprobs=behaviour_logprobs)
-            masked = outside(weights, low=0.0, high=objective.max_behaviour_weight)
         case name:
             made = imported("objective.correction", name, Callable)(
                 current, behaviour_logprobs=behaviour_logprobs, advantages=advantages, sequences=sequences
             )
             return of_shape(made, Correction, f"`objective.correction` {name!r}", like=current)
-    return Correction(anchor_logprobs=anchor, weights=weights, masked=masked, truncated=truncated)
-
-
-def _needed(proximal_logprobs: Tensor | None, objective: ObjectiveConfig) -> Tensor:
-    if proximal_logprobs is None:
-        raise ValueError(f"correction {objective.correction!r} needs the proximal policy's log-probabilities")
-    return proximal_logprobs
+    return Correction(weights=torch.ones_like(lagged_ratio), masked=masked)
 
 
 def too_old(lags: Int[Tensor, " tokens"], *, max_lag: int) -> Bool[Tensor, " tokens"]:
@@ -134,18 +109,6 @@ def outside(lagged_ratio: Float[Tensor, " tokens"], *, low: float, high: float) 
     With [0.5, 5], ratios 0.4, 0.5, 1, 5 and 6 give True, False, False, False, True.
     """
     return (lagged_ratio < low) | (lagged_ratio > high)
-
-
-def truncated_weight(
-    behaviour_weights: Float[Tensor, " tokens"], *, max_behaviour_weight: float
-) -> Float[Tensor, " tokens"]:
-    """Truncated importance sampling, https://arxiv.org/abs/1802.01561: the weight of tokens of another policy.
-
-        weight = min(proximal / behaviour, max_behaviour_weight)
-
-    With a cap of 2, ratios 0.5, 1 and 3 give 0.5, 1 and 2.
-    """
-    return behaviour_weights.clamp(max=max_behaviour_weight)
 
 
 def stale_negatives(

@@ -9,7 +9,7 @@ from torch import Tensor
 from slipstream.common.process.config_error import ConfigError
 
 Record = TypeVar("Record")
-FLAGS = ("held_back", "masked", "truncated")  # the fields of `Surrogate` and `Correction` that are not numbers
+FLAGS = ("held_back", "masked")  # the fields of `Surrogate` and `Correction` that are not numbers
 
 
 def of_shape(made: object, kind: type[Record], what: str, *, like: Tensor) -> Record:

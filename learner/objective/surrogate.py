@@ -1,7 +1,6 @@
 """Surrogate losses: one loss per token, and which tokens the surrogate clipped.
 
-Every ratio is of the current policy to an anchor: the behaviour policy, or the proximal policy, which is an average of
-the learner's last steps (`slipstream.learner.objective.correction` chooses). Advantages have no gradient.
+Every ratio is of the current policy to an anchor, the behaviour policy. Advantages have no gradient.
 """
 
 from collections.abc import Callable

@@ -19,7 +19,7 @@ from slipstream.learner.probation.own_parts import check_own_parts
 
 _CPU = torch.device("cpu")
 # Keys that limit a token's weight, or mask the token.
-_CAPS = ("clip_high", "ratio_high", "dual_clip", "max_behaviour_weight", "mask_high")
+_CAPS = ("clip_high", "ratio_high", "dual_clip", "mask_high")
 # Bounds on ratios and on distances between policies, each with the value that switches it off.
 _BOUNDS = {
     "clip_low": 1 - 1e-9,
@@ -29,7 +29,6 @@ _BOUNDS = {
     "max_total_variation": 1e9,
     "mask_low": 0.0,
     "mask_high": 1e9,
-    "max_behaviour_weight": 1e9,
     "max_negative_kl": 0.0,
 }
 

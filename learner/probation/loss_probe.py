@@ -2,7 +2,7 @@
 
     weight = |gradient of the loss by a token's log-probability| / |advantage|
 
-It tries tokens at all combinations of ratios of current to behaviour and of proximal to behaviour. Each token has a
+It tries tokens at many ratios of current to behaviour. Each token has a
 neighbour in its sequence, so that means over a sequence also see one far-off token in an otherwise close sequence.
 For a part of the user's, which may judge a sequence in any way, it has many such neighbours as well.
 KL and entropy are left out: they do not depend on the advantage.
@@ -27,7 +27,7 @@ MAX_WEIGHT = 20.0
 _LOG_RATIOS = math.log(1.001 * MAX_WEIGHT) + math.log(10) * torch.arange(-30, 29, dtype=torch.float64) / 4
 _LEVELS = (-0.01, -1.0, -6.0)  # log-probabilities of current: some parts compare probabilities, not ratios
 _NUM_NEIGHBOURS, _SAME = 5, 2  # what a token's neighbour may be; the third has the token's own ratio
-_LENGTHS = (1000, 20)  # of the long sequences without and with a proximal policy, which multiplies what is tried
+_LONG = 1000  # the length of long sequences
 _CHANGE = 0.05  # relative change of a bound, down and up, to see whether it has an effect
 
 
@@ -47,10 +47,10 @@ def weight_bound(objective: ObjectiveConfig) -> WeightBound:
     """
     tries = [(2, 1.0)]  # the length of sequences, and the size of advantages
     if objective.has_own_loss:  # whose parts need not be linear in the advantage
-        tries += [(2, 0.1), (2, 10.0), (_LENGTHS[objective.has_proximal], 1.0)]
+        tries += [(2, 0.1), (2, 10.0), (_LONG, 1.0)]
     largest = {1.0: 0.0, -1.0: 0.0}
     for (length, size), sign in itertools.product(tries, largest):
-        tried = _tried(_LOG_RATIOS, has_proximal=objective.has_proximal, length=length)
+        tried = _tried(_LOG_RATIOS, length=length)
         weight = float(_gradient(objective, tried, sign=sign * size).abs().max()) / size
         largest[sign] = max(largest[sign], weight)
     return WeightBound(positive=largest[1.0], negative=largest[-1.0])
@@ -64,8 +64,8 @@ def acts(objective: ObjectiveConfig, name: str, *, without: Mapping[str, float] 
     """
     objective, value = _with(objective, without or {}), float(getattr(objective, name))
     for changed in (value * (1 - _CHANGE), value * (1 + _CHANGE)):
-        log_ratios = _log_ratios_at((value + changed) / 2, dense=not objective.has_proximal)
-        tried, other = _tried(log_ratios, has_proximal=objective.has_proximal), _with(objective, {name: changed})
+        log_ratios = _log_ratios_at((value + changed) / 2)
+        tried, other = _tried(log_ratios), _with(objective, {name: changed})
         if any(
             not torch.equal(*(_gradient(each, tried, sign=sign) for each in (objective, other))) for sign in (1, -1)
         ):
@@ -75,7 +75,7 @@ def acts(objective: ObjectiveConfig, name: str, *, without: Mapping[str, float] 
 
 def ignores_lag(objective: ObjectiveConfig) -> bool:
     """Whether all tokens with a gradient have the same weight, whatever their ratio to the behaviour policy."""
-    tried = _tried(_LOG_RATIOS, has_proximal=objective.has_proximal)
+    tried = _tried(_LOG_RATIOS)
     for sign in (1.0, -1.0):
         for level in _gradient(objective, tried, sign=sign).abs().view(len(_LEVELS), -1):
             left = level[level > 0]
@@ -89,7 +89,7 @@ def still_pushes(objective: ObjectiveConfig, *, signs: Sequence[float]) -> bool:
     advantage is positive, down if it is negative.
     """
     for sign in signs:
-        tried = _tried(torch.tensor([sign * math.log(1000)]).double(), has_proximal=objective.has_proximal)
+        tried = _tried(torch.tensor([sign * math.log(1000)]).double())
         gradient = _gradient(objective, tried, sign=sign).view(len(_LEVELS), _NUM_NEIGHBOURS, -1)
         if gradient[:, _SAME].any():
             return True
@@ -103,10 +103,10 @@ def _with(objective: ObjectiveConfig, values: Mapping[str, float]) -> ObjectiveC
     return changed
 
 
-def _log_ratios_at(bound: float, *, dense: bool) -> Tensor:
+def _log_ratios_at(bound: float) -> Tensor:
     """A few log-ratios, and those where `bound` may act: as a ratio, as a distance from 1, or as a mean in nats.
 
-    `dense` adds 601 ratios between 1/20 and 20, for bounds on probabilities, which act at no particular ratio.
+    601 ratios between 1/20 and 20 are for bounds on probabilities, which act at no particular ratio.
     """
     ratios = [
         0.3,
@@ -123,7 +123,7 @@ def _log_ratios_at(bound: float, *, dense: bool) -> Tensor:
         math.exp(min(bound, 20)),
     ]
     few = torch.tensor([ratio for ratio in ratios if 0 < ratio < math.inf], dtype=torch.float64).log()
-    return torch.cat([few, torch.linspace(-3, 3, 601, dtype=torch.float64)]) if dense else few
+    return torch.cat([few, torch.linspace(-3, 3, 601, dtype=torch.float64)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,20 +131,17 @@ class _Tried:
     """Log-probabilities of sequences of equal length, [sequences * length]: the first token of each is examined."""
 
     current: Tensor
-    proximal: Tensor
     behaviour: Tensor
     length: int
 
 
-def _tried(log_ratios: Tensor, *, has_proximal: bool, length: int = 2) -> _Tried:
-    aged = log_ratios if has_proximal else log_ratios.new_zeros(1)
-    current, lagged, neighbour, aged = (
+def _tried(log_ratios: Tensor, *, length: int = 2) -> _Tried:
+    current, lagged, neighbour = (
         axis.flatten()
         for axis in torch.meshgrid(
             log_ratios.new_tensor(_LEVELS),
             log_ratios,
             log_ratios.new_tensor(range(_NUM_NEIGHBOURS)),
-            aged,
             indexing="ij",
         )
     )
@@ -154,8 +151,7 @@ def _tried(log_ratios: Tensor, *, has_proximal: bool, length: int = 2) -> _Tried
     chosen = neighbours.gather(0, neighbour.long()[None])[0]
     together = torch.stack([lagged, *[chosen] * (length - 1)], dim=1).flatten()
     behaviour = current.repeat_interleave(length) - together
-    proximal = behaviour + aged.repeat_interleave(length)
-    return _Tried(current=behaviour + together, proximal=proximal, behaviour=behaviour, length=length)
+    return _Tried(current=behaviour + together, behaviour=behaviour, length=length)
 
 
 def _gradient(objective: ObjectiveConfig, tried: _Tried, *, sign: float) -> Tensor:
@@ -167,7 +163,6 @@ def _gradient(objective: ObjectiveConfig, tried: _Tried, *, sign: float) -> Tens
     tokens = LossTokens(
         current_logprobs=current,
         behaviour_logprobs=tried.behaviour,
-        proximal_logprobs=tried.proximal,
         advantages=torch.full_like(tried.current, sign),
         entropies=torch.zeros_like(tried.current),
         lags=torch.zeros_like(tried.current, dtype=torch.long),

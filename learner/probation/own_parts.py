@@ -136,7 +136,7 @@ def _check_lag(objective: ObjectiveConfig, *, max_lag: int, max_uses: int) -> No
             f"policy: nothing would correct a stale token (replay.max_lag is {max_lag})",
             "multiply by the ratio, or train with replay.target_lag=0 and replay.max_lag=0",
         )
-    if max_uses > 1 and objective.correction != "decoupled" and still_pushes(objective, signs=(1.0, -1.0)):
+    if max_uses > 1 and still_pushes(objective, signs=(1.0, -1.0)):
         refuse(
             name,
             value,
@@ -169,7 +169,7 @@ def _answers(key: str, objective: ObjectiveConfig, device: torch.device) -> Iter
     for log_ratios in (EQUAL, NEAR, FAR):
         tokens, first = _tokens(log_ratios, device), _tokens(log_ratios[:1], device)
         part, again, alone = answer(tokens), answer(tokens), answer(first)
-        for name in ("losses", "weights") if key == "surrogate" else ("anchor_logprobs", "weights"):
+        for name in ("losses", "weights") if key == "surrogate" else ("weights",):
             found = getattr(part, name)
             _check_finite(what, name, found, tokens)
             if found.requires_grad and name != "losses":
@@ -203,7 +203,6 @@ def _answer(key: str, objective: ObjectiveConfig, tokens: _Tokens) -> Any:
         )
     return correction(
         tokens.current,
-        proximal_logprobs=None,
         behaviour_logprobs=tokens.behaviour,
         advantages=tokens.advantages,
         sequences=tokens.sequences,

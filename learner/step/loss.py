@@ -2,11 +2,10 @@
 
     advantages -> surrogate x correction + KL - entropy -> normalisation -> one number
 
-Advantages are of `slipstream.learner.credit.token_advantages`. Up to four policies give a log-probability to each
-token. Behaviour sampled it some optimizer steps ago and recorded its log-probability. Proximal is an average of the
-learner's last steps (`slipstream.learner.model.proximal`). Current is the policy being trained. Reference is the policy
-that the KL divergence is measured from. Every part gives one number per token. Sums are divided once, by counts of the
-whole batch over all ranks (see `slipstream.learner.step.step`).
+Advantages are of `slipstream.learner.credit.token_advantages`. Up to three policies give a log-probability to each
+token. Behaviour sampled it some optimizer steps ago and recorded its log-probability. Current is the policy being
+trained. Reference is the policy that the KL divergence is measured from. Every part gives one number per token. Sums
+are divided once, by counts of the whole batch over all ranks (see `slipstream.learner.step.step`).
 """
 
 from dataclasses import dataclass
@@ -47,7 +46,6 @@ class PolicyLoss:
     num_masked: Float[Tensor, ""]  # tokens that the correction masked
     num_sequences: Float[Tensor, ""]  # with loss tokens
     num_masked_sequences: Float[Tensor, ""]  # whose every token is masked
-    num_truncated: Float[Tensor, ""]  # tokens whose behaviour weight was capped
     num_weighed: Float[Tensor, ""]  # tokens with a gradient from the surrogate
     weight_sum: Float[Tensor, ""]  # over those: gradient = -weight * advantage * gradient of the log-probability
     weight_square_sum: Float[Tensor, ""]
@@ -64,7 +62,6 @@ class LossTokens:
 
     current_logprobs: Float[Tensor, " tokens"]
     behaviour_logprobs: Float[Tensor, " tokens"]
-    proximal_logprobs: Float[Tensor, " tokens"] | None = None  # for corrections that need a proximal policy
     reference_logprobs: Float[Tensor, " tokens"] | None = None  # with them, the loss has a KL divergence
     advantages: Float[Tensor, " tokens"]
     entropies: Float[Tensor, " tokens"]
@@ -77,12 +74,11 @@ def policy_loss(tokens: LossTokens, *, max_lag: int = 0, objective: ObjectiveCon
 
         loss_sum = sum(norm_weight * (behaviour_weight * surrogate + kl_coefficient * kl - entropy_bonus * entropy))
 
-    At zero lag (current = proximal = behaviour) every correction gives the same loss and the same gradient.
+    At zero lag (current = behaviour) every correction gives the same loss and the same gradient.
     """
     current, sequences = tokens.current_logprobs, tokens.sequences
     corrected = correction(
         current,
-        proximal_logprobs=tokens.proximal_logprobs,
         behaviour_logprobs=tokens.behaviour_logprobs,
         advantages=tokens.advantages,
         lags=tokens.lags,
@@ -92,7 +88,7 @@ def policy_loss(tokens: LossTokens, *, max_lag: int = 0, objective: ObjectiveCon
     )
     part = surrogate(
         current,
-        anchor_logprobs=corrected.anchor_logprobs,
+        anchor_logprobs=tokens.behaviour_logprobs,
         advantages=tokens.advantages,
         sequences=sequences,
         objective=objective,
@@ -152,7 +148,6 @@ def _bound_sums(tokens: LossTokens, corrected: Correction, part: Surrogate) -> d
         "num_masked": corrected.masked.float().sum(),
         "num_sequences": (ones / of_sequence).sum(),
         "num_masked_sequences": (wholly_masked / of_sequence).sum(),
-        "num_truncated": corrected.truncated.float().sum(),
     }
 
 

@@ -66,7 +66,6 @@ class StepBatch:
     """This rank's part of a batch, and the counts of the whole batch over all ranks."""
 
     micro_batches: Sequence[Packed]
-    proximal_logprobs: Sequence[Tensor] | None = None  # of each micro-batch; None if the objective has no such policy
     num_loss_tokens: int
     num_trajectories: int
 
@@ -126,13 +125,11 @@ def _gradients(
 ) -> list[MicroBatchSums]:
     """Accumulate the gradients of the micro-batches, and return the sums of each."""
     found = []
-    proximal: Sequence[Tensor | None] = batch.proximal_logprobs or [None] * len(batch.micro_batches)
-    for packed, logprobs in zip(_announced(batch.micro_batches, models), proximal, strict=True):
+    for packed in _announced(batch.micro_batches, models):
         sums, loss_sums = _forward(
             models,
             packed.to(ranks.device),
             settings=settings,
-            proximal_logprobs=logprobs,
             value_weight=divisor / batch.num_loss_tokens,
         )
         clock.mark("forward")
@@ -192,7 +189,6 @@ def _forward(
     packed: Packed,
     *,
     settings: StepSettings,
-    proximal_logprobs: Tensor | None,
     value_weight: float,
 ) -> tuple[MicroBatchSums, list[Tensor]]:
     """The sums of this micro-batch, and what to minimise: losses with gradient, each for a backward pass of its own."""
@@ -201,7 +197,6 @@ def _forward(
     tokens = LossTokens(
         current_logprobs=current.logprobs,
         behaviour_logprobs=packed.behaviour_logprobs[packed.loss_positions],
-        proximal_logprobs=proximal_logprobs,
         reference_logprobs=None if reference is None else _frozen_logprobs(reference, packed),
         advantages=packed.advantages[packed.loss_positions],
         entropies=current.entropies,

@@ -47,7 +47,6 @@ class StepMetrics:
     clip_fraction_low: float  # tokens of negative advantage that the surrogate clipped
     masked_fraction: float  # tokens that the correction masked
     masked_sequence_fraction: float  # fraction of the sequences whose every token is masked
-    truncated_fraction: float  # tokens whose behaviour weight was capped
     grad_norm: float  # before clipping
     lr: float
     skipped: bool  # nothing was updated: a gradient was not finite, or the guard skipped the step
@@ -145,7 +144,6 @@ def step_metrics_of(
         clip_fraction_low=mean["num_clipped_low"],
         masked_fraction=mean["num_masked"],
         masked_sequence_fraction=measured["num_masked_sequences"] / measured["num_sequences"],
-        truncated_fraction=mean["num_truncated"],
         grad_norm=update.grad_norm,
         lr=update.lr,
         skipped=update.skipped,

@@ -17,7 +17,6 @@ class Tokens:
     """A batch of loss tokens in float64."""
 
     current: Tensor
-    proximal: Tensor
     behaviour: Tensor
     advantages: Tensor
     entropies: Tensor
@@ -44,7 +43,6 @@ def batches(draw: st.DrawFn) -> Tokens:
 
     return Tokens(
         current=column(_LOGPROB),
-        proximal=column(_LOGPROB),
         behaviour=column(_LOGPROB),
         advantages=column(
             st.floats(-3, 3).map(lambda a: a if abs(a) > 1e-100 else 0.0)

@@ -31,7 +31,6 @@ from slipstream.learner.model.context_attention import attention
 from slipstream.learner.model.kernel import PACKED_ATTENTION
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
-from slipstream.learner.model.proximal import Proximal
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks, context_of
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
@@ -58,7 +57,9 @@ CASES_ON = {1: CASES, 2: CASES + CASES_TOGETHER, 3: [case for case in CASES if c
 LR = 1e-3
 pytestmark = pytest.mark.timeout(1800)  # hundreds of collectives, each of which waits for the slowest rank
 # Nothing is left out, however far the random log-probabilities are from the model's.
-OBJECTIVE = ObjectiveConfig(correction="truncated_is", max_negative_kl=0, guard=False, normalisation_tokens=16)
+OBJECTIVE = ObjectiveConfig(
+    surrogate="cispo", correction="none", max_negative_kl=0, guard=False, normalisation_tokens=16
+)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,7 @@ def train(path: Path, way: str, normalisation: str, dtype: str, *, ranks: Ranks)
     optimizer.register_step_pre_hook(
         lambda *_: gradients.append({name: p.grad.full_tensor() for name, p in model.causal_lm.named_parameters()})
     )
-    measured, proximal = [], Proximal(model, decay=0.5)
+    measured = []
     for step, lengths in enumerate(STEPS):
         sequences = batch_of(step, lengths)
         packs = cut(sequences, way, ranks=ranks)
@@ -119,7 +120,6 @@ def train(path: Path, way: str, normalisation: str, dtype: str, *, ranks: Ranks)
             StepModels(policy=model, optimizer=optimizer, schedule=schedule),
             StepBatch(
                 micro_batches=packs,
-                proximal_logprobs=proximal.logprobs(model, packs),
                 num_loss_tokens=count_loss_tokens(sequences),
                 num_trajectories=count_trajectories(sequences),
             ),
@@ -128,7 +128,6 @@ def train(path: Path, way: str, normalisation: str, dtype: str, *, ranks: Ranks)
             ),
             ranks=ranks,
         )
-        proximal.after_step(model)
         assert not metrics.skipped
         measured.append({"loss": metrics.loss, "grad_norm": metrics.grad_norm})
     weights = dict(full_tensors(model))

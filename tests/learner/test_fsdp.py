@@ -51,7 +51,6 @@ COMPILED = {"compiled": "tied", "compiled_hybrid": "hybrid"}
 GAMES = {  # what else than weights a rank keeps its shards of
     "own_critic": ["objective.advantage=gae", "objective.critic=own", "objective.critic_warmup_steps=1"],
     "shared_critic": ["objective.advantage=gae", "objective.critic=shared", "objective.critic_warmup_steps=1"],
-    "proximal": ["objective.correction=decoupled", "objective.dual_clip=3", "objective.max_negative_kl=0"],
 }
 
 
@@ -186,8 +185,7 @@ def play(model_folder: Path, out: Path, *, game: str, ranks: Ranks) -> None:
         if learner.progress.step == 2:
             even_game.save(learner)
     write_down(learner.model, out, ranks=ranks)
-    shards = dict(critic_shards(learner.critic)) if learner.critic else learner.proximal.averages
-    kept = {name: shard.detach().full_tensor() for name, shard in shards.items()}
+    kept = {name: shard.detach().full_tensor() for name, shard in critic_shards(learner.critic)}
     if ranks.rank == 0:
         save_file(kept, out / "kept.safetensors")
         (out / "measured.json").write_text(json.dumps(measured))
@@ -250,7 +248,7 @@ def test_two_ranks_equal_one_in_losses_gradients_and_weights(results: Path, name
 
 @pytest.mark.parametrize("way", ["", "_together"])
 @pytest.mark.parametrize("game", GAMES)
-def test_two_ranks_with_a_critic_or_a_proximal_policy_equal_one(results: Path, game: str, way: str) -> None:
+def test_two_ranks_with_a_critic_equal_one(results: Path, game: str, way: str) -> None:
     one, two = results / f"{game}_on_one", results / f"{game}{way}_on_two"
     for file in ("weights", "kept"):
         assert_tensors_close(two / f"{file}.safetensors", one / f"{file}.safetensors")

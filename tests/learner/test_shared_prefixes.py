@@ -34,7 +34,6 @@ OBJECTIVES = {
     "reference in the loss": ["objective.kl_coefficient=0.1"],
     "reference in the reward": ["objective.kl_coefficient=0.1", "objective.kl_place=reward"],
     "v-trace": [*GAE, "objective.advantage=vtrace", "objective.critic=own", "objective.correction=none"],
-    "proximal": ["objective.correction=decoupled", "objective.dual_clip=3", "objective.max_negative_kl=0"],
     "sequence ratios": ["objective.surrogate=gspo", "objective.normalisation=sequences", "objective.dual_clip=3"],
     "entropy": ["objective.entropy_bonus=0.01"],
     "adapters": ["model.lora.rank=4"],
@@ -46,7 +45,7 @@ COMPILED = {  # on a GPU; `test_compiler` has the CPU's
     "compiled": ["learner.compile=true", *GAE, "objective.critic=own", "objective.kl_coefficient=0.1"],
     "compiled, adapters on the host": ["learner.compile=true", "learner.cpu_offload=true", "model.lora.rank=4"],
 }
-NUM_STEPS = 3  # by the last, critic, proximal policy, reference and adapters differ from what they began as
+NUM_STEPS = 3  # by the last, critic, reference and adapters differ from what they began as
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -24,7 +24,6 @@ PARTS = (
     "archive",
     "measure",
     "pack",
-    "proximal",
     "forward",
     "backward",
     "optimizer",

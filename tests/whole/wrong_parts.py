@@ -128,7 +128,7 @@ def one_number(current_logprobs, **rest):
 def neutral(current_logprobs, *, behaviour_logprobs, advantages, sequences):
     """No mistake: the correction `none`."""
     no = torch.zeros_like(advantages, dtype=torch.bool)
-    return Correction(anchor_logprobs=behaviour_logprobs, weights=torch.ones_like(advantages), masked=no, truncated=no)
+    return Correction(weights=torch.ones_like(advantages), masked=no)
 
 
 def inverted(current_logprobs, **rest):

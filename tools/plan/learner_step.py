@@ -41,7 +41,6 @@ from slipstream.learner.model.packed_model import (  # noqa: E402
     packed_skeleton,
     shard,
 )
-from slipstream.learner.model.proximal import Proximal  # noqa: E402
 from slipstream.learner.model.skeleton import fill, tensors_of  # noqa: E402
 from slipstream.learner.model.states import num_attending  # noqa: E402
 from slipstream.learner.model.value_model import SharedTrunk, ValueHead, ValueModel  # noqa: E402
@@ -108,11 +107,10 @@ def _measured(skeletons: _Skeletons, packs: list[Packed], *, config: Config, fak
         critic=_critic(config, skeletons, ranks),
         reference=_loaded(skeletons.reference, ranks).requires_grad_(False) if skeletons.reference else None,
     )
-    proximal = Proximal(model, decay=config.objective.proximal_decay) if config.objective.has_proximal else None
     others = device.now["cuda"] + device.now["cpu"] - moments
     device.begin_peak()
     fake.waits.places.clear()
-    _step(models, packs, proximal, config=config, fake=fake)
+    _step(models, packs, config=config, fake=fake)
     waits, step_peak = dict(fake.waits.places), device.peak["cuda"]
     device.begin_peak()
     published = Published(model, dtype=config.model.dtype, hosts=config.learner.hosts)
@@ -148,17 +146,13 @@ def _measured(skeletons: _Skeletons, packs: list[Packed], *, config: Config, fak
     )
 
 
-def _step(
-    models: StepModels, packs: list[Packed], proximal: Proximal | None, *, config: Config, fake: FakeDevice
-) -> None:
+def _step(models: StepModels, packs: list[Packed], *, config: Config, fake: FakeDevice) -> None:
     """One optimizer step whose every token but the first of each sequence is trained."""
     num_loss_tokens = sum(len(packed.loss_positions) for packed in packs) * fake.ranks.num_packing
-    before = proximal.logprobs(models.policy, packs) if proximal else None
     metrics = train_step(
         models,
         StepBatch(
             micro_batches=packs,
-            proximal_logprobs=before,
             num_loss_tokens=num_loss_tokens,
             num_trajectories=len(packs[0].lengths),
         ),

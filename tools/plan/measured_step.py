@@ -21,7 +21,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     loading_host_bytes: int  # of rank 0, which reads the folder; the others need next to nothing
     trained_bytes: int  # float32 weights of this rank that are trained; the gradient and each moment have as many
     offloaded_bytes: int  # weights and moments in host memory
-    other_models_bytes: int  # critic, reference and proximal policy, with their moments
+    other_models_bytes: int  # critic and reference, with their moments
     step_peak_bytes: int  # everything, at the highest moment of a step
     publish_peak_bytes: int  # everything, at the highest moment of a publish
     published_bytes: int  # of one version, in host memory

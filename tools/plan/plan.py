@@ -123,7 +123,7 @@ def _learner_rows(config: Config, step: MeasuredStep) -> dict[str, str]:
         "weights, float32": gib(step.weights_bytes),
         "AdamW's moments": gib(2 * step.trained_bytes),
         "gradient": gib(step.trained_bytes),
-        "critic, reference, proximal policy": gib(step.other_models_bytes),
+        "critic, reference": gib(step.other_models_bytes),
         f"the rest at the peak: activations of {tokens} tokens, logits, gathered layers": gib(
             max(0, step.step_peak_bytes - kept - step.trained_bytes)
         ),
@@ -133,7 +133,7 @@ def _learner_rows(config: Config, step: MeasuredStep) -> dict[str, str]:
         "reserve (estimate)": gib(LEARNER_RESERVE_BYTES),
     }
     if not step.other_models_bytes:
-        del rows["critic, reference, proximal policy"]
+        del rows["critic, reference"]
     if config.learner.cpu_offload:
         for name in ("weights, float32", "AdamW's moments", "gradient"):
             rows[name] = "in host memory"

@@ -225,9 +225,9 @@ def _operations(step: MeasuredStep, tokens: float) -> float:
 
 
 def _train_s(config: Config, step: MeasuredStep, options: PlanOptions, *, episodes: int, tokens: float) -> float:
-    """The time of a step; activation checkpointing, a reference and a proximal policy add a forward pass each."""
+    """The time of a step; activation checkpointing and a reference add a forward pass each."""
     objective = config.objective
-    passes = [config.learner.activation_checkpointing, bool(objective.kl_coefficient), objective.has_proximal]
+    passes = [config.learner.activation_checkpointing, bool(objective.kl_coefficient)]
     operations = episodes * _operations(step, tokens) * (1 + FORWARD * sum(passes))
     return operations / (config.learner.ranks * GPUS[options.gpu].tflops * TERA * LEARNER_EFFICIENCY)
 

@@ -14,7 +14,7 @@ from slipstream.tools.see.summary import counts, ledger_rows, summary_rows
 OF_THE_PLACE = ("run.name", "run.root", "redis.url")  # settings that differ between any two runs
 MAX_SHOWN_CHARS = 200  # of a setting
 # The parts of a step's time that docs/metrics.md explains, the largest first.
-PARTS = "wait forward backward optimizer measure proximal reference pack publish archive record checkpoint evaluate"
+PARTS = "wait forward backward optimizer measure reference pack publish archive record checkpoint evaluate"
 
 
 def times(run: RunFiles) -> dict[str, str]:

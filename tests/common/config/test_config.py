@@ -137,7 +137,7 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["actors.transport=smoke"], "expected one of ['broadcast', 'pull', 'relay', 'disk']"),
         (
             ["objective.correction=clip"],
-            "`objective.correction` must be none, token_mask, truncated_is, decoupled or module:function, got 'clip'",
+            "`objective.correction` must be none, token_mask or module:function, got 'clip'",
         ),
         (["objective.advantage=siblings"], "vtrace or module:function, got 'siblings'; try group_standardised first"),
         (["objective.critic=both"], "expected one of ['none', 'own', 'shared']"),

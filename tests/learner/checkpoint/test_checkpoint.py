@@ -23,7 +23,6 @@ from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.model.optimizer import begin_moments, make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
-from slipstream.learner.model.proximal import Proximal
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
@@ -42,16 +41,14 @@ class Learner:
     def train(self, step: int) -> StepMetrics:
         sequences = numbered([random_sequence(20, seed=10 * step + number)] for number in range(4))
         packs = micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0)
-        proximal = Proximal(self.model, decay=0.5).logprobs(self.model, packs)
         return train_step(
             StepModels(policy=self.model, optimizer=self.optimizer, schedule=self.schedule),
             StepBatch(
                 micro_batches=packs,
-                proximal_logprobs=proximal,
                 num_loss_tokens=count_loss_tokens(sequences),
                 num_trajectories=len(sequences),
             ),
-            settings=StepSettings(objective=ObjectiveConfig(correction="truncated_is"), max_grad_norm=1.0),
+            settings=StepSettings(objective=ObjectiveConfig(surrogate="cispo", correction="none"), max_grad_norm=1.0),
             ranks=self.ranks,
         )
 

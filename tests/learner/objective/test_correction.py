@@ -16,19 +16,17 @@ from slipstream.learner.objective.correction import (
     outside,
     stale_negatives,
     too_old,
-    truncated_weight,
 )
 from slipstream.learner.step.loss import policy_loss
 from tests.learner.policies import Tokens, any_batch, float64, gradient, loss_tokens, of_lengths
 
-CORRECTIONS = ("none", "token_mask", "truncated_is", "decoupled")
+CORRECTIONS = ("none", "token_mask")
 
 
 def corrected(tokens: Tokens, **changes: object) -> Correction:
     objective = ObjectiveConfig(**({"max_negative_kl": 0.0} | changes))
     return correction(
         tokens.current,
-        proximal_logprobs=tokens.proximal,
         behaviour_logprobs=tokens.behaviour,
         advantages=tokens.advantages,
         sequences=tokens.sequences,
@@ -51,7 +49,6 @@ def test_the_hard_cap_adds_its_tokens_to_those_a_correction_leaves_out_and_chang
         at_lags = partial(
             correction,
             tokens.current,
-            proximal_logprobs=tokens.proximal,
             behaviour_logprobs=tokens.behaviour,
             advantages=tokens.advantages,
             sequences=tokens.sequences,
@@ -60,17 +57,14 @@ def test_the_hard_cap_adds_its_tokens_to_those_a_correction_leaves_out_and_chang
         without, capped = at_lags(), at_lags(lags=lags, max_lag=2)
         assert torch.equal(capped.masked, without.masked | old)
         assert torch.equal(capped.weights, torch.where(old, 0.0, without.weights))
-        assert torch.equal(capped.anchor_logprobs, without.anchor_logprobs)
-        assert torch.equal(capped.truncated, without.truncated)
 
 
 def four_tokens(ratios: list[float], lengths: tuple[int, ...]) -> Tokens:
-    """Tokens of behaviour probability 0.1, with proximal = current."""
+    """Tokens of behaviour probability 0.1."""
     behaviour = torch.full((4,), math.log(0.1), dtype=torch.float64)
     current = behaviour + float64(*ratios).log()
     return Tokens(
         current=current,
-        proximal=current,
         behaviour=behaviour,
         advantages=float64(1, 1, -1, -1),
         entropies=torch.zeros_like(current),
@@ -80,7 +74,6 @@ def four_tokens(ratios: list[float], lengths: tuple[int, ...]) -> Tokens:
 
 def test_the_parts_agree_with_the_numbers_in_their_docstrings() -> None:
     assert outside(float64(0.4, 0.5, 1, 5, 6), low=0.5, high=5.0).tolist() == [True, False, False, False, True]
-    assert truncated_weight(float64(0.5, 1, 3), max_behaviour_weight=2.0).tolist() == [0.5, 1, 2]
     behaviour, advantages = torch.zeros(4, dtype=torch.float64), float64(-1, -1, -1, -1)
     pairs = {"sequences": of_lengths(2, 2), "max_kl": 0.1}
     ratios = float64(0.8, 0.9, 0.8, 1.2)
@@ -93,22 +86,9 @@ def test_the_parts_agree_with_the_numbers_in_their_docstrings() -> None:
     assert not stale_negatives(ratios.log(), behaviour_logprobs=behaviour, advantages=-advantages, **pairs).any()
 
 
-@pytest.mark.parametrize(
-    ("name", "ratios", "weights", "masked", "truncated"),
-    [
-        ("token_mask", [0.4, 1, 5, 6], [0, 1, 1, 0], [0, 3], []),
-        ("truncated_is", [0.5, 1, 2, 3], [0.5, 1, 2, 2], [], [3]),
-        ("decoupled", [0.5, 1, 4, 6], [0.5, 1, 4, 0], [3], []),  # which masks those above its cap of 5
-    ],
-)
-def test_weights_are_masked_or_capped(
-    name: str, ratios: list[float], weights: list[float], masked: list[int], truncated: list[int]
-) -> None:
-    tokens = four_tokens(ratios, (2, 2))
-    found = corrected(tokens, correction=name, **({"max_behaviour_weight": 5.0} if name == "decoupled" else {}))
-    assert found.weights.tolist() == pytest.approx(weights)
-    assert (found.masked.nonzero()[:, 0].tolist(), found.truncated.nonzero()[:, 0].tolist()) == (masked, truncated)
-    assert (found.anchor_logprobs is tokens.proximal) == (name != "token_mask")
+def test_a_masked_token_weighs_nothing() -> None:
+    found = corrected(four_tokens([0.4, 1, 5, 6], (2, 2)), correction="token_mask")
+    assert (found.weights.tolist(), found.masked.tolist()) == ([0, 1, 1, 0], [True, False, False, True])
 
 
 def test_stale_negatives_are_masked_with_every_correction() -> None:
@@ -136,14 +116,7 @@ def test_corrections_equal_a_derivation_by_cases(tokens: Tokens) -> None:
         assume(abs(mean - math.exp(-0.1)) > 1e-9)
         for place, i in enumerate(members):
             one = now[place] / then[place]
-            weight = math.exp(tokens.proximal[i]) / then[place]
-            expected = {
-                "none": 1.0,
-                "token_mask": float(0.5 <= one <= 5),
-                "truncated_is": min(weight, 2.0),
-                "decoupled": weight if weight <= 2.0 else 0.0,
-            }
-            for name, value in expected.items():
+            for name, value in {"none": 1.0, "token_mask": float(0.5 <= one <= 5)}.items():
                 assert float(found[name].weights[i]) == pytest.approx(value, rel=1e-9), name
             assert bool(stale[i]) is (float(tokens.advantages[i]) < 0 and -math.log(mean) > 0.1)
 
@@ -152,9 +125,7 @@ def loss_and_gradient(tokens: Tokens, **changes: object) -> tuple[float, list[fl
     objective = ObjectiveConfig(**changes)
 
     def loss_of(at: Tensor) -> Tensor:
-        read = loss_tokens(
-            at, tokens.behaviour, tokens.advantages, sequences=tokens.sequences, proximal_logprobs=tokens.proximal
-        )
+        read = loss_tokens(at, tokens.behaviour, tokens.advantages, sequences=tokens.sequences)
         return policy_loss(read, objective=objective).loss_sum
 
     return float(loss_of(tokens.current)), gradient(loss_of, tokens.current)
@@ -162,23 +133,13 @@ def loss_and_gradient(tokens: Tokens, **changes: object) -> tuple[float, list[fl
 
 @any_batch
 def test_at_zero_lag_every_correction_is_the_identity_under_every_surrogate(tokens: Tokens) -> None:
-    fresh = dataclasses.replace(tokens, proximal=tokens.current, behaviour=tokens.current)
+    fresh = dataclasses.replace(tokens, behaviour=tokens.current)
     for surrogate in ("ppo_clip", "gspo", "cispo", "dppo_tv"):
         plain = loss_and_gradient(fresh, surrogate=surrogate, correction="none", max_negative_kl=0.0)
         for name in CORRECTIONS:
             loss, slope = loss_and_gradient(fresh, surrogate=surrogate, correction=name, max_negative_kl=0.1)
             assert loss == pytest.approx(plain[0], abs=1e-12)
             assert slope == pytest.approx(plain[1], abs=1e-12)
-
-
-@any_batch
-def test_decoupled_with_proximal_equal_to_behaviour_is_plain_ppo(tokens: Tokens) -> None:
-    coupled = dataclasses.replace(tokens, proximal=tokens.behaviour)
-    plain = loss_and_gradient(coupled, correction="none", max_negative_kl=0.0)
-    for name in ("decoupled", "truncated_is"):
-        loss, slope = loss_and_gradient(coupled, correction=name, max_negative_kl=0.0)
-        assert loss == pytest.approx(plain[0], rel=1e-12, abs=1e-12)
-        assert slope == pytest.approx(plain[1], rel=1e-12, abs=1e-12)
 
 
 @any_batch

@@ -63,7 +63,7 @@ WORDS = {
     "advantage": tuple(name for name in ADVANTAGES if name != "distillation"),
     "allocation": ("last_token", "per_turn"),
     "surrogate": ("ppo_clip", "gspo", "cispo", "dppo_tv", "policy_gradient"),
-    "correction": ("none", "token_mask", "truncated_is", "decoupled"),
+    "correction": ("none", "token_mask"),
     "kl_place": ("loss", "reward"),
     "normalisation": ("tokens", "sequences", "constant"),
 }
@@ -75,7 +75,7 @@ SWITCHED_ON = {
 }
 NUMBERS = [item.name for item in dataclasses.fields(ObjectiveConfig) if item.name not in {**ELSEWHERE, **WORDS}]
 SURENESS = ((0.02, 2.0), (3.0, 9.0))  # nats below a probability of 1: some bounds are of probabilities
-NUM_GROUPS, NUM_MEMBERS, TURN_TOKENS = 120, 4, 4
+NUM_GROUPS, NUM_MEMBERS, TURN_TOKENS = 160, 4, 4
 
 
 AS_OTHERS = ("grpo", "dr_grpo", "reinforce_pp", "rloo", "starpo_s")  # whose parts are those of other presets
@@ -197,8 +197,7 @@ def batch() -> tuple[list[Group], list[dict[str, npt.NDArray[np.float64]]]]:
     """Groups of attempts, those of the first with equal returns; and numbers of each kind for each attempt's tokens.
 
     The current policy is off from the one that sampled by factors, to one side by little, to one side by much, by next
-    to nothing, or by factors that cancel over the attempt. The proximal policy is off from the current one by next to
-    nothing in every other attempt, and elsewhere by factors from the one that sampled.
+    to nothing, or by factors that cancel over the attempt.
     """
     rng = np.random.default_rng(1)
     trajectories = [attempt(rng, alike=number < NUM_MEMBERS) for number in range(NUM_GROUPS * NUM_MEMBERS)]
@@ -209,7 +208,7 @@ def batch() -> tuple[list[Group], list[dict[str, npt.NDArray[np.float64]]]]:
     numbers = []
     for number, trajectory in enumerate(trajectories):
         behaviour = trajectory.behaviour_logprob_array()[trajectory.loss_mask_array()].astype(np.float64)
-        noise = rng.normal(size=(4, len(behaviour)))
+        noise = rng.normal(size=(3, len(behaviour)))
         off = [
             10 ** rng.uniform(-1, 0.6) * noise[0],
             rng.uniform(-0.2, 0.3) + 0.02 * noise[0],
@@ -218,12 +217,10 @@ def batch() -> tuple[list[Group], list[dict[str, npt.NDArray[np.float64]]]]:
             1.5 * (noise[0] - noise[0].mean()) + rng.uniform(-0.15, 0.01),
         ][number % 5]
         current = behaviour + off
-        aged = next_to_nothing(rng) + off if number % 2 else 1.5 * noise[3]
         numbers.append(
             {
                 "behaviour": behaviour,
                 "current": current,
-                "aged": aged,
                 "values": noise[2],
                 "reference": behaviour + 0.3 * noise[1],
             }
@@ -289,13 +286,11 @@ def outcome(objective: ObjectiveConfig) -> Tensor:
     packed, divisor, kept = weighed(*(getattr(objective, name) for name in OF_WEIGHING))
     in_loss = objective.kl_coefficient > 0 and objective.kl_place == "loss"
     behaviour, current = as_packed("behaviour"), as_packed("current").requires_grad_()
-    proximal = behaviour + (1.9 - objective.proximal_decay) * as_packed("aged")
     tokens = loss_tokens(
         current,
         behaviour,
         packed.advantages[packed.loss_mask].double(),
         sequences=packed.loss_sequences,
-        proximal_logprobs=proximal if objective.has_proximal else None,
         reference_logprobs=as_packed("reference") if in_loss else None,
         entropies=-current * current.exp(),
     )
@@ -325,7 +320,6 @@ def largest_weight(objective: ObjectiveConfig) -> float:
     near = uniform(-0.5, 1.5, len(ids))  # half of the sequences stay where bounds are
     lagged = math.log(10) * torch.where(ids % 2 == 0, decades, near)
     current = -uniform(0, 6, len(ids))
-    aged = uniform(0, 1, len(ids)) * lagged + uniform(-2, 2, len(ids))
     largest = 0.0
     for sign in (1.0, -1.0):
         leaf = current.clone().requires_grad_()
@@ -333,7 +327,6 @@ def largest_weight(objective: ObjectiveConfig) -> float:
             leaf,
             current - lagged,
             torch.full_like(current, sign),
-            proximal_logprobs=current - lagged + aged if objective.has_proximal else None,
             sequences=Sequences(
                 ids=ids, num=len(lengths), trajectories=torch.arange(len(lengths)), trajectory_tokens=lengths
             ),

@@ -21,28 +21,26 @@ ADVANTAGES = [1.0, 1.0, -1.0, 1.0]
 def loss_and_gradient(
     current: Tensor, behaviour: Tensor, advantages: Tensor, lengths: tuple[int, ...] | None = None, **changes: object
 ) -> tuple[PolicyLoss, Tensor]:
-    """With proximal = current, as in a step; each token a sequence of its own where no lengths are given."""
+    """Each token is a sequence of its own where no lengths are given."""
     current = current.clone().requires_grad_()
     sequences = of_lengths(*(lengths if lengths is not None else [1] * len(advantages)))
-    tokens = loss_tokens(current, behaviour, advantages, sequences=sequences, proximal_logprobs=current.detach())
+    tokens = loss_tokens(current, behaviour, advantages, sequences=sequences)
     loss = policy_loss(tokens, objective=ObjectiveConfig(**changes))
     (slope,) = torch.autograd.grad(loss.loss_sum, current)
     return dataclasses.replace(loss, loss_sum=loss.loss_sum.detach()), slope
 
 
 @pytest.mark.parametrize(
-    ("correction", "total", "slopes", "counts"),
+    ("correction", "total", "slopes", "num_masked"),
     [
         # -0.4, then 1.28 stops 1.5, then a negative advantage keeps 1.5 whole, then 1.28 stops 6.
-        ("none", -0.4 - 1.28 + 1.5 - 1.28, [-0.4, 0.0, 1.5, 0.0], (0, 0)),
+        ("none", -0.4 - 1.28 + 1.5 - 1.28, [-0.4, 0.0, 1.5, 0.0], 0),
         # Far tokens are no longer in the sum, but in the count.
-        ("token_mask", -1.28 + 1.5, [0.0, 0.0, 1.5, 0.0], (2, 0)),
-        # Each token is weighed up to the cap.
-        ("truncated_is", -0.4 - 1.5 + 1.5 - 2.0, [-0.4, -1.5, 1.5, -2.0], (0, 1)),
+        ("token_mask", -1.28 + 1.5, [0.0, 0.0, 1.5, 0.0], 2),
     ],
 )
 def test_four_tokens_have_these_losses_and_are_measured_before_any_cut(
-    correction: str, total: float, slopes: list[float], counts: tuple[int, int]
+    correction: str, total: float, slopes: list[float], num_masked: int
 ) -> None:
     current, behaviour, advantages = (
         torch.tensor(CURRENT).log(),
@@ -52,14 +50,13 @@ def test_four_tokens_have_these_losses_and_are_measured_before_any_cut(
     loss, gradient = loss_and_gradient(current, behaviour, advantages, correction=correction)
     assert float(loss.loss_sum) == pytest.approx(total, rel=1e-6)
     assert gradient.tolist() == pytest.approx(slopes, rel=1e-6)
-    assert (float(loss.num_masked), float(loss.num_truncated), float(loss.num_loss_tokens)) == (*counts, 4)
+    assert (float(loss.num_masked), float(loss.num_loss_tokens)) == (num_masked, 4)
     assert float(loss.ratio_sum) == pytest.approx(0.4 + 1.5 + 1.5 + 6, rel=1e-6)
     assert float(loss.ratio_square_sum) == pytest.approx(0.16 + 2.25 + 2.25 + 36, rel=1e-6)
     assert float(loss.ratio_max) == pytest.approx(6, rel=1e-6)
     # ratio - 1 - ln(ratio): 0.316291, twice 0.094535, 3.208241
     assert float(loss.mismatch_kl_sum) == pytest.approx(3.713601, rel=1e-5)
-    if correction != "truncated_is":  # which clips nothing
-        assert (float(loss.num_clipped_high), float(loss.num_clipped_low)) == (2, 0)
+    assert (float(loss.num_clipped_high), float(loss.num_clipped_low)) == (2, 0)
 
 
 def test_a_fallen_ratio_with_negative_advantage_counts_as_clipped_low() -> None:
@@ -107,7 +104,7 @@ def test_entropy_is_subtracted_by_its_bonus_from_every_loss_token_masked_or_not(
 
 @any_batch
 def test_the_divergence_from_the_reference_is_added_by_its_coefficient_for_tokens_masked_or_not(tokens: Tokens) -> None:
-    reference, objective = tokens.proximal, ObjectiveConfig(kl_coefficient=0.1)  # any other policy
+    reference, objective = tokens.behaviour.flip(0), ObjectiveConfig(kl_coefficient=0.1)  # any other policy
 
     def added(at: Tensor) -> Tensor:
         """What a reference adds to the loss."""
@@ -128,7 +125,7 @@ def test_the_divergence_from_the_reference_is_added_by_its_coefficient_for_token
 
 @any_batch
 def test_losses_equal_a_derivation_by_cases(tokens: Tokens) -> None:
-    clipped = masked = truncated = by_sequence = 0.0
+    clipped = masked = capped = by_sequence = 0.0
     for members in tokens.members:
         for index in members:
             now, then, advantage = (
@@ -141,13 +138,13 @@ def test_losses_equal_a_derivation_by_cases(tokens: Tokens) -> None:
             clipped -= worth
             by_sequence -= worth / len(members)
             masked -= worth if 0.5 <= ratio <= 5 else 0.0
-            truncated -= min(ratio, 2.0) * advantage
+            capped -= min(ratio, 2.0) * advantage * now
     lengths = tuple(len(members) for members in tokens.members)
     for changes, expected in (
         ({"correction": "none"}, clipped),
         ({"correction": "none", "normalisation": "sequences"}, by_sequence),
         ({"correction": "token_mask"}, masked),
-        ({"correction": "truncated_is"}, truncated),
+        ({"surrogate": "cispo", "correction": "none", "ratio_high": 2.0}, capped),
     ):
         loss, _ = loss_and_gradient(
             tokens.current, tokens.behaviour, tokens.advantages, lengths, max_negative_kl=0.0, **changes
@@ -173,7 +170,7 @@ def test_the_gradient_of_the_default_is_that_of_differences(tokens: Tokens) -> N
 def test_a_token_of_vanishing_behaviour_probability_gives_no_nan() -> None:
     current, behaviour = torch.tensor([-0.1, -1.0]), torch.tensor([-200.0, -1.0])
     for surrogate in ("ppo_clip", "gspo", "cispo", "dppo_tv"):
-        for correction in ("none", "token_mask", "truncated_is", "decoupled"):
+        for correction in ("none", "token_mask"):
             loss, slope = loss_and_gradient(
                 current, behaviour, torch.tensor([-1.0, 1.0]), surrogate=surrogate, correction=correction
             )

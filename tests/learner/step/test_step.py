@@ -19,7 +19,6 @@ from slipstream.learner.batch.pack import TokenSequence, count_loss_tokens, coun
 from slipstream.learner.credit.reference import reference_at
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
-from slipstream.learner.model.proximal import Proximal
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.objective import guard
 from slipstream.learner.ranks.ranks import Ranks
@@ -63,11 +62,9 @@ def step(
     sequences = [change(sequence) for sequence in sampled_by(model, shift=shift)]
     before = {name: tensor.clone() for name, tensor in full_tensors(model)}
     packs = micro_batches(sequences, max_tokens=max_tokens, num_ranks=1, rank=0)
-    proximal = Proximal(model, decay=0.5).logprobs(model, packs)
     settings = StepSettings(objective=objective, max_lag=4, max_grad_norm=1.0)
     batch = StepBatch(
         micro_batches=packs,
-        proximal_logprobs=proximal if objective.has_proximal else None,
         num_loss_tokens=count_loss_tokens(sequences),
         num_trajectories=count_trajectories(sequences),
     )
@@ -147,10 +144,10 @@ def test_micro_batches_of_any_size_make_the_same_step(
     [
         ObjectiveConfig(),
         ObjectiveConfig(normalisation="sequences"),
-        ObjectiveConfig(correction="truncated_is", normalisation="constant", normalisation_tokens=20),
+        ObjectiveConfig(surrogate="cispo", correction="none", normalisation="constant", normalisation_tokens=20),
         ObjectiveConfig(surrogate="gspo", clip_low=0.5, clip_high=0.5, correction="none", max_negative_kl=0.0),
     ],
-    ids=["default", "sequences", "truncated_is", "gspo"],
+    ids=["default", "sequences", "cispo", "gspo"],
 )
 def test_tokens_beyond_the_hard_cap_make_the_step_that_tokens_without_advantage_make(
     tiny: Path, ranks: Ranks, objective: ObjectiveConfig

@@ -23,7 +23,6 @@ from slipstream.common.process.log import log_to_stderr
 from slipstream.learner.batch.pack import Packed, TokenSequence, count_loss_tokens, count_trajectories, micro_batches
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_model
-from slipstream.learner.model.proximal import Proximal
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks, join_ranks, leave_ranks
 from slipstream.learner.step.clock import Clock
@@ -69,35 +68,23 @@ class ModelPair:
     plain: PreTrainedModel
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
-    proximal: Proximal
     weights: dict[str, torch.Tensor]  # a publisher would read them from here
 
     def packs(self, batch: list[TokenSequence]) -> list[Packed]:
         return micro_batches(batch, max_tokens=self.size.micro_batch_tokens, num_ranks=1, rank=0)
 
-    def train(
-        self, batch: list[TokenSequence], packs: list[Packed], clock: Clock | None = None, *, proximal: bool = False
-    ) -> None:
-        logprobs = None
-        if proximal:
-            logprobs = self.proximal.logprobs(self.model, packs)
+    def train(self, batch: list[TokenSequence], packs: list[Packed], clock: Clock | None = None) -> None:
         train_step(
             StepModels(policy=self.model, optimizer=self.optimizer, schedule=self.schedule),
             StepBatch(
                 micro_batches=packs,
-                proximal_logprobs=logprobs,
                 num_loss_tokens=count_loss_tokens(batch),
                 num_trajectories=count_trajectories(batch),
             ),
-            settings=StepSettings(
-                objective=ObjectiveConfig(correction="decoupled" if proximal else "token_mask"),
-                max_grad_norm=1.0,
-            ),
+            settings=StepSettings(objective=ObjectiveConfig(), max_grad_norm=1.0),
             ranks=self.ranks,
             clock=clock,
         )
-        if proximal:
-            self.proximal.after_step(self.model)
 
     def timed(self, batch: list[TokenSequence]) -> dict[str, float]:
         """Seconds of each part of a published step; they add up to the whole step."""
@@ -138,7 +125,6 @@ def rows_of(size: Size, ranks: Ranks, *, num_repeats: int) -> Iterator[Row]:
         pair = make_pair(save_model(Path(folder), size), size, ranks)
     for mix in (UNIFORM, LONG_TAIL, FEW_LONG):
         yield from speed_rows(pair, mix, num_repeats=num_repeats)
-    yield proximal_row(pair, LONG_TAIL, num_repeats=num_repeats)
     yield from time_rows(pair, LONG_TAIL, num_repeats=num_repeats)
 
 
@@ -157,7 +143,6 @@ def make_pair(folder: Path, size: Size, ranks: Ranks) -> ModelPair:
         plain=plain.to(ranks.device).eval(),
         optimizer=optimizer,
         schedule=make_schedule(optimizer, config=optim, num_steps=1000),
-        proximal=Proximal(model, decay=0.9),
         weights={name: torch.empty(tensor.shape) for name, tensor in full_tensors(model)},
     )
 
@@ -218,24 +203,6 @@ def speed_rows(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
             unit="FLOP/s",
             against=[peak[0]] * len(steps),
         )
-
-
-def proximal_row(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Row:
-    """The cost of a proximal policy: one more forward pass, and its average after each step."""
-    batch = a_batch(pair.size, mix)
-    num_tokens = sum(sequence.num_tokens for sequence in batch)
-    with_one, without = by_turns(
-        (num_tokens, lambda: pair.train(batch, pair.packs(batch), proximal=True)),
-        (num_tokens, lambda: pair.train(batch, pair.packs(batch))),
-        num_repeats=num_repeats,
-    )
-    return Row.of(
-        f"{pair.size.name}, {mix.name}: with a proximal policy, against without",
-        with_one,
-        unit="tokens/s",
-        against=without,
-        goal="ratio >= 0.74",
-    )
 
 
 def by_turns(*sides: tuple[int, Callable[[], None]], num_repeats: int) -> list[list[float]]:

@@ -371,7 +371,6 @@ def _load_learner(config: Any, run_dir: RunDir, ranks: Any, *, check: Callable[[
         optimizer=None,
         schedule=None,
         critic=None,
-        proximal=None,
         progress=progress,
         checkpoints=writer,
         checkpoint_step=-1 if newest is None else progress.step,

@@ -72,12 +72,7 @@ def second_moment(
     means = squares.cumsum(0) / torch.arange(1, len(squares) + 1, device=squares.device)
     masked = torch.zeros_like(order, dtype=torch.bool)
     masked[order] = means > MAX_SECOND_MOMENT
-    return Correction(
-        anchor_logprobs=behaviour_logprobs,
-        weights=torch.ones_like(squares),
-        masked=masked,
-        truncated=torch.zeros_like(masked),
-    )
+    return Correction(weights=torch.ones_like(squares), masked=masked)
 
 
 def whole_weights(
@@ -85,13 +80,8 @@ def whole_weights(
 ) -> Correction:
     """Truncated sequence weights: the product of a trajectory's ratios, at most MAX_WEIGHT, for each of its tokens."""
     log_ratios = sequences.sums(current_logprobs - behaviour_logprobs)
-    weights = log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    return Correction(
-        anchor_logprobs=behaviour_logprobs,
-        weights=weights.clamp(max=MAX_WEIGHT),
-        masked=torch.zeros_like(weights, dtype=torch.bool),
-        truncated=weights > MAX_WEIGHT,
-    )
+    weights = log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=MAX_WEIGHT)
+    return Correction(weights=weights, masked=torch.zeros_like(weights, dtype=torch.bool))
 
 
 def pulled(current_logprobs: Tensor, *, anchor_logprobs: Tensor, advantages: Tensor, sequences: Sequences) -> Surrogate:
