@@ -33,7 +33,6 @@ class Player:
         self._config, self._tokenizer = config, tokenizer
         self._episodes = Episodes(config=config, tokenizer=tokenizer)
         self._next_group = 0
-        self.trained: list[Episode] = []  # of the newest step
         self.run = PeerRun()
 
     def rollout(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
@@ -43,7 +42,6 @@ class Player:
         self._next_group = groups.stop
         trained = [episode for group in groups for episode in self._episodes.group(group)]
         self._play(model, trained, temperature=self._config.sampling.temperature)
-        self.trained = trained
         self.run.episodes += len(trained)
         self.run.successes += sum(episode.success for episode in trained)
         self.run.tokens += sum(len(episode.tokens) for episode in trained)
@@ -111,21 +109,6 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
         self._player.run.end_step(state.global_step, every=every, last=last, success=success)
 
 
-class Gradient(TrainerCallback):  # type: ignore[misc]
-    """Writes the episodes of the first step, and its gradient, for `slipstream.tools.lab.peers.gradients`."""
-
-    def __init__(self, player: Player, file: Path) -> None:
-        self._player, self._file = player, file
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Called after clipping, which `max_grad_norm` 0 turns off."""
-        names = ("tokens", "loss_mask", "total_reward")
-        episodes = [{name: getattr(episode, name) for name in names} for episode in self._player.trained]
-        gradient = {name: weight.grad for name, weight in others["model"].named_parameters()}
-        torch.save({"episodes": episodes, "gradient": gradient}, self._file)
-        control.should_training_stop = True
-
-
 def grpo_config(config: Config, folder: Path, changes: Mapping[str, Any]) -> GRPOConfig:
     """The settings of our run in TRL's terms, with `changes`. What is not named here has TRL's default."""
     settings = dict[str, Any](
@@ -167,7 +150,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--changes", type=json.loads, default={}, help="fields of GRPOConfig, as JSON")
-    parser.add_argument("--gradient", type=Path, help="write the batch and the gradient of a step to this file")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args(arguments)
     config = load_config(options.config, [])
@@ -183,7 +165,7 @@ def main(arguments: Sequence[str]) -> None:
         train_dataset=Dataset.from_dict({"prompt": [str(number) for number in range(num_prompts)]}),
         processing_class=tokenizer,
         rollout_func=player.rollout,
-        callbacks=[Gradient(player, options.gradient) if options.gradient else Evaluations(player, config)],
+        callbacks=[Evaluations(player, config)],
     )
     trainer.train()
     player.run.write(options.out)
