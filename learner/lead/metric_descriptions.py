@@ -7,9 +7,9 @@ from slipstream.learner.lead.overview import PINNED
 
 # By tag; `*` is a name of the run's: of an environment, a part of the reward, a reason.
 SHOWN = {
-    "overview/turns": "Mean turns of an episode: finished, trained and dropped ones. Far apart: the choice of what to "
+    "charts/turns": "Mean turns of an episode: finished, trained and dropped ones. Far apart: the choice of what to "
     "train on is biased by length.",
-    "overview/seconds": "Mean wall clock of an episode, in seconds. It grows: environments or engines get slower.",
+    "charts/seconds": "Mean wall clock of an episode, in seconds. It grows: environments or engines get slower.",
     "produced/episodes": "Training episodes that finished since the last step. 0: actors are stuck, or wait.",
     "produced/success_in_*": "Success of the finished episodes of one environment. All rise; one falls: more weight.",
     "produced/reward_in_*": "Mean return of the finished episodes of one environment.",
@@ -75,7 +75,7 @@ def describe(tag: str) -> str:
     """The description of a chart; charts for debugging have that of docs/metrics.md alone."""
     if tag in PINNED:
         return PINNED[tag]
-    if tag.startswith("debug/"):
+    if tag.startswith("rest/"):
         return "docs/metrics.md explains it."
     found = [text for name, text in SHOWN.items() if re.fullmatch(name.replace("*", r"\w+"), tag)]
     return SHOWN.get(tag) or (found[0] if found else "")

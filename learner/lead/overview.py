@@ -11,37 +11,38 @@ from slipstream.common.process.metrics import Place
 LEARNER, FLEET = "learner", "fleet"
 
 # What the tab "HParams" compares runs by: the lines of charts below.
-COMPARED = (("produced", "overview/success"), ("held_out", "overview/success"), ("produced", "overview/reward"))
+COMPARED = (("produced", "charts/success"), ("held_out", "charts/success"), ("produced", "charts/reward"))
 
-# Metric -> its line in a chart of several, which bears the line's name in a colour of its own.
+# Metric -> its line in a chart of several, which bears the line's name in a colour of its own. TensorBoard shows groups
+# in the order of the alphabet: `charts` is the first one.
 LINES = {
-    "produced/success": Place("produced", "overview/success"),
-    "trained/success": Place("trained", "overview/success"),
-    "eval/success_sampled": Place("held_out", "overview/success"),
-    "produced/reward": Place("produced", "overview/reward"),
-    "trained/reward": Place("trained", "overview/reward"),
-    "replay/dropped_reward": Place("dropped", "overview/reward"),
-    "replay/produced_tokens": Place("produced", "overview/tokens"),
-    "replay/consumed_tokens": Place("trained", "overview/tokens"),
-    "replay/dropped_tokens": Place("dropped", "overview/tokens"),
-    "replay/produced_turns": Place("produced", "overview/turns"),
-    "replay/consumed_turns": Place("trained", "overview/turns"),
-    "replay/dropped_turns": Place("dropped", "overview/turns"),
-    "replay/produced_s": Place("produced", "overview/seconds"),
-    "replay/consumed_s": Place("trained", "overview/seconds"),
-    "replay/dropped_s": Place("dropped", "overview/seconds"),
+    "produced/success": Place("produced", "charts/success"),
+    "trained/success": Place("trained", "charts/success"),
+    "eval/success_sampled": Place("held_out", "charts/success"),
+    "produced/reward": Place("produced", "charts/reward"),
+    "trained/reward": Place("trained", "charts/reward"),
+    "replay/dropped_reward": Place("dropped", "charts/reward"),
+    "replay/produced_tokens": Place("produced", "charts/tokens"),
+    "replay/consumed_tokens": Place("trained", "charts/tokens"),
+    "replay/dropped_tokens": Place("dropped", "charts/tokens"),
+    "replay/produced_turns": Place("produced", "charts/turns"),
+    "replay/consumed_turns": Place("trained", "charts/turns"),
+    "replay/dropped_turns": Place("dropped", "charts/turns"),
+    "replay/produced_s": Place("produced", "charts/seconds"),
+    "replay/consumed_s": Place("trained", "charts/seconds"),
+    "replay/dropped_s": Place("dropped", "charts/seconds"),
 }
 
 # The charts of the overview in their order, each with the question that it answers, which TensorBoard shows beside it.
 PINNED = {
-    "overview/success": "Is it learning? Success of all training episodes that finished since the last step "
+    "charts/success": "Is it learning? Success of all training episodes that finished since the last step "
     "(produced), and of tasks that it never trains on (held_out). Both rise. Flat with `optim/entropy` near 0: the "
     "policy collapsed. held_out falls behind: train tasks are memorised. trained is no measure of progress: groups "
     "with equal returns are dropped.",
-    "overview/reward": "Is it learning what you want? Mean return of finished episodes. It rises and success does "
+    "charts/reward": "Is it learning what you want? Mean return of finished episodes. It rises and success does "
     "not: the policy exploits the reward. dropped: groups that the learner left out; far above or below trained: the "
     "batch is not what the policy does.",
-    "overview/tokens": "Are episodes longer? Mean length. It rises with the reward and without success: the reward "
+    "charts/tokens": "Are episodes longer? Mean length. It rises with the reward and without success: the reward "
     "pays for length. dropped far above trained: the policy unlearns long tasks.",
     "optim/entropy": "Does it still explore? Nats a token. It declines slowly; at 0 it learns nothing more.",
     "lag/mean": "How stale is the data? Optimizer steps from a trajectory's oldest token to its training. Near "
@@ -56,7 +57,7 @@ PINNED = {
     "played again. Flat; it rises: read `slipstream replay failures`. By seconds since the run began.",
 }
 
-# The other metrics that are shown under their own names; the rest is under `debug/`.
+# The other metrics that are shown under their own names; the rest is under `rest/`, after them in the alphabet.
 SHOWN = re.compile(
     r"eval/success_(greedy|\w+_in_\w+|low|high)|produced/(episodes|(success|reward|share)_\w+)"
     r"|trained/(valid_actions|ended_by_\w+|reward_of_\w+|value_of_\w+|return|tokens|best|worst|random)"
@@ -78,7 +79,7 @@ def place_of(name: str) -> Place | None:
         return LINES[name]
     if BY_THE_CLOCK.fullmatch(name):
         return None
-    return Place(LEARNER, name if name in PINNED or SHOWN.fullmatch(name) else f"debug/{name}")
+    return Place(LEARNER, name if name in PINNED or SHOWN.fullmatch(name) else f"rest/{name}")
 
 
 def settings_of(config: Config) -> dict[str, str | float | bool]:

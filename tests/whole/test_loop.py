@@ -175,8 +175,8 @@ def check_the_names(records: list[dict[str, float]]) -> None:
 def check_tensorboard(run_dir: RunDir, steps: list[dict[str, float]]) -> None:
     for run, tag, name in (
         ("learner", "perf/step_s", "perf/step_s"),
-        ("trained", "overview/success", "trained/success"),
-        ("produced", "overview/success", "produced/success"),
+        ("trained", "charts/success", "trained/success"),
+        ("produced", "charts/success", "produced/success"),
     ):
         curve = points(run_dir.tensorboard / run, tag)
         told = [record for record in steps if name in record]

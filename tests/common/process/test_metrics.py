@@ -186,7 +186,7 @@ def test_the_records_of_some_steps_are_found_wherever_they_are(tmp_path: Path, m
 
 
 def test_lines_of_one_chart_are_runs_of_their_own(tmp_path: Path) -> None:
-    places = {"a": Place("produced", "overview/success"), "b": Place("trained", "overview/success"), "c": None}
+    places = {"a": Place("produced", "charts/success"), "b": Place("trained", "charts/success"), "c": None}
     writer = writing(tmp_path, resume_step=0, place=lambda name: places[name])
     for step in range(1, 4):
         writer.write(step, of(a=step / 8, b=0.5, c=1.0))
@@ -198,8 +198,8 @@ def test_lines_of_one_chart_are_runs_of_their_own(tmp_path: Path) -> None:
     writer.write(2, of(a=0.75, b=0.25, c=1.0))
     writer.close()
     assert sorted(path.name for path in (tmp_path / "tb").iterdir()) == ["produced", "trained"]
-    assert points(tmp_path / "tb" / "produced", "overview/success") == [(1, 0.125), (2, 0.75)]
-    assert points(tmp_path / "tb" / "trained", "overview/success") == [(1, 0.5), (2, 0.25)]
+    assert points(tmp_path / "tb" / "produced", "charts/success") == [(1, 0.125), (2, 0.75)]
+    assert points(tmp_path / "tb" / "trained", "charts/success") == [(1, 0.5), (2, 0.25)]
     assert [record["c"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 1.0], "not in TensorBoard"
 
 
@@ -218,14 +218,14 @@ def test_text_is_shown_as_it_is_cut_off_and_without_invisible_characters(tmp_pat
 
 def test_settings_are_in_the_tab_that_compares_runs(tmp_path: Path) -> None:
     events = Events(tmp_path)
-    events.write_settings({"optim.lr": 0.5, "env.name": "shop"}, [("produced", "overview/success")])
+    events.write_settings({"optim.lr": 0.5, "env.name": "shop"}, [("produced", "charts/success")])
     events.close()
     content = EventAccumulator(str(tmp_path)).Reload().PluginTagToContent("hparams")
     assert set(content) == {"_hparams_/experiment", "_hparams_/session_start_info"}
     told = HParamsPluginData.FromString(content["_hparams_/session_start_info"]).session_start_info.hparams
     assert (told["optim.lr"].number_value, told["env.name"].string_value) == (0.5, "shop")
     compared = HParamsPluginData.FromString(content["_hparams_/experiment"]).experiment.metric_infos
-    assert [(metric.name.group, metric.name.tag) for metric in compared] == [("produced", "overview/success")]
+    assert [(metric.name.group, metric.name.tag) for metric in compared] == [("produced", "charts/success")]
 
 
 def test_a_description_is_shown_beside_its_chart_alone(tmp_path: Path) -> None:

@@ -96,9 +96,9 @@ def test_every_metric_has_a_place_of_its_own_in_tensorboard() -> None:
 def test_the_page_names_in_bold_what_is_shown_under_its_own_name_and_the_rest_is_for_debugging() -> None:
     for name, row in explained().items():
         place = place_of(name.replace("<>", "x"))
-        is_shown = place is None or not place.tag.startswith("debug/")
+        is_shown = place is None or not place.tag.startswith("rest/")
         assert row[0].strip().startswith("**") == is_shown, name
-    shown = [name for name in explained() if (place := place_of(name)) and not place.tag.startswith("debug/")]
+    shown = [name for name in explained() if (place := place_of(name)) and not place.tag.startswith("rest/")]
     assert len(shown) <= 60
 
 

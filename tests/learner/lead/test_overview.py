@@ -36,7 +36,7 @@ from tests.whole.test_loop import points
 BUSY = {"wait": 0.25, "forward": 0.75}
 REPOSITORY = Path(__file__).parents[3]
 STARTED_S = 1.7e9
-BIAS = ("overview/reward", "overview/tokens", "overview/turns", "overview/seconds")
+BIAS = ("charts/reward", "charts/tokens", "charts/turns", "charts/seconds")
 
 
 class Run:
@@ -133,9 +133,9 @@ def test_in_a_run_in_order_no_chart_alarms(run: Run) -> None:
         run.step()
         run.look()
     drawn = run.drawn()
-    assert drawn["overview/success", "produced"] == drawn["overview/success", "trained"] == [0.5] * 3
-    assert drawn["overview/reward", "produced"] == [0.5] * 3
-    assert drawn["overview/tokens", "produced"] == drawn["overview/tokens", "trained"] == [4.0] * 3
+    assert drawn["charts/success", "produced"] == drawn["charts/success", "trained"] == [0.5] * 3
+    assert drawn["charts/reward", "produced"] == [0.5] * 3
+    assert drawn["charts/tokens", "produced"] == drawn["charts/tokens", "trained"] == [4.0] * 3
     assert drawn["optim/entropy", "learner"] == [1.5] * 3
     assert drawn["lag/mean", "learner"] == [0.0] * 3
     assert drawn["perf/learner_busy", "learner"] == [0.75] * 3
@@ -219,7 +219,7 @@ def test_a_slow_environment_leaves_the_learner_idle_and_episodes_long(run: Run) 
     run.step(duration_s=9.0)
     busy = run.drawn()["perf/learner_busy", "learner"]
     assert busy == pytest.approx([0.75, 0.1])
-    seconds = [value for _, value in points(run.dir.tensorboard / "produced", "overview/seconds")]
+    seconds = [value for _, value in points(run.dir.tensorboard / "produced", "charts/seconds")]
     assert seconds == pytest.approx([0.1, 9.0])
 
 
@@ -234,7 +234,7 @@ def test_a_collapse_shows_in_success_and_entropy(run: Run) -> None:
     run.entropy = 0.01
     run.step(rewards=(0.0, 0.0))
     drawn = run.drawn()
-    assert drawn["overview/success", "produced"] == [1.0, 0.0]
+    assert drawn["charts/success", "produced"] == [1.0, 0.0]
     assert drawn["optim/entropy", "learner"] == pytest.approx([1.5, 0.01])
 
 
@@ -242,15 +242,15 @@ def test_a_reward_that_length_hacks_rises_with_the_length_and_without_success(ru
     for num_sampled in (2, 20, 40):
         run.step(rewards=(num_sampled / 100, num_sampled / 100), num_sampled=num_sampled)
     drawn = run.drawn()
-    assert drawn["overview/reward", "produced"] == pytest.approx([0.02, 0.2, 0.4])
-    assert drawn["overview/tokens", "produced"] == [4.0, 22.0, 42.0]
-    assert drawn["overview/success", "produced"] == [0.0, 0.0, 0.0]
+    assert drawn["charts/reward", "produced"] == pytest.approx([0.02, 0.2, 0.4])
+    assert drawn["charts/tokens", "produced"] == [4.0, 22.0, 42.0]
+    assert drawn["charts/success", "produced"] == [0.0, 0.0, 0.0]
 
 
 def test_rewards_of_what_is_produced_trained_and_dropped_are_lines_of_one_chart(run: Run) -> None:
     run.step(rewards=(0.0, 1.0), dropped_returns=(0.25, 0.25, 0.75, 0.75))
     drawn = run.drawn()
-    assert [drawn["overview/reward", line] for line in ("produced", "trained", "dropped")] == [[0.5]] * 3
+    assert [drawn["charts/reward", line] for line in ("produced", "trained", "dropped")] == [[0.5]] * 3
     by_chart = {chart: {place.run for place in LINES.values() if place.tag == chart} for chart in BIAS}
     assert all(lines == {"produced", "trained", "dropped"} for lines in by_chart.values())
 
@@ -259,4 +259,4 @@ def test_the_page_says_which_chart_answers_which_question() -> None:
     page = (REPOSITORY / "docs" / "see.md").read_text()
     for tag in PINNED:
         assert f"`{tag}`" in page, tag
-    assert {place.tag for place in LINES.values()} >= {tag for tag in PINNED if tag.startswith("overview/")}
+    assert {place.tag for place in LINES.values()} >= {tag for tag in PINNED if tag.startswith("charts/")}

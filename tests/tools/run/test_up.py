@@ -210,7 +210,7 @@ def its_link_opens_on_the_charts(said: str) -> None:
     target = urllib.parse.urlsplit(answer.headers["Location"])
     assert answer.status == 302 and target.fragment == "timeseries"
     pinned = [card["tag"] for card in json.loads(urllib.parse.parse_qs(target.query)["pinnedCards"][0])]
-    assert {"overview/success", "overview/reward", "lag/mean", "perf/learner_busy"} <= set(pinned)
+    assert {"charts/success", "charts/reward", "lag/mean", "perf/learner_busy"} <= set(pinned)
 
 
 def no_progress_line_is_cut(said: str) -> None:
