@@ -25,6 +25,7 @@ from slipstream.learner.rerun import train_again
 from slipstream.replay.records.token_record import read_tokens
 from slipstream.replay.run.archive import Archive, ArchivedStep, ArchiveWriter
 from slipstream.tools.lab.study import lag as study_lag
+from slipstream.tools.lab.study.page import delay
 from slipstream.tools.lab.study.plot import Line, Point, svg
 from slipstream.tools.lab.study.run import StudyStep, practice
 from slipstream.tools.lab.study.sampler import LockstepSampler, choose
@@ -249,6 +250,13 @@ def test_a_short_study_of_lag_writes_its_page_and_runs_nothing_twice(guess_run: 
     kept.write_text(kept.read_text().replace('"seed":0', '"seed":99'))
     study_lag.main(arguments)
     assert json.loads((tmp_path / "docs/lag.json").read_text())["results"][0]["seed"] == 99
+
+
+def test_a_delay_is_what_the_last_steps_are_above_those_before_the_lag() -> None:
+    rising = [step / 100 for step in range(100)]
+    assert delay(rising, 16) == pytest.approx(0.16)
+    assert delay(rising, 256) == pytest.approx(0.8)  # the first steps are the earliest
+    assert delay([0.5] * 10, 4) == 0
 
 
 def test_a_plot_has_a_line_for_each_arm_and_a_whisker_for_each_point() -> None:

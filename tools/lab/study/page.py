@@ -12,6 +12,11 @@ from slipstream.tools.lab.bench.benchmark import with_text
 from slipstream.tools.lab.study.plot import Line, Point, svg
 from slipstream.tools.lab.study.run import Run
 
+SMOOTHED = 20  # steps
+CAUSES = (
+    *("arm", "lag", "delay, points", "tokens left out or clipped, %", "sample size lost, %"),
+    *("steps guarded", "episodes that were sampled"),
+)
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
 
 
@@ -85,8 +90,36 @@ def tables(study: Study) -> str:
     return (
         f"Success of the last weights on {study.held_out_tasks} held-out tasks, sampled: mean ± standard deviation "
         f"over seeds (their number), in %.\n\n{markdown(['arm', *lags], success)}\n"
+        f"What lag does to the data, means over steps and seeds:\n\n{markdown(CAUSES, _causes(study))}\n"
         f"`{study.command}`, {study.date}.\n"
     )
+
+
+def _causes(study: Study) -> list[list[str]]:
+    """A row for each arm and lag above 0. An arm that did not run without lag has the delay of the others."""
+    rows, without_lag = list[list[str]](), [result for result in study.results if result.lag == 0]
+    for arm in study.arms:
+        for lag in filter(None, study.lags):
+            if results := study.of(arm, lag):
+                delays = [delay(each.success, lag) for each in study.of(arm, 0) or without_lag]
+                rows.append(
+                    [
+                        arm,
+                        str(lag),
+                        f"{100 * statistics.fmean(delays):.1f}" if delays else "",
+                        f"{100 * statistics.fmean(each.masked_fraction + each.clip_fraction for each in results):.1f}",
+                        f"{100 * (1 - statistics.fmean(each.effective_sample_size for each in results)):.1f}",
+                        f"{statistics.fmean(each.num_guarded for each in results):.0f}",
+                        f"{statistics.fmean(each.episodes for each in results):,.0f}",
+                    ]
+                )
+    return rows
+
+
+def delay(success: Sequence[float], lag: int) -> float:
+    """What a run without lag would lack if it stood `lag` steps earlier: by the means of SMOOTHED steps."""
+    earlier = success[max(0, len(success) - SMOOTHED - lag) :][:SMOOTHED]
+    return statistics.fmean(success[-SMOOTHED:]) - statistics.fmean(earlier)
 
 
 def _success(results: Sequence[Result]) -> str:
