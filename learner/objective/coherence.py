@@ -15,7 +15,7 @@ from slipstream.common.process.config_error import ConfigError
 # GSPO's ratio is a mean over a whole sequence, so usual clips are a few 1e-4; for single tokens they are around 0.2.
 MAX_SEQUENCE_CLIP = 0.05
 MIN_TOKEN_CLIP = 0.01
-COLLAPSING_LAG = 8  # optimizer steps; smaller lags were not tried without max_negative_kl
+COLLAPSING_LAG, VTRACE_COLLAPSING_LAG = 8, 16  # optimizer steps; smaller ones were not tried without max_negative_kl
 REFUSED = 2  # exit code of `python -m slipstream.learner.probation.bounds`
 
 _SIBLINGS, _STATES, _CRITIC = (
@@ -261,15 +261,19 @@ def _check_effect(objective: ObjectiveConfig) -> None:
 
 
 def _check_negatives(objective: ObjectiveConfig, max_lag: int) -> None:
-    """Refuse cispo without max_negative_kl at a large lag: it keeps the gradient of far-off tokens that did badly."""
-    if objective.surrogate == "cispo" and objective.max_negative_kl == 0 and max_lag >= COLLAPSING_LAG:
-        refuse(
-            "max_negative_kl",
-            objective.max_negative_kl,
-            f"cispo clips no gradient, and such runs collapsed at a lag of {COLLAPSING_LAG}, with correction none and "
-            f"with token_mask (docs/studies/lag.md); replay.max_lag is {max_lag}",
-            "use 0.1, with which they did not collapse",
-        )
+    """Refuse what keeps the gradient of far-off tokens that did badly, at a large lag without max_negative_kl."""
+    for name, chosen, lag in (
+        ("cispo", objective.surrogate, COLLAPSING_LAG),
+        ("vtrace", objective.advantage, VTRACE_COLLAPSING_LAG),
+    ):
+        if chosen == name and objective.max_negative_kl == 0 and max_lag >= lag:
+            refuse(
+                "max_negative_kl",
+                objective.max_negative_kl,
+                f"{name} clips no gradient, and such runs collapsed at a lag of {lag} (docs/studies/lag.md); "
+                f"replay.max_lag is {max_lag}",
+                "use 0.1, with which they did not collapse",
+            )
 
 
 def reads(objective: ObjectiveConfig, name: str) -> bool:

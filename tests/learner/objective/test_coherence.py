@@ -208,3 +208,11 @@ def test_a_chosen_group_is_no_candidate_again() -> None:
 def test_settings_of_conversations_that_have_no_effect_are_refused(settings: list[str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         check_input(load_config(None, settings))
+
+
+def test_vtrace_without_max_negative_kl_is_refused_at_the_lag_at_which_it_collapsed() -> None:
+    chosen = ["advantage=vtrace", "critic=own", "surrogate=policy_gradient", "correction=none", "max_negative_kl=0"]
+    settings = [f"objective.{override}" for override in chosen]
+    check_objective(load_config(None, [*settings, "replay.max_lag=15"]))
+    with pytest.raises(ConfigError, match="vtrace clips no gradient, and such runs collapsed at a lag of 16"):
+        check_objective(load_config(None, [*settings, "replay.max_lag=16"]))

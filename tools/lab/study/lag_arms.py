@@ -43,7 +43,7 @@ ARMS = {
     "vtrace": Arm(
         settings=(
             *("objective.advantage=vtrace", "objective.critic=own", "objective.surrogate=policy_gradient"),
-            *_NOTHING_ELSE,
+            "objective.correction=none",
         )
     ),
     "whole_weights": Arm(
