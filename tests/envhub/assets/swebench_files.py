@@ -109,6 +109,8 @@ def write_environment(environment: Path) -> None:
             shutil.copy(origin, packages)
     pluggy = distribution("pluggy").locate_file(f"pluggy-{version_of('pluggy')}.dist-info")  # pytest says its version
     shutil.copytree(str(pluggy), packages / Path(str(pluggy)).name)
+    # As pip does: the sandbox cannot write there, and would compile pytest in each run.
+    subprocess.run(["/usr/bin/python3", "-m", "compileall", "-qq", str(packages)], check=True)
 
 
 def _commit(folder: Path, files: dict[str, Any], said: str) -> str:
