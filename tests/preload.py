@@ -3,7 +3,8 @@
 The imports of a tiny learner or engine are most of its start, and take 5 to 6 s of CPU. `start_by_forks` changes
 `subprocess.Popen`, in this process and in those it forks, for the programs in IMAGES; any other program starts as
 before. A program is still a process of its own: a child of the one that started it, with its own command line,
-environment, session and files. With SLIPSTREAM_TEST_FORKS=0 nothing is changed.
+environment, session and files. A `sitecustomize` of a test runs after the imports, instead of before them. With
+SLIPSTREAM_TEST_FORKS=0 nothing is changed.
 """
 
 import ctypes
@@ -144,7 +145,9 @@ class Preloaded:
 
     def imported_with(self, environment: Mapping[str, str]) -> bool:
         """Whether a program with `environment` would import the same."""
-        return all(self._environment.get(name) == environment[name] for name in _read_by_imports(environment))
+        own, given = (_python_path(each, customizes=False) for each in (self._environment, environment))
+        names = _read_by_imports(environment) - {"PYTHONPATH"}
+        return (not given or own == given) and all(self._environment.get(name) == environment[name] for name in names)
 
     def start(self, order: Order, files: Sequence[int]) -> int:
         """Start a program as a child of this process; return its id."""
@@ -158,6 +161,12 @@ class Preloaded:
         if not pid:
             raise RuntimeError(f"the process that has imported the image `{self._image}` has ended")
         return int(pid)
+
+
+def _python_path(environment: Mapping[str, str], *, customizes: bool) -> list[str]:
+    """The folders of PYTHONPATH that have a sitecustomize, or the others."""
+    folders = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    return [folder for folder in folders if Path(folder, "sitecustomize.py").exists() is customizes]
 
 
 def _read_by_imports(environment: Mapping[str, str]) -> set[str]:
@@ -316,7 +325,8 @@ def _run(order: Order, files: list[int], orders: socket.socket) -> None:
     os.environ.update(order.environment)
     torch.set_num_threads(int(order.environment.get("OMP_NUM_THREADS", os.cpu_count() or 1)))  # as torch does itself
     safe = ["-P"] if order.is_safe else []
-    _show([sys.executable, *safe, "-m", *order.arguments], order.environment)
+    sys.argv, sys.orig_argv = order.arguments, [sys.executable, *safe, "-m", *order.arguments]
+    _show(sys.orig_argv, order.environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if order.follows_parent:
         die_with_parent(order.parent)
@@ -326,8 +336,9 @@ def _run(order: Order, files: list[int], orders: socket.socket) -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # that the program is imported already
     if order.is_unbuffered:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
-    sys.argv = order.arguments
     sys.path[:1] = [] if order.is_safe else [order.folder]
+    for folder in _python_path(order.environment, customizes=True):
+        exec(Path(folder, "sitecustomize.py").read_text(), {})
     runpy.run_module(order.arguments[0], run_name="__main__", alter_sys=True)
 
 

@@ -291,6 +291,11 @@ class Gate:
         self._path.unlink()
 
 
+def customized(folder: Path) -> dict[str, str]:
+    """The environment of a program that runs the `sitecustomize.py` of `folder` first, and so do all that it starts."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
 def marked(name: str) -> list[psutil.Process]:
     """Every living process that descends from those started for run `name`, whoever its parent is now."""
     found = []

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from slipstream.replay.server.redis_server import Server
 from slipstream.tools.cli.cli import main
-from tests.processes import GUESS, Run
+from tests.processes import GUESS, Run, customized
 
 NUM_STEPS = 20
 READER_ENDS = """
@@ -46,10 +45,9 @@ def test_an_export_that_fails_its_check_ends_the_run_after_its_last_evaluation(
     redis_server: Server, run_id: str, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(READER_ENDS)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = [*SETTINGS, "learner.steps=1", "eval.num_tasks=4"]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
-        learner = run.start_learner(PYTHONPATH=path)
+        learner = run.start_learner(**customized(tmp_path))
         run.start_scripted_actor("actor")
         assert learner.wait() != 0 and "does not load in a fresh process" in learner.said()
         summary = json.loads((tmp_path / run_id / "summary.json").read_text())

@@ -27,7 +27,7 @@ from slipstream.replay.records.ticket import Group, Lease
 from slipstream.replay.run.archive import ArchivedStep, ArchiveWriter
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
-from tests.processes import DEADLINE_S, MARK, Process, marked
+from tests.processes import DEADLINE_S, MARK, Process, customized, marked
 from tests.replay.records.attempts import attempt_at, ticket
 from tests.replay.server.redis_nodes import free_port
 
@@ -43,7 +43,7 @@ SETTINGS = [
     "objective.max_negative_kl=0",
     "objective.guard=false",
 ]
-# Python imports it at the start of every process that finds it: a sync takes as long as on a busy disk.
+# Every process that finds it runs it at its start: a sync takes as long as on a busy disk.
 SLOW_DISK = """
 import os, time
 sync = os.fsync
@@ -104,7 +104,7 @@ def learner(root: Path, name: str, *settings: str, slow: bool, mark: str = "") -
     `mark` tells the processes of one of several hosts from the others.
     """
     arguments = ["--replay-archive", RUN, f"run.root={root}", f"run.name={name}", *SETTINGS, *settings]
-    environment = {MARK: mark or name} | ({"PYTHONPATH": str(root / "slow" / "disk")} if slow else {})
+    environment = {MARK: mark or name} | (customized(root / "slow" / "disk") if slow else {})
     process = Process(
         name,
         [sys.executable, "-m", "slipstream.tools.cli.cli", "learner", *arguments],

@@ -14,7 +14,7 @@ import pytest
 from slipstream.common.process.connection import connect
 from slipstream.replay.server.redis_server import Server
 from tests.learner.checkpoint.test_checkpoint_kill import SLOW_DISK, kill_where, whole_checkpoints
-from tests.processes import GUESS, Run, nothing_runs
+from tests.processes import GUESS, Run, customized, nothing_runs
 from tests.replay.records.attempts import attempt_at, make_buffer
 
 GROUPS_PER_STEP = 4
@@ -60,7 +60,7 @@ def stand_in(server: Server, run_id: str) -> Iterator[None]:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_learner_killed_before_it_settled_a_durable_step_settles_it_after_a_restart(
-    redis_server: Server, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_server: Server, run_id: str, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
     with Run(run_id, root=tmp_path, server=redis_server, settings=SETTINGS) as run, stand_in(redis_server, run_id):
@@ -71,9 +71,7 @@ def test_a_learner_killed_before_it_settled_a_durable_step_settles_it_after_a_re
             assert trained <= GROUPS_PER_STEP * newest
             return newest >= 4 and trained < GROUPS_PER_STEP * newest
 
-        with monkeypatch.context() as slow:
-            slow.setenv("PYTHONPATH", str(tmp_path))
-            killed = run.start_learner()
+        killed = run.start_learner(**customized(tmp_path))
         newest = kill_where(tmp_path, run_id, lambda _: is_durable_and_not_settled(), killed)
         assert 4 <= newest < NUM_STEPS
         resumed = run.start_learner()

@@ -20,7 +20,7 @@ from slipstream.common.process.run_state import Standing, standing
 from slipstream.replay.server.redis_server import find_executable
 from slipstream.tools.run.child import EXIT_BAD_INPUT
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
-from tests.processes import DEADLINE_S, GUESS
+from tests.processes import DEADLINE_S, GUESS, customized
 from tests.tools.run.test_up import Sittings, start
 from tests.tools.run.tiny_model import save_tiny_model
 
@@ -39,7 +39,7 @@ if "learner" in sys.argv: sys.modules["slipstream.learner.learn"] = None
 """,
     "the engine dies at load": """
 import sys
-sys.modules["vllm"] = None
+sys.modules |= dict.fromkeys(["vllm", *(name for name in sys.modules if name.startswith("vllm."))])
 """,
     "the disk is full": """
 import resource, sys
@@ -156,8 +156,7 @@ def test_a_start_that_fails_names_its_cause_at_once(
     settings = ["run.name=run", *GUESS, "actors.count=1", "eval.num_tasks=2"]
     settings += [setting.format(**models, **given) for setting in failure.settings]
     says = failure.says if not failure.is_refused else re.escape(failure.says.format(**given))
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    up = start(*settings, PYTHONPATH=path)
+    up = start(*settings, **customized(tmp_path))
     process, logs = up.process, up.dir.path / "logs"
 
     def out() -> str:
