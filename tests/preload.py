@@ -54,6 +54,7 @@ class Image(msgspec.Struct, frozen=True):
 
 
 LEARNER = ("slipstream.tools.cli.cli learner", "slipstream.learner.model.reader", "slipstream.learner.publisher.serve")
+ACTORS = ("tests.actors.scripted_actor", "tests.actors.judging_actor", "tests.actors.blocked_actor")  # without vLLM
 IMAGES = {  # by the package that it needs
     "torch": Image(
         imports=(
@@ -64,6 +65,7 @@ IMAGES = {  # by the package that it needs
             "slipstream.learner.learn",
             "slipstream.learner.model.reader",
             "slipstream.learner.publisher.serve",
+            "slipstream.actors.__main__",
             "slipstream.tools.cli.fit_verb",
             "slipstream.tools.run.torchrun",
             "tests.several_ranks",
@@ -71,11 +73,15 @@ IMAGES = {  # by the package that it needs
         programs=(
             *LEARNER,
             "slipstream.tools.cli.cli fit",
+            "slipstream.tools.cli.cli collect",
+            "slipstream.tools.cli.cli serve rewards",
             "slipstream.tools.run.torchrun",
             "tests.several_ranks",
             "slipstream.learner.probation.bounds",
+            *ACTORS,
         ),
         leaves=(
+            *ACTORS,
             "tests.several_ranks",
             "slipstream.learner.model.reader",
             "slipstream.learner.publisher.serve",
@@ -90,18 +96,22 @@ IMAGES = {  # by the package that it needs
             "slipstream.tools.run.train",
             "slipstream.tools.play.evaluate",
             "slipstream.learner.learn",
+            "slipstream.learner.loop",
             "slipstream.learner.model.reader",
             "slipstream.learner.publisher.serve",
             "slipstream.actors.__main__",
             "slipstream.actors.engine.serve_engine",
             "slipstream.learner.probation.bounds",
             "vllm.v1.worker.cpu_worker",
+            "vllm.v1.core.sched.scheduler",
+            "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors",
         ),
         programs=(
             "slipstream.tools.cli.cli up",
             "slipstream.tools.cli.cli actors",
             "slipstream.tools.cli.cli eval",
             *LEARNER,  # of `up`, which is a fork of this image
+            "slipstream.learner.loop",
             "slipstream.actors",
             "slipstream.actors.engine.serve_engine",
             "tests.actors.exchanging_engine",
@@ -109,6 +119,7 @@ IMAGES = {  # by the package that it needs
             "slipstream.learner.probation.bounds",
         ),
         leaves=(
+            "slipstream.learner.loop",
             "slipstream.actors.engine.serve_engine",
             "slipstream.learner.model.reader",
             "slipstream.learner.publisher.serve",
@@ -239,8 +250,8 @@ def _image_of(command: Any) -> str | None:
     words = _after_m(command)
     if not words:
         return None
-    module, verb = words[0], " ".join(words[:2])
-    names = [name for name, image in IMAGES.items() if {module, verb} & set(image.programs) and find_spec(name)]
+    programs = {" ".join(words[:length]) for length in (1, 2, 3)}
+    names = [name for name, image in IMAGES.items() if programs & set(image.programs) and find_spec(name)]
     return next((name for name in names if name in _preloaded), names[0] if names else None)
 
 

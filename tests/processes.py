@@ -29,7 +29,7 @@ from slipstream.replay.server.redis_server import Server
 
 REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 240.0  # for what takes seconds on an idle machine
-POLL_S = 0.02
+POLL_S = 0.05
 NUM_LAST_LINES = 30
 MARK = "SLIPSTREAM_TEST"  # an environment variable that every descendant of a test's processes carries
 
