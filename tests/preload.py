@@ -347,8 +347,9 @@ def _run(order: Order, files: list[int], orders: socket.socket) -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # that the program is imported already
     if order.is_unbuffered:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
-    sys.path[:1] = [] if order.is_safe else [order.folder]
-    for folder in _python_path(order.environment, customizes=True):
+    customizing = _python_path(order.environment, customizes=True)
+    sys.path[:1] = [*([] if order.is_safe else [order.folder]), *customizing]
+    for folder in customizing:
         exec(Path(folder, "sitecustomize.py").read_text(), {})
     runpy.run_module(order.arguments[0], run_name="__main__", alter_sys=True)
 

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.replay.server.redis_server import Server
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
-from tests.processes import REPOSITORY, Run
+from tests.processes import REPOSITORY, Run, customized
 from tests.tools.run.tiny_model import save_tiny_model
 
 SCRIPTS = "docs.examples.foreign"
@@ -44,8 +44,9 @@ def test_a_foreign_script_trains(
     if kind == "trl":
         # The script has it to write its rows, in lines that only `python trl_sums.py` runs.
         (tmp_path / "datasets.py").write_text("class Dataset: ...")
+        (tmp_path / "sitecustomize.py").touch()  # so that the processes can be forks
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+        monkeypatch.setenv(*customized(tmp_path).popitem())
         from docs.examples.foreign.trl_sums import sums
 
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums(40)))
