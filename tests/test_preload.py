@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from slipstream.common.process.shutdown import die_with_parent
+from tests.processes import customized
 from tests.stand_ins import wait_until
 
 BEYOND = "redis://127.0.0.1:1"  # no server answers there: the learner asks again for a while, then ends with code 2
@@ -43,7 +44,8 @@ def is_fork(pid: int) -> bool:
 
 
 def test_it_shows_its_own_command_environment_session_and_parent(tmp_path: Path) -> None:
-    with start(tmp_path, COLOUR="blue") as process:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nprint('first', *sys.orig_argv[2:4])")
+    with start(tmp_path, COLOUR="blue", **customized(tmp_path)) as process:
         shown = psutil.Process(process.pid)
         assert is_fork(process.pid)
         assert [word for word in shown.cmdline() if word] == [*COMMAND, f"run.root={tmp_path}"]
@@ -51,6 +53,7 @@ def test_it_shows_its_own_command_environment_session_and_parent(tmp_path: Path)
         assert shown.ppid() == os.getpid() and os.getsid(process.pid) == process.pid
         said, _ = process.communicate(timeout=120)
     assert process.returncode == 2 and f"`redis.url` {BEYOND} does not answer" in said
+    assert said.startswith("first slipstream.tools.cli.cli learner\n")
 
 
 def test_it_is_killed_as_any_process(tmp_path: Path) -> None:
