@@ -74,7 +74,6 @@ IMAGES = {  # by the package that it needs
             *LEARNER,
             "slipstream.tools.cli.cli fit",
             "slipstream.tools.cli.cli collect",
-            "slipstream.tools.cli.cli serve rewards",
             "slipstream.tools.run.torchrun",
             "tests.several_ranks",
             "slipstream.learner.probation.bounds",
@@ -250,8 +249,8 @@ def _image_of(command: Any) -> str | None:
     words = _after_m(command)
     if not words:
         return None
-    programs = {" ".join(words[:length]) for length in (1, 2, 3)}
-    names = [name for name, image in IMAGES.items() if programs & set(image.programs) and find_spec(name)]
+    module, verb = words[0], " ".join(words[:2])
+    names = [name for name, image in IMAGES.items() if {module, verb} & set(image.programs) and find_spec(name)]
     return next((name for name in names if name in _preloaded), names[0] if names else None)
 
 
