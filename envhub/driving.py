@@ -1,4 +1,4 @@
-"""The interface of an environment that runs the whole episode itself and requests tokens: `play_episode` and `close`.
+"""The interface of an environment that runs the whole episode itself and requests tokens.
 
 The other kind is in envhub/env.py: it gets one action as text and returns an observation. An environment of this kind
 keeps and renders the conversation itself, or has a program of the user's do so. So its prompts are tokens, and sampled
@@ -8,7 +8,7 @@ both, a failure is an EnvError, never a reward of 0.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -95,6 +95,9 @@ class DrivingEnv(Protocol):
         Then another actor can continue the episode of an actor that was preempted. Raises EnvError, or anything else,
         if the episode has no valid reward.
         """
+
+    def columns(self, task: Task) -> Mapping[str, Any]:
+        """Return the columns of `task` for the parts of `env.rewards`; the policy never sees them."""
 
     async def close(self) -> None:
         """Free every resource. Idempotent."""

@@ -73,6 +73,7 @@ async def drive(
         raise mismatch
     if not record.turns:
         raise EnvError("the episode ended before any generation was complete")
+    record.columns = env.columns(calls.task)
     record.end(ending, env_s=calls.idle_s)
     return record.trajectory(ending.stop_reason)
 

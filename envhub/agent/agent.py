@@ -64,7 +64,7 @@ class AgentEnv:
 
     async def play_episode(self, task: Task, terms: Terms, generate: Generate) -> Ending:
         """Let the agent play `task`. Raises EnvError, or what the agent raises."""
-        endpoint, row = Endpoint(terms, generate), self._row(task)
+        endpoint, row = Endpoint(terms, generate), self.columns(task)
         try:
             if self._function is None:
                 await run_command(self._command, row, endpoint, folder=self._folder)
@@ -87,7 +87,8 @@ class AgentEnv:
     async def close(self) -> None:
         """Do nothing: an episode that ends or is cancelled leaves nothing."""
 
-    def _row(self, task: Task) -> TaskRow:
+    def columns(self, task: Task) -> TaskRow:
+        """Return what the agent gets: the row of its file, or a split, an index and a seed."""
         if self._rows is not None:
             return copy.deepcopy(item_of(task, self._rows))  # an agent may change it, and other episodes use it
         return {"split": task.split, "index": task.index, "seed": task_rng(task, world="agent").getrandbits(31)}

@@ -10,8 +10,9 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from slipstream.common.config.config import Config
 from slipstream.common.config.env_config import TOOLS, EnvConfig, MixtureEntry
@@ -189,29 +190,35 @@ async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part], *, t
     So it does if a function of the user's fails on a made-up reply.
     """
     env, task = make_any_env(part.name, part.options), Task(env=label, split="train", index=0)
-    functions = [reward for reward in rewards if is_own(reward.kind)]
-    shown = {reward.key: shown_columns(reward) for reward in rewards if shown_columns(reward)}
     try:
-        if (functions or shown) and not isinstance(env, DrivingEnv) and not part.options.get("server_command"):
-            first = await env.reset(task)
-            columns = first.columns
-            for reward in functions:
-                check_call(reward.key, reward.kind, columns)
-            for key, names in shown.items():
-                if missing := sorted(names - columns.keys()):
-                    known = ", ".join(map(str, columns)) or "none"
-                    raise ValueError(
-                        f"`{key}`: a judge is shown the columns {', '.join(missing)}, and a task has {known}; correct "
-                        "`columns`"
-                    )
-            episode = _made_up(task, first, await env.step(MADE_UP))
-            try:
-                composed(episode, rewards, [0.0] * len(rewards))
-            except EnvError as error:  # a name is one of the environment's rewards
-                raise ValueError(str(error)) from None
-            await _rehearse(functions, episode, timeout_s=timeout_s)
+        if not rewards or part.options.get("server_command"):
+            return
+        if isinstance(env, DrivingEnv):  # its replies can only be made up by an agent
+            _check_columns(rewards, env.columns(task))
+            return
+        first = await env.reset(task)
+        _check_columns(rewards, first.columns)
+        episode = _made_up(task, first, await env.step(MADE_UP))
+        try:
+            composed(episode, rewards, [0.0] * len(rewards))
+        except EnvError as error:  # a name is one of the environment's rewards
+            raise ValueError(str(error)) from None
+        await _rehearse([reward for reward in rewards if is_own(reward.kind)], episode, timeout_s=timeout_s)
     finally:
         await env.close()
+
+
+def _check_columns(rewards: Sequence[Part], columns: Mapping[str, Any]) -> None:
+    """Raise ValueError if a part of the reward needs a column that is not among `columns`."""
+    for reward in rewards:
+        if is_own(reward.kind):
+            check_call(reward.key, reward.kind, columns)
+        if missing := sorted(shown_columns(reward) - columns.keys()):
+            known = ", ".join(map(str, columns)) or "none"
+            raise ValueError(
+                f"`{reward.key}`: a judge is shown the columns {', '.join(missing)}, and a task has {known}; correct "
+                "`columns`"
+            )
 
 
 def _made_up(task: Task, first: Observation, last: Observation) -> Episode:

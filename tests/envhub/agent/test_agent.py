@@ -18,10 +18,12 @@ from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.config.config import load_config
-from slipstream.common.config.env_config import MixtureEntry
+from slipstream.common.config.env_config import EnvConfig, MixtureEntry
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory, check
 from slipstream.envhub.catalogue import make_any_env
 from slipstream.envhub.shop.shop import ShopEnv
+from slipstream.tools.run.check_input import check_env
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, ids, rollout_of, turns_of
 from tests.common.text.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 from tests.envhub import agents
@@ -117,6 +119,19 @@ def test_an_episode_whose_reward_is_known_keeps_it_when_a_request_was_sent_half(
     trajectory = play("leaves_half_a_request")
     agents.LEFT_OPEN.pop().close()
     assert trajectory.total_reward == 1.0
+
+
+def test_parts_of_the_reward_get_the_columns_of_the_agents_task(tmp_path: Path) -> None:
+    (path := tmp_path / "tasks.jsonl").write_text('{"index": 5, "answer": "a"}\n{"index": 6, "why": "b"}\n')
+    record = EpisodeRecord(attempt=attempt_on())
+    play("chats", record=record, options={"train": str(path), "held_out": str(path)})
+    assert record.columns == {"index": 5, "answer": "a", "why": None}
+    options = {"agent": "tests.envhub.agents:chats", "train": str(path), "held_out": str(path)}
+    function = {"x": {"part": "tests.envhub.rewards.others:compute_score"}}
+    check_env(EnvConfig(name="agent", options=options, rewards=function))
+    del options["train"], options["held_out"]
+    with pytest.raises(ConfigError, match=r"`env\.rewards\.x` .*\(split, index, seed\).*missing a required argument"):
+        check_env(EnvConfig(name="agent", options=options, rewards=function))
 
 
 @pytest.fixture
@@ -441,7 +456,7 @@ def test_a_folder_that_the_sandbox_cannot_show_is_refused(shown: Path, monkeypat
 
 def seen_tasks(options: dict[str, Any], split: str) -> set[str]:
     env = make_any_env("agent", {"agent": "tests.envhub.agents:chats", **options})
-    rows = [env._row(Task(env="agent", split=split, index=index)) for index in range(40)]
+    rows = [env.columns(Task(env="agent", split=split, index=index)) for index in range(40)]
     return {json.dumps(row, sort_keys=True) for row in rows}
 
 

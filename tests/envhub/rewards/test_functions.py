@@ -153,6 +153,10 @@ def test_each_function_is_rehearsed_before_the_run(tmp_path: Path) -> None:
     config.env.rewards = {"right": {"part": f"{OTHERS}:has_tags", "success_from": 1.0}}
     with pytest.raises(ConfigError, match=r"`env\.rewards\.right`: the environment has a reward of this name"):
         check_env(config.env)
+    config.env.rewards = {"right": {"part": "length", "budget_tokens": 9}}
+    with pytest.raises(ConfigError, match=r"`env\.rewards\.right`: the environment has a reward of this name"):
+        check_env(config.env)
+    config.env.rewards = {"right": {"part": f"{OTHERS}:has_tags", "success_from": 1.0}}
     config.env.options["check"] = "none"  # then it has no reward of its own
     check_env(config.env)
     config.env.options["check"] = "number"
