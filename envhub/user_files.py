@@ -75,7 +75,10 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 
 def read_rows(source: Path | str) -> list[tuple[int, Row]]:
-    """The numbered rows of a file or a data set on a hub. Raises ValueError for a malformed row, and without rows."""
+    """The numbered rows of a file or a data set on a hub. Each has every column of the file, as in parquet: None.
+
+    Raises ValueError for a malformed row, and without rows.
+    """
     if isinstance(source, Path) and source.is_file() and source.stat().st_size > MAX_FILE_BYTES:
         raise ValueError(f"{source} must have at most {MAX_FILE_BYTES} bytes, has {source.stat().st_size}; split it")
     try:
@@ -84,7 +87,13 @@ def read_rows(source: Path | str) -> list[tuple[int, Row]]:
         raise ValueError(f"{source}, {error}") from None
     if not rows:
         raise ValueError(f"{source} has no rows; a row is a task")
-    return rows
+    for number, row in rows:
+        try:
+            msgspec.msgpack.encode(row)
+        except OverflowError:
+            raise ValueError(f"{source}, row {number}: a whole number is beyond 64 bits; write it as text") from None
+    columns = dict.fromkeys(name for _, row in rows for name in row)
+    return [(number, columns | row) for number, row in rows]
 
 
 def by_split(

@@ -10,7 +10,7 @@ a list.
 import datetime
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -138,7 +138,7 @@ def _json(path: Path, skip: int) -> Iterator[Line]:
         yield from _jsonl(path, skip)
         return
     try:
-        rows = json.loads(text.decode())
+        rows = json.loads(text.decode(), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not a JSON array: {error}; restore it from a copy, or write it again") from error
     for number, row in enumerate(rows[skip:], skip + 1):
@@ -148,7 +148,7 @@ def _json(path: Path, skip: int) -> Iterator[Line]:
 def _line(number: int, text: bytes) -> Line:
     shown = text[:2000].decode(errors="replace")
     try:
-        row = json.loads(text.decode("utf-8-sig"))
+        row = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
         if _SURROGATE.search(text):
             json.dumps(row, ensure_ascii=False).encode()  # pairs of them are a character; halves raise
         if isinstance(row, dict):
@@ -164,6 +164,17 @@ def _line(number: int, text: bytes) -> Line:
     return Line(number=number, row={}, fault=fault, text=shown)
 
 
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    """An object of JSON. Raises ValueError for a name that it has twice: readers differ in which value counts."""
+    _check_once([name for name, _ in pairs])
+    return dict(pairs)
+
+
+def _check_once(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise ValueError(f"it has {max(names, key=names.count)!r:.80} twice; keep one of them")
+
+
 def _parquet(path: Path, skip: int) -> Iterator[Line]:
     import pyarrow as pa  # only .parquet files need pyarrow
     import pyarrow.parquet as pq
@@ -171,6 +182,7 @@ def _parquet(path: Path, skip: int) -> Iterator[Line]:
     num_read = 0
     try:
         with pq.ParquetFile(path) as file:
+            _check_once(file.schema_arrow.names)
             for batch in file.iter_batches(BATCH_ROWS):
                 num_skipped = min(max(0, skip - num_read), batch.num_rows)
                 num_read += num_skipped

@@ -84,6 +84,8 @@ def _item(row: Row, columns: Columns, unread: Counter[str]) -> Item:
         messages, script = read_script(with_row_marks(read, row | {columns.answer: None}), prompt, columns.conversation)
     else:
         messages, script = tuple(each.message for each in read), Script()
+        if messages[-1].role == "assistant":
+            raise ValueError(f"column {columns.prompt!r} ends with the assistant's message; a reply is never begun")
     if columns.tools and (tools := listed_tools(_column(row, columns.tools))):
         messages = with_tools(messages, tools)
     return Item(

@@ -291,8 +291,12 @@ def test_the_example_with_a_function_and_a_judge_works(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "x"}, "row 2: there is no column 'answer'; the columns are prompt"),
-        ({"prompt": "x", "answer": None}, "row 2: column 'answer' must contain an answer, got None"),
+        ({"prompt": "x"}, "row 2: column 'answer' must contain an answer, got None"),
+        (
+            {"prompt": "x", "answer": 2, "more": {"id": 2**64}},
+            "row 2: a whole number is beyond 64 bits; write it as text",
+        ),
+        ({"prompt": [{"role": "assistant", "content": "It is"}], "answer": 2}, "ends with the assistant's message"),
         ({"prompt": "x", "answer": "two"}, "row 2: the answer 'two' contains no number"),
         ({"prompt": "", "answer": 2}, "row 2: `prompt` must be a list of messages"),
         ({"prompt": [{"role": "user"}], "answer": 2}, "row 2: a message in `prompt` must have a role"),

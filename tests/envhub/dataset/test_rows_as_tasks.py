@@ -84,7 +84,24 @@ def test_an_agent_gets_the_same_row_from_either_format(tmp_path: Path) -> None:
     ]
     for index, row in enumerate(rows):
         task = Task(env="agent", split="train", index=index)
-        assert [env._row(task) for env in envs] == [row, row]  # type: ignore[union-attr]
+        assert [env.columns(task) for env in envs] == [row, row]  # type: ignore[union-attr]
+
+
+def test_a_column_that_only_other_rows_have_is_none_in_either_format(tmp_path: Path) -> None:
+    """So a reward function, an agent and a judge get it in each episode."""
+    rows = [{"prompt": "a", "answer": 1, "why": "b"}, {"prompt": "c", "answer": 2, "tools": "[]"}]
+    for suffix in (".jsonl", ".parquet"):
+        path = str(tmp_path / f"rows{suffix}")
+        pq.write_table(pa.Table.from_pylist([{"why": None, "tools": None, **row} for row in rows]), path)
+        if suffix == ".jsonl":
+            written(Path(path), rows)
+        of_agent = make_any_env("agent", {"agent": "tests.envhub.agents:chats", "train": path, "held_out": path})
+        of_rows = make_env("dataset", {"train": path, "held_out": path, "tools": "tools"})
+        for index, row in enumerate(rows):
+            task = Task(env="dataset", split="train", index=index)
+            wanted = {"why": None, "tools": None, **row}
+            assert of_agent.columns(task) == wanted  # type: ignore[union-attr]
+            assert asyncio.run(of_rows.reset(task)).columns == {**wanted, "prompts": row["prompt"]}
 
 
 def test_prompts_without_room_for_a_reply_are_counted_at_the_start(tmp_path: Path) -> None:
