@@ -102,7 +102,9 @@ def _call(text: str) -> Call:
     """Raises ValueError, and what msgspec raises."""
     found = json.loads(text, object_pairs_hook=lambda pairs: {_joined(name): value for name, value in pairs})
     call = msgspec.convert(found, Call)
-    return msgspec.structs.replace(call, name=_joined(call.name))
+    call = msgspec.structs.replace(call, name=_joined(call.name))
+    call.key  # noqa: B018 - raises for arguments that are nested too deeply for `plain`
+    return call
 
 
 def _joined(name: str) -> str:

@@ -121,6 +121,15 @@ def test_a_call_without_a_result_changes_nothing(trip: str, reply: str, text: st
     assert said(first) == [("user", "And how warm is it in Kiel?")]
 
 
+def test_a_call_nested_however_deep_fails_no_attempt(trip: str) -> None:
+    """Python reads JSON of a depth at which other functions give up."""
+    for depth in range(100, 1100, 20):
+        arguments = f'{{"name": "weather", "arguments": {{"town": {depth * "["}{depth * "]"}}}}}'
+        _, answer = acted("dataset", options_of(trip), 0, [f"<tool_call>{arguments}</tool_call>"])
+        text = "no result of this call" if answer.valid_action else "a call must be JSON like"
+        assert text in answer.messages[0].content
+
+
 def spaced(text: str) -> str:
     return " ".join(re.findall(r"[A-Za-z0-9]+|[^\sA-Za-z0-9]", text))
 
