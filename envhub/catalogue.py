@@ -6,6 +6,7 @@ Each is imported when the first of its kind is made: a process loads only what i
 import difflib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -86,6 +87,8 @@ COUNTED = ("agent", "dataset")  # their tasks may be the rows of a file, whose n
 
 Made = TypeVar("Made")
 
+# What an option of a built-in environment must be, by its annotation; whole numbers have ranges of their own.
+_NOUNS = {str: "a text", float: "a number of seconds above 0"}
 _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")
 
 
@@ -178,7 +181,20 @@ def _made(make: Callable[..., Made], name: str, options: Mapping[str, Any]) -> M
         raise ValueError(
             f"`env.options` {dict(options)} are not valid for {name}: {error}; its options are: {known}"
         ) from None
+    if not is_own(name):
+        _check_types(signature, options)
     return make(**options)
+
+
+def _check_types(signature: inspect.Signature, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option that is no text, or no time, where it must be one."""
+    for name, value in options.items():
+        if (kind := signature.parameters[name].annotation) not in _NOUNS:
+            continue
+        fits = isinstance(value, int | float) and 0 < value < math.inf if kind is float else isinstance(value, kind)
+        if isinstance(value, bool) or not fits:
+            cure = "change it; in YAML, a text that is no word needs quotes"
+            raise ValueError(f"`env.options.{name}` must be {_NOUNS[kind]}, got {value!r:.200}; {cure}")
 
 
 @functools.cache  # each episode makes a new environment, and episodes are short

@@ -1,6 +1,7 @@
 """The catalogue: environments by name, the user's own, and the errors for a wrong name or option."""
 
 import asyncio
+import inspect
 import random
 import re
 import sys
@@ -10,7 +11,17 @@ from typing import Any
 import pytest
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.catalogue import ADAPTERS, env_maker, make_env
+from slipstream.envhub.catalogue import (
+    ADAPTERS,
+    ASSETS,
+    DRIVING,
+    ENVS,
+    REMOTE,
+    _maker,
+    env_maker,
+    make_any_env,
+    make_env,
+)
 from slipstream.envhub.env import Env, Observation
 from tests.envhub.env_cases import Case, rollout
 from tests.guess import GuessEnv
@@ -39,6 +50,20 @@ def test_the_environment_in_the_docs_runs_as_printed(tmp_path: Path, monkeypatch
     case = Case(name="counting:CountingEnv", max_turns=20, noisy_success=1.0)
     end = asyncio.run(rollout(env, case, task, random.Random(0), noise=0))[-1]
     assert (end.success, end.rewards) == (True, {"counted": 1.0})
+
+
+@pytest.mark.parametrize("name", [*ENVS, *ADAPTERS, *ASSETS, *REMOTE, *DRIVING])
+def test_an_option_of_another_type_is_named_whatever_the_environment(name: str) -> None:
+    """As YAML makes them of words without quotes, of numbers with units, and of nothing."""
+    options = inspect.signature(_maker(name)).parameters
+    needed = {option: "x" for option, given in options.items() if given.default is given.empty}
+    for option, given in options.items():
+        wrong = {str: (True, 5, None, ["x"]), float: (True, "30s", 0, -1.0, float("nan"))}
+        for value in wrong.get(given.annotation, ()):
+            with pytest.raises(
+                ValueError, match=rf"`env\.options\.{option}` must be a .*, got {re.escape(repr(value))}"
+            ):
+                make_any_env(name, {option: value, **{each: "x" for each in needed if each != option}})
 
 
 def test_a_users_own_class_is_imported() -> None:
