@@ -3,6 +3,7 @@
 import ast
 import inspect
 import os
+import symtable
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.common.config.config import Config, dump_config, load_config
-from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.process.connection import without_password
 from slipstream.common.process.output import write_whole
 from slipstream.common.process.run_dir import RunDir, find_run
@@ -24,6 +25,9 @@ POLL_S = 0.2
 OWN_MODULE = "from_main"  # the file in the run's folder with what the script or the notebook defines
 
 FUTURE = "__future__"  # its imports change how all else is read
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try)
 
 Own = str | Callable[..., Any]  # `module:NAME`, or what is there
 
@@ -61,7 +65,7 @@ def train(
     agent: Own = "",
     steps: int | None = None,
     name: str = "",
-    config: str | Sequence[str] = (),
+    config: str | Path | Sequence[str | Path] = (),
     **settings: object,
 ) -> TrainedRun:
     """Train `model`, the tiny one if it is empty, and return the run when it has ended.
@@ -70,8 +74,10 @@ def train(
     `settings` single keys, as in `**{"optim.lr": 1e-5}`. Raises ConfigError for a mistake, RuntimeError for a run that
     has failed, and KeyboardInterrupt, after an orderly end, for Ctrl-C.
     """
+    for key, value in (("model", model), ("dataset", dataset)):
+        require(isinstance(value, str | Path | None), key, "a path", type(value).__name__, "save it, and give its path")
     settings = {"run.name": name or time.strftime("run-%Y%m%d-%H%M%S"), **settings}
-    files = [config] if isinstance(config, str) else list(config)
+    files = [str(config)] if isinstance(config, str | Path) else list(map(str, config))
     loaded = load_config(None, [], presets=[*files, _nested(settings)])
     run_dir, main = RunDir(loaded.run.root, loaded.run.name), _Main()
     given: dict[str, object] = {"model.path": str(model)} if model else {}
@@ -83,10 +89,13 @@ def train(
         given |= {"env.name": "agent", "env.options.agent": main.place(agent)}
     if env:
         given["env.name"] = main.place(env)
-    rewards = [reward] if isinstance(reward, str) or callable(reward) else reward
-    keys = {f"env.rewards.{place.rpartition(':')[2]}": place for place in map(main.place, rewards)}
+    rewards = [reward] if isinstance(reward, str) or callable(reward) else reward or ()
+    require(isinstance(rewards, list | tuple), "reward", "a function, or a list of them", reward, "give each")
+    places = list(map(main.place, rewards))
+    keys = {f"env.rewards.{place.rpartition(':')[2]}": place for place in places}
+    require(len(keys) == len(places), "reward", "functions of different names", ", ".join(places), "rename one")
     given |= {f"{key}.part": place for key, place in keys.items()}
-    if dataset and keys and "check" not in loaded.env.options:  # the first reward is the score
+    if dataset and keys and not (env or agent or "check" in loaded.env.options):  # the first reward is the score
         given |= {"env.options.check": "none", f"{next(iter(keys))}.success_from": 1.0}
     loaded = load_config(None, [], presets=[*files, _nested(given | settings)])
     if run_dir.config.exists():
@@ -189,21 +198,40 @@ def _parses(cell: str) -> bool:
 def definitions(source: str, names: Sequence[str]) -> str:
     """What `source` defines as `names` at its top, with the imports, definitions and constants that these need.
 
-    Raises ConfigError for one that is not there.
+    Raises ConfigError for one that is not there, and for what they need from inside of a block.
     """
-    places: dict[str, ast.stmt] = {}
+    places: dict[str, list[ast.stmt]] = {}
     for statement in ast.parse(source).body:
-        for name in _bound(statement):
-            places[name] = statement
+        places |= {name: [statement] for name in _bound(statement)}
+        for name in _changed(statement):
+            if not (isinstance(statement, ast.Expr) and isinstance(places.get(name, [statement])[0], _IMPORTS)):
+                places.setdefault(name, []).append(statement)
     missing = [name for name in names if name not in places]
     if missing:
         raise ConfigError(f"{missing[0]} is not defined at the top of the script or of a cell; move it there")
     needed, queue = set(), [FUTURE, *names]
     while queue:
-        if (found := places.get(queue.pop())) is not None and found not in needed:
-            needed.add(found)
-            queue += [node.id for node in ast.walk(found) if isinstance(node, ast.Name)]
+        for found in places.get(name := queue.pop(), []):
+            if isinstance(found, _BLOCKS):
+                raise ConfigError(
+                    f"{name} is set inside of `{ast.unparse(found).splitlines()[0]}`, which is not copied for the "
+                    "processes of the run; set it at the top of the script or of a cell, or in a module"
+                )
+            if found not in needed:
+                needed.add(found)
+                queue += _needs(found)
     return "\n\n".join(map(ast.unparse, sorted(needed, key=lambda each: (each.lineno, each.col_offset)))) + "\n"
+
+
+def _needs(statement: ast.stmt) -> set[str]:
+    """The names of the module that a statement uses; names of its functions are none."""
+    tables = [symtable.symtable(ast.unparse(statement), OWN_MODULE, "exec")]
+    found = {symbol.get_name() for symbol in tables[0].get_symbols()}
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        found |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+    return found
 
 
 def _bound(statement: ast.stmt) -> list[str]:
@@ -215,8 +243,31 @@ def _bound(statement: ast.stmt) -> list[str]:
             return [(alias.asname or alias.name).partition(".")[0] for alias in names]
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
-        case ast.Assign(targets=targets):
-            return [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+        case ast.Assign(targets=targets, value=value):
+            read = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+            set_ones = [node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+            return [node.id for node in set_ones if isinstance(node.ctx, ast.Store) and node.id not in read]
         case ast.AnnAssign(target=ast.Name(id=name)):
             return [name]
     return []
+
+
+def _changed(statement: ast.stmt) -> set[str]:
+    """The names that a statement sets, also in a block, or changes by an item, an attribute or a method."""
+    found = set[str]()
+    for node in () if isinstance(statement, _DEFINITIONS) else ast.walk(statement):
+        match node:
+            case ast.alias(name=name, asname=other):
+                found.add((other or name).partition(".")[0])
+            case ast.Name() | ast.Attribute() | ast.Subscript() if isinstance(node.ctx, ast.Store):
+                found.add(_root(node))
+            case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):
+                found.add(_root(method))
+    return found
+
+
+def _root(node: ast.expr) -> str:
+    """The name that an expression such as `name.field[0]` begins with; empty if it begins with something else."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""

@@ -8,11 +8,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import slipstream
+from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.tools.cli import python_api
 from slipstream.tools.cli.python_api import definitions
 from tests.processes import DEADLINE_S, GUESS, POLL_S
 
@@ -75,6 +78,36 @@ def test_a_module_has_what_a_definition_needs_and_nothing_that_starts_a_run() ->
 
 
 @pytest.mark.parametrize(
+    ("before", "wanted"),
+    [
+        ("W = ['a']\nW.append('b')", ["a", "b"]),
+        ("W = ['a']\nW += ['b']", ["a", "b"]),
+        ("W = ['a']\nW = W + ['b']", ["a", "b"]),
+        ("W = ['a', 'c']\nW[1] = 'b'", ["a", "b"]),
+        ("class W: pass\nW.words = ['b']\nW = W.words", ["b"]),
+        ("import xml.dom, slipstream\nimport xml.sax\nslipstream.train()\nW = [xml.dom, xml.sax, slipstream]", None),
+        ("W = [1]\nfor word in W:\n    print(word)", [1]),
+        (
+            "W = []\nfor word in 'ab':\n    W.append(word)",
+            "W is set inside of `for word in 'ab':`, which is not copied",
+        ),
+        ("try:\n    import W\nexcept ImportError:\n    W = 1", "W is set inside of `try:`"),
+        ("with open('w') as file:\n    W = file.read()", "W is set inside of `with open('w') as file:`"),
+        ("if __name__ == '__main__':\n    W = 1", "W is set inside of `if __name__ == '__main__':`"),
+    ],
+)
+def test_what_a_script_changes_after_its_definition_comes_along_or_is_refused(before: str, wanted: object) -> None:
+    source = f"{before}\ndef read():\n    word = W\n    return word\n"
+    if isinstance(wanted, str):
+        with pytest.raises(ConfigError, match=re.escape(wanted)):
+            definitions(source, ["read"])
+        return
+    names: dict[str, Any] = {}
+    exec(made := definitions(source, ["read"]), names)
+    assert "train" not in made and (wanted is None or names["read"]() == wanted)
+
+
+@pytest.mark.parametrize(
     ("given", "complaint"),
     [
         ({"env": lambda: None}, "cannot be imported by other processes; give a class or function from the top"),
@@ -82,6 +115,14 @@ def test_a_module_has_what_a_definition_needs_and_nothing_that_starts_a_run() ->
         ({"learning_rate": 1}, "did you mean `optim.lr`?"),
         ({"config": "conf/nowhere.yaml"}, "no config file at conf/nowhere.yaml"),
         ({"name": "one"}, "run 'one' exists in "),
+        *(
+            ({"dataset": rows}, "`dataset` must be a path, got '")
+            for rows in ([], [{"prompt": "a"}], iter([]), object())
+        ),
+        ({"model": object()}, "`model` must be a path, got 'object'; save it, and give its path"),
+        ({"reward": 5}, "`reward` must be a function, or a list of them, got 5"),
+        ({"reward": {"short": len}}, "`reward` must be a function, or a list of them, got "),
+        ({"reward": ["a.b:score", "c:score"]}, "functions of different names, got 'a.b:score, c:score'; rename one"),
     ],
 )
 def test_a_mistake_is_refused_before_any_writing(given: dict[str, object], complaint: str, tmp_path: Path) -> None:
@@ -90,6 +131,20 @@ def test_a_mistake_is_refused_before_any_writing(given: dict[str, object], compl
     with pytest.raises(ConfigError, match=complaint):
         slipstream.train(**{"run.root": str(tmp_path)}, **given)  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("given", "check"), [({}, "none"), ({"agent": "a:play"}, None), ({"env": "shop"}, None), ({"reward": None}, None)]
+)
+def test_the_first_reward_is_the_score_of_a_data_set_alone(
+    given: dict[str, Any], check: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[Config]()
+    monkeypatch.setattr(python_api, "_run", lambda config, *_: started.append(config))
+    with pytest.raises(ConfigError, match="no run"):
+        slipstream.train(dataset="rows.jsonl", **{"reward": "a:b", "run.root": str(tmp_path), **given})
+    assert started[0].env.options.get("check") == check
+    assert (started[0].env.rewards.get("b", {}).get("success_from") == 1.0) == (check is not None)
 
 
 UP = """#!/bin/sh
