@@ -195,13 +195,16 @@ def load(arguments: argparse.Namespace) -> Config:
         )
     named = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     root = named.get("run.root", Config().run.root)
-    if arguments.replay_archive:
-        run = arguments.replay_archive
+    found = find_run(continued, root) if continued else None
+    if found:
+        overrides = [_root_of(found, named), *overrides]
+    if found and arguments.replay_archive:
+        run = found.path.name
         overrides = [f"run.rerun_of='{run}'", f"run.name='{run}-rerun'", "redis.url=''", *overrides]
     if verb.has_stages and words and not is_config(words[0]) and RunDir(root, words[0]).config.is_file():
         raise ConfigError(f"`{words[0]}` is a run; `slipstream up --resume {words[0]}` continues it")
-    if continued:
-        words = [str(find_run(continued, root).config)]
+    if found:
+        words = [str(found.config)]
     elif verb.joins:
         words, of_run = _of_run(words, named, root, plays=verb.plays)
         overrides = [*of_run, *overrides]
@@ -233,8 +236,15 @@ def _of_run(words: list[str], named: dict[str, str], root: str, *, plays: bool) 
     if "redis.url" in named and "/" not in runs[0] and not RunDir(root, runs[0]).config.is_file():
         return [], [f"run.name='{runs[0]}'"]
     run_dir = find_run(runs[0], root)
-    place = [f"run.root='{run_dir.path.parent}'"] if "/" in runs[0] else []
-    return [str(run_dir.config)], place + (["model.path=''"] if plays else [])
+    return [str(run_dir.config)], [_root_of(run_dir, named), *(["model.path=''"] if plays else [])]
+
+
+def _root_of(run_dir: RunDir, named: dict[str, str]) -> str:
+    """The setting `run.root` of a run that may have been moved. Raises ConfigError for one under another name."""
+    name = load_config(str(run_dir.config), []).run.name
+    if name != run_dir.path.name and "run.name" not in named:
+        raise ConfigError(f"{run_dir.path} is a copy of the run {name!r}, or was renamed; name the folder {name}")
+    return f"run.root='{run_dir.path.parent}'"
 
 
 def _end(code: int) -> NoReturn:

@@ -152,6 +152,23 @@ def test_a_verb_takes_a_runs_name_or_its_folder(verb: str, tmp_path: Path, capsy
     assert "give the name of one run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", [["up", "--resume"], ["learner", "--replay-archive"], ["eval"], ["top"]])
+def test_a_run_that_was_moved_is_read_where_it_is_and_a_copy_is_no_run(
+    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its configuration says where it was, and how it was called."""
+    (folder := tmp_path / "new" / "mine").mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"run: {{name: mine, root: {tmp_path / 'old'}}}\nlearner: {{steps: 77}}\n")
+    for words in ([str(folder)], ["mine", f"run.root={tmp_path / 'new'}"]):
+        assert main([*verb, *words, "--print-config"]) == 0
+        printed = capsys.readouterr().out
+        assert "steps: 77" in printed and f"root: {tmp_path / 'new'}\n" in printed
+    copy = folder.rename(tmp_path / "new" / "copy")
+    for words in ([str(copy)], ["copy", f"run.root={tmp_path / 'new'}"]):
+        assert main([*verb, *words, "--print-config"]) == 2
+        assert f"{copy} is a copy of the run 'mine', or was renamed; name the folder mine" in capsys.readouterr().err
+
+
 def test_up_says_how_a_run_is_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").touch()
