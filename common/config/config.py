@@ -390,6 +390,8 @@ def _unknown_key(key: str, overrides: list[str]) -> str:
         options = " ".join(f"--{name.replace('_', '-')}" for name in names) or "--help"
         return f"`{key}` is no section: its keys are options of a verb; use `slipstream {OPTIONS_OF[key]} {options}`"
     sections = [item.name for item in dataclasses.fields(Config)]
+    if key in key_paths():
+        return f"`{key}` is written in a file as `{key.replace('.', ': {')}: ...{'}' * key.count('.')}`; nest it so"
     if key in sections:  # as in run.=1
         first = next(path for path in key_paths() if path.startswith(f"{key}."))
         return f"`{key}.` has no key after its dot; name one, such as `{first}`; `slipstream --help {key}` lists all"

@@ -82,12 +82,18 @@ def merged(config: Any, changes: Any) -> Any:
     return OmegaConf.merge(config, changes)
 
 
-def _empty(config: Any, changes: Any) -> None:
-    """Empty every mapping of `config` that is empty in `changes`; a section, such as `env`, is no mapping."""
-    for key in [key for key in changes if key in config and OmegaConf.is_dict(changes[key])]:
+def _empty(config: Any, changes: Any, path: str = "") -> None:
+    """Empty every mapping of `config` that is empty in `changes`; a section, such as `env`, is no mapping.
+
+    Raises ConfigError for a list in place of a mapping, or the reverse.
+    """
+    for key in [key for key in changes if key in config and OmegaConf.is_config(changes[key])]:
+        if OmegaConf.is_config(config[key]) and OmegaConf.is_dict(config[key]) != OmegaConf.is_dict(changes[key]):
+            kind = "a mapping of keys" if OmegaConf.is_dict(config[key]) else "a list"
+            raise ConfigError(f"`{path}{key}` must be {kind}, got {changes[key]}; correct it")
         if not OmegaConf.is_dict(config[key]):
             continue
         if changes[key]:
-            _empty(config[key], changes[key])
+            _empty(config[key], changes[key], f"{path}{key}.")
         elif not dataclasses.is_dataclass(OmegaConf.get_type(config, key)):
             config[key] = {}
