@@ -21,6 +21,7 @@ from slipstream.actors.engine.engine import Completion, Engine, EngineError, Res
 from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed
+from slipstream.actors.group.episode_reward import Scoring
 from slipstream.actors.group.group import Episodes, EpisodeSetup
 from slipstream.actors.search.stretch import play_stretch
 from slipstream.common.config.config import Config
@@ -40,8 +41,10 @@ from slipstream.common.records.trajectory import (
 from slipstream.common.text.action_format import format_of
 from slipstream.common.text.chat import ReplyForm, reply_form
 from slipstream.common.text.thought import without_thought
+from slipstream.common.text.tokenizer import text_root
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.chat_client import Answered
+from slipstream.envhub.rewards.part import own_judges, read_as, reward_parts
 from slipstream.tools.data.chat_file import ChatServer
 from slipstream.tools.play.fixed_policy import attempt_at
 from slipstream.tools.run.prepare import completion_of
@@ -145,7 +148,17 @@ async def play_served(
 
 
 def served_setup(config: Config, server: ChatServer, tokenizer: PreTrainedTokenizerBase) -> EpisodeSetup:
-    """The setup of episodes that a server plays. Each has a `Served` of its own as its sampler, and none an engine."""
+    """The setup of episodes that a server plays. Each has a `Served` of its own as its sampler, and none an engine.
+
+    Of `env.rewards` only the part that is the score counts. Raises ConfigError if an engine would have to judge it.
+    """
+    scores = {
+        label: tuple(part for part in parts if part.success_from is not None)
+        for label, parts in reward_parts(config.env.entries()).items()
+    }
+    if own := [part.key for parts in scores.values() for part in parts if own_judges(part)]:
+        raise ConfigError(f"`{own[0]}`: with `--server` there is no engine that could judge as url: actors; name a URL")
+    read_as(text_root(tokenizer), scores)
     return EpisodeSetup(
         run_id=config.run.name,
         actor=server.model,
@@ -156,6 +169,12 @@ def served_setup(config: Config, server: ChatServer, tokenizer: PreTrainedTokeni
         allowance=replace(Allowance.of(config), enforces_admissible=False, max_thought_tokens=0),  # the server chooses
         provenance=Provenance(host=socket.gethostname(), instance_kind="reserved", price_per_hour=0.0),
         episodes=Episodes(max_running=server.client.max_concurrent),
+        scoring=Scoring(
+            parts=scores,
+            tokenizer=tokenizer,
+            max_turns=config.env.max_turns,
+            step_timeout_s=config.env.step_timeout_s,
+        ),
     )
 
 

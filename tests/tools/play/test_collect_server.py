@@ -208,6 +208,24 @@ def test_a_server_is_measured_on_the_held_out_tasks(
         evaluate(config, options=options)
 
 
+def test_a_server_earns_the_part_that_is_the_score_and_no_other(
+    tmp_path: Path, server: ScriptedJudge, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = "env.rewards.done={part: 'tests.envhub.rewards.others:made', success_from: 1}"
+    score = [done, "env.rewards.long={part: length, budget_tokens: 1}"]
+    rows = collected(tmp_path, server, model, *score)
+    assert all(row["success"] and row["score"] == 1 for row in rows)
+    assert {each["name"] for row in rows for each in row["rewards"]} - {"done"} == {"solved"}
+    config = load_config(None, [*settings(model), "eval.num_tasks=2", *score])
+    capsys.readouterr()
+    assert evaluate(config, options=EvalOptions(server=file_of(tmp_path, server.url))) == 0
+    assert json.loads(capsys.readouterr().out)["success"] == 1
+    rubric = {"text": "Mark it.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
+    config.env.rewards = {"nice": {"part": "judge", "url": "actors", "rubric": rubric, "success_from": 1}}
+    with pytest.raises(ConfigError, match=r"`env\.rewards\.nice`: with `--server` there is no engine"):
+        evaluate(config, options=EvalOptions(server=file_of(tmp_path, server.url)))
+
+
 @pytest.mark.parametrize("options", [{"search": "mcts"}, {"expert": True}, {"completions": 2}])
 def test_a_server_plays_whole_episodes_alone(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="`--server` must be empty with --search, --expert"):
