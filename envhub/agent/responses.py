@@ -119,7 +119,7 @@ def _text_of(content: Any, kinds: set[str] = MESSAGE_PARTS) -> str:
         return content
     parts = msgspec.convert(content, type=list[dict[str, Any]])
     for part in parts:
-        if part.get("type") not in kinds or not isinstance(part.get("text"), str):
+        if str(part.get("type")) not in kinds or not isinstance(part.get("text"), str):
             raise ValueError(f"content must be text, or parts of type {', '.join(sorted(kinds))}, got {part!r:.200}")
     return "".join(part["text"] for part in parts)
 

@@ -174,7 +174,7 @@ def _sample(number: int, row: Row, earned: float, sides: tuple[Conversation, ...
     named, group_id = row.get("task"), row.get("group_id")
     task = prompt_task(described(sides[0])) if named is None else str(named)
     group = task if named is not None or label_of(row) is not None else f"row {number}"
-    return Sample(task=task, group=group if group_id is None else f"{named}/{group_id}", earned=earned, sides=sides)
+    return Sample(task=task, group=group if group_id is None else f"{task}/{group_id}", earned=earned, sides=sides)
 
 
 def described(conversation: Conversation) -> Conversation:

@@ -6,6 +6,7 @@ import keyword
 from pathlib import Path
 
 from slipstream.common.config.config import Config
+from slipstream.common.config.env_config import LABEL
 from slipstream.common.process.config_error import ConfigError, require
 
 STARTERS = Path(__file__).parent
@@ -18,7 +19,8 @@ FILES = {  # what is written, and the starter that it begins as; "": sums
 
 def init(config: Config, *, kind: str, name: str) -> int:
     """Write the files of `kind` into the working directory; return 0. Raises ConfigError, before it has written any."""
-    require(name.isidentifier() and not keyword.iskeyword(name), "NAME", "a name of Python", name, "such as my_task")
+    is_name = LABEL.fullmatch(name) is not None and not keyword.iskeyword(name)  # it names a module and a run
+    require(is_name, "NAME", "a letter, then letters, digits and '_', at most 32", name, "such as my_task")
     if not Path(f"{name}.py").exists() and importlib.util.find_spec(name) is not None:
         raise ConfigError(f"{name} is the name of a module that is installed, which yours would hide; choose another")
     texts = {

@@ -172,6 +172,7 @@ def test_a_web_page_is_refused_even_with_the_key() -> None:
         ("responses", {"input": [{"type": "function_call", "name": "f"}]}, "missing required field `call_id`"),
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "content must be text"),
         ("responses", {"input": [{"role": "user", "content": 3}]}, "malformed request"),
+        ("responses", {"input": [{"role": "user", "content": [{"type": {}}]}]}, "content must be text"),
         ("responses", {"input": [{"content": "hi"}]}, "role of a message must be one of"),
         ("reward", {"reward": "1"}, "malformed reward"),
         ("reward", b'{"reward": NaN}', "malformed reward"),

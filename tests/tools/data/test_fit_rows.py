@@ -60,6 +60,18 @@ def test_a_null_is_no_task_and_no_group(tmp_path: Path) -> None:
     assert [sample.task for sample in taught] == ["shop/train/1"], "without a group, a task is one"
 
 
+def test_rows_of_two_files_with_the_same_number_of_a_group_are_no_pair_where_they_answer_other_prompts(
+    tmp_path: Path,
+) -> None:
+    def row(prompt: str, value: float, text: str) -> Row:
+        return {"messages": said(prompt, text), "return": value, "group_id": 0}
+
+    rows = [row("q", 1.0, "a"), row("q", 0.0, "b"), row("r", 0.5, "c"), row("r", 2.0, "d"), row("s", -1.0, "e")]
+    taught, left_out = read(tmp_path, rows, goal="dpo")
+    assert [replies(sample) for sample in taught] == [[["a"], ["b"]], [["d"], ["c"]]]
+    assert left_out == {"in a group of equal returns": 1}
+
+
 def test_a_group_whose_best_row_repeats_that_of_another_group_gives_no_worse_row(tmp_path: Path) -> None:
     """A task that is played again: its second group has the same success, and a failure that teaches nothing."""
     rows = [earned(1, 1.0, "win"), earned(1, 0.0, "lose"), earned(2, 0.0, "give up"), earned(2, 1.0, "win")]

@@ -49,8 +49,10 @@ def test_the_check_of_an_environment_passes_and_fails_with_it(folder: Path) -> N
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("a-b", "`NAME` must be a name of Python, got 'a-b'"),
-        ("class", "`NAME` must be a name of Python, got 'class'"),
+        *(
+            (name, f"at most 32, got '{name}'; such as my_task")
+            for name in ("a-b", "class", "_mine", "naïve", 33 * "a")
+        ),
         ("json", "json is the name of a module that is installed"),
         ("slipstream", "slipstream is the name of a module that is installed"),
     ],
