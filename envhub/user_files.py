@@ -75,10 +75,7 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 
 def read_rows(source: Path | str) -> list[tuple[int, Row]]:
-    """The numbered rows of a file or a data set on a hub. Each has every column of the file, as in parquet: None.
-
-    Raises ValueError for a malformed row, and without rows.
-    """
+    """The numbered rows, each with every column of the file. Raises ValueError for a bad row, and without rows."""
     if isinstance(source, Path) and source.is_file() and source.stat().st_size > MAX_FILE_BYTES:
         raise ValueError(f"{source} must have at most {MAX_FILE_BYTES} bytes, has {source.stat().st_size}; split it")
     try:

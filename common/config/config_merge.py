@@ -83,10 +83,7 @@ def merged(config: Any, changes: Any) -> Any:
 
 
 def _empty(config: Any, changes: Any, path: str = "") -> None:
-    """Empty every mapping of `config` that is empty in `changes`; a section, such as `env`, is no mapping.
-
-    Raises ConfigError for a list in place of a mapping, or the reverse.
-    """
+    """Empty every mapping of `config` that is empty in `changes`. Raises ConfigError for a list in place of keys."""
     for key in [key for key in changes if key in config and OmegaConf.is_config(changes[key])]:
         if OmegaConf.is_config(config[key]) and OmegaConf.is_dict(config[key]) != OmegaConf.is_dict(changes[key]):
             kind = "a mapping of keys" if OmegaConf.is_dict(config[key]) else "a list"

@@ -62,6 +62,8 @@ def _broken(annotated: Any, value: Any) -> str:
         return ""
     bound = get_args(annotated)[1]
     limits = {name: limit for name in _HOLDS if (limit := getattr(bound, name, None)) is not None}
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return "below 2**63"
     if not math.isfinite(value):
         return "finite"
     return "" if all(_HOLDS[name](value, limit) for name, limit in limits.items()) else _in_words(limits)

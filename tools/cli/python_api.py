@@ -14,7 +14,7 @@ from typing import Any
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.process.connection import without_password
-from slipstream.common.process.output import write_whole
+from slipstream.common.process.output import held, write_whole
 from slipstream.common.process.run_dir import RunDir, find_run
 from slipstream.tools.run.child import EXIT_BAD_INPUT, Child, verb_command
 from slipstream.tools.run.up import next_commands
@@ -22,6 +22,7 @@ from slipstream.tools.see.report_page import REPORT, page, report_of
 from slipstream.tools.see.summary import read_summary
 
 POLL_S = 0.2
+GIVEN = "given.yaml"  # the file in the run's folder with the settings
 OWN_MODULE = "from_main"  # the file in the run's folder with what the script or the notebook defines
 
 FUTURE = "__future__"  # its imports change how all else is read
@@ -100,15 +101,16 @@ def train(
     loaded = load_config(None, [], presets=[*files, _nested(given | settings)])
     if run_dir.config.exists():
         raise ConfigError(f"run {run_dir.path.name!r} exists in {run_dir.path.parent}; choose another `name`")
-    _run(loaded, run_dir, main)
+    run_dir.create()
+    with held(run_dir.path / GIVEN):  # two scripts that start in one second have the same name
+        _run(loaded, run_dir, main)
     return TrainedRun(path=find_run(run_dir.path.name, loaded.run.root).path)
 
 
 def _run(config: Config, run_dir: RunDir, main: "_Main") -> None:
     """Start `slipstream up`, and print what it prints until it has ended."""
     config.redis.url = without_password(config.redis.url)
-    run_dir.create()
-    given = run_dir.path / "given.yaml"
+    given = run_dir.path / GIVEN
     write_whole(given, dump_config(config))
     if main.source:
         write_whole(run_dir.path / f"{OWN_MODULE}.py", main.source)

@@ -195,7 +195,7 @@ class _Call:
         conversation = described(conversation)
         row = _row(conversation, line.row, source=f"{Path(source.path).name}:{line.number}")
         columns = self.judge.columns if self.judge else []
-        if missing := [name for name in columns if name not in line.row]:
+        if missing := [name for name in columns if line.row.get(name) is None]:
             raise BadRow(f"no column {', '.join(missing)} to show to the judge")
         shown = {name: line.row[name] for name in columns}
         _check_json({name: row[name] for name in KEPT_COLUMNS if name in row} | shown)

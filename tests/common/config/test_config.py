@@ -160,6 +160,7 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_whether_it_was_run(path:
         (["objective.max_negative_kl=-1"], "`objective.max_negative_kl` must be >= 0, got -1.0; "),
         (["optim.lr=0"], "`optim.lr` must be > 0, got 0.0"),
         (["optim.lr=nan"], "`optim.lr` must be finite, got nan"),
+        *(([f"learner.steps={10**digits}"], "`learner.steps` must be below 2**63, got 1") for digits in (19, 400)),
         (["optim.schedule=step"], "expected one of ['constant', 'linear', 'cosine']"),
         (["actors.notices=hetzner"], "`actors.notices` must be none, aws, gcp or azure, got 'hetzner'"),
         (["learner.publish_every=0"], "`learner.publish_every` must be >= 1, got 0"),

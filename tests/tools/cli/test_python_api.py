@@ -15,6 +15,7 @@ import pytest
 import slipstream
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.output import held
 from slipstream.tools.cli import python_api
 from slipstream.tools.cli.python_api import definitions
 from tests.processes import DEADLINE_S, GUESS, POLL_S
@@ -145,6 +146,14 @@ def test_the_first_reward_is_the_score_of_a_data_set_alone(
         slipstream.train(dataset="rows.jsonl", **{"reward": "a:b", "run.root": str(tmp_path), **given})
     assert started[0].env.options.get("check") == check
     assert (started[0].env.rewards.get("b", {}).get("success_from") == 1.0) == (check is not None)
+
+
+def test_of_two_scripts_that_start_a_run_of_one_name_the_second_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    (folder := tmp_path / "mine").mkdir()
+    (folder / "from_main.py").write_text("of the first")
+    with held(folder / "given.yaml"), pytest.raises(ConfigError, match=r"is writing .*given\.yaml; wait for it"):
+        slipstream.train(name="mine", reward="a:b", **{"run.root": str(tmp_path)})
+    assert (folder / "from_main.py").read_text() == "of the first" and not (folder / "given.yaml").exists()
 
 
 UP = """#!/bin/sh

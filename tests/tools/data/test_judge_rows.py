@@ -150,12 +150,13 @@ def test_a_panel_s_agreement_is_on_the_card(tmp_path: Path, server: ScriptedJudg
 
 
 def test_a_row_without_columns_is_quarantined(tmp_path: Path, server: ScriptedJudge, run: Callable[..., str]) -> None:
-    written(tmp_path / "rows.jsonl", [talk("a", "5", truth="six"), talk("b", "6")])
+    written(tmp_path / "rows.jsonl", [talk("a", "5", truth="six"), talk("b", "6"), talk("c", "7", truth=None)])
     assert run(columns=["truth"]) == ""
     (row,) = read(tmp_path / "out.jsonl")
     assert "columns" not in row and row["marks"] == {"clear": 0.5}
     assert json.loads(server.requests[0]["messages"][-1]["content"])["reference"] == {"truth": "six"}
-    assert read(tmp_path / "out.quarantine.jsonl")[0]["why"] == "no column truth to show to the judge"
+    refused = read(tmp_path / "out.quarantine.jsonl")
+    assert [row["why"] for row in refused] == ["no column truth to show to the judge"] * 2
 
 
 @pytest.mark.parametrize(
