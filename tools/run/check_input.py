@@ -24,7 +24,7 @@ from slipstream.common.process.yaml_file import reason
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import check_formats
 from slipstream.common.transfer.model_folder import check_not_quantised, weight_files
-from slipstream.envhub.catalogue import DRIVING, make_any_env, without_held_out
+from slipstream.envhub.catalogue import DRIVING, REMOTE, make_any_env, without_held_out
 from slipstream.envhub.driving import DrivingEnv
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.rewards.episode import Episode, EpisodeTurn
@@ -190,9 +190,10 @@ async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part], *, t
     So it does if a function of the user's fails on a made-up reply.
     """
     env, task = make_any_env(part.name, part.options), Task(env=label, split="train", index=0)
+    asked = any(is_own(reward.kind) or shown_columns(reward) for reward in rewards)
     try:
-        if not rewards or part.options.get("server_command"):
-            return
+        if not rewards or part.options.get("server_command") or (part.name in REMOTE and not asked):
+            return  # its server may start later
         if isinstance(env, DrivingEnv):  # its replies can only be made up by an agent
             _check_columns(rewards, env.columns(task))
             return

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from slipstream.common.config.config import load_config
+from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.episode import Episode
@@ -159,6 +160,8 @@ def test_each_function_is_rehearsed_before_the_run(tmp_path: Path) -> None:
     config.env.rewards = {"right": {"part": f"{OTHERS}:has_tags", "success_from": 1.0}}
     config.env.options["check"] = "none"  # then it has no reward of its own
     check_env(config.env)
+    away = EnvConfig(name="remote", options={"url": "http://127.0.0.1:1", "env": "shop"}, rewards={"format": {}})
+    check_env(away)  # its server may start later
     config.env.options["check"] = "number"
     path = tmp_path / "others.jsonl"
     path.write_text(json.dumps({"prompt": TEXT, "right": 5}) + "\n")
