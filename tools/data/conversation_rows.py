@@ -170,6 +170,8 @@ def _conversation(row: Row, read: Sequence[Recorded], *, learn_from: int = 0) ->
             continue
         if name in MARKS or (name in LABELS and str(value).strip().lower() in ("-1", "desirable", "undesirable")):
             raise BadRow(f"`{name}` must be 0, 1, false or true, got {value!r:.80}")
+        if value and name in ("image", "images", "videos", "audios"):
+            raise BadRow(f"column `{name}` has what is no text, and only texts are learned; leave such rows out")
         if name not in ROW_MARKS and may_mark(name, value):
             raise BadRow(f"column `{name}` may change what is learned, and is not known; see docs/data.md")
         unread.append(f"column {name}")

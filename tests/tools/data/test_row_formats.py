@@ -447,6 +447,7 @@ def test_no_reply_is_learned_that_is_marked_in_the_format_of_others(mark: Row, t
             },
             "a score or overall_score",
         ),
+        ({"messages": [user("<image> what?"), reply("b")], "images": ["a.png"]}, "column `images` has what is no text"),
     ],
 )
 def test_a_field_that_may_change_what_is_learned_is_refused(row: Row, complaint: str, tmp_path: Path) -> None:
