@@ -187,9 +187,9 @@ def _made(make: Callable[..., Made], name: str, options: Mapping[str, Any]) -> M
 
 
 def _check_types(signature: inspect.Signature, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an option that is no text, or no time, where it must be one."""
+    """Raise ValueError for an option that is no text, or no time, where it must be one; no server's command is none."""
     for name, value in options.items():
-        if (kind := signature.parameters[name].annotation) not in _NOUNS:
+        if (kind := signature.parameters[name].annotation) not in _NOUNS or (name, value) == ("server_command", None):
             continue
         fits = isinstance(value, int | float) and 0 < value < math.inf if kind is float else isinstance(value, kind)
         if isinstance(value, bool) or not fits:

@@ -60,6 +60,8 @@ def test_an_option_of_another_type_is_named_whatever_the_environment(name: str) 
     for option, given in options.items():
         wrong = {str: (True, 5, None, ["x"]), float: (True, "30s", 0, -1.0, float("nan"))}
         for value in wrong.get(given.annotation, ()):
+            if (option, value) == ("server_command", None):
+                continue  # which starts none
             with pytest.raises(
                 ValueError, match=rf"`env\.options\.{option}` must be a .*, got {re.escape(repr(value))}"
             ):
