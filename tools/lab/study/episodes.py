@@ -52,7 +52,6 @@ class Harvest:
 
     batch: Batch
     success: float  # over all episodes, including those of groups that are not in the batch
-    num_sampled: int  # tokens of the same episodes, those that several share once
 
 
 def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> Harvest:
@@ -91,7 +90,6 @@ def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> H
     return Harvest(
         batch=batch,
         success=sum(each.success for each in episodes) / len(episodes),
-        num_sampled=sum(turn.stop - turn.start for each in episodes for turn in each.own_turns),
     )
 
 

@@ -13,10 +13,7 @@ from slipstream.tools.lab.study.plot import Line, Point, svg
 from slipstream.tools.lab.study.run import Run
 
 SMOOTHED = 20  # steps
-CAUSES = (
-    *("arm", "lag", "delay, points", "tokens left out or clipped, %", "sample size lost, %"),
-    *("steps guarded", "episodes that were sampled"),
-)
+CAUSES = ("arm", "lag", "delay, points", "tokens left out or clipped, %", "sample size lost, %")
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
 
 
@@ -109,8 +106,6 @@ def _causes(study: Study) -> list[list[str]]:
                         f"{100 * statistics.fmean(delays):.1f}" if delays else "",
                         f"{100 * statistics.fmean(each.masked_fraction + each.clip_fraction for each in results):.1f}",
                         f"{100 * (1 - statistics.fmean(each.effective_sample_size for each in results)):.1f}",
-                        f"{statistics.fmean(each.num_guarded for each in results):.0f}",
-                        f"{statistics.fmean(each.episodes for each in results):,.0f}",
                     ]
                 )
     return rows

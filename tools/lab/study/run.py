@@ -41,7 +41,6 @@ class StudyStep:
 
     batch: Batch
     success: float  # of all episodes that were sampled for the step
-    num_sampled: int  # tokens of the same episodes, those that several share once
     metrics: StepMetrics
 
 
@@ -73,9 +72,7 @@ class Practice:
         harvested = harvest(self.setup, first_group_id=before.next_group_id, policy_version=behaviour_version)
         metrics = train_on(learner, harvested.batch, Clock(learner.ranks.device))
         self.snapshots.append(snapshot(learner))
-        return StudyStep(
-            batch=harvested.batch, success=harvested.success, num_sampled=harvested.num_sampled, metrics=metrics
-        )
+        return StudyStep(batch=harvested.batch, success=harvested.success, metrics=metrics)
 
 
 def snapshot(learner: Learner) -> Weights:
