@@ -187,7 +187,7 @@ def _made(make: Callable[..., Made], name: str, options: Mapping[str, Any]) -> M
 
 
 def _check_types(signature: inspect.Signature, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an option that is no text, or no time, where it must be one; no server's command is none."""
+    """Raise ValueError for an option that must be a text or a time and is not. `server_command` may be null."""
     for name, value in options.items():
         if (kind := signature.parameters[name].annotation) not in _NOUNS or (name, value) == ("server_command", None):
             continue

@@ -65,7 +65,7 @@ VALUES = {
         "reinforce_plus_plus": "reinforce_pp",
     },
     "objective.surrogate": {"ppo": "ppo_clip", "grpo": "ppo_clip", "reinforce": "policy_gradient"},
-    "objective.correction": {"tis": "token_mask"},
+    "objective.correction": {"tis": "token_mask", "truncated_is": "token_mask", "decoupled": "token_mask"},
     "objective.normalisation": {"grpo": "sequences", "dapo": "tokens", "dr_grpo": "constant", "token-mean": "tokens"},
     "optim.schedule": {"constant_with_warmup": "constant"},
 }

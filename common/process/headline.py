@@ -32,7 +32,7 @@ def headline(
     """
     ended = [record for record in records if "produced/success" in record]
     num_episodes, rewards, successes = 0.0, 0.0, 0.0
-    for record in reversed([record for record in ended if record["step"] <= until] or ended):
+    for record in reversed([record for record in ended if record.get("step", 0) <= until] or ended):
         if num_episodes >= wanted:
             break
         count = record["produced/episodes"]

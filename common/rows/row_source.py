@@ -140,7 +140,9 @@ def _json(path: Path, skip: int) -> Iterator[Line]:
     try:
         rows = json.loads(text.decode(), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not a JSON array: {error}; restore it from a copy, or write it again") from error
+        raise ConfigError(
+            f"{path} cannot be read as a JSON array: {error}; restore it from a copy, or write it again"
+        ) from error
     for number, row in enumerate(rows[skip:], skip + 1):
         yield _line(number, json.dumps(row).encode())
 

@@ -1,6 +1,6 @@
 """Surrogate losses: one loss per token, and which tokens the surrogate clipped.
 
-Every ratio is of the current policy to an anchor, the behaviour policy. Advantages have no gradient.
+Every ratio is of the current policy to the behaviour policy. Advantages have no gradient.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Surrogate:
 def surrogate(
     current_logprobs: Float[Tensor, " tokens"],
     *,
-    anchor_logprobs: Float[Tensor, " tokens"],
+    behaviour_logprobs: Float[Tensor, " tokens"],
     advantages: Float[Tensor, " tokens"],
     sequences: Sequences,
     objective: ObjectiveConfig,
@@ -37,9 +37,9 @@ def surrogate(
     match objective.surrogate:
         case "ppo_clip" | "gspo":
             if objective.surrogate == "gspo":
-                policy_ratio = gspo_ratio(current_logprobs, anchor_logprobs=anchor_logprobs, sequences=sequences)
+                policy_ratio = gspo_ratio(current_logprobs, behaviour_logprobs=behaviour_logprobs, sequences=sequences)
             else:
-                policy_ratio = ratio(current_logprobs, other_logprobs=anchor_logprobs)
+                policy_ratio = ratio(current_logprobs, other_logprobs=behaviour_logprobs)
             return clipped(
                 policy_ratio,
                 advantages=advantages,
@@ -50,7 +50,7 @@ def surrogate(
         case "cispo":
             return truncated_gradient(
                 current_logprobs,
-                anchor_logprobs=anchor_logprobs,
+                behaviour_logprobs=behaviour_logprobs,
                 advantages=advantages,
                 ratio_high=objective.ratio_high,
             )
@@ -59,20 +59,20 @@ def surrogate(
         case "dppo_tv":
             trusted = within_total_variation(
                 current_logprobs,
-                behaviour_logprobs=anchor_logprobs,
+                behaviour_logprobs=behaviour_logprobs,
                 advantages=advantages,
                 max_divergence=objective.max_total_variation,
             )
             return trust_region(
                 current_logprobs,
-                behaviour_logprobs=anchor_logprobs,
+                behaviour_logprobs=behaviour_logprobs,
                 advantages=advantages,
                 trusted=trusted,
                 ratio_high=objective.ratio_high,
             )
         case name:
             made = imported("objective.surrogate", name, Callable)(
-                current_logprobs, anchor_logprobs=anchor_logprobs, advantages=advantages, sequences=sequences
+                current_logprobs, behaviour_logprobs=behaviour_logprobs, advantages=advantages, sequences=sequences
             )
             return of_shape(made, Surrogate, f"`objective.surrogate` {name!r}", like=current_logprobs)
 
@@ -109,23 +109,23 @@ def clipped(
 
 
 def gspo_ratio(
-    current_logprobs: Float[Tensor, " tokens"], *, anchor_logprobs: Float[Tensor, " tokens"], sequences: Sequences
+    current_logprobs: Float[Tensor, " tokens"], *, behaviour_logprobs: Float[Tensor, " tokens"], sequences: Sequences
 ) -> Float[Tensor, " tokens"]:
     """GSPO's ratio, https://arxiv.org/abs/2507.18071: one for all tokens of a sequence, in its token form (eq. 14).
 
-        s = exp(mean over the sequence of (current - anchor))
+        s = exp(mean over the sequence of (current - behaviour))
         ratio[t] = no_gradient(s) * current[t] / no_gradient(current[t])     as probabilities: s in value
 
     Two tokens of ratios 4 and 1 both get 2, and a gradient of 2 to the log-probability of each.
     """
-    whole = geometric_ratio(current_logprobs.detach(), other_logprobs=anchor_logprobs, sequences=sequences)
+    whole = geometric_ratio(current_logprobs.detach(), other_logprobs=behaviour_logprobs, sequences=sequences)
     return whole * torch.exp(current_logprobs - current_logprobs.detach())
 
 
 def truncated_gradient(
     current_logprobs: Float[Tensor, " tokens"],
     *,
-    anchor_logprobs: Float[Tensor, " tokens"],
+    behaviour_logprobs: Float[Tensor, " tokens"],
     advantages: Float[Tensor, " tokens"],
     ratio_high: float,
 ) -> Surrogate:
@@ -133,12 +133,12 @@ def truncated_gradient(
 
         loss = -no_gradient(min(ratio, ratio_high)) * A * current
 
-    CISPO, https://arxiv.org/abs/2506.13585; 5 as in ScaleRL, 2510.13786. With the behaviour policy as the anchor it is
-    AIPO's one-sided truncation, https://arxiv.org/abs/2505.24034.
+    CISPO, https://arxiv.org/abs/2506.13585; 5 as in ScaleRL, 2510.13786. It is also AIPO's one-sided truncation,
+    https://arxiv.org/abs/2505.24034.
 
     A ratio of 8, a cap of 5, A = 2 and a log-probability of -0.5 give 5, and a gradient of -10.
     """
-    whole = ratio(current_logprobs.detach(), other_logprobs=anchor_logprobs)
+    whole = ratio(current_logprobs.detach(), other_logprobs=behaviour_logprobs)
     weights = whole.clamp(max=ratio_high)
     return Surrogate(losses=-weights * advantages * current_logprobs, weights=weights, held_back=weights != whole)
 

@@ -2,10 +2,9 @@
 
     weight = |gradient of the loss by a token's log-probability| / |advantage|
 
-It tries tokens at many ratios of current to behaviour. Each token has a
-neighbour in its sequence, so that means over a sequence also see one far-off token in an otherwise close sequence.
-For a part of the user's, which may judge a sequence in any way, it has many such neighbours as well.
-KL and entropy are left out: they do not depend on the advantage.
+It tries tokens at many ratios of current to behaviour. Each token has a neighbour in its sequence, so that means over a
+sequence also see one far-off token in an otherwise close sequence. For a part of the user's, which may judge a sequence
+in any way, it has many such neighbours as well. KL and entropy are left out: they do not depend on the advantage.
 """
 
 import copy

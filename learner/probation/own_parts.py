@@ -26,7 +26,7 @@ from slipstream.learner.probation.loss_probe import ignores_lag, still_pushes
 
 CALLED = {
     "advantage": "function(returns)",
-    "surrogate": "function(current_logprobs, *, anchor_logprobs, advantages, sequences)",
+    "surrogate": "function(current_logprobs, *, behaviour_logprobs, advantages, sequences)",
     "correction": "function(current_logprobs, *, behaviour_logprobs, advantages, sequences)",
 }
 RETURNS = ([0.0, 1.0], [1.0, 1.0, 0.0, 0.0], [0.0] * 3, [0.5, 0.5], [-3.0, 100.0, 0.25, 7.0, 0.25])
@@ -196,7 +196,7 @@ def _answer(key: str, objective: ObjectiveConfig, tokens: _Tokens) -> Any:
     if key == "surrogate":
         return surrogate(
             tokens.current,
-            anchor_logprobs=tokens.behaviour,
+            behaviour_logprobs=tokens.behaviour,
             advantages=tokens.advantages,
             sequences=tokens.sequences,
             objective=objective,

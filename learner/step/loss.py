@@ -88,7 +88,7 @@ def policy_loss(tokens: LossTokens, *, max_lag: int = 0, objective: ObjectiveCon
     )
     part = surrogate(
         current,
-        anchor_logprobs=tokens.behaviour_logprobs,
+        behaviour_logprobs=tokens.behaviour_logprobs,
         advantages=tokens.advantages,
         sequences=sequences,
         objective=objective,

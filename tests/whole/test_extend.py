@@ -98,7 +98,7 @@ WRONG = {
         "nothing": "gave only zeros",
     },
     "surrogate": {
-        "too_few_arguments": "it is called as function(current_logprobs, *, anchor_logprobs, advantages",
+        "too_few_arguments": "it is called as function(current_logprobs, *, behaviour_logprobs, advantages",
         "only_losses": "must return a slipstream.learner.objective.surrogate.Surrogate, got a Tensor",
         "detached": "returns losses without a gradient to current_logprobs",
         "overflowing": "returns -inf in losses for log-ratio 100",

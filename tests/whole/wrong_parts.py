@@ -51,9 +51,9 @@ def nothing(returns):
     return np.zeros(len(returns))
 
 
-def weighted(current_logprobs, *, anchor_logprobs, advantages, sequences):
+def weighted(current_logprobs, *, behaviour_logprobs, advantages, sequences):
     """No mistake on policy: importance sampling without a bound."""
-    policy_ratio = ratio(current_logprobs, other_logprobs=anchor_logprobs)
+    policy_ratio = ratio(current_logprobs, other_logprobs=behaviour_logprobs)
     return Surrogate(
         losses=-policy_ratio * advantages,
         weights=policy_ratio.detach(),
@@ -61,11 +61,11 @@ def weighted(current_logprobs, *, anchor_logprobs, advantages, sequences):
     )
 
 
-def too_few_arguments(current_logprobs, anchor_logprobs):
-    return -ratio(current_logprobs, other_logprobs=anchor_logprobs)
+def too_few_arguments(current_logprobs, behaviour_logprobs):
+    return -ratio(current_logprobs, other_logprobs=behaviour_logprobs)
 
 
-def only_losses(current_logprobs, *, anchor_logprobs, advantages, sequences):
+def only_losses(current_logprobs, *, behaviour_logprobs, advantages, sequences):
     return -current_logprobs * advantages
 
 
@@ -74,7 +74,7 @@ def detached(current_logprobs, **rest):
 
 
 def overflowing(current_logprobs, **rest):
-    policy_ratio = torch.exp(current_logprobs - rest["anchor_logprobs"])
+    policy_ratio = torch.exp(current_logprobs - rest["behaviour_logprobs"])
     part = weighted(current_logprobs, **rest)
     return replace(part, losses=-policy_ratio * rest["advantages"], weights=policy_ratio.detach())
 
@@ -85,7 +85,7 @@ def other_weights(current_logprobs, **rest):
 
 def weights_with_gradient(current_logprobs, **rest):
     return replace(
-        weighted(current_logprobs, **rest), weights=ratio(current_logprobs, other_logprobs=rest["anchor_logprobs"])
+        weighted(current_logprobs, **rest), weights=ratio(current_logprobs, other_logprobs=rest["behaviour_logprobs"])
     )
 
 
@@ -105,7 +105,7 @@ def fails_without_tokens(current_logprobs, **rest):
     return weighted(current_logprobs, **rest)
 
 
-def plain(current_logprobs, *, anchor_logprobs, advantages, sequences):
+def plain(current_logprobs, *, behaviour_logprobs, advantages, sequences):
     """REINFORCE: right on policy only."""
     return Surrogate(
         losses=-current_logprobs * advantages,
@@ -114,9 +114,9 @@ def plain(current_logprobs, *, anchor_logprobs, advantages, sequences):
     )
 
 
-def capped(current_logprobs, *, anchor_logprobs, advantages, sequences):
+def capped(current_logprobs, *, behaviour_logprobs, advantages, sequences):
     """CISPO: it never stops pushing a token."""
-    weights = ratio(current_logprobs.detach(), other_logprobs=anchor_logprobs).clamp(max=5)
+    weights = ratio(current_logprobs.detach(), other_logprobs=behaviour_logprobs).clamp(max=5)
     return Surrogate(losses=-weights * current_logprobs * advantages, weights=weights, held_back=weights == 5)
 
 
@@ -136,7 +136,7 @@ def inverted(current_logprobs, **rest):
 
 
 def a_surrogate(current_logprobs, *, behaviour_logprobs, advantages, sequences):
-    return plain(current_logprobs, anchor_logprobs=behaviour_logprobs, advantages=advantages, sequences=sequences)
+    return plain(current_logprobs, behaviour_logprobs=behaviour_logprobs, advantages=advantages, sequences=sequences)
 
 
 def untraining(current_logprobs, **rest):

@@ -44,7 +44,7 @@ def _learning(run: RunFiles) -> str:
     """Compares the oldest and the newest episodes."""
     until = run.config.last_full_step if run.config else math.inf
     counted = [record for record in run.steps if {"produced/success", "produced/reward"} <= record.keys()]
-    counted = [record for record in counted if record["step"] <= until] or counted
+    counted = [record for record in counted if record.get("step", 0) <= until] or counted
     half = len(counted) // 2
     before, after = (headline(part, wanted=COMPARED) for part in (counted[:half][::-1], counted[half:]))
     if after is None or before is None:

@@ -75,8 +75,8 @@ def test_ppos_gradient_is_that_of_differences_and_nothing_where_it_holds_back(to
 
 def test_gspo_gives_all_tokens_of_a_sequence_the_geometric_mean_of_their_ratios() -> None:
     current, behaviour, sequences = float64(0.8, 0.1, 0.3).log(), float64(0.2, 0.1, 0.1).log(), of_lengths(2, 1)
-    assert gspo_ratio(current, anchor_logprobs=behaviour, sequences=sequences).tolist() == pytest.approx([2, 2, 3])
-    found = gradient(lambda at: gspo_ratio(at, anchor_logprobs=behaviour, sequences=sequences), current)
+    assert gspo_ratio(current, behaviour_logprobs=behaviour, sequences=sequences).tolist() == pytest.approx([2, 2, 3])
+    found = gradient(lambda at: gspo_ratio(at, behaviour_logprobs=behaviour, sequences=sequences), current)
     assert found == pytest.approx([2, 2, 3])
 
 
@@ -97,11 +97,11 @@ def test_gspos_mean_over_a_sequence_has_the_gradient_of_the_papers_sequence_loss
         return total
 
     def ours(current: Tensor) -> Tensor:
-        ratios = gspo_ratio(current, anchor_logprobs=tokens.behaviour, sequences=tokens.sequences)
+        ratios = gspo_ratio(current, behaviour_logprobs=tokens.behaviour, sequences=tokens.sequences)
         each = clipped(ratios, advantages=of_sequence, **clips, dual_clip=0.0).losses
         return each / tokens.sequences.sums(each.new_ones(len(each))) / num_sequences
 
-    wholes = gspo_ratio(tokens.current, anchor_logprobs=tokens.behaviour, sequences=tokens.sequences)
+    wholes = gspo_ratio(tokens.current, behaviour_logprobs=tokens.behaviour, sequences=tokens.sequences)
     assume(all(float((wholes - kink).abs().min()) > 1e-5 for kink in (1 - 3e-4, 1 + 4e-4)))
     assert float(ours(tokens.current).sum()) == pytest.approx(float(paper(tokens.current).sum()), rel=1e-9, abs=1e-12)
     assert gradient(ours, tokens.current) == pytest.approx(slopes(paper, tokens.current), rel=1e-5, abs=1e-6)
@@ -109,13 +109,13 @@ def test_gspos_mean_over_a_sequence_has_the_gradient_of_the_papers_sequence_loss
 
 def test_cispo_caps_the_weight_and_keeps_the_gradient_of_every_token() -> None:
     current, behaviour = float64(0.8, 0.1, 0.3).log(), float64(0.1, 0.2, 0.3).log()
-    found = truncated_gradient(current, anchor_logprobs=behaviour, advantages=float64(2, 2, -1), ratio_high=5.0)
+    found = truncated_gradient(current, behaviour_logprobs=behaviour, advantages=float64(2, 2, -1), ratio_high=5.0)
     # Ratios 8, 0.5 and 1 weigh 5, 0.5 and 1.
     assert losses(found) == pytest.approx([-10 * math.log(0.8), -math.log(0.1), math.log(0.3)])
     assert found.held_back.tolist() == [True, False, False]
     slope = gradient(
         lambda at: (
-            truncated_gradient(at, anchor_logprobs=behaviour, advantages=float64(2, 2, -1), ratio_high=5.0).losses
+            truncated_gradient(at, behaviour_logprobs=behaviour, advantages=float64(2, 2, -1), ratio_high=5.0).losses
         ),
         current,
     )
@@ -126,7 +126,7 @@ def test_cispo_caps_the_weight_and_keeps_the_gradient_of_every_token() -> None:
 def test_the_truncated_gradient_is_minus_weight_times_advantage(tokens: Tokens) -> None:
     def loss_of(at: Tensor) -> Tensor:
         return truncated_gradient(
-            at, anchor_logprobs=tokens.behaviour, advantages=tokens.advantages, ratio_high=5.0
+            at, behaviour_logprobs=tokens.behaviour, advantages=tokens.advantages, ratio_high=5.0
         ).losses
 
     expected = [
@@ -174,7 +174,7 @@ def test_at_zero_lag_every_surrogate_has_the_gradient_of_the_plain_policy_gradie
         def loss_of(at: Tensor, objective: ObjectiveConfig = objective) -> Tensor:
             return surrogate(
                 at,
-                anchor_logprobs=tokens.behaviour,
+                behaviour_logprobs=tokens.behaviour,
                 advantages=tokens.advantages,
                 sequences=tokens.sequences,
                 objective=objective,

@@ -290,7 +290,7 @@ def test_rows_of_an_array_are_numbered_and_one_that_is_cut_off_is_refused(tmp_pa
     assert number.fault == "must be a JSON object, got a int" and "half a character" in half.fault
     assert [line.number for line in read_lines(path, skip=2)] == [3, 4]
     path.write_text(path.read_text()[:-1])
-    with pytest.raises(ConfigError, match=r"rows\.json is not a JSON array: .*; restore it from a copy"):
+    with pytest.raises(ConfigError, match=r"rows\.json cannot be read as a JSON array: .*; restore it from a copy"):
         list(read_lines(path))
 
 
@@ -641,6 +641,18 @@ def test_a_byte_order_mark_and_blank_lines_are_no_rows_and_an_unreadable_file_sa
     (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(ValueError, match=r"folder\.jsonl cannot be read: Is a directory"):
         make_env("dataset", {"train": f"{tmp_path}/folder.jsonl"})
+
+
+def test_a_name_that_stands_twice_is_refused_in_each_format_and_depth(tmp_path: Path) -> None:
+    twice, deeper = '{"prompt": "q", "prompt": "r"}', '{"prompt": "q", "of": [{"a": 1, "a": 2}]}'
+    (tmp_path / "rows.jsonl").write_text(f'{twice}\n{deeper}\n{{"prompt": "q"}}\n')
+    faults = [line.fault for line in read_lines(tmp_path / "rows.jsonl")]
+    assert ["it has 'prompt' twice" in faults[0], "it has 'a' twice" in faults[1], faults[2]] == [True, True, ""]
+    (tmp_path / "rows.json").write_text(f"[{twice}]")
+    pq.write_table(pa.Table.from_arrays([pa.array(["q"])] * 2, names=["prompt"] * 2), tmp_path / "rows.parquet")
+    for name in ("rows.json", "rows.parquet"):
+        with pytest.raises(ConfigError, match="it has 'prompt' twice; keep one of them"):
+            list(read_lines(tmp_path / name))
 
 
 def test_a_data_set_of_a_hub_is_read_by_every_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ TASK = str(Path(__file__).with_name("shop.yaml"))
 STEPS, HELD_OUT_TASKS = 60, 300
 DEFAULT = "objective.advantage=group_standardised"  # the quickstart's own advantage is another
 PRESETS = {path.stem: str(path) for path in sorted(Path("conf/objective").glob("*.yaml"))}
+GRID = ("default", "dppo_tv", "tv_linear", "vtrace")  # what a screen of all arms by one seed left
 LAGS = (8, 16, 0, 32, 4, 2, 1)  # the most informative ones first, for a study that is stopped early
 SEEDS = (0, 1, 2)
 
@@ -113,7 +114,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="study_lag", description=__doc__)
     parser.add_argument("settings", nargs="*", help="a.b=c for every cell; overrides the task's")
     parser.add_argument("--task", default=TASK, help="the config file that every cell begins with")
-    parser.add_argument("--arms", nargs="+", choices=[*ARMS, *PRESETS], default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS, *PRESETS], default=list(GRID))
     parser.add_argument("--lags", nargs="+", type=int, default=list(LAGS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--workers", type=int, default=2, help="number of processes, each of one thread")

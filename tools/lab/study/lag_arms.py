@@ -52,7 +52,6 @@ ARMS = {
             f"objective.correction={_HERE}:whole_weights",
         )
     ),
-    "tv": Arm(settings=_TV),
     "tv_vcpo": Arm(settings=_TV, min_ess=1.0),
     "tv_vcpo_linear": Arm(settings=(*_TV, "optim.schedule=linear"), min_ess=1.0),
     "tv_linear": Arm(settings=(*_TV, "optim.schedule=linear")),
@@ -84,7 +83,9 @@ def whole_weights(
     return Correction(weights=weights, masked=torch.zeros_like(weights, dtype=torch.bool))
 
 
-def pulled(current_logprobs: Tensor, *, anchor_logprobs: Tensor, advantages: Tensor, sequences: Sequences) -> Surrogate:
+def pulled(
+    current_logprobs: Tensor, *, behaviour_logprobs: Tensor, advantages: Tensor, sequences: Sequences
+) -> Surrogate:
     """DPPO by total variation, less a pull back to the policy that sampled, which never turns a token's gradient round:
 
         weight = min(ratio, MAX_WEIGHT) where trusted, else 0;  less 2 * PULL * log(ratio) / A, and at least 0
@@ -92,10 +93,10 @@ def pulled(current_logprobs: Tensor, *, anchor_logprobs: Tensor, advantages: Ten
     The second term is the gradient of PULL * log(ratio)^2.
     """
     trusted = within_total_variation(
-        current_logprobs, behaviour_logprobs=anchor_logprobs, advantages=advantages, max_divergence=0.2
+        current_logprobs, behaviour_logprobs=behaviour_logprobs, advantages=advantages, max_divergence=0.2
     )
-    weights = ratio(current_logprobs.detach(), other_logprobs=anchor_logprobs).clamp(max=MAX_WEIGHT) * trusted
-    log_ratios = (current_logprobs.detach() - anchor_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    weights = ratio(current_logprobs.detach(), other_logprobs=behaviour_logprobs).clamp(max=MAX_WEIGHT) * trusted
+    log_ratios = (current_logprobs.detach() - behaviour_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     pull = torch.where(advantages != 0, 2 * PULL * log_ratios / advantages, 0.0)
     weights = (weights - pull.clamp(min=0)).clamp(min=0)
     return Surrogate(losses=-weights * advantages * current_logprobs, weights=weights, held_back=weights == 0)
