@@ -53,7 +53,6 @@ LONGEST = (
     "test_compiler",
     "test_elastic",
     "test_faults",
-    "test_drill",
     "test_checkpoint_kill",
     "test_fsdp",
     "test_env_contract",

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from slipstream.common.process.shutdown import die_with_parent
-from slipstream.tools.run.link import Link
+from tests.link import Link
 from tests.processes import REPOSITORY
 from tests.whole.lossy_line import FAR, NEAR, TUN, LossyLine, hand_over
 

@@ -10,8 +10,8 @@ import pytest
 
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.replay.server.redis_server import Server
-from slipstream.tools.run.link import Link
 from tests.actors.host.metadata_service import MetadataService
+from tests.link import Link
 from tests.processes import GUESS, Process, Run, nothing_runs
 
 IN_FULL = os.environ.get("SLIPSTREAM_FLEET_IN_FULL") == "1"  # `make test-fleet`: 1 -> 6 -> 1, and undisturbed runs

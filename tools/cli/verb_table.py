@@ -55,7 +55,6 @@ GROUPS = {
         "launch": "start a run on Kubernetes, Slurm, SkyPilot or Ray",
         "scale": "change the number of actors on a host",
         "access": "let hosts join: a key, Redis users, the command",
-        "drill": "inject faults into a local run, and report what was lost",
     },
 }
 
@@ -312,19 +311,6 @@ VERBS = {
         summary="print the command that a new host of actors must be given; passwords and keys are not in it",
         own=FleetOption,
         joins=True,
-    ),
-    "drill": Verb(
-        "slipstream.tools.drill.drill:drill",
-        (*LEARNER, "actors"),
-        lambda given: {"faults": given.fault},
-        arguments={
-            "--fault": {
-                "action": "append",
-                "default": [],
-                "metavar": "NAME",
-                "help": "play this one; may be given again: kill, stop, slow, partition, redis, preempt; left out: all",
-            }
-        },
     ),
 }
 

@@ -33,9 +33,9 @@ from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.actor_host import host_relay
-from slipstream.tools.run.link import Link
 from slipstream.tools.see.fleet_tables import relays_table
 from tests.envhub.env_hosts import wait_until
+from tests.link import Link
 from tests.processes import Process
 from tests.replay.buffer.every_verb import FACTS
 

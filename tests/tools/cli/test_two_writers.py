@@ -34,7 +34,6 @@ WRITE = {
     "up": ("runs/new", "up run.root=runs run.name=new"),
     "view": ("report.html", "view old run.root=runs --file report.html --force"),
     "track": ("runs/old/tracked_by_wandb.json", "track run.root=runs run.name=old --to wandb"),
-    "drill": ("runs/new", "drill run.root=runs run.name=new"),
     "launch": ("launch/new", "launch ray run.name=new redis.url=redis://127.0.0.1:1"),
     "replay": ("out.jsonl", "replay export out.jsonl --force run.root=runs run.name=old"),
     "fit sft": ("runs/new", f"fit sft {' '.join(FIT)}"),

@@ -1,1 +1,0 @@
-"""Drills: a whole run on this machine under faults."""
