@@ -29,7 +29,7 @@ from slipstream.common.text.transcript import Transcriber
 from slipstream.envhub.env import EnvError
 from slipstream.tools.data.chat_file import read_chat_file
 from slipstream.tools.data.row_files import Row, rows_to, write_rows
-from slipstream.tools.play.collect_server import Journal, play_served
+from slipstream.tools.play.collect_server import Journal, play_served, scoring_of
 from slipstream.tools.play.fixed_policy import attempt_at, fixed_tokenizer, start_fixed_policy
 from slipstream.tools.play.retrace import retrace
 from slipstream.tools.play.state_values import StateValues, check_searches, reward_model_beside
@@ -78,7 +78,11 @@ def _collect_expert(config: Config, options: CollectOptions, *, path: Path) -> i
     try:
         trajectories = list(
             expert_episodes(
-                config, tokenizer, tasks, sampler=lambda env, _: NoisyExpert(env, tokenizer, written_as, options.noise)
+                config,
+                tokenizer,
+                tasks,
+                sampler=lambda env, _: NoisyExpert(env, tokenizer, written_as, options.noise),
+                scoring=scoring_of(config, tokenizer),
             )
         )
     except (EnvError, EpisodeFailed) as error:

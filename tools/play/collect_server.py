@@ -150,15 +150,8 @@ async def play_served(
 def served_setup(config: Config, server: ChatServer, tokenizer: PreTrainedTokenizerBase) -> EpisodeSetup:
     """The setup of episodes that a server plays. Each has a `Served` of its own as its sampler, and none an engine.
 
-    Of `env.rewards` only the part that is the score counts. Raises ConfigError if an engine would have to judge it.
+    Raises ConfigError as `scoring_of`.
     """
-    scores = {
-        label: tuple(part for part in parts if part.success_from is not None)
-        for label, parts in reward_parts(config.env.entries()).items()
-    }
-    if own := [part.key for parts in scores.values() for part in parts if own_judges(part)]:
-        raise ConfigError(f"`{own[0]}`: with `--server` there is no engine that could judge as url: actors; name a URL")
-    read_as(text_root(tokenizer), scores)
     return EpisodeSetup(
         run_id=config.run.name,
         actor=server.model,
@@ -169,12 +162,24 @@ def served_setup(config: Config, server: ChatServer, tokenizer: PreTrainedTokeni
         allowance=replace(Allowance.of(config), enforces_admissible=False, max_thought_tokens=0),  # the server chooses
         provenance=Provenance(host=socket.gethostname(), instance_kind="reserved", price_per_hour=0.0),
         episodes=Episodes(max_running=server.client.max_concurrent),
-        scoring=Scoring(
-            parts=scores,
-            tokenizer=tokenizer,
-            max_turns=config.env.max_turns,
-            step_timeout_s=config.env.step_timeout_s,
-        ),
+        scoring=scoring_of(config, tokenizer),
+    )
+
+
+def scoring_of(config: Config, tokenizer: PreTrainedTokenizerBase) -> Scoring:
+    """What scores the episodes of a player without an engine: of `env.rewards` only the part that is the score counts.
+
+    Raises ConfigError if an engine would have to judge it.
+    """
+    scores = {
+        label: tuple(part for part in parts if part.success_from is not None)
+        for label, parts in reward_parts(config.env.entries()).items()
+    }
+    if own := [part.key for parts in scores.values() for part in parts if own_judges(part)]:
+        raise ConfigError(f"`{own[0]}`: there is no engine here that could judge as url: actors; name a URL")
+    read_as(text_root(tokenizer), scores)
+    return Scoring(
+        parts=scores, tokenizer=tokenizer, max_turns=config.env.max_turns, step_timeout_s=config.env.step_timeout_s
     )
 
 

@@ -24,6 +24,7 @@ from slipstream.common.text.action_format import ActionFormat, format_of
 from slipstream.common.text.chat import ChatRules, reply_form
 from slipstream.common.text.transcript import Transcriber
 from slipstream.envhub.env import Env, EnvError
+from slipstream.tools.play.collect_server import scoring_of
 from slipstream.tools.replay.trajectory_rows import row_of
 from slipstream.tools.run.collect_options import CollectOptions
 from slipstream.tools.run.prepare import completion_of, expert_episodes, expert_reply
@@ -88,7 +89,7 @@ class Retracer:
 def retrace(config: Config, options: CollectOptions, tokenizer: PreTrainedTokenizerBase) -> Retraced:
     """Play every row of `options.retrace` again. Raises ConfigError for a file that cannot be read."""
     done, written_as = Retraced(), format_of(config.env)
-    transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
+    transcriber, scoring = Transcriber(tokenizer, rules=ChatRules.of(config.model)), scoring_of(config, tokenizer)
     for number, task, replies, row in _recorded(Path(options.retrace), config, done.left_out):
         players: list[Retracer] = []
 
@@ -98,7 +99,7 @@ def retrace(config: Config, options: CollectOptions, tokenizer: PreTrainedTokeni
             return made[-1]
 
         try:
-            (trajectory,) = expert_episodes(config, tokenizer, {number: task}, sampler=player)
+            (trajectory,) = expert_episodes(config, tokenizer, {number: task}, sampler=player, scoring=scoring)
         except (EnvError, EpisodeFailed) as failure:
             log.warning("row %d failed and is left out: %s", number, failure)
             done.left_out["failed in the environment"] += 1

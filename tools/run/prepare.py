@@ -19,6 +19,7 @@ from slipstream.actors.episode.actions import ADMISSIBLE
 from slipstream.actors.episode.allowance import Allowance
 from slipstream.actors.episode.episode_record import Attempt, EpisodeRecord
 from slipstream.actors.episode.rollout import EpisodeFailed, rollout
+from slipstream.actors.group.episode_reward import Scoring, rewarded
 from slipstream.common.config.config import Config, differences, dump_config, load_config
 from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.config.model_config import ModelConfig
@@ -203,10 +204,12 @@ def expert_episodes(
     tasks: Mapping[int, Task],
     *,
     sampler: Callable[[Env, int], Sampler],
+    scoring: Scoring | None = None,
 ) -> Iterator[Trajectory]:
     """Yield an episode of each task, by group id, of which `sampler` makes a player: it sees the environment.
 
-    It is played by the same rollout as the actors use. Raises ConfigError for a format that no expert can write.
+    It is played by the same rollout as the actors use, and scored by `scoring`. Raises ConfigError for a format that no
+    expert can write.
     """
     written_as = format_of(config.env)
     written_as.write("")
@@ -218,9 +221,10 @@ def expert_episodes(
     with asyncio.Runner() as runner:
         try:
             for group_id, task in tasks.items():
+                record = EpisodeRecord(attempt=_demonstration(config, task, group_id=group_id))
                 episode = runner.run(
                     rollout(
-                        EpisodeRecord(attempt=_demonstration(config, task, group_id=group_id)),
+                        record,
                         env=envs[task.env],
                         sampler=sampler(envs[task.env], group_id),
                         tokenizer=tokenizer,
@@ -229,7 +233,7 @@ def expert_episodes(
                     )
                 )
                 work.done()
-                yield episode
+                yield runner.run(rewarded(episode, record, scoring=scoring))
         finally:
             for env in envs.values():
                 runner.run(env.close())

@@ -147,6 +147,10 @@ def test_a_mistake_in_the_options_is_named() -> None:
         check_collect(settings("env.name=verifiers"), CollectOptions(expert=True))
 
 
+def never(completions: list[Any], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
 def test_the_expert_plays_without_an_engine_and_finishes_what_it_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,3 +167,8 @@ def test_the_expert_plays_without_an_engine_and_finishes_what_it_played(
     assert all("loss" in replies(row)[0] for row in map(json.loads, finished.read_text().splitlines()))
     assert main(["collect", str(tmp_path / "x.parquet"), *shared, f"--retrace={rows}"]) == 2
     assert "must end in .jsonl" in capsys.readouterr().err
+    # A part of the reward that is the score is that of the expert's episodes too.
+    shared.append("env.rewards.done={part: 'tests.tools.play.test_retrace:never', success_from: 1}")
+    for more in ((), (f"--retrace={rows}",)):
+        assert main(["collect", str(finished), *shared, "--num-tasks=6", "--force", *more]) == 0
+        assert ", 0 successes" in capsys.readouterr().out
