@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from slipstream.common.config.actors_config import ActorsConfig
-from slipstream.common.config.config_merge import check_presets, keep_texts, merged, with_home, written_in
+from slipstream.common.config.config_merge import check_presets, merged, read_as_written, with_home, written_in
 from slipstream.common.config.env_config import MAX_PAIRED, TOOLS, EnvConfig
 from slipstream.common.config.learner_config import (
     EvalConfig,
@@ -324,11 +324,11 @@ def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapp
             source = preset if isinstance(preset, str) else "the presets"
             changes = OmegaConf.load(config_file(preset)) if isinstance(preset, str) else OmegaConf.create(dict(preset))
             if isinstance(preset, str):
-                keep_texts(changes, yaml.load(config_file(preset).read_text(), yaml.BaseLoader), Config)
+                read_as_written(changes, yaml.load(config_file(preset).read_text(), yaml.BaseLoader), Config)
             structured = merged(structured, changes)
         source = " ".join(overrides)
         changes = OmegaConf.from_dotlist(overrides)
-        keep_texts(changes, written_in(overrides), Config)
+        read_as_written(changes, written_in(overrides), Config)
         structured = merged(structured, changes)
         config = with_home(OmegaConf.to_object(structured))
     except ConfigKeyError as error:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 
 from slipstream.common.config.setting_bounds import plain_type
@@ -21,7 +22,13 @@ def check_presets(files: Sequence[str]) -> None:
         )
 
 
-def keep_texts(changes: Any, written: Any, kind: type) -> None:
+def read_as_written(changes: Any, written: Any, kind: type) -> None:
+    """Undo what YAML 1.1 makes of texts in `changes` to `kind`. Raises ConfigError for numbers that it changes."""
+    _keep_texts(changes, written, kind)
+    _check_numbers(OmegaConf.to_container(changes), written)
+
+
+def _keep_texts(changes: Any, written: Any, kind: type) -> None:
     """Set every setting of the section `kind` that is text to what was `written`, where YAML has read a number.
 
     So `run.name=010` is no run 8, and `1.10` no run 1.1.
@@ -32,9 +39,28 @@ def keep_texts(changes: Any, written: Any, kind: type) -> None:
         if item.name not in changes or item.name not in written:
             continue
         if dataclasses.is_dataclass(item.type):
-            keep_texts(changes[item.name], written[item.name], item.type)  # type: ignore[arg-type]
+            _keep_texts(changes[item.name], written[item.name], item.type)  # type: ignore[arg-type]
         elif plain_type(item.type) is str and isinstance(changes[item.name], int | float):
             changes[item.name] = written[item.name]
+
+
+def _check_numbers(read: Any, written: Any, path: str = "") -> None:
+    """Raise ConfigError for a number that was read as another one: `010` as 8, and `1:30` as 90."""
+    if isinstance(read, dict) and isinstance(written, dict):
+        for name in read.keys() & written.keys():
+            _check_numbers(read[name], written[name], f"{path}.{name}" if path else str(name))
+    elif isinstance(read, list) and isinstance(written, list):
+        for value, text in zip(read, written, strict=False):
+            _check_numbers(value, text, path)
+    elif type(read) in (int, float) and isinstance(written, str) and not _is_as_written(read, written):
+        raise ConfigError(f"`{path}`: YAML reads {written} as {read}; write {read}, or for a text \"'{written}'\"")
+
+
+def _is_as_written(read: float, written: str) -> bool:
+    try:
+        return type(read)(written) == read
+    except ValueError:
+        return written.lower().lstrip("+-").startswith((".inf", ".nan", "0x"))
 
 
 def written_in(overrides: Sequence[str]) -> dict[str, Any]:
@@ -47,7 +73,7 @@ def written_in(overrides: Sequence[str]) -> dict[str, Any]:
         for parent in parents:
             place = place.setdefault(parent, {}) if isinstance(place, dict) else {}
         if isinstance(place, dict):
-            place[name] = text
+            place[name] = yaml.load(text, yaml.BaseLoader)
     return written
 
 

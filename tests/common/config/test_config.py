@@ -1,6 +1,7 @@
 """The configuration: every key has a comment, every mistake an answer that names the key and what to do."""
 
 import argparse
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -347,6 +348,27 @@ def test_a_text_stays_as_it_is_written_where_yaml_reads_a_number(tmp_path: Path,
         assert (config.run.name, config.weights.host, config.actors.count) == (name, name, 2)
         (tmp_path / "dumped.yaml").write_text(dump_config(config))
         assert load_config(str(tmp_path / "dumped.yaml"), []).run.name == name
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("actors.count=010", r"`actors\.count`: YAML reads 010 as 8; write 8, or for a text \"'010'\""),
+        ("optim.lr=1:30", r"`optim\.lr`: YAML reads 1:30 as 90; write 90"),
+        ("env.options={start: 1:30}", r"`env\.options\.start`: YAML reads 1:30 as 90"),
+        ("eval.num_tasks=0b11", r"reads 0b11 as 3"),
+        ("learner.steps=1_000", None),
+        ("optim.lr=1e-3", None),
+        ("env.options={start: '1:30', size: 12345678901234567890123}", None),
+    ],
+)
+def test_a_number_that_yaml_reads_as_another_one_is_refused(tmp_path: Path, setting: str, said: str | None) -> None:
+    section, _, rest = setting.partition(".")
+    key, _, value = rest.partition("=")
+    (tmp_path / "a.yaml").write_text(f"{section}:\n  {key}: {value}\n")
+    for path, overrides in ((str(tmp_path / "a.yaml"), list[str]()), (None, [setting])):
+        with pytest.raises(ConfigError, match=said) if said else contextlib.nullcontext():
+            load_config(path, overrides)
 
 
 def test_a_leading_tilde_is_the_home_folder_in_settings_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
