@@ -7,8 +7,10 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
+
+import msgspec
 
 from slipstream.common.config.config import Config
 from slipstream.common.config.env_config import EnvConfig, MixtureEntry
@@ -88,7 +90,15 @@ COUNTED = ("agent", "dataset")  # their tasks may be the rows of a file, whose n
 Made = TypeVar("Made")
 
 # What an option of a built-in environment must be, by its annotation; whole numbers have ranges of their own.
-_NOUNS = {str: "a text", float: "a number of seconds above 0"}
+_NOUNS: dict[Any, str] = {
+    str: "a text",
+    float: "a number of seconds above 0",
+    Sequence[int]: "a list of whole numbers",
+    str | Sequence[str]: "a text or a list of texts",
+}
+_NOUNS |= dict.fromkeys((Sequence[str], Sequence[str] | None), "a list of texts")
+_NOUNS |= dict.fromkeys((Mapping[str, Any], Mapping[str, Any] | None), "a mapping")
+_NOUNS[Mapping[str, str] | None] = "a mapping of texts to texts"
 _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")
 
 
@@ -187,12 +197,16 @@ def _made(make: Callable[..., Made], name: str, options: Mapping[str, Any]) -> M
 
 
 def _check_types(signature: inspect.Signature, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an option that must be a text or a time and is not. `server_command` may be null."""
+    """Raise ValueError for an option of another type than its annotation. `server_command` may be null."""
     for name, value in options.items():
         if (kind := signature.parameters[name].annotation) not in _NOUNS or (name, value) == ("server_command", None):
             continue
-        fits = isinstance(value, int | float) and 0 < value < math.inf if kind is float else isinstance(value, kind)
-        if isinstance(value, bool) or not fits:
+        try:
+            fits = kind is not float or 0 < msgspec.convert(value, float) < math.inf
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            fits = False
+        if not fits:
             cure = "change it; in YAML, a text that is no word needs quotes"
             raise ValueError(f"`env.options.{name}` must be {_NOUNS[kind]}, got {value!r:.200}; {cure}")
 
