@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-gpu setup-browser quickstart model road test suite check format lock clean docs image-root
+.PHONY: setup setup-gpu setup-browser quickstart model road test suite check format lock clean docs
 .PHONY: bench-actors bench-learner bench-peers bench-real bench-replay bench-weights families gpu-check
 .PHONY: ci-long sim mutations study-lag
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-python test-spot test-transformers-4
@@ -214,11 +214,6 @@ test-fleet: setup
 # Ten hosts at once that share nothing with the learner, over slow links, cut off, preempted and replaced: some minutes.
 test-spot: setup
 	SLIPSTREAM_SPOT_IN_FULL=1 $(BIN)/pytest -s tests/whole/test_bare_host.py
-
-# Run the Dockerfile's own steps in a clean Debian root, where there is no container engine: needs root's rights and
-# mmdebstrap, some 6 GB, and some minutes. For CUDA: IMAGE_ARGS='--build-arg SETUP=setup-gpu'.
-image-root: setup
-	$(BIN)/python -m slipstream.tools.run.image_root $(or $(IMAGE_ROOT),build/image-root) $(IMAGE_ARGS)
 
 # An environment with packages on top of ours, so that learners and actors can run there too.
 define beside-ours
