@@ -1,4 +1,4 @@
-"""Judge whether an instance is resolved: run its tests with pytest on the policy's files, and read pytest's reports.
+"""Judge whether an instance is resolved: run its tests on the policy's files, and read the reports of their runner.
 
 As in SWE-bench, the tests run in one process with the code that they test. So that code could forge reports. The judge
 is another process, which records the reports. The processes that it starts cannot read it (it is not dumpable), and it
@@ -18,14 +18,14 @@ import msgspec
 
 from slipstream.common.process.wire import MALFORMED
 from slipstream.envhub.assets.swebench_checkout import Checkout
-from slipstream.envhub.assets.swebench_instance import Playable
+from slipstream.envhub.assets.swebench_instance import Instance, Playable
 from slipstream.envhub.assets.swebench_run import ENVIRONMENT, run_in_testbed
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.file_tree import Node, Tree, file
 from slipstream.envhub.isolation.layer import WHITEOUT, whiteout
 
-# Files that pytest and Python load automatically. A policy's changes to them are undone, unless the real repair
-# changes them too.
+# Files that a runner of tests and Python load automatically. A policy's changes to them are undone, unless the real
+# repair changes them too.
 LOADED_UNASKED = (
     "conftest.py",
     "pytest.ini",
@@ -35,6 +35,8 @@ LOADED_UNASKED = (
     "pyproject.toml",
     "sitecustomize.py",
     "usercustomize.py",
+    "tests/runtests.py",  # Django's
+    "tests/test_sqlite.py",
 )
 MAX_LOG_BYTES = 1500
 MAX_CONTROLLED = 50  # tests that are run again to fail: all that were broken, and a sample of the others
@@ -44,10 +46,10 @@ PLUGIN = 'import sys\nsys.path.remove("")\n' + Path(__file__).with_name("swebenc
 
 
 class _Run(msgspec.Struct):
-    """The judge's record of one run of pytest."""
+    """The judge's record of one run of the tests."""
 
     is_whole: bool  # it ran to its end, with the exit code that it had announced
-    outcomes: dict[str, str]  # by test: the worst reported outcome, "passed", "xfailed" or "failed"
+    outcomes: dict[str, str]  # by a test's names, one a line: the worst outcome, "passed", "xfailed" or "failed"
 
 
 class _Report(msgspec.Struct):
@@ -59,7 +61,7 @@ class _Report(msgspec.Struct):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Outcome:
     failing: tuple[str, ...]  # the instance's tests that do not pass
-    log: str  # the end of pytest's output
+    log: str  # the end of the runner's output
 
 
 _WORKING: set[Playable] = set()  # the instances whose real repair passes their tests here; checked once in a process
@@ -77,7 +79,7 @@ async def is_resolved(layer: Tree, *, playable: Playable, checkout: Checkout, ti
             raise EnvError(
                 f"{playable.instance.instance_id}: with its own patch {len(best.failing)} of its "
                 f"{len(playable.instance.tests)} tests do not pass in {playable.environment}: "
-                f"{', '.join(best.failing[:5])}; pytest's output: {best.log}"
+                f"{', '.join(best.failing[:5])}; the runner's output: {best.log}"
             )
     _WORKING.add(playable)
     return not outcome.failing
@@ -103,23 +105,34 @@ async def _run_tests(layer: Tree, *, playable: Playable, checkout: Checkout, tim
         "sign": sign,
         "python": f"{ENVIRONMENT}/bin/python",
         "plugin": PLUGIN,
-        "files": sorted({name.partition("::")[0] for name in wanted}),
+        "runner": playable.instance.runner,
+        "files": _files(playable.instance, checkout.tests),
         "controlled": _controlled(playable),
     }
     added = {path: file(msgspec.json.encode(order).decode())}
     tree = judged(layer, checkout.tests | added, repaired=checkout.repaired)
-    command = f"/usr/bin/python3 -I -S -c {shlex.quote(JUDGE)} {path}\necho; tail -c {MAX_LOG_BYTES} /tmp/pytest.log"
+    command = f"/usr/bin/python3 -I -S -c {shlex.quote(JUDGE)} {path}\necho; tail -c {MAX_LOG_BYTES} /tmp/tests.log"
     finished = await run_in_testbed(command, tree, playable=playable, checkout=checkout, timeout_s=timeout_s)
     reported, _, log = finished.output.partition("\n")
     passed = _passed(reported, sign=sign)
-    return _Outcome(failing=tuple(name for name in wanted if _word(name) not in passed), log=log.strip())
+    return _Outcome(failing=tuple(name for name in wanted if name not in passed), log=log.strip())
 
 
 def _controlled(playable: Playable) -> list[str]:
     """Return the tests to run again and to fail: all that were broken, and a sample of the others."""
-    broken, others = ([_word(name) for name in names] for names in playable.instance.by_kind)
+    broken, others = playable.instance.by_kind
     sample = random.SystemRandom().sample(others, min(len(others), max(0, MAX_CONTROLLED - len(broken))))
-    return broken + sample
+    return [*broken, *sample]
+
+
+def _files(instance: Instance, tests: Tree) -> list[str]:
+    """Return what the runner is to run: the files of the named tests, or, as in SWE-bench, those of the test patch."""
+    if instance.runner == "pytest":
+        return sorted({name.partition("::")[0] for name in instance.tests})
+    files = sorted(path for path in tests if path.endswith(".py") and path == _plain(path))
+    if instance.runner == "sympy":
+        return files
+    return [path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in files]
 
 
 def _passed(reported: str, *, sign: str) -> set[str]:
@@ -131,13 +144,17 @@ def _passed(reported: str, *, sign: str) -> set[str]:
     forged = "passed" in report.control.outcomes.values()
     if report.sign != sign or forged or not (report.tests.is_whole and report.control.is_whole):
         return set()
-    failed = {_word(name) for name, outcome in report.tests.outcomes.items() if outcome == "failed"}
-    return {_word(name) for name in report.tests.outcomes} - failed
+    passed: set[str] = set()
+    failed: set[str] = set()  # no test of a name may fail; in SWE-bench its last test counts
+    for names, outcome in report.tests.outcomes.items():
+        (failed if outcome == "failed" else passed).update(names.split("\n"))
+    return passed - failed
 
 
 def _is_undone(name: str, changed: set[str]) -> bool:
     is_gits = name == ".git" or name.startswith(".git/")
-    return is_gits or (posixpath.basename(name) in LOADED_UNASKED and name not in changed)
+    is_loaded = name in LOADED_UNASKED or posixpath.basename(name) in LOADED_UNASKED
+    return is_gits or (is_loaded and name not in changed)
 
 
 def _hides(path: str, node: Node, test: str) -> bool:
@@ -150,8 +167,3 @@ def _plain(path: str) -> str:
     """Return the path that `path` of a layer changes or deletes."""
     folder, name = posixpath.split(path)
     return posixpath.join(folder, name.removeprefix(WHITEOUT))
-
-
-def _word(name: str) -> str:
-    """Return a test's name up to the first blank, as in SWE-bench's logs and lists."""
-    return name.split(maxsplit=1)[0]

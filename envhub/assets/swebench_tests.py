@@ -1,4 +1,4 @@
-"""The judge inside the sandbox: run pytest in child processes, and print a signed report of their results.
+"""The judge inside the sandbox: run the tests in child processes, and print a signed report of their results.
 
 The system's Python runs it, with the standard library only. It imports nothing from the repository.
 """
@@ -19,14 +19,14 @@ WORST = ("passed", "xfailed", "failed")
 POLL_S = 0.5
 
 
-def run_pytest(order: Any, log: str, controlled: Any) -> Any:
-    """Run pytest and return its record. If there are `controlled` tests, run only those and request them to fail."""
+def run_tests(order: Any, log: str, controlled: Any) -> Any:
+    """Run the tests and return the record. If there are `controlled` tests, run only those and request them to fail."""
     events, events_of_child = os.pipe()
     answers_of_child, answers = os.pipe()
     command = [order["python"], "-c", order["plugin"], str(events_of_child), str(answers_of_child)]
     with open(log, "wb") as output:
         child = subprocess.Popen(
-            [*command, json.dumps(controlled), *order["files"]],
+            [*command, json.dumps(controlled), order["runner"], *order["files"]],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -71,8 +71,8 @@ def main() -> None:
     with open(sys.argv[1]) as file:
         order = json.load(file)
     os.remove(sys.argv[1])
-    tests = run_pytest(order, "/tmp/pytest.log", [])
-    control = run_pytest(order, os.devnull, order["controlled"])
+    tests = run_tests(order, "/tmp/tests.log", [])
+    control = run_tests(order, os.devnull, order["controlled"])
     print(json.dumps({"sign": order["sign"], "tests": tests, "control": control}))
 
 

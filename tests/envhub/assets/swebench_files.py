@@ -47,6 +47,193 @@ REPAIR_TESTS = {
 FAIL_TO_PASS = ["tests/test_scales.py::test_heaviest[two", "tests/test_scales.py::test_peel"]
 PASS_TO_PASS = ["tests/test_scales.py::test_count", "tests/test_scales.py::test_of_none"]
 
+RUNNERS = {  # stand-ins of the same form as theirs, by repository
+    "django/django": {
+        "tests/test_sqlite.py": "",
+        "tests/runtests.py": """import argparse, sys, unittest
+parser = argparse.ArgumentParser()
+for name, kind in (("settings", str), ("parallel", int), ("verbosity", int)):
+    parser.add_argument("--" + name, type=kind)
+parser.add_argument("labels", nargs="*")
+options = parser.parse_args()
+assert (options.settings, options.parallel, options.verbosity) == ("test_sqlite", 1, 2)
+import django, test_sqlite
+suite = unittest.defaultTestLoader.loadTestsFromNames(options.labels)
+result = unittest.TextTestRunner(verbosity=2).run(suite)
+sys.exit(bool(result.failures or result.errors))
+""",
+    },
+    "sympy/sympy": {
+        "sympy/utilities/__init__.py": "",
+        "sympy/utilities/runtests.py": """import os
+
+class SymPyTests:
+    _seed = 7
+
+    def test(self, path, timeout):
+        names, is_good = {}, True
+        exec(compile(open(path).read(), path, "exec"), names)
+        for name in [name for name in names if name.startswith("test_")]:
+            try:
+                self._timeout(names[name], timeout, False) if timeout else names[name]()
+                print(name, "ok")
+            except Exception as error:
+                print(name, {"Skipped": "s", "XFail": "f"}.get(type(error).__name__, "F"))
+                is_good = is_good and type(error).__name__ in ("Skipped", "XFail")
+        return is_good
+
+    def _timeout(self, function, timeout, fail_on_timeout):
+        function()
+
+def test(*paths, subprocess=True, verbose=False, timeout=False):
+    assert verbose and not subprocess and os.environ["SYMPY_USE_CACHE"] == "no"
+    return all([SymPyTests().test(path, timeout) for path in paths])
+""",
+    },
+}
+OWN_TESTS = {  # in the test patch
+    "django/django": (
+        "tests/fruit/tests.py",
+        """import unittest
+import unittest.mock
+
+from django.scales import count, heaviest
+
+
+class FruitTests(unittest.TestCase):
+    def test_heaviest(self):
+        self.assertEqual(heaviest({"fig": 1, "plum": 2}), "plum")
+
+    def test_both(self):
+        \"""
+        A docstring that begins on its second line.
+        \"""
+        self.assertEqual(heaviest({"fig": 1, "plum": 2}), "plum")
+
+    def test_said(self):
+        \"""The heavier of two, as a sentence.\"""
+        for weights in ({"fig": 1}, {"fig": 1, "plum": 2}):
+            with self.subTest(weights=weights):
+                self.assertEqual(heaviest(weights), max(weights))
+
+    def test_count(self):
+        self.assertEqual(count(["fig"]), 1)
+
+    def test_of_a_result(self):
+        class Inner(unittest.TestCase):
+            def runTest(self):
+                self.fail()
+
+        result = unittest.mock.Mock()  # as Django's RemoteTestResult, it has no lists
+        Inner().run(result)
+        result.addFailure.assert_called_once()
+
+    def test_kept(self):
+        \"""Words of a test that is skipped too.\"""
+
+    @unittest.skip("no reason")
+    def test_kept_and_skipped(self):
+        \"""Words of a test that is skipped too.\"""
+
+    @unittest.skip("no reason")
+    def test_skipped(self):
+        pass
+
+    @unittest.expectedFailure
+    def test_expected(self):
+        self.fail()
+
+    @unittest.expectedFailure
+    def test_unexpected(self):
+        pass
+
+    def test_part(self):
+        with self.subTest(part=1):
+            self.fail()
+
+    def test_twice(self):
+        \"""The same words.\"""
+
+    def test_twice_fails(self):
+        \"""The same words.\"""
+        self.fail()
+
+
+class NeverTests(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        raise ValueError
+
+    def test_never(self):
+        pass
+""",
+    ),
+    "sympy/sympy": (
+        "sympy/fruit/tests/test_scales.py",
+        """from sympy.scales import count, heaviest
+
+
+class Skipped(Exception):
+    pass
+
+
+class XFail(Exception):
+    pass
+
+
+def test_heaviest():
+    assert heaviest({"fig": 1, "plum": 2}) == "plum"
+
+
+def test_count():
+    assert count(["fig"]) == 1
+
+
+def test_skipped():
+    raise Skipped
+
+
+def test_expected():
+    raise XFail
+
+
+def test_raises():
+    raise ValueError
+
+
+def test_twice():
+    pass
+
+
+test_again = test_twice
+
+
+def test_twice():
+    raise ValueError
+""",
+    ),
+}
+OWN_LISTS = {  # FAIL_TO_PASS, PASS_TO_PASS and those that never pass
+    "django/django": (
+        [
+            "test_heaviest (fruit.tests.FruitTests)",
+            "test_both (fruit.tests.FruitTests)",
+            "The heavier of two, as a sentence.",
+        ],
+        [
+            "test_count (fruit.tests.FruitTests)",
+            "test_of_a_result (fruit.tests.FruitTests)",
+            "Words of a test that is skipped too.",
+        ],
+        [
+            *(f"test_{name} (fruit.tests.FruitTests)" for name in ("skipped", "expected", "unexpected", "part")),
+            "The same words.",
+            "test_never (fruit.tests.NeverTests)",
+        ],
+    ),
+    "sympy/sympy": (["test_heaviest"], ["test_count"], ["test_skipped", "test_expected", "test_raises", "test_twice"]),
+}
+
 
 def git(folder: Path, *arguments: str) -> str:
     return subprocess.run([*GIT, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
@@ -82,6 +269,42 @@ def write_clone(clones: Path) -> dict[str, Any]:
         "FAIL_TO_PASS": json.dumps(FAIL_TO_PASS),
         "PASS_TO_PASS": json.dumps(PASS_TO_PASS),
         "environment_setup_commit": base,
+    }
+
+
+def write_own(clones: Path, repo: str) -> dict[str, Any]:
+    """A repository of the form of Django's or SymPy's; return its instance."""
+    folder = clones / repo.replace("/", "__")
+    folder.mkdir(parents=True)
+    git(folder, "init", "-q", "--initial-branch=main")
+    package = repo.partition("/")[0]
+    path, tests = OWN_TESTS[repo]
+    base, repair, new_tests = (
+        _commit(folder, files, said)
+        for files, said in (
+            (
+                RUNNERS[repo]
+                | {
+                    f"{package}/__init__.py": "",
+                    f"{package}/scales.py": COUNTING + WRONG,
+                    "tests/test_old.py": "old\n",
+                },
+                "base",
+            ),
+            ({f"{package}/scales.py": COUNTING + RIGHT}, "repair"),
+            ({path: tests, "docs/fruit.txt": "text\n", "tests/test_old.py": None}, "tests"),
+        )
+    )
+    broken, others, _ = OWN_LISTS[repo]
+    return {
+        "repo": repo,
+        "instance_id": f"{folder.name}-1",
+        "base_commit": base,
+        "patch": git(folder, "diff", base, repair),
+        "test_patch": git(folder, "diff", repair, new_tests),
+        "problem_statement": "heaviest() gives the lightest.",
+        "FAIL_TO_PASS": json.dumps(broken),
+        "PASS_TO_PASS": json.dumps(others),
     }
 
 

@@ -1,8 +1,10 @@
 """SWE-bench, from instances in their true form on git repositories that are made here."""
 
+import ast
 import asyncio
 import json
 import logging
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,11 +16,20 @@ import pyarrow.parquet
 import pytest
 
 from slipstream.common.records.trajectory import Task
+from slipstream.envhub.assets.swebench_judge import PLUGIN
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
 from tests.adapters.held import ALWAYS, acted
 from tests.envhub import test_env_contract as contract
-from tests.envhub.assets.swebench_files import FAIL_TO_PASS, PASS_TO_PASS, git, write_clone, write_environment
+from tests.envhub.assets.swebench_files import (
+    FAIL_TO_PASS,
+    OWN_LISTS,
+    PASS_TO_PASS,
+    git,
+    write_clone,
+    write_environment,
+    write_own,
+)
 from tests.envhub.env_cases import Case
 
 CHECKS = [
@@ -43,6 +54,10 @@ def folder() -> Iterator[Path]:
         write_environment(made / "environments" / ID)
         instance = write_clone(made / "clones")
         (made / "train.jsonl").write_text(json.dumps(instance) + "\n")
+        for repo in OWN_LISTS:
+            own = write_own(made / "clones", repo)
+            (made / "environments" / own["instance_id"]).symlink_to(ID)
+            (made / f"{own['instance_id']}.jsonl").write_text(json.dumps(own) + "\n")
         yield made
 
 
@@ -254,7 +269,7 @@ FORGERIES = {
     "a package that tells by itself": (
         "src/fruit/__init__.py",
         "import json, os, sys\nevents = int(sys.argv[1])\n"
-        "for name in ('test_heaviest[two of them]', 'test_peel', 'test_count', 'test_of_none'):\n"
+        "for name in ('test_heaviest[two', 'test_peel', 'test_count', 'test_of_none'):\n"
         "    for phase in ('setup', 'call', 'teardown'):\n"
         "        event = ['report', 'tests/test_scales.py::' + name, phase, 'passed']\n"
         "        os.write(events, json.dumps(event).encode() + b'\\n')\n"
@@ -268,7 +283,7 @@ FORGERIES = {
         "try:\n    parent = open('/proc/%d/mem' % os.getppid(), 'rb')\n    found += 'the judge is open'\n"
         "except OSError:\n    pass\n"
         "names = ['tests/test_scales.py::' + name for name in "
-        "('test_heaviest[two of them]', 'test_peel', 'test_count', 'test_of_none')]\n"
+        "('test_heaviest[two', 'test_peel', 'test_count', 'test_of_none')]\n"
         "run = {'is_whole': True, 'outcomes': dict.fromkeys(names, 'passed')}\n"
         "signs = re.findall(r'\\b[0-9a-f]{32}\\b', found) or ['x' * 32]\n"
         "for sign in signs:\n    report = json.dumps({'sign': sign, 'tests': run, 'control': run | {'outcomes': {}}})\n"
@@ -297,6 +312,63 @@ def test_to_change_the_judge_earns_nothing(options: dict[str, Any], name: str) -
     assert played(options, [DECLARED, forgery, "submit"])[-1].score == 0.0
 
 
+OWN = ("django", "sympy")
+REPORTER = {
+    "django": "import unittest\nReporter = unittest.TestCase.run.__globals__['Reporter']\n",
+    "sympy": "import sys\nReporter = sys.modules['__main__'].Reporter\n",
+}
+SWALLOWS = {
+    "django": "import unittest\nfor name in ('addFailure', 'addError', 'addSubTest'):\n"
+    "    setattr(unittest.TextTestResult, name, lambda *arguments: None)\n\n",
+    "sympy": "from sympy.utilities.runtests import SymPyTests\nrun = SymPyTests._timeout\n\n"
+    "def calm(*arguments):\n    try:\n        run(*arguments)\n    except AssertionError:\n        pass\n\n"
+    "SymPyTests._timeout = calm\n\n",
+}
+LIES = (
+    "tell = Reporter.send\n\ndef lie(self, *event):\n    if event[0] == 'report':\n"
+    "        tell(self, 'end of body', event[1])\n        event = *event[:3], 'passed'\n"
+    "    tell(self, *event)\n\nReporter.send = lie\n"
+)
+
+
+def own_options(options: dict[str, Any], package: str) -> dict[str, Any]:
+    return {**options, "train": str(Path(options["train"]).with_name(f"{package}__{package}-1.jsonl"))}
+
+
+@pytest.mark.parametrize("package", OWN)
+def test_djangos_and_sympys_own_runners_judge_their_instances(options: dict[str, Any], package: str) -> None:
+    repair = f"edit {package}/scales.py 9\n    return max(sorted(weights), key=weights.get)"
+    hide = "bash rm -rf tests; mkdir tests; echo 'raise SystemExit' | tee tests/runtests.py tests/test_sqlite.py"
+    for actions, score in (
+        ([], 0.0),
+        ([repair, f"bash sed -i 's/len(names)/0/' {package}/scales.py"], 0.0),
+        ([repair, hide], 1.0),
+    ):
+        assert played(own_options(options, package), [*actions, "submit"])[-1].score == score
+
+
+@pytest.mark.parametrize("package", OWN)
+def test_a_test_passes_where_its_runner_says_ok(options: dict[str, Any], package: str) -> None:
+    """And no other: not one that is skipped, that fails as expected or in a part, or whose name another one has."""
+    own = json.loads(Path(own_options(options, package)["train"]).read_text())
+    never = OWN_LISTS[own["repo"]][2]
+    (Path(options["environments"]) / f"{package}-never").symlink_to(ID)
+    strict = own | {"instance_id": f"{package}-never", "PASS_TO_PASS": json.loads(own["PASS_TO_PASS"]) + never}
+    chosen = with_instances(options, f"{package}-never.jsonl", strict)
+    num_tests = len(never) + sum(map(len, OWN_LISTS[own["repo"]][:2]))
+    with pytest.raises(EnvError, match=re.escape(f"{len(never)} of its {num_tests} tests do not pass in ")) as failure:
+        played(chosen, ["submit"])
+    assert ", ".join(never[:5]) in str(failure.value)
+
+
+@pytest.mark.parametrize("package", OWN)
+@pytest.mark.parametrize("forgery", ["leaves", "lies", "swallows"])
+def test_to_change_their_runners_earns_nothing(options: dict[str, Any], package: str, forgery: str) -> None:
+    content = {"leaves": "import os\nos._exit(0)\n", "lies": REPORTER[package] + LIES, "swallows": SWALLOWS[package]}
+    written = f"bash cat - {package}/scales.py > new <<'END'\n{content[forgery]}\nEND\nmv new {package}/scales.py"
+    assert played(own_options(options, package), [written, "submit"])[-1].score == 0.0
+
+
 SPEAKS = """import json, os, sys
 
 if len(sys.argv) > 3 and sys.argv[0] == "-c":
@@ -305,7 +377,8 @@ if len(sys.argv) > 3 and sys.argv[0] == "-c":
     failed = False
     for name in ("test_heaviest[two of them]", "test_peel", "test_count", "test_of_none"):
         name = "tests/test_scales.py::" + name
-        if not controlled or name.split()[0] in controlled:
+        name += "\\n" + name.split()[0]
+        if not controlled or name.split("\\n")[1] in controlled:
             os.write(events, json.dumps(["end of body", name]).encode() + b"\\n")
             outcome = "failed" if os.read(answers, 1) == b"1" else "passed"
             failed = failed or outcome == "failed"
@@ -319,6 +392,10 @@ def test_what_is_not_promised_of_the_judge_is_what_the_docs_say(options: dict[st
     """Code that speaks the judge's own protocol is believed. Where this fails, docs/assets.md promises too little."""
     forgery = f"bash cat > src/fruit/__init__.py <<'END'\n{SPEAKS}END"
     assert played(options, [DECLARED, forgery, "submit"])[-1].score == 1.0
+
+
+def test_the_plugin_runs_on_the_python_of_djangos_oldest_instances() -> None:
+    ast.parse(PLUGIN, feature_version=(3, 5))
 
 
 def test_a_conftest_that_people_change_may_be_changed(options: dict[str, Any], instance: dict[str, Any]) -> None:
@@ -354,7 +431,11 @@ def test_an_instance_that_its_own_patch_does_not_resolve_here_is_an_environment_
             {"PASS_TO_PASS": ["tests/test_scales.py::test_gone"]},
             r"acme__fruit-20: with its own patch 1 of its 3 tests do not pass in .*: tests/test_scales.py::test_gone;",
         ),
-        (21, {}, "with its own patch 4 of its 4 tests do not pass in .*pytest's output: .*No module named 'pytest'"),
+        (
+            21,
+            {},
+            "with its own patch 4 of its 4 tests do not pass in .*the runner's output: .*No module named 'pytest'",
+        ),
         (22, {"base_commit": "0" * 40}, "lacks the commit 0000000.*; run git fetch --all in it"),
         (23, {"test_patch": instance["patch"].replace("min", "mean")}, "apply .* failed, exit code 1: .*scales.py"),
     ):
@@ -380,7 +461,7 @@ def test_instances_that_cannot_be_played_are_left_out_and_counted(
     (record,) = caplog.records
     text = record.getMessage()
     assert "1 instances work here; left out:" in text
-    assert "\n1 have tests that pytest does not run (django's and sympy's)" in text
+    assert "\n1 have tests that no runner here runs\n" in text
     assert f"\n1 need {options['clones']}/acme__nuts; run git clone https://github.com/acme/nuts" in text
     assert f"\n1 need an environment in {options['environments']}, such as a-3/bin/python" in text
     with pytest.raises(ValueError, match=r"no instance works here; left out:\n1 have tests"):
