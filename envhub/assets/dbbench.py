@@ -153,13 +153,8 @@ def _playable(path: Path) -> list[DbItem]:
     """Return the file's tasks without those whose own statement sqlite cannot execute; log how many those are."""
     items = read_lines(path, DbItem)
     playable = [item for item in items if _can_be_played(item)]
-    if len(playable) < len(items):
-        log.warning(
-            "%s: left out %d of %d tasks, because sqlite cannot execute their own statement",
-            path,
-            len(items) - len(playable),
-            len(items),
-        )
+    if num_left_out := len(items) - len(playable):
+        log.warning("%s: left out %d of %d tasks: sqlite fails on their own statement", path, num_left_out, len(items))
     return playable
 
 

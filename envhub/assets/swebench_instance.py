@@ -89,12 +89,9 @@ def read_playable(path: Path, clones: Path, environments: Path) -> tuple[Playabl
         elif environment is None:
             left_out[f"need an environment in {environments}, such as {instance.instance_id}/bin/python"] += 1
         else:
-            built = environment.with_name(f"{environment.name}.built")
-            found.append(
-                Playable(
-                    instance=instance, clone=clone, environment=environment, built=built if built.is_dir() else None
-                )
-            )
+            path_of_built = environment.with_name(f"{environment.name}.built")
+            built = path_of_built if path_of_built.is_dir() else None
+            found.append(Playable(instance=instance, clone=clone, environment=environment, built=built))
     reasons = "".join(f"\n{count} {reason}" for reason, count in sorted(left_out.items()))
     if not found:
         raise ValueError(f"{path}: no instance works here; left out:{reasons or ' none'}")
