@@ -175,9 +175,11 @@ def _plan(recipes: Mapping[str, Recipe], goal: str, held: Mapping[str, int]) -> 
             return
         recipe = recipes[item]
         times = math.ceil(missing / recipe.makes)
-        for ingredient, each in recipe.uses.items():
-            provide(ingredient, each * times)
-        actions.extend([str(recipe)] * times)
+        most = MAX_HELD // max(recipe.uses.values())  # crafts whose ingredients can be held at once
+        for now in [most] * (times // most) + [times % most] * (times % most > 0):
+            for ingredient, each in recipe.uses.items():
+                provide(ingredient, each * now)
+            actions.extend([str(recipe)] * now)
         stock[item] += times * recipe.makes - missing
 
     provide(goal, held.get(goal, 0) + 1)

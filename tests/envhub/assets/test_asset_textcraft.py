@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.assets.textcraft import read_book
+from slipstream.envhub.assets.textcraft import make_textcraft, read_book
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.task_seed import split_of
 from tests.adapters.held import ALWAYS, keeps
@@ -89,6 +89,28 @@ def test_recipes_are_read_as_minecraft_writes_them(folder: str) -> None:
     assert str(book.recipes["iron_block"]) == "craft 1 iron_block using 9 iron_ingot"
     assert "iron_ingot" not in book.recipes and "glass" not in book.recipes  # a block unpacked; smelted
     assert [book.depths[name] for name in ("acacia_planks", "stick", "torch", "oak_sign")] == [1, 2, 3, 3]
+
+
+def test_the_expert_makes_what_takes_more_than_can_be_held(tmp_path: Path) -> None:
+    """12 parts of 9 nuggets each: 108 nuggets, of which 99 can be held."""
+    recipes = {
+        "part": shapeless("part", [item("nugget")] * 9, 1),
+        "engine": shaped("engine", ["###", "###"], {"#": item("part")}, 1),
+        "ship": shapeless("ship", [item("engine"), item("engine")], 1),
+    }
+    for name, recipe in recipes.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(recipe))
+    book = read_book(tmp_path)
+    world = make_textcraft(
+        Task(env="textcraft", split="train", index=0), book=book, goals={"train": ["ship"]}, num_distractors=0
+    )
+    state, score = world.first, 0.0
+    for _ in range(40):
+        change = asyncio.run(world.act(state, world.expert(state)))
+        state, score = change.state, change.score
+        if change.over:
+            break
+    assert score == 1.0
 
 
 def test_a_goal_is_deep_enough_and_of_its_split_and_what_is_crafted_cannot_be_found(folder: str) -> None:
