@@ -34,10 +34,10 @@ def asset_path(option: str, path: str, *, fetch: str) -> Path:
     return Path(path)
 
 
-def named_files(train: str, held_out: str, *, fetch: str) -> dict[str, str]:
-    """Return the configured paths by split. Raises ValueError, with `fetch`, if neither is configured."""
+def named_files(train: str, held_out: str, *, fetch: str) -> dict[str, Path]:
+    """Return the configured paths by split. Raises ValueError, with `fetch`, without any, and if one is missing."""
     named = {split: path for split, path in (("train", train), ("held_out", held_out)) if path}
-    return named or {"train": str(asset_path("train", "", fetch=fetch))}
+    return {split: asset_path(split, path, fetch=fetch) for split, path in (named or {"train": ""}).items()}
 
 
 @functools.lru_cache(maxsize=16)  # each episode makes a new environment

@@ -16,7 +16,7 @@ from slipstream.envhub.adapters.mcp_session import INSTALL, McpServer, McpSessio
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.package import require_package
 from slipstream.envhub.replayed_env import ReplayedEnv, answered
-from slipstream.envhub.user_files import asset_path, item_of, named_files, read_lines
+from slipstream.envhub.user_files import item_of, named_files, read_lines
 
 MAX_ACTION_CHARS = 20_000
 MAX_SHOWN_CHARS = 4000
@@ -102,10 +102,8 @@ class McpEnv(ReplayedEnv[_Episode]):
                 "exactly one of `env.options.command`, a list such as [python, server.py], and `env.options.url` must "
                 f"be set, got {command!r} and {url!r}"
             )
-        self._items = {
-            split: read_lines(asset_path(split, path, fetch=FETCH), ToolTask)
-            for split, path in named_files(train, held_out, fetch=FETCH).items()
-        }
+        files = named_files(train, held_out, fetch=FETCH)
+        self._items = {split: read_lines(path, ToolTask) for split, path in files.items()}
         self._server = McpServer(command=tuple(command), url=url, secrets=_values(secrets or {}))
         self._hidden = frozenset(hidden)
         self._session: McpSession | None = None

@@ -17,7 +17,7 @@ from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.envhub.package import require_package
 from slipstream.envhub.replayed_env import ReplayedEnv, answered
-from slipstream.envhub.user_files import asset_path, item_of, named_files, read_json
+from slipstream.envhub.user_files import item_of, named_files, read_json
 
 INSTALL = "'textworld==1.7.0'"
 INSTALL_ALFWORLD = "'textworld[pddl]==1.7.0' 'alfworld==0.4.2'"
@@ -52,10 +52,8 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
     def __init__(self, *, train: str = "", held_out: str = "") -> None:
         """Raises ValueError if TextWorld, a game, or ALFWorld for its games is missing."""
         self._textworld = require_package("textworld", install=INSTALL)
-        self._games = {
-            split: games_in(asset_path(split, path, fetch=FETCH))
-            for split, path in named_files(train, held_out, fetch=FETCH).items()
-        }
+        files = named_files(train, held_out, fetch=FETCH)
+        self._games = {split: games_in(path) for split, path in files.items()}
         self._wrappers: list[Any] = []
         if any(path.suffix == ALFWORLD for paths in self._games.values() for path in paths):
             alfred = require_package("alfworld.agents.environment.alfred_tw_env", install=INSTALL_ALFWORLD)

@@ -158,10 +158,7 @@ def make_agentbench_kg_env(
             "`env.options.sparql_url` must be the URL of a SPARQL endpoint with Freebase, such as "
             "http://127.0.0.1:3001/sparql, got ''; github.com/dki-lab/Freebase-Setup explains how to set one up"
         )
-    items = {
-        split: read_json(asset_path(split, path, fetch=FETCH), list[KgItem])
-        for split, path in named_files(train, held_out, fetch=FETCH).items()
-    }
+    items = {split: read_json(path, list[KgItem]) for split, path in named_files(train, held_out, fetch=FETCH).items()}
     allowed = read_ontology(asset_path("ontology", ontology, fetch=FETCH_ONTOLOGY))
     freebase = Freebase(url=sparql_url, timeout_s=float(query_timeout_s))
     return WorldEnv(

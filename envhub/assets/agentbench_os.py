@@ -18,7 +18,7 @@ from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.isolation.file_tree import Tree
 from slipstream.envhub.isolation.sandbox import Finished, Limits, Place, require_sandbox, run_in_sandbox
 from slipstream.envhub.shell.action import ANSWER, BASH, parse_act, write_bash
-from slipstream.envhub.user_files import asset_path, item_of, named_files
+from slipstream.envhub.user_files import item_of, named_files
 from slipstream.envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 800  # AgentBench's own
@@ -106,11 +106,8 @@ def make_agentbench_os_env(*, train: str = "", held_out: str = "", command_timeo
     `data`; `command_timeout_s` is the timeout of a command or a check.
     """
     require_sandbox()
-    items = {
-        split: read_tasks(asset_path(split, path, fetch=FETCH))
-        for split, path in named_files(train, held_out, fetch=FETCH).items()
-    }
-    limits = Limits(wall_s=float(command_timeout_s))
+    items = {split: read_tasks(path) for split, path in named_files(train, held_out, fetch=FETCH).items()}
+    limits = Limits(wall_s=float(command_timeout_s), max_open_files=256)
     return WorldEnv(
         f"agentbench_os {train} {held_out}",
         state=OsState,

@@ -94,10 +94,7 @@ def make_bird_env(*, train: str = "", held_out: str = "", databases: str = "") -
     `train` and `held_out` are files of questions, used in turn; `databases` is the folder with the databases of both.
     """
     folder = asset_path("databases", databases, fetch=FETCH_DATABASES)
-    items = {
-        split: _playable(asset_path(split, path, fetch=FETCH), folder)
-        for split, path in named_files(train, held_out, fetch=FETCH).items()
-    }
+    items = {split: _playable(path, folder) for split, path in named_files(train, held_out, fetch=FETCH).items()}
 
     def make_world(task: Task) -> BirdWorld:
         item = item_of(task, items)

@@ -21,7 +21,7 @@ from slipstream.envhub.env import Env
 from slipstream.envhub.sqldb.domain import Schema, Tables
 from slipstream.envhub.sqldb.sqldb import shown_rows, verb_and_rest
 from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
-from slipstream.envhub.user_files import asset_path, item_of, named_files, read_lines
+from slipstream.envhub.user_files import item_of, named_files, read_lines
 from slipstream.envhub.world import Change, WorldEnv
 
 CHANGES = ("INSERT", "DELETE", "UPDATE")
@@ -126,10 +126,7 @@ def make_dbbench_env(*, train: str = "", held_out: str = "") -> Env:
 
     `train` and `held_out` are paths of files of tasks, used in turn.
     """
-    items = {
-        split: _playable(asset_path(split, path, fetch=FETCH))
-        for split, path in named_files(train, held_out, fetch=FETCH).items()
-    }
+    items = {split: _playable(path) for split, path in named_files(train, held_out, fetch=FETCH).items()}
 
     def make_world(task: Task) -> DbWorld:
         item = item_of(task, items)

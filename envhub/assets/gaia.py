@@ -19,7 +19,7 @@ from slipstream.envhub.isolation.program import program_in
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
 from slipstream.envhub.research.calculator import calculate
 from slipstream.envhub.research.gaia_score import is_gaia_match
-from slipstream.envhub.user_files import asset_path, item_of, named_files, read_records, read_rows
+from slipstream.envhub.user_files import item_of, named_files, read_records, read_rows
 from slipstream.envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 4000
@@ -129,10 +129,7 @@ def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0, python
     """
     check_range("level", level, 0, 3)
     require_sandbox()
-    items = {
-        split: _playable(asset_path(split, path, fetch=FETCH), level)
-        for split, path in named_files(train, held_out, fetch=FETCH).items()
-    }
+    items = {split: _playable(path, level) for split, path in named_files(train, held_out, fetch=FETCH).items()}
     limits = Limits(
         wall_s=float(python_timeout_s),
         cpu_s=int(python_timeout_s) + 1,

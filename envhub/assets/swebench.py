@@ -158,9 +158,7 @@ def make_swebench_env(
     check_choice("issue", issue, ISSUES)
     require_sandbox()
     require_git()
-    files = {
-        split: asset_path(split, path, fetch=FETCH) for split, path in named_files(train, held_out, fetch=FETCH).items()
-    }
+    files = named_files(train, held_out, fetch=FETCH)
     if not checkouts:
         raise ValueError("`env.options.checkouts` must be a writable folder, got ''; use one on a large disk")
     own = asset_path("clones", clones, fetch=FETCH_CLONES)

@@ -34,7 +34,7 @@ def asked(description: str, init: str, example: str) -> dict[str, Any]:
     }
 
 
-DOTS = "touch /usr/.a$RANDOM /usr/.b$RANDOM\nmkdir /usr/.c"
+DOTS = "touch /usr/.a$RANDOM /usr/.b$RANDOM\nmkdir /usr/.c\necho 123>/usr/d"  # 123 is a descriptor
 HIDDEN = asked("How many hidden files are in /usr?", DOTS, "find /usr -maxdepth 1 -name '.*' -type f | wc -l")
 USERS = asked("How many users are there?", "useradd -m -s /bin/bash ann && useradd bob", "getent passwd | wc -l")
 COMMAND = {
