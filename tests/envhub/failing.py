@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.env import Observation
+from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.shop.shop import ShopEnv
 from tests.guess import GuessEnv
 
 
@@ -26,3 +27,16 @@ class UnmadeEnv(GuessEnv):
 class ExpertlessEnv(GuessEnv):
     def expert(self) -> str:
         raise NotImplementedError
+
+
+class PatchyEnv(ShopEnv):
+    """A shop in which one task in `every` does not work."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self._every = every
+
+    async def reset(self, task: Task) -> Observation:
+        if task.index % self._every == 0:
+            raise EnvError(f"task {task.index} does not work")
+        return await super().reset(task)

@@ -43,6 +43,7 @@ from slipstream.tools.run.child import EXIT_BAD_INPUT
 from slipstream.tools.run.tiny_model import make_tiny_model, shape_of
 
 NUM_VOCABULARY_TASKS = 400  # train tasks whose text defines the tiny model's vocabulary
+MAX_FAILED_SHARE = 0.25  # of the expert's tasks, whose environment may fail
 MAX_PREDICTED_WORDS = 20  # of an expert's prediction: a reply has few tokens
 
 log = logging.getLogger(__name__)
@@ -208,8 +209,9 @@ def expert_episodes(
 ) -> Iterator[Trajectory]:
     """Yield an episode of each task, by group id, of which `sampler` makes a player: it sees the environment.
 
-    It is played by the same rollout as the actors use, and scored by `scoring`. Raises ConfigError for a format that no
-    expert can write.
+    It is played by the same rollout as the actors use, and scored by `scoring`. A task on which the environment fails
+    is left out and logged; if it fails on more than a quarter of them, its error is raised. Raises ConfigError for a
+    format that no expert can write.
     """
     written_as = format_of(config.env)
     written_as.write("")
@@ -220,18 +222,25 @@ def expert_episodes(
         allowance = replace(allowance, rules=replace(allowance.rules, context="stop"))
     with asyncio.Runner() as runner:
         try:
+            num_failed = 0
             for group_id, task in tasks.items():
                 record = EpisodeRecord(attempt=_demonstration(config, task, group_id=group_id))
-                episode = runner.run(
-                    rollout(
-                        record,
-                        env=envs[task.env],
-                        sampler=sampler(envs[task.env], group_id),
-                        tokenizer=tokenizer,
-                        action_format=written_as,
-                        allowance=allowance,
-                    )
+                playing = rollout(
+                    record,
+                    env=envs[task.env],
+                    sampler=sampler(envs[task.env], group_id),
+                    tokenizer=tokenizer,
+                    action_format=written_as,
+                    allowance=allowance,
                 )
+                try:
+                    episode = runner.run(playing)
+                except (EnvError, EpisodeFailed) as error:
+                    num_failed += 1
+                    if num_failed > MAX_FAILED_SHARE * len(tasks):
+                        raise
+                    log.warning("task %s is left out, its expert failed to play: %s", task.task_id, error)
+                    continue
                 work.done()
                 yield runner.run(rewarded(episode, record, scoring=scoring))
         finally:

@@ -1,9 +1,12 @@
 """Expert episodes for the warm start: made by the actors' own rollout, the same from the same seed."""
 
+import logging
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.records import frame_file
 from slipstream.common.records.trajectory import StopReason, Trajectory, check
@@ -55,6 +58,16 @@ def test_where_there_are_fewer_tasks_than_episodes_they_come_again_with_other_no
     few = demonstrations("env.num_train_tasks=3", "warm_start.noise=0.5")
     assert [trajectory.task.index for trajectory in few] == [number % 3 for number in range(20)]
     assert len({tuple(actions(trajectory)) for trajectory in few if trajectory.task.index == 0}) > 1
+
+
+def test_tasks_that_do_not_work_are_left_out_and_named_while_they_are_few(caplog: pytest.LogCaptureFixture) -> None:
+    patchy = "env.name=tests.envhub.failing:PatchyEnv"
+    with caplog.at_level(logging.WARNING):
+        played = demonstrations(patchy, "env.options.every=5")
+    assert [trajectory.task.index for trajectory in played] == [number for number in range(20) if number % 5]
+    assert "/train/10 is left out, its expert failed to play: task 10 does not work" in caplog.text
+    with pytest.raises(EpisodeFailed, match="task 15 does not work"):
+        demonstrations(patchy, "env.options.every=3")
 
 
 def test_the_same_seed_gives_the_same_episodes_and_another_seed_others() -> None:
