@@ -58,7 +58,7 @@ def start_fixed_policy(config: Config, *, name: str, formats: Sequence[str] = ()
 
     Every one of `formats`, by default `env.action_format`, is tried on the chat template before that.
 
-    The caller closes `engine`. Raises ConfigError if the model or the environment does not exist.
+    The caller closes `engine`. Raises ConfigError if the model or the environment does not exist, or vLLM refuses.
     """
     folder = fixed_model_folder(config)
     check_model_folder(folder, max_tokens=config.model.max_tokens)
@@ -77,5 +77,9 @@ def start_fixed_policy(config: Config, *, name: str, formats: Sequence[str] = ()
             redis_url="", run_id=name, actor=name, transport="pull", timeout_s=1.0, disk=""
         ),  # it never receives weights
     )
-    engine = VllmEngine(EngineProcess(), settings)
+    try:
+        engine = VllmEngine(EngineProcess(), settings)
+    except ValueError as error:
+        cure = "if its KV cache is too small, raise `actors.kv_cache_bytes`, or lower `model.max_tokens`"
+        raise ConfigError(f"the engine refused its settings; {cure}: {error}") from error
     return make_setup(engine, name=name, run=config, actors=config.actors, tokenizer=tokenizer)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.actors.engine.orders import Refused
 from slipstream.actors.episode.hint import INTRODUCTION
 from slipstream.actors.host.act import make_setup
 from slipstream.common.config.config import load_config
@@ -18,12 +19,14 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.headline import wilson
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
+from slipstream.tools.play import fixed_policy
 from slipstream.tools.play.eval_attempt import WAYS, Played, chosen
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.eval_report import compared, pass_at, report, spread
 from slipstream.tools.play.evaluate import check_revisable, evaluate_on
 from tests.actors.episode.episodes import ids
 from tests.common.text.small_tokenizer import CHATML, END, byte_tokenizer
+from tests.tools.run.tiny_model import save_tiny_model
 
 SEARCHED = ("dfsdt", "mcts", "tree_of_thoughts")
 
@@ -186,6 +189,29 @@ def test_options_that_do_not_go_together_or_compare_nothing_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         EvalOptions(**options)
+
+
+class RefusingProcess:
+    """What `VllmEngine` hears of an engine without room for a cache."""
+
+    def send(self, order: object) -> None:
+        pass
+
+    def receive(self, *, timeout_s: float) -> Refused:
+        return Refused(why="no room for the cache")
+
+    def end(self, timeout_s: float) -> None:
+        pass
+
+
+def test_what_the_engine_refuses_is_said_with_the_settings_that_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fixed_policy, "EngineProcess", RefusingProcess)
+    folder = save_tiny_model(tmp_path, vocab_size=512)
+    byte_tokenizer(CHATML).save_pretrained(folder)
+    with pytest.raises(ConfigError, match=r"raise `actors.kv_cache_bytes`, or lower .*: no room for the cache"):
+        fixed_policy.start_fixed_policy(load_config(None, [f"model.path={folder}"]), name="eval")
 
 
 def test_an_evaluation_of_one_format_prints_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
