@@ -50,6 +50,7 @@ ADAPTERS: dict[str, str] = {
 ASSETS: dict[str, str] = {
     "agentbench_kg": "slipstream.envhub.assets.agentbench_kg:make_agentbench_kg_env",
     "agentbench_os": "slipstream.envhub.assets.agentbench_os:make_agentbench_os_env",
+    "bfcl": "slipstream.envhub.assets.bfcl:make_bfcl_env",
     "bird": "slipstream.envhub.assets.bird:make_bird_env",
     "dataset": "slipstream.envhub.dataset.dataset:make_dataset_env",
     "dbbench": "slipstream.envhub.assets.dbbench:make_dbbench_env",
@@ -77,6 +78,7 @@ HELD_OUT_BY_OPTION = (
     "agentbench_kg",
     "agentbench_os",
     "agentgym",
+    "bfcl",
     "bird",
     "dbbench",
     "gaia",

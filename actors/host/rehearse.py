@@ -104,11 +104,13 @@ async def _check_lengths(run: Config, label: str, part: MixtureEntry, tokenizer:
 
 
 async def _first_observation(run: Config, label: str) -> tuple[Observation, list[str]]:
-    """The first observation of the first train task of an environment, and what is possible in it, if that matters.
+    """The first observation of an environment's first task, and what is possible in it, if that matters.
 
-    Raises EnvError, EpisodeFailed.
+    The task is held out if `env.options` name only those. Raises EnvError, EpisodeFailed.
     """
-    task, timeout_s = Task(env=label, split="train", index=0), run.env.step_timeout_s
+    options = run.env.entries()[label].options
+    split = "held_out" if options.get("held_out") and not options.get("train") else "train"
+    task, timeout_s = Task(env=label, split=split, index=0), run.env.step_timeout_s
     async with fresh_env(run.env.entries(), task, timeout_s=timeout_s) as env:
         observation: Observation = await answer(partial(env.reset, task), timeout_s=timeout_s)  # type: ignore[union-attr]
         possible = list[str]()

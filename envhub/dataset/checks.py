@@ -235,7 +235,7 @@ def _is_mathematics(answer: Any) -> None:
         raise ValueError(f"the answer {answer!r} fails its own check `env.options.check`"[:500])
 
 
-def _plain(compare: Compare) -> Check:
+def immediate(compare: Compare) -> Check:
     """A check whose answers are replies, which must pass it themselves."""
 
     async def compare_now(reply: str, answer: Any) -> float:
@@ -249,15 +249,15 @@ async def _fits_schema(reply: str, answer: Any) -> float:
 
 
 CHECKS: dict[str, Check] = {
-    "exact": _plain(exact),
-    "f1": _plain(f1),
-    "number": _plain(number),
+    "exact": immediate(exact),
+    "f1": immediate(f1),
+    "number": immediate(number),
     "math": Check(compare=partial(compared, "math"), accept=_is_mathematics, reply=marked, max_tried=20),
-    "choice": _plain(choice),
+    "choice": immediate(choice),
     "regex": Check(
         compare=lambda reply, answer: asyncio.to_thread(matches, reply, answer), accept=_pattern, reply=None
     ),
-    "json": _plain(same_json),
+    "json": immediate(same_json),
     "schema": Check(compare=_fits_schema, accept=schema_of, reply=None),
     "code": Check(
         compare=passed_share,

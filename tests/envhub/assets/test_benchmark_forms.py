@@ -15,7 +15,7 @@ import pytest
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import ASSETS, make_env
 from slipstream.envhub.env import Env
-from tests.envhub.assets import test_asset_os, test_asset_textcraft, test_asset_webshop
+from tests.envhub.assets import test_asset_bfcl, test_asset_os, test_asset_textcraft, test_asset_webshop
 from tests.envhub.assets.swebench_files import write_clone, write_environment
 from tests.envhub.assets.test_asset_sql import ROWS, line
 from tests.envhub.assets.test_freebase import Asked
@@ -214,21 +214,15 @@ def swebench(folder: Path) -> Form:
     )
 
 
-def calls(folder: Path) -> Form:
-    """BFCL's single calls, one answer for each alternative."""
-    rows = [
-        {
-            "prompt": [{"role": "system", "content": "area(base, height)"}, {"role": "user", "content": f"Area {n}?"}],
-            "answer": [{"name": "area", "arguments": {"base": n, "height": 5} | more} for more in ({}, {"unit": "cm"})],
-        }
-        for n in NUMBERS
-    ]
-    said = '{{"name": "area", "arguments": {{"height": {}, "base": {}}}}}'
+def bfcl(folder: Path) -> Form:
+    answers = [[{"book": {"days": [n], "city": ["Bern", ""]}}, {"book": {"days": [n + 20]}}] for n in NUMBERS]
+    path = test_asset_bfcl.written(folder, *answers, functions=[test_asset_bfcl.function("book", "days")])
+    said = [test_asset_bfcl.said(("book", {"days": n + 20}), ("book", {"days": n, "city": "bern"})) for n in NUMBERS]
     return Form(
-        env="dataset",
-        options=both(folder / "calls.jsonl", rows) | {"check": "json"},
-        right=[[said.format(5, n)] for n in NUMBERS],
-        wrong=[[said.format(6, n)] for n in NUMBERS],
+        env="bfcl",
+        options={"train": path},
+        right=[[reply] for reply in said],
+        wrong=[[reply.replace("days", "day", 1)] for reply in said],
     )
 
 
@@ -262,7 +256,7 @@ def recorded_calls(folder: Path) -> Form:
 
 FORMS: tuple[Callable[[Path], Form], ...] = (
     *(gaia, gaia_of_openmanus, dbbench, bird, spider, agentbench_os, agentbench_kg, webshop, textcraft, swebench),
-    *(calls, recorded_calls),
+    *(bfcl, recorded_calls),
 )
 
 
@@ -309,5 +303,5 @@ def test_the_page_says_of_each_benchmark_how_it_is_scored_or_why_it_is_not_playe
     names = {re.findall(r"`(\w+)`", row[1])[0] for row in played}
     assert names == ASSETS.keys() - {"dataset"} == names & {form.__name__ for form in FORMS}
     assert [row for row in played if not all(row[:4])] == [] == [row for row in others if not all(row)]
-    asked = "BFCL, ToolBench, tau-bench, WebArena, OSWorld, AndroidWorld, TheAgentCompany"
+    asked = "ToolBench, tau-bench, WebArena, OSWorld, AndroidWorld, TheAgentCompany"
     assert ", ".join(row[0] for row in others) == asked
