@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("same")
 from slipstream.common.process.connection import PASSWORD_VARIABLE, connect  # noqa: E402
 from slipstream.common.process.shutdown import Shutdown  # noqa: E402
 from slipstream.replay.server.redis_server import Server, start_server  # noqa: E402
-from tests.preload import start_by_forks  # noqa: E402
+from tests.preload import start_by_forks, start_workers_by_forks  # noqa: E402
 from tests.replay.records.attempts import Views, make_buffer  # noqa: E402
 
 if TYPE_CHECKING:
@@ -92,6 +92,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "PyTorch sees no GPU"
     return f"device: {gpu}, torch {torch.__version__}, transformers {transformers.__version__}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    start_workers_by_forks(config.invocation_params.args)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

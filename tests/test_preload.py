@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from slipstream.common.process.shutdown import die_with_parent
+from tests import preload
 from tests.processes import customized
 from tests.stand_ins import wait_until
 
@@ -65,9 +66,16 @@ def test_it_is_killed_as_any_process(tmp_path: Path) -> None:
     assert len(gone) == 1 and not alive  # what would have forked for it
 
 
-def test_a_program_that_would_import_otherwise_is_no_fork(tmp_path: Path) -> None:
-    with start(tmp_path, TORCH_LOGS="recompiles") as process:
-        assert not is_fork(process.pid)
+@pytest.mark.parametrize(
+    ("file", "environment", "forks"),
+    [("mine.py", {}, True), ("redis.py", {}, False), ("mine.py", {"TORCH_LOGS": "recompiles"}, False)],
+)
+def test_a_program_that_would_import_otherwise_is_no_fork(
+    tmp_path: Path, file: str, environment: dict[str, str], forks: bool
+) -> None:
+    (tmp_path / file).touch()
+    with start(tmp_path, **customized(tmp_path), **environment) as process:
+        assert is_fork(process.pid) is forks
         process.kill()
 
 
@@ -76,6 +84,7 @@ def test_it_ends_when_its_parent_does(tmp_path: Path) -> None:
 import subprocess, os
 from functools import partial
 from slipstream.common.process.shutdown import die_with_parent
+from tests import preload
 from tests.preload import start_by_forks
 start_by_forks()
 process = subprocess.Popen({[*COMMAND, f"run.root={tmp_path}"]!r}, preexec_fn=partial(die_with_parent, os.getpid()))
@@ -88,6 +97,12 @@ process.wait()
         assert is_fork(orphan.pid)
         process.kill()
     wait_until(lambda: has_ended(orphan), "it ends", deadline_s=30)
+
+
+def test_a_worker_of_xdist_is_a_fork_of_a_process_that_has_collected_the_tests() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        pytest.skip("this process is no worker")
+    assert "ROOM" in preload._environment, "an image imported it"
 
 
 def has_ended(process: psutil.Process) -> bool:

@@ -201,7 +201,7 @@ def test_a_script_trains_on_the_environment_and_the_reward_that_it_defines(tmp_p
     (tmp_path / "script.py").write_text(SCRIPT.replace("SETTINGS", repr(settings)))
     python_path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
-        [sys.executable, "-u", str(tmp_path / "script.py")],
+        [sys.executable, "-u", "-m", "tests.tools.cli.script", str(tmp_path / "script.py")],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1", "FORCE_COLOR": "1"},
         capture_output=True,
