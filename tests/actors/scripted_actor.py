@@ -8,6 +8,7 @@ import dataclasses
 import math
 import os
 import random
+import re
 import sys
 
 from slipstream.actors.__main__ import main
@@ -26,7 +27,7 @@ from tests.guess import WORDS
 
 TOKEN_TIME_S = 0.01
 PULL_S = 60.0
-OWN_WORDS = {"gymnasium": ("left", "right")}  # of docs/examples/foreign
+PRICES = {"apples": 3, "pears": 4, "plums": 7, "figs": 9}  # of two scripts in docs/examples/foreign
 
 
 class PullingEngine(ScriptedEngine):
@@ -70,14 +71,34 @@ class PullingEngine(ScriptedEngine):
         return self._puller.pull(blob, publisher=offer.pull_endpoint, check=check, timeout_s=PULL_S).data
 
 
+def foreign_replies(prompt: str) -> tuple[str, str]:
+    """A right and a wrong reply to the prompts of the scripts in docs/examples/foreign."""
+    if places := re.findall(r"You are at (\d), the door is at (\d)", prompt):
+        here, door = map(int, places[-1])
+        return ("right", "left") if here < door else ("left", "right")
+    if fruit := re.search(r"What do (\w+) cost\?", prompt):
+        call = '{{"name": "final_answer", "arguments": {{"answer": "{}"}}}}' if "final_answer" in prompt else "{}"
+        return call.format(PRICES[fruit[1]]), call.format(0)
+    first, second = re.findall(r"(\d+) ?\+ ?(\d+)\?", prompt)[-1]
+    return str(int(first) + int(second)), "no"
+
+
 def start(name: str, *, run: Config, mine: Config, model_path: str) -> PullingEngine:
     tokenizer = load_tokenizer(model_path)
     end = reply_form(tokenizer).ends["user"]
-    turns = [tokenizer.encode(word + end, add_special_tokens=False) for word in OWN_WORDS.get(run.env.name, WORDS)]
+
+    def write(tokens: list[int], seed: int | None) -> list[int]:
+        chance = random.Random(f"{seed}/{len(tokens)}")
+        if run.env.mixture:
+            (reply,) = chance.choices(foreign_replies(tokenizer.decode(tokens)), (4, 1))
+        else:
+            reply = chance.choice(WORDS)
+        return list(tokenizer.encode(reply + end, add_special_tokens=False))
+
     return PullingEngine(
         actors_puller(mine.redis.url, run.run.name, actor=name),
         len(tokenizer),
-        script=lambda tokens, seed: list(random.Random(f"{seed}/{len(tokens)}").choice(turns)),
+        script=write,
         policy_version=-1,
         schedule=Schedule(token_time_s=TOKEN_TIME_S),
         max_tokens=run.model.max_tokens,

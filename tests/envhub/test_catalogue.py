@@ -124,8 +124,9 @@ def test_invalid_options_are_explained(name: str, options: dict[str, Any], compl
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_without_its_package_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the packages of adapters only gymnasium is pinned, for a foreign script."""
-    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    """Of the packages of adapters only these two are pinned, for foreign scripts."""
+    for package in ("gymnasium", "mcp"):
+        monkeypatch.setitem(sys.modules, package, None)
     assert env_maker(name).__name__ == ADAPTERS[name].partition(":")[2]
     with pytest.raises(ValueError, match=r"needs the package \w+, which cannot be imported: .*; run `pip install '\w+"):
         make_env(name, {})

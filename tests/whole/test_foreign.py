@@ -1,10 +1,12 @@
-"""Scripts of docs/examples/foreign train as they are: a learner, and an actor that writes at random, without vLLM.
+"""Scripts of docs/examples/foreign train: one run with all of them, by a learner and an actor without vLLM.
 
-`make ci-long` has the others, whose packages are not ours.
+The actor's engine writes a right reply or a wrong one: see `foreign_replies` of tests/actors/scripted_actor.py.
 """
 
 import json
-from pathlib import Path
+import os
+import shutil
+from typing import Any
 
 import pytest
 
@@ -14,45 +16,65 @@ from tests.processes import REPOSITORY, Run, customized
 from tests.tools.run.tiny_model import save_tiny_model
 
 SCRIPTS = "docs.examples.foreign"
-SETTINGS = {
-    "gymnasium": [
-        "env.name=gymnasium",
-        "env.max_turns=8",
-        f"env.options.game={SCRIPTS}.gymnasium_corridor:Corridor-v0",
-        f"env.options.speech={SCRIPTS}.gymnasium_corridor:SPEECH",
-    ],
-    "trl": [  # what `slipstream.train` makes of the script's call
-        "env.name=dataset",
-        "env.options={train: ROWS, check: none}",
-        f"env.rewards={{right: {{part: '{SCRIPTS}.trl_sums:right', success_from: 1.0}}}}",
-        f"env.rewards.short.part={SCRIPTS}.trl_sums:short",
-    ],
+VERIFIERS = REPOSITORY / "build/adapters-verifiers/bin/python"  # of an environment that `make test` makes
+CORRIDOR = f"{SCRIPTS}.gymnasium_corridor"
+SUMS = {"taskset": {"id": "verifiers_sums"}, "agent": {"harness": {"id": "direct"}}}
+KINDS: dict[str, dict[str, Any]] = {  # what foreign.yaml and verifiers_sums.yaml start, as parts of one run
+    "gymnasium": {"options": {"game": f"{CORRIDOR}:Corridor-v0", "speech": f"{CORRIDOR}:SPEECH"}},
+    "openai_agents": {"name": "agent", "options": {"agent": f"{SCRIPTS}.openai_agents_shop:play"}},
+    "smolagents": {"name": "agent", "options": {"agent": f"{SCRIPTS}.smolagents_shop:play"}},
+    "trl": {  # what `slipstream.train` makes of the script's call
+        "name": "dataset",
+        "options": {"train": "", "check": "none"},
+        "rewards": {
+            "right": {"part": f"{SCRIPTS}.trl_sums:right", "success_from": 1.0},
+            "short": {"part": f"{SCRIPTS}.trl_sums:short"},
+        },
+    },
+    "verifiers": {"options": {"python": str(VERIFIERS), "config": SUMS}},
 }
+SETTINGS = (
+    *("model.max_tokens=8192", "learner.micro_batch_tokens=8192", "sampling.max_turn_tokens=96", "env.max_turns=8"),
+    *("learner.steps=1", "replay.groups_per_step=5", "replay.target_lag=0", "replay.max_lag=0"),
+    *("run.seed=1", "objective.guard=false", "objective.max_negative_kl=0"),  # with this seed each kind has a group
+)
 
 
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_a_foreign_script_trains(
-    kind: str, redis_server: Server, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def record(redis_server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """The record of the run's only step, which takes a group of each kind."""
+    folder = tmp_path_factory.mktemp("foreign")
     tokenizer = byte_tokenizer(CHATML)
-    save_tiny_model(tmp_path / "model", vocab_size=len(tokenizer), max_position_embeddings=4096)
-    tokenizer.save_pretrained(tmp_path / "model")
-    small = [f"model.path={tmp_path / 'model'}", "objective.guard=false", "objective.max_negative_kl=0"]
-    small.append("replay.group_size=16")  # one of 32 that walk at random finds the door
-    settings = [str(REPOSITORY / "docs/examples/foreign/foreign.yaml"), *small]
-    settings += [setting.replace("ROWS", str(tmp_path / "rows.jsonl")) for setting in SETTINGS[kind]]
-    if kind == "trl":
-        # The script has it to write its rows, in lines that only `python trl_sums.py` runs.
-        (tmp_path / "datasets.py").write_text("class Dataset: ...")
-        (tmp_path / "sitecustomize.py").touch()  # so that the processes can be forks
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setenv(*customized(tmp_path).popitem())
+    save_tiny_model(folder / "model", vocab_size=len(tokenizer), max_position_embeddings=8192)
+    tokenizer.save_pretrained(folder / "model")
+    own = folder / "own"  # what the scripts import
+    own.mkdir()
+    shutil.copy(REPOSITORY / "docs/examples/foreign/verifiers_sums.py", own)
+    shutil.copy(REPOSITORY / "tests/adapters/verifiers/direct.py", own)  # a harness that starts no program
+    (own / "datasets.py").write_text("class Dataset: ...")  # for lines that only `python trl_sums.py` runs
+    (own / "sitecustomize.py").touch()  # so that the processes can be forks
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(own)
+        patch.setenv(*customized(own).popitem())
         from docs.examples.foreign.trl_sums import sums
 
-        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums(40)))
-    with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
-        learner = run.start_learner()
-        run.start_scripted_actor("actor")
-        run.wait_until(lambda: learner.exit_code == 0, "the learner has finished the run")
-        assert run.steps() == [1, 2] and sum(record["trained/reward"] for record in run.step_records()) > 0
-        assert run.audit() == [] and run.ledger().balanced
+        KINDS["trl"]["options"]["train"] = str(folder / "rows.jsonl")
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums(40)))
+        (folder / "run.yaml").write_text(json.dumps({"env": {"mixture": KINDS}}))
+        files = [REPOSITORY / "docs/examples/foreign/foreign.yaml", folder / "run.yaml"]
+        settings = [*map(str, files), f"model.path={folder / 'model'}", *SETTINGS]
+        with Run("test-foreign", root=folder, server=redis_server, settings=settings) as run:
+            learner = run.start_learner()
+            run.start_scripted_actor("actor")
+            run.wait_until(lambda: learner.exit_code == 0, "the learner has finished the run")
+            assert run.steps() == [1] and run.audit() == [] and run.ledger().balanced
+            return run.step_records()[0]
+
+
+@pytest.mark.skipif(
+    not VERIFIERS.exists() and "CI" not in os.environ, reason="make build/adapters-verifiers/.installed"
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_foreign_script_trains(kind: str, record: dict[str, float]) -> None:
+    assert record[f"trained/share_of_{kind}"] == 0.2
+    assert record[f"trained/success_in_{kind}"] > 0
