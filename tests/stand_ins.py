@@ -91,3 +91,8 @@ def await_lease(buffer: Views) -> Lease:
 
 def log_of(directory: Path) -> str:
     return (directory / "redis.log").read_text()
+
+
+def aof_of(directory: Path) -> Path:
+    """The file that the server in `directory` appends to: from Redis 7 on, and of Valkey, it lies in a folder."""
+    return max(directory.glob("appendonlydir/*.incr.aof"), default=directory / "appendonly.aof")

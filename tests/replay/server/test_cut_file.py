@@ -10,7 +10,7 @@ import pytest
 from slipstream.common.process.connection import connect
 from slipstream.replay.server.redis_server import start_server
 from tests.replay.records.attempts import Views, make_buffer, ticket
-from tests.stand_ins import await_lease, books_of, log_of, make_cast, playing, views_of, wait_for_answers
+from tests.stand_ins import aof_of, await_lease, books_of, log_of, make_cast, playing, views_of, wait_for_answers
 
 NUM_CUTS = int(os.environ.get("SLIPSTREAM_AOF_CUTS", "6"))
 
@@ -28,14 +28,14 @@ def test_a_file_that_ends_anywhere_loads_and_holds_no_half_of_anything(tmp_path:
         cast.learner.start()
         wait_for_answers(cast, 100)
         whole = books_of(cast, client)
-    file = (source / "appendonly.aof").read_bytes()
+    file = aof_of(source).read_bytes()
     chance = random.Random(7)
     inserted, num_truncated = [], 0
     for number in range(NUM_CUTS):
         directory = tmp_path / f"cut-{number}"
         shutil.copytree(source, directory, ignore=shutil.ignore_patterns("redis.log", "redis.lock"))
         cut = chance.randrange(len(file) // 3, len(file))
-        (directory / "appendonly.aof").write_bytes(file[:cut])
+        aof_of(directory).write_bytes(file[:cut])
         with start_server(directory) as server, connect(server.secret_url) as client:
             buffer = views_of(cast, client)
             assert buffer.audit() == [], f"cut at byte {cut}"
@@ -44,7 +44,7 @@ def test_a_file_that_ends_anywhere_loads_and_holds_no_half_of_anything(tmp_path:
             num_ready = buffer.ledger.ready
             if num_ready:  # and every payload of what is ready is there
                 assert len(buffer.learner.claim(10_000, num_ready, policy_version=0, max_lag=0)) == num_ready
-        num_truncated += "AOF loaded anyway because aof-load-truncated is enabled" in log_of(directory)
+        num_truncated += "loaded anyway because aof-load-truncated is enabled" in log_of(directory)
     assert num_truncated > NUM_CUTS // 2  # the others happened to end with a whole command
     assert max(inserted) <= whole.ledger.inserted and min(inserted) < whole.ledger.inserted
 
@@ -57,7 +57,7 @@ def test_a_run_that_goes_on_after_its_file_was_cut_has_right_books_after_the_nex
     directory = tmp_path / "redis"
     with start_server(directory) as server, connect(server.secret_url) as client:
         play_some(make_buffer(client, run_id), run_id, first_group_id=0)
-    file = directory / "appendonly.aof"
+    file = aof_of(directory)
     whole = file.read_bytes()
     start, stop = whole.rfind(b"MULTI", 0, whole.rfind(b"MULTI")), whole.rfind(b"EXEC")
     file.write_bytes(whole[: start + (stop - start) * (place + 1) // (NUM_CUTS + 1)])

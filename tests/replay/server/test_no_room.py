@@ -21,6 +21,7 @@ from tests.replay.records.attempts import Views, attempt_at, make_buffer, ticket
 from tests.stand_ins import (
     DEADLINE_S,
     POLL_S,
+    aof_of,
     await_lease,
     books_of,
     log_of,
@@ -71,7 +72,7 @@ def test_with_fsync_every_second_a_full_disk_makes_everyone_wait_and_say_so(
         wait_for_answers(cast, 100)
         buffer = views_of(cast, client)
         mine = await_lease(buffer)
-        file = server.directory / "appendonly.aof"
+        file = aof_of(server.directory)
         limit = file.stat().st_size + 20_000
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         wait_until(lambda: client.info("persistence")["aof_last_write_status"] == "err", "the server's disk is full")
@@ -113,7 +114,7 @@ def test_with_fsync_always_a_full_disk_ends_the_server_and_loses_nothing(
         buffer = make_buffer(client, run_id)
         buffer.learner.acquire_epoch()
         buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(500)])
-        limit = (server.directory / "appendonly.aof").stat().st_size + 200_000
+        limit = aof_of(server.directory).stat().st_size + 200_000
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         num_stored = 0
         with connect(server.secret_url, patience_s=0.5) as impatient:

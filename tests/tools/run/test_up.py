@@ -178,7 +178,7 @@ def it_can_be_watched_and_audited_without_a_password(root: Path) -> None:
 
 def it_starts_its_redis_again(up: Up) -> None:
     before = up.last_step()
-    server = next(child for child in psutil.Process(up.process.pid).children() if child.name() == "redis-server")
+    server = next(child for child in psutil.Process(up.process.pid).children() if child.name().endswith("-server"))
     server.kill()
     up.wait_until(lambda: "redis-server ended with code -9; restarted it" in up.said(), "Redis is restarted")
     up.wait_until(lambda: up.last_step() >= before + 2, "two more steps on the new server")

@@ -165,8 +165,8 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _versions() -> dict[str, str]:
-    major, minor, _ = version_of(find_redis())
-    return {"redis": f"{major}.{minor}", "redis-py": redis.__version__}
+    version = version_of(find_redis())
+    return {version.product.lower(): f"{version.major}.{version.minor}", "redis-py": redis.__version__}
 
 
 if __name__ == "__main__":
