@@ -176,7 +176,7 @@ def scoring_of(config: Config, tokenizer: PreTrainedTokenizerBase) -> Scoring:
         for label, parts in reward_parts(config.env.entries()).items()
     }
     if own := [part.key for parts in scores.values() for part in parts if own_judges(part)]:
-        raise ConfigError(f"`{own[0]}`: there is no engine here that could judge as url: actors; name a URL")
+        raise ConfigError(f"`{own[0]}`: no engine runs here, so url: actors cannot judge; name a URL")
     read_as(text_root(tokenizer), scores)
     return Scoring(
         parts=scores, tokenizer=tokenizer, max_turns=config.env.max_turns, step_timeout_s=config.env.step_timeout_s

@@ -222,7 +222,7 @@ def test_a_server_earns_the_part_that_is_the_score_and_no_other(
     assert json.loads(capsys.readouterr().out)["success"] == 1
     rubric = {"text": "Mark it.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
     config.env.rewards = {"nice": {"part": "judge", "url": "actors", "rubric": rubric, "success_from": 1}}
-    with pytest.raises(ConfigError, match=r"`env\.rewards\.nice`: there is no engine here"):
+    with pytest.raises(ConfigError, match=r"`env\.rewards\.nice`: no engine runs here"):
         evaluate(config, options=EvalOptions(server=file_of(tmp_path, server.url)))
 
 
