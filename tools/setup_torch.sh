@@ -7,7 +7,7 @@ pin="$(grep '^torch==' requirements/torch.txt)"
 if "$1" -c "import sys, torch; sys.exit('torch==' + torch.__version__.split('+')[0] != '$pin')" 2>/dev/null; then
     exit 0
 fi
-install=("$1" -m pip install --disable-pip-version-check --quiet --no-deps)
+install=("$1" -m pip install --disable-pip-version-check --quiet --no-deps --no-compile)
 if "${install[@]}" "$pin+cpu" 2>/dev/null; then
     exit 0
 fi

@@ -477,7 +477,7 @@ def test_tasks_are_the_lines_of_a_file_or_have_seeds_and_the_splits_share_none(t
         ({"agent": "tests.envhub.agents:NUMBER"}, "NUMBER must be a function, got int"),
         ({"agent": "play.py"}, "must be module:function, or a command as a list of words"),
         ({"agent": []}, "must be module:function, or a command as a list of words"),
-        ({"agent": ["a", 3]}, "must be module:function, or a command as a list of words"),
+        ({"agent": ["a", 3]}, "must be a text or a list of texts"),
         ({"agent": ["a"], "folder": "/no/such"}, "must be a directory"),
         ({"agent": "tests.envhub.agents:chats", "folder": "/tmp"}, "for an agent that is a command"),
         ({"agent": "tests.envhub.agents:chats", "train": "/no/such"}, "does not exist; give the path of a .jsonl file"),

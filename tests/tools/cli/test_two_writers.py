@@ -26,7 +26,6 @@ from slipstream.tools.data.row_files import write_rows
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 
 ROWS = '{"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}\n'
-OWNER = f"process {os.getpid()} on {socket.gethostname()}"
 RUN = ("run.root=runs", "run.name=old")
 FIT = (*RUN[:1], "run.name=new", "model.path=model", "--data=rows.jsonl")
 # What each verb writes, and a command of it in the folder of `place`.
@@ -50,6 +49,10 @@ READ |= {"serve judge", "serve relay", "serve envs", "serve rewards", "access us
 FENCED = {"learner"}  # a newer process takes over, also that of a re-run
 # They never replace a file, so the second of two finds that it exists.
 NEW_ONLY = {"access key", "init env", "init agent", "init data"}
+
+
+def own_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 class Ended(Exception):
@@ -98,7 +101,7 @@ def test_the_second_of_two_commands_that_write_one_output_is_refused(
         main(command.split())
     assert codes == [2]
     complaint = capsys.readouterr().err.replace(f"{place}/", "")
-    assert f"slipstream {verb}: {OWNER} is writing {target}; wait for it, or end it" in complaint
+    assert f"slipstream {verb}: {own_process()} is writing {target}; wait for it, or end it" in complaint
 
 
 def test_a_lock_ends_with_its_process_and_leaves_no_file(tmp_path: Path) -> None:
@@ -121,7 +124,7 @@ def test_a_learner_that_was_fenced_out_names_the_process_of_its_successor(tmp_pa
     first, second = Fence(tmp_path / "checkpoints"), Fence(tmp_path / "checkpoints")
     first.take()
     second.take()
-    with pytest.raises(FencedOut, match=f"another learner has taken over {tmp_path}, {OWNER}: "), first.held():
+    with pytest.raises(FencedOut, match=f"another learner has taken over {tmp_path}, {own_process()}: "), first.held():
         pass
 
 
@@ -217,7 +220,7 @@ def test_a_file_beside_a_result_is_neither_replaced_nor_removed_unless_asked(
     with held(place / name):
         assert main([*command, "--force"]) == 2
     errors = capsys.readouterr().err
-    assert f"{name} exists; choose another file" in errors and f"{OWNER} is writing {name}; wait" in errors
+    assert f"{name} exists; choose another file" in errors and f"{own_process()} is writing {name}; wait" in errors
     assert files(place) == before
 
 
