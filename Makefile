@@ -52,11 +52,11 @@ build/sums40.jsonl: tools/lab/gpu/sums.py | $(STAMP)
 test: setup
 	$(MAKE) --no-print-directory --jobs 2 check suite
 
-# Five test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
+# Four test files in parallel, as many tests wait; the tests of one file run in order. A test that fails beside others
 # runs once more, alone: if it passes then, it depends on the machine's load, and its name is in the second report.
 # Bytecode is kept: each worker, and each process that a test starts, would compile all of our modules again.
 suite: setup build/adapters-verifiers/.installed
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder || \
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder || \
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
 
 # The long tests, which `make test` leaves out, with foreign scripts and a Ray cluster; and all of the laboratory's.

@@ -61,7 +61,7 @@ def test_calls_outlive_a_server_that_stands_still(server: Server, monkeypatch: p
 
 
 def test_calls_wait_for_a_server_that_reads_its_file(server: Server) -> None:
-    num_keys = 4000  # it looks up from its file at every thousandth
+    num_keys = 20_000  # it looks up from its file at every thousandth, and each request of a client waits for that
     with connect(server.secret_url) as client:
         client.mset({f"key-{number}": "x" for number in range(num_keys)})
         with client.pipeline(transaction=False) as pipeline:
@@ -71,7 +71,7 @@ def test_calls_wait_for_a_server_that_reads_its_file(server: Server) -> None:
         server.process.kill()
         server.process.wait()
         with (server.directory / "redis.conf").open("a") as settings:
-            settings.write("key-load-delay 1000\n")
+            settings.write("key-load-delay 200\n")
 
         def sizes_once_it_loads() -> tuple[object, object]:
             wait_until(lambda: is_loading(server))
