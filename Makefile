@@ -19,11 +19,12 @@ setup: $(STAMP)
 $(STAMP): requirements/lock.txt requirements/torch.txt pyproject.toml tools/setup_system.sh tools/setup_torch.sh
 	bash tools/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "1 of 2: installing torch and $$(grep -c == requirements/lock.txt) packages, which takes some minutes"
-	bash tools/setup_torch.sh $(BIN)/python & torch=$$!; \
-	  $(BIN)/pip install $(PIP_FLAGS) --no-compile --no-deps --require-hashes -r requirements/lock.txt && wait $$torch
+	@echo "1 of 3: installing torch; pip shows nothing until it is done"
+	bash tools/setup_torch.sh $(BIN)/python
+	@echo "2 of 3: installing $$(grep -c == requirements/lock.txt) packages, which takes some minutes"
+	$(BIN)/pip install $(PIP_FLAGS) --no-compile --no-deps --require-hashes -r requirements/lock.txt
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true  # on all cores; some packages ship templates
-	@echo "2 of 2: installing Slipstream"
+	@echo "3 of 3: installing Slipstream"
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 

@@ -75,7 +75,7 @@ def test_of_several_servers_the_one_that_lacks_fewest_fixes_is_taken(
         ("redis-server", "Redis", "8.8.1", redis_server),  # no reason to leave what has written the data of older runs
         ("valkey-server", "Valkey", "8.1.9", redis_server),
         ("redis-server", "Redis", "8.8.0", valkey),
-        ("redis-server", "Valkey", "9.0.4", valkey),  # as Redis, of whose branches this is none, it would lack nothing
+        ("redis-server", "Valkey", "9.0.4", valkey),  # counted as Redis, which has no branch 9.0, it would lack nothing
         ("valkey-server", "Valkey", "8.1.8", bundled),
     ):
         put_on_path(tmp_path, monkeypatch, says.format(product, version), name=name)
