@@ -28,6 +28,7 @@ from slipstream.actors.engine.engine import Completion, Restriction
 from slipstream.actors.engine.orders import Ended, EngineSettings, Failed
 from slipstream.actors.engine.shadow_memory import room_for_shadow
 from slipstream.actors.engine.staged_transfer import BACKEND, WORKER_EXTENSION
+from slipstream.common.process.kept_memory import keep_freed_memory
 from slipstream.common.records.kept_sets import MAX_KEPT_TOKENS
 from slipstream.common.records.trajectory import Sampling, VersionSpan
 from slipstream.common.text.codec import end_tokens
@@ -78,6 +79,7 @@ def start_vllm(settings: EngineSettings) -> LLMEngine:
     if not on_gpu:
         # OpenMP may have read OMP_NUM_THREADS too early, when torch was imported. This sets it for this thread.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        keep_freed_memory()
     gpu_bytes = current_platform.get_device_total_memory() if on_gpu else 0
     arguments = _arguments(settings, gpu_bytes=gpu_bytes)
     with no_own_code(settings.model_path):

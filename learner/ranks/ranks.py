@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from slipstream.common.config.model_config import ModelConfig
 from slipstream.common.process.config_error import require
+from slipstream.common.process.kept_memory import keep_freed_memory
 from slipstream.learner.ranks.context import Context
 
 
@@ -108,6 +109,7 @@ def leave_ranks() -> None:
 
 def _device() -> torch.device:
     if not torch.cuda.is_available():
+        keep_freed_memory()
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
