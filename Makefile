@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart model road test suite check format lock clean docs
 .PHONY: bench-actors bench-learner bench-peers bench-real bench-replay bench-weights families gpu-check
-.PHONY: ci-long sim mutations study-lag
+.PHONY: ci-long image sim mutations study-lag
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-lab test-ledger test-python test-spot test-transformers-4
 
 setup: $(STAMP)
@@ -60,9 +60,13 @@ suite: setup build/adapters-verifiers/.installed
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder || \
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
 
-# The long tests, which `make test` leaves out, with foreign scripts and a Ray cluster; and all of the laboratory's.
-ci-long: setup test-adapters-agents test-adapters-verifiers test-adapters-rewards test-engines
+# The long tests, which `make test` leaves out, with foreign scripts, a Ray cluster and the image.
+ci-long: setup test-adapters-agents test-adapters-verifiers test-adapters-rewards test-engines image
 	$(BIN)/pytest -m long
+
+# The image, and three steps in it. IMAGE_FLAGS="-v FOLDER:FOLDER:ro ..." mounts a package index of this machine.
+image:
+	bash tools/lab/image.sh $(IMAGE_FLAGS)
 
 test-lab: setup
 	$(BIN)/pytest -m "long or not long" tests/tools/lab
