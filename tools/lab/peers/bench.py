@@ -79,6 +79,7 @@ ON_POLICY = ("replay.target_lag=0", "replay.max_lag=0")
 UNMASKED = ("objective.correction=none", "objective.max_negative_kl=0", "objective.guard=false")
 ARMS = {
     "default": Arm(),
+    "bfloat16": Arm(settings=("model.dtype=bfloat16",)),
     "two threads": Arm(threads=2),
     "all groups": Arm(settings=ALL_GROUPS),
     "synchronous": Arm(settings=(*ALL_GROUPS, *ON_POLICY)),
@@ -90,6 +91,7 @@ ARMS = {
     "by hand": Arm(kind="by hand", settings=ALL_GROUPS),
     "by hand dropping": Arm(kind="by hand", settings=("replay.drop_zero_variance=true",)),
     "trl": Arm(kind="trl", settings=ALL_GROUPS),
+    "trl bfloat16": Arm(kind="trl", settings=ALL_GROUPS, trl={"bf16": True}),
     "trl sequences": Arm(kind="trl", settings=ALL_GROUPS, trl={"loss_type": "grpo"}),
     "trl beta2 0.999": Arm(kind="trl", settings=ALL_GROUPS, trl={"adam_beta2": 0.999}),
 }
