@@ -19,9 +19,8 @@ from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.evaluation import Evaluation, RegularEvaluation
-from slipstream.learner.lead.highest_version import load_highest_version
 from slipstream.learner.lead.run_record import RunRecord
-from slipstream.learner.lead.tally import EvalDuring, save_tally, tally_at
+from slipstream.learner.lead.tally import EvalDuring, load_highest_version, save_tally, tally_at
 from slipstream.learner.learner import Learner
 from slipstream.learner.model.flops import Flops
 from slipstream.learner.publisher.messages import PublisherSettings

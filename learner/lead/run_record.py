@@ -26,7 +26,6 @@ from slipstream.learner.lead.cost import Cost, cost_of
 from slipstream.learner.lead.episode_samples import episode_samples
 from slipstream.learner.lead.evaluation import Evaluation
 from slipstream.learner.lead.fleet_watch import FleetWatch
-from slipstream.learner.lead.highest_version import save_highest_version
 from slipstream.learner.lead.metric_descriptions import describe
 from slipstream.learner.lead.overview import COMPARED, place_of, settings_of
 from slipstream.learner.lead.report import (
@@ -38,7 +37,7 @@ from slipstream.learner.lead.report import (
     slots_used,
     step_metrics,
 )
-from slipstream.learner.lead.tally import EvalResult, Tally, save_tally
+from slipstream.learner.lead.tally import EvalResult, Tally, save_highest_version, save_tally
 from slipstream.learner.model.flops import Flops
 from slipstream.learner.publisher.publish import PublishStats
 from slipstream.learner.step.step_metrics import StepMetrics

@@ -1,4 +1,4 @@
-"""Running totals of a run, stored beside its checkpoints, so that a resumed run reports on all of its steps."""
+"""What a resumed run reads besides its checkpoint: totals over all of its steps, and the highest version number."""
 
 import logging
 from pathlib import Path
@@ -78,3 +78,22 @@ def tally_at(step: int, run_dir: RunDir) -> Tally:
 
 def save_tally(tally: Tally, path: Path) -> None:
     write_sealed(path, tally, schema=_SCHEMA)
+
+
+class _Highest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The highest number that a version may have: a Redis server that came back empty has forgotten it."""
+
+    policy_version: int
+
+
+def load_highest_version(path: Path) -> int:
+    """The number in `path`; -1 if there is no file. Raises ConfigError if it is damaged."""
+    if not path.exists() and not path.is_symlink():
+        return -1
+    cure = "remove it, and if the Redis server has been emptied, end all actors before the learner starts"
+    return read_sealed(path, _Highest, schema=_SCHEMA, cure=cure).policy_version
+
+
+def save_highest_version(policy_version: int, path: Path) -> None:
+    """Replace the number in `path`; it is on disk when this returns."""
+    write_sealed(path, _Highest(policy_version=policy_version), schema=_SCHEMA)

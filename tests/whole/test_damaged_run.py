@@ -20,8 +20,7 @@ from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.common.transfer.model_folder import folder_root
 from slipstream.learner.checkpoint.checkpoint import finished_checkpoints, latest_checkpoint
-from slipstream.learner.lead.highest_version import load_highest_version
-from slipstream.learner.lead.tally import load_tally
+from slipstream.learner.lead.tally import load_highest_version, load_tally
 from slipstream.learner.learn import _recover, learn
 from slipstream.learner.learner import load_learner
 from slipstream.learner.ranks.ranks import Ranks

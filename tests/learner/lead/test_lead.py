@@ -20,9 +20,8 @@ from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.lead.connections import Connections, join_run
-from slipstream.learner.lead.highest_version import load_highest_version
 from slipstream.learner.lead.lead import Lead
-from slipstream.learner.lead.tally import load_tally, tally_at
+from slipstream.learner.lead.tally import load_highest_version, load_tally, tally_at
 from slipstream.learner.model.flops import Flops
 from slipstream.learner.supply.supply import Supply
 from slipstream.replay.fleet.bulletin import Bulletin
