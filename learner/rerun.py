@@ -27,8 +27,7 @@ from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.conditions import THREADS, conditions_of, differences
 from slipstream.learner.credit.tree import why_not_trained
 from slipstream.learner.lead.follower import Follower
-from slipstream.learner.lead.metric_descriptions import describe
-from slipstream.learner.lead.overview import place_of
+from slipstream.learner.lead.overview import describe, place_of
 from slipstream.learner.lead.report import step_metrics
 from slipstream.learner.lead.tally import load_tally, save_tally
 from slipstream.learner.learner import (

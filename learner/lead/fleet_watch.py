@@ -15,8 +15,7 @@ from slipstream.common.process.printable import printable
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.cost import cost_of
-from slipstream.learner.lead.metric_descriptions import describe
-from slipstream.learner.lead.overview import FLEET
+from slipstream.learner.lead.overview import FLEET, describe
 from slipstream.learner.lead.report import add_cost, add_fleet
 from slipstream.replay.run.diagnosis import Diagnosis, Facts, FaultLog, diagnose
 from slipstream.replay.run.observer import Observer

@@ -1,6 +1,7 @@
-"""What TensorBoard shows of a run, and where: the charts of the overview, and which metrics are for debugging."""
+"""What TensorBoard shows of a run, where, what each chart says about itself, and which metrics are for debugging."""
 
 import dataclasses
+import functools
 import json
 import re
 from urllib.parse import urlencode
@@ -57,20 +58,91 @@ PINNED = {
     "played again. Flat; it rises: read `slipstream replay failures`. By seconds since the run began.",
 }
 
-# The other metrics that are shown under their own names; the rest is under `rest/`, after them in the alphabet.
-SHOWN = re.compile(
-    r"eval/success_(greedy|\w+_in_\w+|low|high)|produced/(episodes|(success|reward|share)_\w+)"
-    r"|trained/(valid_actions|ended_by_\w+|reward_of_\w+|value_of_\w+|return|tokens|best|worst|random)"
-    r"|lag/(max|oldest_token)|mismatch/(kl|effective_sample_size|ratio_max|ratio_of_trajectory)"
-    r"|optim/(loss|grad_norm|lr|skipped|reference_kl|clip_fraction_(high|low)|masked_fraction)"
-    r"|perf/(step_s|goodput|mfu|trained_tokens_per_s)"
-    r"|time/(wait|forward|backward|optimizer|publish|checkpoint)_s|fleet/advised_actors"
-)
 # Those that `FleetWatch` shows by the wall clock.
 BY_THE_CLOCK = re.compile(
     r"fleet/(num_\w+|slots_used|generated_tokens_per_s|kv_use|cost_dollars|dollars_per_\w+|wasted_tokens_\w+)"
     r"|replay/(queued|leased|judging|ready|claimed|quarantined|trained|expired_leases|partials_\w+|total_\w+)"
 )
+
+
+# The other charts, each with what it shows; `*` is a name of the run's: of an environment, a part of the reward, a
+# reason. The rest is under `rest/`, after them in the alphabet.
+SHOWN = {
+    "charts/turns": "Mean turns of an episode: finished, trained and dropped ones. Far apart: the choice of what to "
+    "train on is biased by length.",
+    "charts/seconds": "Mean wall clock of an episode, in seconds. It grows: environments or engines get slower.",
+    "produced/episodes": "Training episodes that finished since the last step. 0: actors are stuck, or wait.",
+    "produced/success_in_*": "Success of the finished episodes of one environment. All rise; one falls: more weight.",
+    "produced/reward_in_*": "Mean return of the finished episodes of one environment.",
+    "produced/share_of_*": "Share of one environment among the finished episodes. Healthy: its weight in the mixture.",
+    "trained/valid_actions": "Share of the batch's actions that the environment could read. Healthy: above 0.9.",
+    "trained/ended_by_*": "Share of the batch's episodes that a limit of the run ended. It falls.",
+    "trained/reward_of_*": "Mean of one component of the reward in the batch. One rises and others fall: exploited.",
+    "trained/value_of_*": "Mean of what a part of env.rewards measured in the batch, without its weight.",
+    "eval/success_greedy": "Held-out tasks solved at temperature 0. Far below the sampled: greedy decoding loops.",
+    "eval/success_low": "Lower end of the 95 % interval of held-out success, sampled.",
+    "eval/success_high": "Upper end of the 95 % interval of held-out success, sampled.",
+    "eval/success_sampled_in_*": "Held-out tasks of one environment solved, sampled. One falls: it is forgotten.",
+    "eval/success_greedy_in_*": "Held-out tasks of one environment solved at temperature 0.",
+    "lag/max": "Largest lag of a trajectory's oldest token, in optimizer steps. Healthy: at most replay.max_lag.",
+    "mismatch/kl": "KL divergence of behaviour from current policy, nats a token. Healthy: around 0.001.",
+    "mismatch/ratio_max": "Largest ratio of current to behaviour probability of a token. Healthy: below 10.",
+    "mismatch/effective_sample_size": "(sum of ratios)^2 / sum of squares / tokens. Below 0.5: the data are too old.",
+    "optim/loss": "The loss. Near 0 and noisy; alone it tells nothing about progress.",
+    "optim/reference_kl": "KL divergence to the policy that RL began with, nats a token; 0 without a reference.",
+    "optim/grad_norm": "Norm of the gradient before clipping. Healthy: steady.",
+    "optim/lr": "Learning rate, with the guard's scale. 0: the guard refused the step.",
+    "optim/skipped": "1: nothing was updated, as the gradient was not finite or the guard refused it.",
+    "optim/clip_fraction_high": "Share of the tokens that were clipped, of positive advantage. Healthy: a few %.",
+    "optim/clip_fraction_low": "Share of the tokens that were clipped, of negative advantage. Healthy: a few %.",
+    "optim/masked_fraction": "Share of the tokens that correction or replay.max_lag left out. Healthy: below 1 %.",
+    "replay/queued": "Groups that wait for an actor. 0 for long: actors wait; raise replay.target_lag.",
+    "replay/leased": "Groups that are being played.",
+    "replay/judging": "Complete groups that wait for their judge.",
+    "replay/ready": "Finished groups that wait for the learner. At the cap: actors wait for the learner.",
+    "replay/claimed": "Groups that were trained on, and that no durable checkpoint covers yet.",
+    "replay/quarantined": "Groups that were set aside: `slipstream replay quarantined`. Healthy: 0.",
+    "replay/trained": "Groups trained and covered by a checkpoint so far. It rises with checkpoints.",
+    "replay/expired_leases": "Leases lost so far: actors died, or were stuck. Healthy: 0.",
+    "replay/partials_handed_in": "Parts of episodes that preempted actors handed in so far.",
+    "replay/total_dropped_*": "Groups dropped so far, for this reason.",
+    "replay/total_failed_*": "Attempts that failed so far in this way, and were played again.",
+    "fleet/num_spot_actors": "Actors on spot instances. It falls: they were preempted.",
+    "fleet/num_episodes": "Episodes being played. Healthy: actors.max_episodes for each actor.",
+    "fleet/slots_used": "Slots that played an episode between two heartbeats, as a fraction of all. Healthy: near 1.",
+    "fleet/advised_actors": "Actors that the run can use. More than there are: the learner waits.",
+    "fleet/generated_tokens_per_s": "Tokens a second that all engines sample. 0: actors wait for environments.",
+    "fleet/kv_use": "KV cache in use, mean over actors. Above 0.9: no new groups begin.",
+    "fleet/cost_dollars": "Dollars that the actors have cost so far; only with actors.price_per_hour.",
+    "fleet/dollars_per_hour": "Dollars an hour of the actors that serve now, spot and reserved.",
+    "fleet/dollars_per_hour_of_spot": "Dollars an hour of the spot instances among them.",
+    "fleet/dollars_per_hour_of_reserved": "Dollars an hour of the reserved instances among them.",
+    "fleet/wasted_tokens_*": "Tokens so far that were not trained on, for this reason.",
+    "perf/step_s": "Seconds from one step's record to the next.",
+    "perf/trained_tokens_per_s": "Tokens a second that the learner trains on, prompts included.",
+    "perf/mfu": "Share of the devices' peak flops that the step used on computed tokens. Healthy: above 0.3.",
+    "perf/goodput": "Share of the tokens that are trained and not dropped. Healthy: above 0.7.",
+    "time/wait_s": "Seconds of a step in which the learner waited for actors.",
+    "time/forward_s": "Seconds of forward passes and loss in a step.",
+    "time/backward_s": "Seconds of backward passes in a step.",
+    "time/optimizer_s": "Seconds of sums over the ranks, clipping and update in a step.",
+    "time/publish_s": "Seconds of a step in which the weights were copied out, with what must be gathered for that.",
+    "time/checkpoint_s": "Seconds of the checkpoint before this record.",
+}
+
+# What has no description in TensorBoard: histograms, and texts.
+UNDESCRIBED = re.compile(r"trained/(return|tokens|best|worst|random)|lag/oldest_token|mismatch/ratio_of_trajectory")
+
+
+@functools.cache
+def describe(tag: str) -> str:
+    """The description of a chart; charts for debugging have that of docs/metrics.md alone."""
+    if tag in PINNED:
+        return PINNED[tag]
+    if tag.startswith("rest/"):
+        return "docs/metrics.md explains it."
+    found = [text for name, text in SHOWN.items() if re.fullmatch(name.replace("*", r"\w+"), tag)]
+    return SHOWN.get(tag) or (found[0] if found else "")
 
 
 def place_of(name: str) -> Place | None:
@@ -79,7 +151,7 @@ def place_of(name: str) -> Place | None:
         return LINES[name]
     if BY_THE_CLOCK.fullmatch(name):
         return None
-    return Place(LEARNER, name if name in PINNED or SHOWN.fullmatch(name) else f"rest/{name}")
+    return Place(LEARNER, name if describe(name) or UNDESCRIBED.fullmatch(name) else f"rest/{name}")
 
 
 def settings_of(config: Config) -> dict[str, str | float | bool]:

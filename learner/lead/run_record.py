@@ -26,8 +26,7 @@ from slipstream.learner.lead.cost import Cost, cost_of
 from slipstream.learner.lead.episode_samples import episode_samples
 from slipstream.learner.lead.evaluation import Evaluation
 from slipstream.learner.lead.fleet_watch import FleetWatch
-from slipstream.learner.lead.metric_descriptions import describe
-from slipstream.learner.lead.overview import COMPARED, place_of, settings_of
+from slipstream.learner.lead.overview import COMPARED, describe, place_of, settings_of
 from slipstream.learner.lead.report import (
     add_cost,
     add_fleet,

@@ -8,8 +8,7 @@ from urllib.parse import parse_qsl
 
 from slipstream.common.process.metrics import Metrics
 from slipstream.learner.lead.cost import ActorCost, Cost
-from slipstream.learner.lead.metric_descriptions import SHOWN, describe
-from slipstream.learner.lead.overview import FLEET, LINES, PINNED, pinned_link, place_of
+from slipstream.learner.lead.overview import FLEET, LINES, PINNED, SHOWN, describe, pinned_link, place_of
 from slipstream.learner.lead.report import add_cost, add_fleet
 from slipstream.replay.records.ledger import ledger_of
 from tests.replay.buffer.every_verb import MEMBER
