@@ -17,7 +17,6 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.episode_text import Sample
 from slipstream.common.process.events import Events
 
 MAX_DIGITS = 18  # of a whole number: 10**18 < 2**63
@@ -25,6 +24,19 @@ BLOCK_BYTES = 1 << 16  # of a file that is read from its end
 NUM_NEWEST = 200  # records; a live view shows no older ones, so it costs the same at any length of the run
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the episodes that a step shows as text: a line of `samples.jsonl`."""
+
+    step: int
+    time: float  # unix
+    which: str  # of the step's episodes: best, worst or random
+    task_id: str
+    total_reward: float = msgspec.field(name="return")
+    success: bool
+    num_turns: int
+    text: str
 
 
 class Metrics:

@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from slipstream.common.process.episode_text import Sample
+from slipstream.common.process.metrics import Sample
 from slipstream.common.records.trajectory import Trajectory
 
 EVERY = 10  # steps

@@ -10,7 +10,7 @@ import pytest
 from wandb.proto import wandb_internal_pb2
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.episode_text import Sample
+from slipstream.common.process.metrics import Sample
 from slipstream.tools.see.track.mlflow_tracker import MlflowTracker
 from slipstream.tools.see.track.wandb_tracker import WandbTracker
 

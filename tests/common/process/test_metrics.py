@@ -14,13 +14,13 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from slipstream.common.process import metrics as metrics_file
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.episode_text import Sample
 from slipstream.common.process.events import MAX_TEXT_CHARS, Events
 from slipstream.common.process.metrics import (
     Metrics,
     MetricsFile,
     MetricsWriter,
     Place,
+    Sample,
     metrics_of_steps,
     newest_first,
     newest_metrics,

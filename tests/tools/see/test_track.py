@@ -15,8 +15,7 @@ import pytest
 
 from slipstream.common.config.config import Config, RunConfig, dump_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.episode_text import Sample
-from slipstream.common.process.metrics import Metrics, MetricsWriter
+from slipstream.common.process.metrics import Metrics, MetricsWriter, Sample
 from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.see.track.prometheus import PrometheusTracker, exported_name
 from slipstream.tools.see.track.track import Sent, finite, new_records, new_samples, read_sent, track

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.episode_text import Sample
+from slipstream.common.process.metrics import Sample
 
 MAX_PARAM_CHARS = 6000  # the longest value of a parameter that MLflow stores
 

@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.episode_text import Sample
+from slipstream.common.process.metrics import Sample
 
 
 def exported_name(name: str) -> str:

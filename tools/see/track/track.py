@@ -16,9 +16,8 @@ import yaml
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.episode_text import Sample
 from slipstream.common.process.log import log_to_stderr
-from slipstream.common.process.metrics import newest_first, read_metrics
+from slipstream.common.process.metrics import Sample, newest_first, read_metrics
 from slipstream.common.process.output import held, write_whole
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import standing

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.episode_text import Sample
+from slipstream.common.process.metrics import Sample
 
 
 class WandbTracker:
