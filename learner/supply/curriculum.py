@@ -1,13 +1,16 @@
 """Chooses the environment and the task of each group."""
 
+import functools
 import random
 from collections import deque
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
+
 from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import num_train_tasks
-from slipstream.learner.supply.task_order import task_index
 from slipstream.replay.records.ticket import Group
 
 MIN_SUCCESS, MAX_SUCCESS = 0.02, 0.95  # outside, an environment is too hard for now, or too easy by now
@@ -67,3 +70,14 @@ class Curriculum:
         if not self._config.curriculum or len(measured) < FEWEST:
             return False
         return not MIN_SUCCESS <= sum(measured) / len(measured) <= MAX_SUCCESS
+
+
+def task_index(position: int, num_tasks: int, seed: int) -> int:
+    """The task at `position` of an endless order that visits all `num_tasks` once before any twice."""
+    lap, place = divmod(position, num_tasks)
+    return int(_order(num_tasks, seed, lap)[place])
+
+
+@functools.lru_cache(maxsize=2)
+def _order(num_tasks: int, seed: int, lap: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng((seed, lap)).permutation(num_tasks)

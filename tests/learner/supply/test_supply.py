@@ -13,9 +13,9 @@ from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.trajectory import Fork, Outcome
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
+from slipstream.learner.supply.curriculum import task_index
 from slipstream.learner.supply.supplies import Supplies, merged
 from slipstream.learner.supply.supply import Supply, SupplyDried
-from slipstream.learner.supply.task_order import task_index
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.records.ticket import Lease
 from slipstream.replay.run.diagnosis import FEWEST_EPISODES, Diagnosis

@@ -17,7 +17,7 @@ from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import ActionFormat, format_of
 from slipstream.common.text.chat import Chat, ChatRules
 from slipstream.envhub.catalogue import make_env, num_train_tasks
-from slipstream.learner.supply.task_order import task_index
+from slipstream.learner.supply.curriculum import task_index
 
 RESOLUTION = 1e-6  # returns that differ by less are equal
 
