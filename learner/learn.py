@@ -39,8 +39,7 @@ from slipstream.learner.model.probe_score import probe_of
 from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.published import Published, adapted_folder
 from slipstream.learner.publisher.version_writer import VersionWriter
-from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
-from slipstream.learner.ranks.share import share
+from slipstream.learner.ranks.ranks import Ranks, resolve_dtype, share
 from slipstream.learner.rerun import catch_up
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.stall_guard import StallGuard

@@ -38,8 +38,7 @@ from slipstream.learner.model.packed_model import PackedModel
 from slipstream.learner.model.reward_model import RewardModel, set_score
 from slipstream.learner.model.weight_shards import named_shards
 from slipstream.learner.objective.return_scale import ReturnScale, scale_of
-from slipstream.learner.ranks.ranks import Ranks
-from slipstream.learner.ranks.share import refuse_together, share
+from slipstream.learner.ranks.ranks import Ranks, refuse_together, share
 from slipstream.replay.records.keys import FencedOut
 
 MANIFEST = "manifest.json"

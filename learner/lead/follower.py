@@ -8,7 +8,7 @@ from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.lead.evaluation import Evaluation
 from slipstream.learner.learner import Learner
 from slipstream.learner.publisher.publish import Publisher
-from slipstream.learner.ranks.share import share
+from slipstream.learner.ranks.ranks import share
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
 from slipstream.replay.run.server_shards import Epochs

@@ -26,7 +26,7 @@ from slipstream.learner.model.flops import Flops
 from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.publisher.slots import OwnRows
-from slipstream.learner.ranks.share import share
+from slipstream.learner.ranks.ranks import share
 from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer

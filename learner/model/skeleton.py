@@ -25,8 +25,7 @@ from slipstream.common.text.tokenizer import no_own_code
 from slipstream.common.transfer.model_folder import check_not_quantised
 from slipstream.learner.model.attention import CannotPack
 from slipstream.learner.model.states import num_attending, stateful_kinds
-from slipstream.learner.ranks.ranks import Ranks
-from slipstream.learner.ranks.share import refuse_together
+from slipstream.learner.ranks.ranks import Ranks, refuse_together
 
 
 def vocab_size_of(folder: Path) -> int:

@@ -13,8 +13,7 @@ from slipstream.common.transfer.probe import Probe
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.publisher.published import Published
 from slipstream.learner.publisher.slots import NotTheLayout, Slots
-from slipstream.learner.ranks.ranks import Ranks
-from slipstream.learner.ranks.share import share
+from slipstream.learner.ranks.ranks import Ranks, share
 from slipstream.replay.records.keys import FencedOut
 
 

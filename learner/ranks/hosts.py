@@ -15,8 +15,7 @@ from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.imported import code_of, digest_of
 from slipstream.common.process.run_dir import RunDir
-from slipstream.learner.ranks.ranks import Ranks
-from slipstream.learner.ranks.share import refuse_together, share
+from slipstream.learner.ranks.ranks import Ranks, refuse_together, share
 from slipstream.learner.ranks.shared_folder import check_shared
 
 ROOMS = ("common", "envhub", "learner", "replay", "tools")  # whose code ranks run

@@ -4,7 +4,9 @@ import datetime
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -12,9 +14,12 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from slipstream.common.config.model_config import ModelConfig
-from slipstream.common.process.config_error import require
+from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.process.kept_memory import keep_freed_memory
+from slipstream.common.process.wire import decode, encode
 from slipstream.learner.ranks.context import Context
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +110,39 @@ def resolve_dtype(config: ModelConfig, device: torch.device) -> None:
 def leave_ranks() -> None:
     """Destroy the process group. Every rank calls it."""
     dist.destroy_process_group()
+
+
+class _Refusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    reason: str
+
+
+def share(record: S | None, kind: type[S], *, ranks: Ranks, source: int = 0) -> S:
+    """Return the record of rank `source` on every rank, whatever the other ranks pass. Collective."""
+    frame = b""
+    if ranks.rank == source:
+        assert record is not None
+        if ranks.num_ranks == 1:
+            return record
+        frame = encode(record)
+    num_bytes = torch.tensor([len(frame)], device=ranks.device)
+    dist.broadcast(num_bytes, src=source)
+    payload = torch.empty(int(num_bytes), dtype=torch.uint8, device=ranks.device)
+    if ranks.rank == source:
+        payload.copy_(torch.frombuffer(bytearray(frame), dtype=torch.uint8))
+    dist.broadcast(payload, src=source)
+    return decode(kind, bytes(payload.cpu().numpy()), max_bytes=len(payload))
+
+
+def refuse_together(reason: str, *, ranks: Ranks, cause: Exception | None = None) -> None:
+    """Raise ConfigError on every rank unless `reason` is empty on all, with that of the first rank. Collective.
+
+    So no rank waits for one that has failed. `cause` is this rank's error.
+    """
+    first = torch.tensor(ranks.rank if reason else ranks.num_ranks, device=ranks.device)
+    dist.all_reduce(first, op=dist.ReduceOp.MIN)
+    if int(first) < ranks.num_ranks:
+        refusal = share(_Refusal(reason=reason), _Refusal, ranks=ranks, source=int(first))
+        raise ConfigError(refusal.reason) from cause
 
 
 def _device() -> torch.device:

@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slipstream.learner.ranks.ranks import Ranks
-from slipstream.learner.ranks.share import refuse_together
+from slipstream.learner.ranks.ranks import Ranks, refuse_together
 
 
 def check_shared(folder: Path, *, ranks: Ranks) -> None:

@@ -15,8 +15,7 @@ from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
-from slipstream.learner.ranks.ranks import Ranks
-from slipstream.learner.ranks.share import share
+from slipstream.learner.ranks.ranks import Ranks, share
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.learner.supply.supply import Supply
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer

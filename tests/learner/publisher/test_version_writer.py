@@ -31,8 +31,7 @@ from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.publisher.published import Published
 from slipstream.learner.publisher.slots import NotTheLayout, Slots
 from slipstream.learner.publisher.version_writer import VersionWriter, _Paths
-from slipstream.learner.ranks.ranks import Ranks
-from slipstream.learner.ranks.share import share
+from slipstream.learner.ranks.ranks import Ranks, share
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.records import keys
 from slipstream.replay.records.keys import FencedOut
