@@ -5,9 +5,14 @@ from dataclasses import dataclass
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.learner.credit.gae import bi_level_gae, gae
-from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory, penalised_rewards, penalised_turn_rewards
 from slipstream.learner.credit.reinforce_pp import standardised_over_batch
-from slipstream.learner.credit.token_rewards import Numbers, tokens_of_turns
+from slipstream.learner.credit.token_rewards import (
+    MeasuredTrajectory,
+    Numbers,
+    penalised_rewards,
+    penalised_turn_rewards,
+    tokens_of_turns,
+)
 from slipstream.learner.credit.vtrace import vtrace
 
 

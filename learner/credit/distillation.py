@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
-from slipstream.learner.credit.token_rewards import Numbers
+from slipstream.learner.credit.token_rewards import MeasuredTrajectory, Numbers
 
 
 def distillation(episodes: Sequence[MeasuredTrajectory]) -> list[Numbers]:

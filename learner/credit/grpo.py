@@ -14,8 +14,13 @@ from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.imported import imported
 from slipstream.common.records.trajectory import Trajectory
-from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
-from slipstream.learner.credit.token_rewards import Numbers, returns_to_go, rewards_of_turns, tokens_of_turns
+from slipstream.learner.credit.token_rewards import (
+    MeasuredTrajectory,
+    Numbers,
+    returns_to_go,
+    rewards_of_turns,
+    tokens_of_turns,
+)
 
 # A smaller difference between returns is a rounding error of summed rewards.
 RETURN_RESOLUTION = 1e-6

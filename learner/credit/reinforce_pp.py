@@ -7,8 +7,7 @@ from jaxtyping import Float
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.learner.credit.grpo import RETURN_RESOLUTION
-from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory, penalised_rewards
-from slipstream.learner.credit.token_rewards import Numbers, returns_to_go
+from slipstream.learner.credit.token_rewards import MeasuredTrajectory, Numbers, penalised_rewards, returns_to_go
 
 
 def reinforce_pp(episodes: Sequence[MeasuredTrajectory], objective: ObjectiveConfig) -> list[Numbers]:
