@@ -30,7 +30,7 @@ from slipstream.envhub.rewards.sibling_judge import GroupJudge, read_shown
 from slipstream.replay.buffer.judge_buffer import JudgeBuffer, Judging
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.fleet.judge_account import JudgeAccount
-from slipstream.replay.records.verdict import Marks, Verdict
+from slipstream.replay.records.ticket import Marks, Verdict
 
 MAX_GROUPS = 32  # judged at a time by a process; `max_concurrent` of a judge limits the requests
 POLL_S = 0.2

@@ -18,8 +18,7 @@ from slipstream.replay.buffer.payloads import Entry, Payloads
 from slipstream.replay.buffer.verbs import JUDGES, Verbs
 from slipstream.replay.records.failures import Failure, cut_reason
 from slipstream.replay.records.keys import key, shard_name
-from slipstream.replay.records.ticket import InsertResult, Ticket, decode_ticket
-from slipstream.replay.records.verdict import Verdict
+from slipstream.replay.records.ticket import InsertResult, Ticket, Verdict, decode_ticket
 
 JUDGE_FAILED = "judge_failed"  # the outcome of a judging that failed, and the reason of a drop
 

@@ -20,8 +20,7 @@ from slipstream.replay.buffer.verbs import BATCH_GROUPS, LEARNERS, NO_STEP, Verb
 from slipstream.replay.records.failures import Failure, Quarantined, cut_reason, read_failures
 from slipstream.replay.records.keys import key, shard_name
 from slipstream.replay.records.ledger import Ledger, ledger_of
-from slipstream.replay.records.ticket import Group, Ticket, decode_ticket
-from slipstream.replay.records.verdict import Verdict, with_verdict
+from slipstream.replay.records.ticket import Group, Ticket, Verdict, decode_ticket, with_verdict
 
 NUM_REMEMBERED = 10_000  # groups claimed last; a server loses the claims of seconds
 REQUEST_TTL_S = 1000  # a repeated request for an epoch is recognised for this long; no network delays one longer

@@ -6,8 +6,7 @@ import redis
 from slipstream.common.process.wire import encode
 from slipstream.common.records.trajectory import Outcome
 from slipstream.replay.records.failures import MAX_REASON_CHARS
-from slipstream.replay.records.ticket import InsertResult
-from slipstream.replay.records.verdict import Verdict
+from slipstream.replay.records.ticket import InsertResult, Verdict
 from tests.replay.records.attempts import Views, attempt_at, fill, leased, partial_of, ticket, verdict_on
 
 

@@ -22,8 +22,7 @@ from slipstream.envhub.rewards.part import group_parts, parts_of
 from slipstream.envhub.rewards.sibling_judge import GroupJudge, Shown
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records.keys import key
-from slipstream.replay.records.ticket import Group
-from slipstream.replay.records.verdict import Marks, Verdict, with_verdict
+from slipstream.replay.records.ticket import Group, Marks, Verdict, with_verdict
 from tests.actors.group.test_group import Actor, until
 from tests.actors.group.test_reward_stage import scorer
 from tests.actors.scripted_judge import Reply, ScriptedJudge, completion, impatient

@@ -28,8 +28,7 @@ from slipstream.replay.buffer.people_buffer import PeopleBuffer
 from slipstream.replay.records.failures import Quarantined, read_quarantined
 from slipstream.replay.records.keys import key, shard_name
 from slipstream.replay.records.ledger import Ledger
-from slipstream.replay.records.ticket import Group, InsertResult, Lease, Ticket
-from slipstream.replay.records.verdict import Marks, Verdict
+from slipstream.replay.records.ticket import Group, InsertResult, Lease, Marks, Ticket, Verdict
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=8)
 

@@ -29,7 +29,7 @@ from slipstream.replay.fleet.judge_account import JudgeAccount
 from slipstream.replay.records.failures import Failure, read_failures, read_quarantined
 from slipstream.replay.records.keys import FencedOut, RunForgotten, key
 from slipstream.replay.records.ledger import read_ledger
-from slipstream.replay.records.verdict import Marks, Verdict
+from slipstream.replay.records.ticket import Marks, Verdict
 from slipstream.tools.see.view import View
 from tests.common.process.test_headline import REST
 from tests.common.process.test_headline import step as made_step
