@@ -26,8 +26,7 @@ from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.weights import Offer
 from slipstream.replay.records import keys, scripts
 from slipstream.replay.records.keys import FencedOut
-from slipstream.replay.records.notice import Notices
-from slipstream.replay.records.records import read_or_nothing, read_records, write_over
+from slipstream.replay.records.records import Notices, read_or_nothing, read_records, write_over
 from slipstream.replay.records.scripts import is_damage
 
 TTL_S = 120  # time to live of every key of one invitation

@@ -12,6 +12,7 @@ import msgspec
 import redis
 
 from slipstream.common.process.wire import WireError, decode
+from slipstream.replay.records import scripts
 from slipstream.replay.records.scripts import is_damage
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,29 @@ def log_skipped(sender: str, why: str) -> None:
 def shown(text: str) -> str:
     """`text` in printable ASCII, so that nothing in it moves a terminal's cursor."""
     return text.encode("unicode_escape").decode("ascii")
+
+
+class Notices:
+    """The notices on one server: values that the learner writes and all processes read, each the member of a set.
+
+    Before version 7, Redis cannot grant the right to read a key without the right to write it, and a script has only
+    the rights of its caller. The verbs of actors write strings, hashes, lists and sorted sets, so an actor may write
+    keys of these types. No verb of an actor writes a set. So an actor can delete a notice, like any key, but cannot
+    write one.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._put = scripts.load(client, "put")
+
+    def put(self, name: str, value: str | bytes, *, ttl_s: int | None = None) -> None:
+        """Write `value` under the key `name`; it expires after `ttl_s` if that is given."""
+        self._put(keys=[name], args=[value] if ttl_s is None else [value, ttl_s])
+
+    def read(self, name: str) -> bytes | None:
+        """The value under the key `name`; None if the key is missing or is not a set."""
+        value: Any = read_or_nothing(lambda: self._client.srandmember(name), name)
+        return None if value is None else bytes(value)
 
 
 def _read(kind: type[S], sender: str, frame: Any) -> S | None:

@@ -1,4 +1,4 @@
--- put: (value, time to live in seconds or nothing). Writes a notice: see notice.py. It deletes first, so that it works
+-- put: (value, time to live in seconds or nothing). Writes a notice: see records.py. It deletes first, so that it works
 -- at maxmemory too: see begin.lua.
 redis.call('DEL', KEYS[1])
 redis.call('SADD', KEYS[1], ARGV[1])
