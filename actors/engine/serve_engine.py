@@ -57,7 +57,7 @@ from slipstream.actors.engine.vllm_start import (
 )
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.wire import encode
-from slipstream.common.records.valid_text import valid_text
+from slipstream.common.records.message import valid_text
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.common.transfer.probe import Probe, differences, mismatch
 

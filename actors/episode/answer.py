@@ -13,9 +13,8 @@ from typing import TypeVar
 import numpy as np
 
 from slipstream.common.process.imported import place_of
-from slipstream.common.records.message import Message
+from slipstream.common.records.message import Message, valid_text
 from slipstream.common.records.trajectory import MAX_REWARD, MAX_STATE_KEY, Task
-from slipstream.common.records.valid_text import valid_text
 from slipstream.common.text.action_format import ActionFormat, ParsedAction
 from slipstream.envhub.env import Env, EnvError, Observation, ask
 from slipstream.envhub.step_deadline import StepDeadline

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slipstream.common.records.message import Message
-from slipstream.common.records.valid_text import valid_json, valid_text
+from slipstream.common.records.message import Message, valid_json, valid_text
 
 _ARGUMENTS = ("arguments", "parameters", "args", "input")  # where publishers write the arguments of a call
 _BESIDE = {"name", "function", "type", "id", "call_id", "tool_call_id", "index", *_ARGUMENTS}

@@ -12,8 +12,8 @@ import regex
 from slipstream.common.config.env_config import LABEL, TOOLS, EnvConfig
 from slipstream.common.process.config_error import ConfigError, require
 from slipstream.common.process.imported import imported, is_own
+from slipstream.common.records.message import valid_text
 from slipstream.common.records.tool_call import ParsedAnswer
-from slipstream.common.records.valid_text import valid_text
 
 _BLOCK = r"```\w+[ \t]*\n.*?```"  # a code block inside an action; its label distinguishes it from the closing marker
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
+from slipstream.common.records.message import valid_json
 from slipstream.common.records.trajectory import Sampling
-from slipstream.common.records.valid_text import valid_json
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 PASSED_ON = ("content", "reasoning_content", "tool_calls", "tool_call_id", "name")  # of a message, to the template

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.common.records.valid_text import valid_text
+from slipstream.common.records.message import valid_text
 from slipstream.envhub.dataset.check_server import Request, Response
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.own_thread import in_own_thread

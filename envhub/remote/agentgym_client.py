@@ -13,9 +13,8 @@ import aiohttp
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.common.records.message import Message
+from slipstream.common.records.message import Message, valid_text
 from slipstream.common.records.trajectory import Task
-from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.remote.agentgym_servers import SERVERS

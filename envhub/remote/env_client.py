@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from slipstream.common.process.wire import WireError
+from slipstream.common.records.message import valid_text
 from slipstream.common.records.trajectory import Task
-from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect, within
 from slipstream.envhub.remote.env_protocol import (

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import msgspec
 
 from slipstream.common.process.wire import WireError
-from slipstream.common.records.message import Message
+from slipstream.common.records.message import Message, valid_text
 from slipstream.common.records.trajectory import Task
-from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.env import EnvError, Observation
 from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect, within
 from slipstream.envhub.remote.env_secret import headers_with, read_secret

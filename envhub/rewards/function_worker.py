@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from slipstream.common.process.imported import imported, place_of
-from slipstream.common.records.valid_text import valid_text
+from slipstream.common.records.message import valid_text
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.offspring import begin_episode, end_offspring, end_offspring_of
 from slipstream.envhub.rewards.episode import Episode

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from slipstream.common.process.log import log_to_stderr
-from slipstream.common.records.message import Message
-from slipstream.common.records.valid_text import valid_text
+from slipstream.common.records.message import Message, valid_text
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
 from slipstream.envhub.isolation.offspring import begin_episode, end_offspring, end_offspring_of

@@ -13,8 +13,8 @@ from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.actors.episode.resume import resumed_record
 from slipstream.common.config.env_config import EnvConfig, MixtureEntry
+from slipstream.common.records.message import valid_text
 from slipstream.common.records.trajectory import Trajectory, check
-from slipstream.common.records.valid_text import valid_text
 from slipstream.common.text.action_format import ToolCalls
 from slipstream.envhub.catalogue import make_any_env
 from slipstream.envhub.shop.shop import ShopEnv

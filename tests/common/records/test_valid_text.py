@@ -10,10 +10,9 @@ import pytest
 
 from slipstream.actors.engine.orders import Parsed
 from slipstream.actors.episode.answer import CheckedEnv
-from slipstream.common.records.message import Message
+from slipstream.common.records.message import Message, valid_json, valid_text
 from slipstream.common.records.tool_call import ParsedAnswer, ToolCall, written_call
 from slipstream.common.records.trajectory import Sampling
-from slipstream.common.records.valid_text import valid_json, valid_text
 from slipstream.common.text.action_format import ParsedAction, called
 from slipstream.envhub.agent.endpoint import _tool_calls
 from slipstream.envhub.agent.request import ChatRequest, decoded, template_messages
