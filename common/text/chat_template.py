@@ -1,5 +1,7 @@
 """Renders conversations as text with a model's chat template.
 
+A date in a prompt is that of the episode's start, on whatever day it is rendered.
+
 Outside text cannot write the marks of a template: whatever a message, a call or a tool has of them is split, which
 `codec` encodes as text. A reply may have those of a thought and of a call, which are the policy's, but none of those
 that begin or end a message. A mark that is plain text in the template cannot be split, so text that has it is refused.
@@ -11,6 +13,7 @@ the prompts came before.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,15 +24,17 @@ from jinja2 import TemplateError
 
 from slipstream.common.records.message import Message
 from slipstream.common.text.codec import KEPT_TEXTS, MAX_KEPT_CHARS, end_tokens, marks_of, split_marks, whole_marks
-from slipstream.common.text.prompt_date import Dated, dated
 from slipstream.common.text.thought import thought_marks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+Dated = tuple[str, tuple[tuple[str, str], ...]]  # a template, and the name and value of each of its dates
 MAX_CHARS = 1 << 25  # of a rendered conversation
 REFUSALS = (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, ValueError)  # what templates raise
+_DATE_CALL = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
+_OTHER_DATE_USE = re.compile(r"strftime_now(?!\s+is\s+(not\s+)?defined\b)")
 _TEXTS = ("a-first-text-4b825dc6", "a-reply-4b825dc6", "a-second-text-4b825dc6")
 _USER, _REPLY, _OTHER = (
     {"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), _TEXTS, strict=True)
@@ -39,6 +44,30 @@ _PROBES = (
     [_OTHER | {"role": "system"}, _USER],
     [_USER, _REPLY, _OTHER | {"role": "tool", "tool_call_id": "4b825dc64"}],  # Mistral's ids have nine characters
 )
+
+
+def dated(template: str, today: datetime) -> Dated:
+    """`template` with a variable in place of each call of `strftime_now`, and the variables' values.
+
+    From 5.24 on, transformers passes no functions to templates, only data. Raises ValueError if the template names the
+    format of a date otherwise than by a literal.
+    """
+    text, formats = _with_variables(template)
+    return text, tuple((name, today.strftime(form)) for name, form in formats)
+
+
+@lru_cache(maxsize=16)
+def _with_variables(template: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    formats = sorted({call["format"] for call in _DATE_CALL.finditer(template)})
+    names = {form: f"slipstream_date_{number}" for number, form in enumerate(formats)}
+    text = _DATE_CALL.sub(lambda call: names[call["format"]], template)
+    if other := _OTHER_DATE_USE.search(text):
+        shown = text[other.start() : other.start() + 60]
+        raise ValueError(
+            f"the chat template must call strftime_now with a literal format such as '%d %b %Y', got {shown!r}: an "
+            "episode keeps the date of its start; use another template"
+        )
+    return text, tuple((name, form) for form, name in names.items())
 
 
 def rendered(
