@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from slipstream.common.transfer.anonymous_memory import AnonymousMemory, Mapped, map_memory
-from slipstream.common.transfer.pinned_pages import PinnedPages, spans_of
+from slipstream.common.transfer.host_memory import AnonymousMemory, Mapped, PinnedPages, map_memory, spans_of
 
 NAME = "slipstream-received-weights"  # of shared memory, in /proc
 

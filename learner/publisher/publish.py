@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from slipstream.common.transfer.anonymous_memory import AnonymousMemory
 from slipstream.common.transfer.blob_store import run_store
+from slipstream.common.transfer.host_memory import AnonymousMemory
 from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import buffer_bytes
 from slipstream.learner.publisher.messages import (

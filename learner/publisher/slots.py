@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from slipstream.common.transfer.anonymous_memory import Mapped
-from slipstream.common.transfer.pinned_pages import PinnedPages, spans_of
+from slipstream.common.transfer.host_memory import Mapped, PinnedPages, spans_of
 from slipstream.common.transfer.weights import TensorEntry
 
 OwnRows = Mapping[str, slice | None]  # that a rank writes, by the tensor's name; None: the whole tensor

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.transfer.anonymous_memory import Mapped, map_memory
+from slipstream.common.transfer.host_memory import Mapped, map_memory
 from slipstream.common.transfer.probe import Probe
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.publisher.published import Published

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slipstream.common.transfer.anonymous_memory import AnonymousMemory
-from slipstream.common.transfer.pinned_pages import spans_of
+from slipstream.common.transfer.host_memory import AnonymousMemory, spans_of
 from slipstream.common.transfer.weights import buffer_bytes, layout
 from slipstream.learner.publisher.slots import Slots
 from tests.actors.cuda_runtime import Runtime, stand_in

@@ -18,7 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from slipstream.actors.weights.receive import Receiver
 from slipstream.common.config.model_config import LoraConfig
 from slipstream.common.process.connection import connect
-from slipstream.common.transfer.anonymous_memory import AnonymousMemory, map_memory
+from slipstream.common.transfer.host_memory import AnonymousMemory, map_memory
 from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import buffer_bytes
 from slipstream.learner.model.folder_tensors import folder_name, stored_buffers

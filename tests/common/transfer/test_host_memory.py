@@ -6,7 +6,7 @@ import mmap
 import pytest
 import torch
 
-from slipstream.common.transfer.pinned_pages import PinnedPages, spans_of
+from slipstream.common.transfer.host_memory import PinnedPages, spans_of
 from tests.actors.cuda_runtime import Runtime, stand_in
 
 PAGE = mmap.PAGESIZE

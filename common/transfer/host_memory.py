@@ -1,12 +1,46 @@
-"""Pages of host memory that CUDA pins: the GPU copies from and to them at the speed of the bus, without the host."""
+"""Memory that processes of one machine share without a name that could outlive them, and pages that CUDA pins.
+
+The GPU copies from and to pinned pages at the speed of the bus, without the host.
+"""
 
 import logging
 import mmap
+import os
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
+
+Mapped = mmap.mmap | bytes  # the latter if there are no bytes, which cannot be mapped
+
+
+class AnonymousMemory:
+    """A memfd: the kernel frees it once this object is gone and no process maps it, however they end."""
+
+    def __init__(self, name: str, num_bytes: int) -> None:
+        """`name` is shown in /proc only."""
+        self.fd = os.memfd_create(name)
+        weakref.finalize(self, os.close, self.fd)
+        self.path = f"/proc/{os.getpid()}/fd/{self.fd}"  # for as long as this object lives
+        os.ftruncate(self.fd, num_bytes)
+
+    def mapped(self) -> Mapped:
+        """Its bytes, as all processes see them."""
+        num_bytes = os.fstat(self.fd).st_size
+        return mmap.mmap(self.fd, num_bytes) if num_bytes else b""
+
+
+def map_memory(path: str, *, access: int) -> Mapped:
+    """Map the memory at the `path` of another process, which must be of the same user. Raises OSError.
+
+    `access` is `mmap.ACCESS_WRITE`, which changes the memory, or `mmap.ACCESS_COPY`, which changes this mapping alone.
+    """
+    with Path(path).open("r+b" if access == mmap.ACCESS_WRITE else "rb") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        return mmap.mmap(file.fileno(), num_bytes, access=access) if num_bytes else b""
 
 
 class PinnedPages:
