@@ -1,10 +1,19 @@
-"""Which kernel computes the attention of a model on a device, and whether sequences can share keys there."""
+"""How a model is computed on a device: which kernel its attention has, shared keys there, and compiled layers.
 
+torch.compile makes the same results up to rounding, with fewer passes over memory. Layers of the same shape share
+compiled code, which works for packs of any length. Attention is not compiled (see
+`slipstream.learner.model.attention`), so the code of a layer has two parts: before and after the attention.
+"""
+
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from transformers import PreTrainedModel
 
+from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.batch.pack import Packed
 from slipstream.learner.model.attention import (
     CannotPack,
@@ -17,6 +26,7 @@ from slipstream.learner.model.attention import (
 from slipstream.learner.model.context_attention import check_heads
 from slipstream.learner.model.states import stateful_kinds
 
+BACKEND = "inductor"  # of torch.compile
 PACKED_ATTENTION = "slipstream_packed"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -98,3 +108,24 @@ def sequence_bounds(packed: Packed) -> dict[str, object]:
         "max_length_q": max(lengths),
         "max_length_k": max(lengths),
     }
+
+
+def compile_layers(layers: Sequence[nn.Module]) -> None:
+    """Make each layer compile its forward and backward pass at the first call."""
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend=BACKEND)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Compile one line of code for `device`. Raises ConfigError if that fails."""
+    doubled = torch.compile(lambda numbers: 2 * numbers, backend=BACKEND)
+    try:
+        doubled(torch.ones(2, device=device))
+    except BackendCompilerFailed as error:
+        inner = error.inner_exception
+        reason = f"{type(inner).__name__}: {inner}".splitlines()[0]
+        raise ConfigError(
+            f"`learner.compile` must be false if torch.compile does not work, got True ({reason}); install a C++ "
+            "compiler and Python's headers (Debian, Ubuntu: apt-get install g++ python3-dev), or set the environment "
+            "variable CXX to a compiler"
+        ) from error

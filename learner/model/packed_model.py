@@ -23,14 +23,15 @@ from slipstream.common.text.tokenizer import absent_ids
 from slipstream.learner.batch.pack import Packed, index_of
 from slipstream.learner.batch.prefixes import prefixes_of
 from slipstream.learner.model.attention import CannotPack
-from slipstream.learner.model.compiler import check_compiler, compile_layers
 from slipstream.learner.model.context_attention import attention, check_context
 from slipstream.learner.model.kernel import (
     DTYPES,
     PACKED_ATTENTION,
     attention_for,
+    check_compiler,
     check_shares,
     checked_kernel,
+    compile_layers,
     refuses_shared_keys,
     sequence_bounds,
 )
@@ -60,7 +61,7 @@ class ModelSettings:
     chunk_tokens: int = 1024  # tokens whose logits exist at one time
     max_tokens: int | None = None  # of the longest sequence; some models need it, see `slipstream.learner.model.rope`
     activation_checkpointing: bool = False  # recompute activations in the backward pass
-    compile: bool = False  # the layers, see `slipstream.learner.model.compiler`
+    compile: bool = False  # the layers, see `slipstream.learner.model.kernel`
     cpu_offload: bool = False  # weights, gradients and optimizer state in host memory; a layer is copied when needed
     lora: LoraConfig = field(default_factory=LoraConfig)  # with a rank above 0 only adapters are trained
 

@@ -22,7 +22,7 @@ from slipstream.learner.batch.pack import count_loss_tokens, micro_batches, numb
 from slipstream.learner.checkpoint.checkpoint import Progress, latest_checkpoint, load
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
 from slipstream.learner.learner import train_on
-from slipstream.learner.model import compiler
+from slipstream.learner.model import kernel
 from slipstream.learner.model.critic import critic_shards
 from slipstream.learner.model.gradient import apply_gradient, backward
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
@@ -89,7 +89,7 @@ def be_one_of_two(ranks: Ranks, folder: str) -> None:
 
 
 def compile_on_one_of_two(ranks: Ranks, folder: str) -> None:
-    compiler.BACKEND = "aot_eager"  # this process's own
+    kernel.BACKEND = "aot_eager"  # this process's own
     for name, kind in COMPILED.items():
         train(Path(folder) / f"{kind}_model", Path(folder) / f"{name}_on_two", ranks=ranks, compile=True)
 

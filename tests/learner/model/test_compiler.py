@@ -15,7 +15,7 @@ from slipstream.common.config.model_config import LoraConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.batch.pack import TokenSequence, pack
 from slipstream.learner.learner import train_on
-from slipstream.learner.model import compiler
+from slipstream.learner.model import kernel
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
@@ -48,7 +48,7 @@ class CountingBackend:
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> CountingBackend:
     counting = CountingBackend()
-    monkeypatch.setattr(compiler, "BACKEND", counting)
+    monkeypatch.setattr(kernel, "BACKEND", counting)
     return counting
 
 
