@@ -49,10 +49,10 @@ from slipstream.learner.credit.teacher import PROBE, Teacher, find_teacher
 from slipstream.learner.credit.token_advantages import sequences_with_advantages
 from slipstream.learner.model.critic import Critic, begin_at, load_critic, policy_kind
 from slipstream.learner.model.export import save_adapters, save_hf, write_sampling
-from slipstream.learner.model.export_check import check_export
 from slipstream.learner.model.flops import Flops, flops_of
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
+from slipstream.learner.model.probe_score import check_export
 from slipstream.learner.objective.kl import k1
 from slipstream.learner.probation.bounds import check_bounds
 from slipstream.learner.ranks.ranks import Ranks, resolve_dtype

@@ -45,10 +45,10 @@ from slipstream.learner.fit.fit_options import FitOptions
 from slipstream.learner.fit.fit_turns import calibration_table, held_out_metrics, label_metrics, labels_of
 from slipstream.learner.learner import stop_requested
 from slipstream.learner.model.export import save_adapters, save_hf
-from slipstream.learner.model.export_check import check_export
 from slipstream.learner.model.gradient import apply_gradient, backward_over
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
+from slipstream.learner.model.probe_score import check_export
 from slipstream.learner.model.reward_model import RewardModel, save_reward_model
 from slipstream.learner.objective.preference import Margins, dpo_margins, preference_loss, preference_slope
 from slipstream.learner.objective.turn_labels import turn_slope

@@ -24,7 +24,7 @@ from slipstream.common.config.replay_config import SamplingConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Sampling
 from slipstream.learner.batch.pack import TokenSequence, pack
-from slipstream.learner.model import export_check
+from slipstream.learner.model import probe_score
 from slipstream.learner.model.export import save_hf, write_sampling
 from slipstream.learner.model.lora import adapters_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
@@ -130,11 +130,11 @@ def test_every_version_of_transformers_computes_with_a_folder_what_the_learner_d
             pytest.skip(
                 "needs a folder with transformers 4, named by SLIPSTREAM_TRANSFORMERS_4: make test-transformers-4"
             )
-        monkeypatch.setattr(export_check, "READER", "learner.model.reader")  # a module that needs none of ours
+        monkeypatch.setattr(probe_score, "READER", "learner.model.reader")  # a module that needs none of ours
         monkeypatch.setenv("PYTHONPATH", f"{TRANSFORMERS_4}:{Path(__file__).parents[3]}")
     model, result = loaded(save_source(tmp_path / "source", rope=rope, form=form), ranks), tmp_path / "export_check.txt"
     save_hf(model, tmp_path / "export", ranks=ranks)
-    export_check.check_export(model, tmp_path / "export", ranks=ranks)
+    probe_score.check_export(model, tmp_path / "export", ranks=ranks)
     assert result.read_text().startswith(f"loaded by transformers {version}.")
 
 
@@ -170,7 +170,7 @@ def test_a_folder_that_is_another_model_is_a_fault_that_says_how(
     change(config, export)
     (export / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=f"(?s)^the export {export}.*{fault}"):
-        export_check.check_export(model, export, ranks=ranks)
+        probe_score.check_export(model, export, ranks=ranks)
     assert not result.exists()
 
 
