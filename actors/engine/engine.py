@@ -1,6 +1,8 @@
 """The interface of an inference engine: tokens in, tokens out, each with its log-probability and policy version."""
 
 import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -11,6 +13,7 @@ from slipstream.common.records.tool_call import ParsedAnswer
 from slipstream.common.records.trajectory import Sampling, Turn, VersionSpan
 from slipstream.common.transfer.weights import Offer
 
+Choices = Sequence[Sequence[int]]  # of tokens, among which a generation is chosen
 Moving = TypeVar("Moving", Turn, VersionSpan)
 
 
@@ -32,6 +35,30 @@ class Restriction:
 
     choices: list[list[int]]  # one of these, then an end-of-turn token; empty: anything
     stops: list[str]  # it also ends with the token that completes one of these texts
+
+
+def widest(choices: Choices, *, ends: Collection[int]) -> int:
+    """The largest number of tokens among which one is sampled."""
+    return max(map(len, following_tokens(choices, ends=ends).values()))
+
+
+def following_tokens(choices: Choices, *, ends: Collection[int]) -> dict[tuple[int, ...], set[int]]:
+    """By the beginning of a choice, the tokens that may follow it.
+
+    The engine masks the logits, so that it samples from these. With logits z, the set A of these tokens and the
+    temperature T:
+
+        p(token) = exp(z[token] / T) / sum over A of exp(z / T)
+
+    The engine records the logarithm of this p, and A as the kept set of the token: the learner's softmax runs over the
+    same tokens. Texts are no part of it, so it is right for every tokenizer, also for one that loses spaces.
+    """
+    following = defaultdict[tuple[int, ...], set[int]](set)
+    for choice in choices:
+        for place, token in enumerate(choice):
+            following[tuple(choice[:place])].add(token)
+        following[tuple(choice)].update(ends)
+    return following
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

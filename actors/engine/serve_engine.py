@@ -22,7 +22,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from slipstream.actors.engine.answer_parser import AnswerParser
 from slipstream.actors.engine.candidates import num_candidates
-from slipstream.actors.engine.choices import widest
+from slipstream.actors.engine.engine import widest
 from slipstream.actors.engine.orders import (
     Abort,
     Answer,

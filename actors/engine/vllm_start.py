@@ -23,8 +23,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from slipstream.actors.engine.candidates import CandidatesCut, kept_of_candidates
-from slipstream.actors.engine.choices import following_tokens
-from slipstream.actors.engine.engine import Completion, Restriction
+from slipstream.actors.engine.engine import Completion, Restriction, following_tokens
 from slipstream.actors.engine.orders import Ended, EngineSettings, Failed
 from slipstream.actors.engine.shadow_memory import room_for_shadow
 from slipstream.actors.engine.staged_transfer import BACKEND, WORKER_EXTENSION

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
-from slipstream.actors.engine.choices import widest
-from slipstream.actors.engine.engine import Completion, Restriction, Sampler
+from slipstream.actors.engine.engine import Completion, Restriction, Sampler, widest
 from slipstream.actors.episode.actions import Actions, bare
 from slipstream.actors.episode.answer import Boundary
 from slipstream.actors.episode.episode_record import mixed

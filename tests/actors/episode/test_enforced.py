@@ -18,8 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from slipstream.actors.engine.choices import widest
-from slipstream.actors.engine.engine import Completion, Restriction
+from slipstream.actors.engine.engine import Completion, Restriction, widest
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.resume import resumed_record
 from slipstream.actors.episode.rollout import EpisodeFailed, rollout

@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from slipstream.actors.engine.choices import Choices, following_tokens
-from slipstream.actors.engine.engine import Completion, EngineDied, EngineLoad, Restriction, Served
+from slipstream.actors.engine.engine import (
+    Choices,
+    Completion,
+    EngineDied,
+    EngineLoad,
+    Restriction,
+    Served,
+    following_tokens,
+)
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.tool_call import ParsedAnswer
 from slipstream.common.records.trajectory import Sampling, VersionSpan
