@@ -36,10 +36,9 @@ from slipstream.envhub.rewards.part import actors_judge, book_on, count_by
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.buffer.judge_buffer import JudgeBuffer
 from slipstream.replay.buffer.visits import Visits
-from slipstream.replay.fleet.bulletin import Bulletin
+from slipstream.replay.fleet.bulletin import BROADCAST_TIMEOUT_S, Bulletin
 from slipstream.replay.fleet.fleet import Fleet, UnknownRun
 from slipstream.replay.fleet.judge_account import JudgeAccount
-from slipstream.replay.fleet.rendezvous import BROADCAST_TIMEOUT_S
 from slipstream.replay.records.keys import shard_name
 
 log = logging.getLogger("actors")

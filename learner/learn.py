@@ -44,7 +44,7 @@ from slipstream.learner.rerun import catch_up
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.stall_guard import StallGuard
 from slipstream.learner.supply.supplies import Supplies, shards_of, whole_batch
-from slipstream.replay.fleet.rendezvous import BROADCAST_TIMEOUT_S
+from slipstream.replay.fleet.bulletin import BROADCAST_TIMEOUT_S
 from slipstream.replay.records.keys import FencedOut
 
 log = logging.getLogger(__name__)

@@ -30,9 +30,8 @@ from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.encryption import CurveKey
 from slipstream.common.transfer.weights import Offer, WeightsError, blobs, check_blob
-from slipstream.replay.fleet.bulletin import Bulletin, RelayNotice
+from slipstream.replay.fleet.bulletin import BROADCAST_TIMEOUT_S, Bulletin, RelayNotice
 from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
-from slipstream.replay.fleet.rendezvous import BROADCAST_TIMEOUT_S
 
 POLL_S = 0.1
 RENEW_S = 1.0  # interval at which a relay renews its notice

@@ -30,6 +30,7 @@ from slipstream.replay.records.records import Notices, read_or_nothing, read_rec
 from slipstream.replay.records.scripts import is_damage
 
 TTL_S = 120  # time to live of every key of one invitation
+BROADCAST_TIMEOUT_S = 20.0  # a member of a broadcast that takes longer, or 4 s a GB if that is more, pulls
 MAX_DIGITS = 14  # of a counter
 MAX_SEQUENCE = 2**64 - 1  # of an entry's id in a stream, after its version
 CPU = "cpu"

@@ -15,7 +15,6 @@ from typing import Any
 
 import redis
 
-BROADCAST_TIMEOUT_S = 20.0  # a member that takes longer, or 4 s a GB if that is more, pulls
 POLL_S = 0.01
 TTL_S = 120
 MAC_BYTES = 32
