@@ -6,8 +6,6 @@ import xxhash
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.weights import Anchor, Delta, Manifest, deltas_from
 
-ANCHOR_EVERY = 10  # versions after which one can be pulled whole; those between are deltas
-
 
 def continued(manifest: Manifest, previous: Manifest, delta: bytes, *, anchor_every: int) -> Manifest:
     """`manifest` with the deltas that lead to it; `delta` is the one from `previous`.

@@ -6,7 +6,8 @@ from slipstream.common.transfer.chunks import CHUNK_BYTES
 from slipstream.common.transfer.model_folder import ModelFile
 from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import Adapted, TensorEntry
-from slipstream.learner.publisher.lineage import ANCHOR_EVERY
+
+ANCHOR_EVERY = 10  # versions after which one can be pulled whole; those between are deltas
 
 
 class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -13,8 +13,7 @@ from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.learner_config import WeightsConfig
 from slipstream.common.process.connection import connect
 from slipstream.common.transfer.weights import Offer, layout
-from slipstream.learner.publisher.lineage import ANCHOR_EVERY
-from slipstream.learner.publisher.messages import PublisherSettings
+from slipstream.learner.publisher.messages import ANCHOR_EVERY, PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.replay.fleet.bulletin import Bulletin
 
