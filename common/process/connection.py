@@ -15,8 +15,8 @@ from redis.connection import parse_url
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from slipstream.common.process.flag import Flag
 from slipstream.common.process.redis_retry import PATIENCE_S, Patience, RedisAway
+from slipstream.common.process.shutdown import Flag
 
 PASSWORD_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD"
 PASSWORD_FILE_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD_FILE"  # for a password in a mounted secret

@@ -10,7 +10,7 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
-from slipstream.common.process.flag import Flag
+from slipstream.common.process.shutdown import Flag
 
 PATIENCE_S = 120.0  # enough for a server that restarts, is suspended for a while, or loads a large file
 ENDING_PATIENCE_S = 5.0  # for a process that was asked to end

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -10,16 +11,43 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from slipstream.common.process.flag import Flag
-
 EXIT_PREEMPTED = 75  # asked to leave, and left in order: a supervisor may start it again elsewhere
 LEAVE_S = 10.0  # after the drain: enough to hand in partials, release leases and close, even if every call is slow
 AGAIN_S = 1.0  # signals that come closer together are one
+MAX_WAIT_S = 0.5  # between two looks at a flag, for a signal right before the wait that it should have ended
 # SIGUSR1 is what Slurm's `--signal=USR1@60` sends to a job that is about to be taken down.
 _EXIT_CODES = {int(signal.SIGTERM): EXIT_PREEMPTED, int(signal.SIGUSR1): EXIT_PREEMPTED, int(signal.SIGINT): 130}
 STOPPED_CODES = frozenset(_EXIT_CODES.values())
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Flag:
+    """A flag that threads wait for, and that a signal handler may set.
+
+    `threading.Event.set` hangs in a signal handler that interrupts `wait`: its lock is not reentrant. Python runs
+    signal handlers in the main thread, between two of its instructions, also of those inside `wait`.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._changed = threading.Condition(threading.RLock())  # the handler may run in the thread that holds it
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        with self._changed:
+            self._is_set = True
+            self._changed.notify_all()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the flag is set, at most `timeout` seconds; return whether it is set."""
+        ends = math.inf if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self._is_set and (left := ends - time.monotonic()) > 0:
+                self._changed.wait(min(left, MAX_WAIT_S))
+        return self._is_set
 
 
 class Shutdown:

@@ -17,9 +17,8 @@ from slipstream.actors.host.preemption import watch_notices
 from slipstream.common.config.config import Config, dump_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import connect, connect_or_explain
-from slipstream.common.process.flag import Flag
 from slipstream.common.process.run_dir import RunDir
-from slipstream.common.process.shutdown import LEAVE_S, Shutdown
+from slipstream.common.process.shutdown import LEAVE_S, Flag, Shutdown
 from slipstream.envhub.rewards.part import reward_parts
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.tools.run.child import Child, failed_code, print_failure, verb_command

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from slipstream.common.config.config import Config
 from slipstream.common.config.env_config import EnvConfig
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.flag import Flag
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import Flag
 from slipstream.tools.run.child import Child
 
 # Runs the command, and ends all processes of its session when SIGTERM comes or the command has ended. The kernel sends

@@ -7,10 +7,9 @@ from rich.live import Live
 
 from slipstream.actors.host.join import run_config
 from slipstream.common.config.config import Config
-from slipstream.common.process.flag import Flag
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import Standing, standing
-from slipstream.common.process.shutdown import Shutdown
+from slipstream.common.process.shutdown import Flag, Shutdown
 from slipstream.replay.fleet.fleet import Fleet, UnknownRun
 from slipstream.tools.see.run_client import clients_of
 from slipstream.tools.see.runs import COLUMNS, row_of, trains_alone

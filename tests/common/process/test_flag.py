@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from slipstream.common.process.flag import MAX_WAIT_S, Flag
+from slipstream.common.process.shutdown import MAX_WAIT_S, Flag
 
 DEADLINE_S = 120.0
 
@@ -52,7 +52,7 @@ def test_a_signal_at_any_line_of_a_wait_sets_the_flag() -> None:
 
 def test_whoever_waits_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     # so that nothing but `set` can end the wait
-    monkeypatch.setattr("slipstream.common.process.flag.MAX_WAIT_S", DEADLINE_S)
+    monkeypatch.setattr("slipstream.common.process.shutdown.MAX_WAIT_S", DEADLINE_S)
     flag, woken = Flag(), list[bool]()
     waiting = [threading.Thread(target=lambda: woken.append(flag.wait())) for _ in range(3)]
     for thread in waiting:

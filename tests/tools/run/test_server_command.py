@@ -14,8 +14,8 @@ import pytest
 
 from slipstream.common.config.config import Config, dump_config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.flag import Flag
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import Flag
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run import server_command
 from slipstream.tools.run.check_input import check_env

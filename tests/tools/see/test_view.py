@@ -13,8 +13,8 @@ from rich.console import Console, RenderableType
 
 from slipstream.common.config.config import Config, RedisConfig, RunConfig
 from slipstream.common.config.learner_config import LearnerConfig
-from slipstream.common.process.flag import Flag
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.process.shutdown import Flag
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, MemberState, RunState
 from slipstream.replay.run.observer import Observer
