@@ -99,7 +99,7 @@ class Lead:
         num_reopened = connections.shards.reopen(progress.step)
         if num_reopened:
             log.info("%d groups claimed by steps after %d are ready again", num_reopened, progress.step)
-        record = RunRecord.begin(
+        record = RunRecord(
             connections,
             run_dir,
             fence,

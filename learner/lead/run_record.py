@@ -60,18 +60,33 @@ class RunRecord:
         fence: Fence,
         *,
         tally: Tally,
-        writer: MetricsWriter,
+        step: int,
         started_at_s: float,
         flops: Flops,
         config: Config,
         decode: Callable[[list[int]], str],
     ) -> None:
-        """`begin` makes one for a run; `decode` makes text of tokens."""
+        """Remove the metrics of every step after `step`; later steps add to the rest. Raises FencedOut.
+
+        `decode` makes text of tokens.
+        """
+        with fence.held():
+            self._writer = MetricsWriter(
+                jsonl=run_dir.metrics,
+                tensorboard=run_dir.tensorboard,
+                samples=run_dir.samples,
+                resume_step=step,
+                place=place_of,
+                describe=describe,
+                check=fence.check,
+            )
+        settings = Events(run_dir.tensorboard)
+        settings.write_settings(settings_of(config), COMPARED)
+        settings.close()
         self.tally = tally
         self._connections = connections
         self._run_dir = run_dir
         self._fence = fence
-        self._writer = writer
         self._started_at_s = started_at_s
         self._flops = flops
         self._last_full_step = config.last_full_step
@@ -88,48 +103,7 @@ class RunRecord:
         self._census: Census | None = None  # the newest reading; how long it took, and when, by the monotonic clock
         self._reading_s = self._read_at = 0.0
         self._loads: deque[StepLoad] = deque(maxlen=MEMORY)
-
-    @classmethod
-    def begin(
-        cls,
-        connections: Connections,
-        run_dir: RunDir,
-        fence: Fence,
-        *,
-        tally: Tally,
-        step: int,
-        started_at_s: float,
-        flops: Flops,
-        config: Config,
-        decode: Callable[[list[int]], str],
-    ) -> "RunRecord":
-        """Remove the metrics of every step after `step`; later steps add to the rest. Raises FencedOut."""
-        with fence.held():
-            writer = MetricsWriter(
-                jsonl=run_dir.metrics,
-                tensorboard=run_dir.tensorboard,
-                samples=run_dir.samples,
-                resume_step=step,
-                place=place_of,
-                describe=describe,
-                check=fence.check,
-            )
-        settings = Events(run_dir.tensorboard)
-        settings.write_settings(settings_of(config), COMPARED)
-        settings.close()
-        record = cls(
-            connections,
-            run_dir,
-            fence,
-            tally=tally,
-            writer=writer,
-            started_at_s=started_at_s,
-            flops=flops,
-            config=config,
-            decode=decode,
-        )
-        record._reset_ledger(connections.shards.ledger())
-        return record
+        self._reset_ledger(connections.shards.ledger())
 
     def write_step(
         self,

@@ -52,7 +52,7 @@ class Run:
             client, config, model_folder=root, model_files=[], vocab_size=100, tokenizer_root="", own_modules={}
         )
         self.buffer.learner.adopt_epoch(self.connections.epoch)
-        self.record = RunRecord.begin(
+        self.record = RunRecord(
             self.connections,
             self.dir,
             Fence(self.dir.checkpoints),

@@ -314,12 +314,8 @@ class Versions:
 class Record(RunRecord):
     """The record of a run without its metrics."""
 
-    def __init__(self, run_dir: RunDir, fence_: fence.Fence, tally: Any) -> None:
-        self.tally, self._run_dir, self._fence = tally, run_dir, fence_
-
-    @classmethod
-    def begin(cls, connections: Any, run_dir: RunDir, fence: fence.Fence, *, tally: Any, **_: Any) -> "Record":
-        return cls(run_dir, fence, tally)
+    def __init__(self, _connections: Any, run_dir: RunDir, fence: fence.Fence, *, tally: Any, **_: Any) -> None:
+        self.tally, self._run_dir, self._fence = tally, run_dir, fence
 
     def write_step(self, *_: Any, **__: Any) -> None:
         pass
