@@ -243,7 +243,7 @@ def _take_the_lead(learner: Learner, connections: Connections, published: Publis
         disk=config.weights.disk,
         device=learner.ranks.device.type,
     )
-    return Lead.begin(
+    return Lead(
         connections,
         config,
         learner.run_dir,

@@ -46,30 +46,6 @@ class Lead:
         self,
         connections: Connections,
         config: Config,
-        *,
-        archive: ArchiveWriter,
-        conditions: dict[str, str],
-        record: RunRecord,
-        publisher: Publisher,
-        highest_version: int,
-    ) -> None:
-        """`begin` makes one for a run."""
-        self._connections = connections
-        self._config = config
-        self._archive = archive
-        self._conditions = conditions
-        self._record = record
-        self.publisher = publisher
-        self._highest_version = highest_version
-        self.refusals = Refusals(connections.fleet, connections.bulletin)
-        last_step = max((during.step for during in record.tally.evaluations_during), default=0)
-        self._regular = RegularEvaluation(connections.evaluation, config, last_step=last_step)
-
-    @classmethod
-    def begin(
-        cls,
-        connections: Connections,
-        config: Config,
         run_dir: RunDir,
         *,
         progress: Progress,
@@ -79,19 +55,19 @@ class Lead:
         fence: Fence,
         flops: Flops,
         decode: Callable[[list[int]], str],
-    ) -> "Lead":
+    ) -> None:
         """Undo what was done after `progress` in the archive, the ledger and the metrics; start the publisher process.
 
         `own` are the rows of each version that rank 0 writes, None for all; `fence` is that of the run's checkpoints;
         `decode` makes text of tokens. Raises ConfigError, FencedOut.
         """
         started_at_s, tally = run_dir.start_clock(), tally_at(progress.step, run_dir)
-        highest_version = load_highest_version(run_dir.highest_version)
+        self._highest_version = load_highest_version(run_dir.highest_version)
         _check_base(tally.base_root, publishing.adapted)
         tally.base_root = publishing.adapted.root if publishing.adapted else ""
-        archive = ArchiveWriter(run_dir.trajectories, config.run.name, epoch=connections.epoch, check=fence.check)
+        self._archive = ArchiveWriter(run_dir.trajectories, config.run.name, epoch=connections.epoch, check=fence.check)
         with fence.held():
-            archive.cut_after(progress.step)
+            self._archive.cut_after(progress.step)
             if progress.step or run_dir.next_tally.exists():  # before these steps are settled: see `_settle`
                 save_tally(tally, run_dir.tally)
         # The weights contain what the steps up to the checkpoint claimed, and nothing that later steps claimed.
@@ -99,7 +75,10 @@ class Lead:
         num_reopened = connections.shards.reopen(progress.step)
         if num_reopened:
             log.info("%d groups claimed by steps after %d are ready again", num_reopened, progress.step)
-        record = RunRecord(
+        self._connections = connections
+        self._config = config
+        self._conditions = conditions
+        self._record = RunRecord(
             connections,
             run_dir,
             fence,
@@ -110,15 +89,10 @@ class Lead:
             config=config,
             decode=decode,
         )
-        return cls(
-            connections,
-            config,
-            archive=archive,
-            conditions=conditions,
-            record=record,
-            publisher=Publisher(publishing, log_path=run_dir.log("publisher"), own=own),
-            highest_version=highest_version,
-        )
+        self.publisher = Publisher(publishing, log_path=run_dir.log("publisher"), own=own)
+        self.refusals = Refusals(connections.fleet, connections.bulletin)
+        last_step = max((during.step for during in tally.evaluations_during), default=0)
+        self._regular = RegularEvaluation(connections.evaluation, config, last_step=last_step)
 
     def found(self) -> Diagnosis | None:
         """The state of the run at a look of a few seconds ago; None before the first."""

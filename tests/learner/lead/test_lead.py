@@ -81,7 +81,7 @@ class Place:
         publishing = publisher_settings(
             self.redis_url, self.run_id, WEIGHTS, learner_epoch=connections.epoch, adapted=adapted
         )
-        return Lead.begin(
+        return Lead(
             connections,
             self.config,
             self.dir,

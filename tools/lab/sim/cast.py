@@ -383,7 +383,7 @@ def _take_the_lead(learner: Any, joined: Any, _: Any) -> Lead:
     learner.epoch = joined.epoch
     if process.cast.seen.epochs.setdefault(joined.epoch, process.name) != process.name:
         process.cast.seen.violations.append(f"epoch {joined.epoch} was given out twice")
-    return Lead.begin(
+    return Lead(
         joined,
         CONFIG,
         learner.run_dir,
