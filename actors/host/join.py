@@ -1,11 +1,15 @@
-"""Joins a run that its learner described in Redis, for actors and relays."""
+"""Joins a run that its learner described in Redis, for actors, judges and relays."""
 
+import contextlib
 import logging
 import tempfile
 import time
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.connection import connect, connect_or_explain
+from slipstream.common.process.redis_retry import RedisAway
+from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.transfer.encryption import KEY_VARIABLE, CurveKey, key_from_environment
 from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState, UnknownRun
 
@@ -13,6 +17,14 @@ JOIN_POLL_S, MAX_JOIN_POLL_S = 0.2, 5.0
 LATENESS = 0.05  # of the time waited: thousands of hosts may wait for hours, and would keep Redis busy
 
 log = logging.getLogger(__name__)
+
+
+def fleet_of(config: Config, shutdown: Shutdown) -> Fleet:
+    """The processes of the run that `config` names. Raises ConfigError, RedisUnreachable."""
+    if not config.redis.url:
+        raise ConfigError("`redis.url` is empty; set it to the run's Redis server, as in redis.url=redis://host:6379")
+    connect_or_explain(config.redis.url).close()
+    return Fleet(connect(config.redis.url, ending=shutdown.requested), config.run.name)
 
 
 def wait_for_run(fleet: Fleet, timeout_s: float) -> RunFacts:
@@ -36,6 +48,13 @@ def wait_for_run(fleet: Fleet, timeout_s: float) -> RunFacts:
             log.info("waiting up to %.0f s for the learner: %s", timeout_s, missing)
             logged = True
         time.sleep(min(MAX_JOIN_POLL_S, max(JOIN_POLL_S, LATENESS * waited_s)))
+
+
+def is_over(fleet: Fleet) -> bool:
+    """Whether the run is finished; False if that is unknown, because Redis is away or the state is damaged."""
+    with contextlib.suppress(RedisAway, UnknownRun):
+        return fleet.run_state() is RunState.FINISHED
+    return False
 
 
 def run_config(facts: RunFacts) -> Config:

@@ -14,12 +14,11 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from slipstream.actors.host.join import run_config, wait_for_run
+from slipstream.actors.host.join import fleet_of, is_over, run_config, wait_for_run
 from slipstream.actors.host.poll_interval import PollInterval
-from slipstream.actors.host.relay import is_over
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import connect, connect_or_explain, connect_shards
+from slipstream.common.process.connection import connect, connect_shards
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import LEAVE_S, Shutdown
@@ -28,7 +27,6 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.rewards.part import Part, actors_judge, book_on, check_keys, group_parts, reward_parts
 from slipstream.envhub.rewards.sibling_judge import GroupJudge, read_shown
 from slipstream.replay.buffer.judge_buffer import JudgeBuffer, Judging
-from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.fleet.judge_account import JudgeAccount
 from slipstream.replay.records.ticket import Marks, Verdict
 
@@ -58,12 +56,9 @@ class JudgeSetup:
 def judge(config: Config) -> int:
     """Judge groups until the run is over or a signal asks to leave; return the exit code. Raises ConfigError."""
     log_to_stderr()
-    if not config.redis.url:
-        raise ConfigError("`redis.url` is empty; set it to the run's Redis server, as in redis.url=redis://host:6379")
-    connect_or_explain(config.redis.url).close()
     shutdown = Shutdown()
-    fleet = Fleet(connect(config.redis.url, ending=shutdown.requested), config.run.name)
     with shutdown.nothing_to_lose():
+        fleet = fleet_of(config, shutdown)
         facts = wait_for_run(fleet, config.actors.join_timeout_s)
         run = run_config(facts)
         all_parts = reward_parts(run.env.entries())

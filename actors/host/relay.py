@@ -16,13 +16,12 @@ from dataclasses import dataclass
 
 import redis
 
-from slipstream.actors.host.join import checked_key, run_config, wait_for_run
+from slipstream.actors.host.join import checked_key, fleet_of, is_over, run_config, wait_for_run
 from slipstream.actors.weights.holdings import Holdings
 from slipstream.actors.weights.pull import Puller, PullFailed
 from slipstream.actors.weights.sources import Sources
 from slipstream.common.config.config import Config
-from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import connect, connect_or_explain, own_address
+from slipstream.common.process.connection import connect, own_address
 from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.shutdown import Shutdown
@@ -31,7 +30,7 @@ from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.encryption import CurveKey
 from slipstream.common.transfer.weights import Offer, WeightsError, blobs, check_blob
 from slipstream.replay.fleet.bulletin import BROADCAST_TIMEOUT_S, Bulletin, RelayNotice
-from slipstream.replay.fleet.fleet import Fleet, RunState, UnknownRun
+from slipstream.replay.fleet.fleet import Fleet, UnknownRun
 
 POLL_S = 0.1
 RENEW_S = 1.0  # interval at which a relay renews its notice
@@ -203,12 +202,9 @@ class Relay:
 def relay(config: Config) -> int:
     """Run a relay until the run is over or a signal asks it to leave; return the exit code."""
     log_to_stderr()
-    if not config.redis.url:
-        raise ConfigError("`redis.url` is empty; set it to the run's Redis server, as in redis.url=redis://host:6379")
-    connect_or_explain(config.redis.url).close()
     shutdown = Shutdown()
-    fleet = Fleet(connect(config.redis.url, ending=shutdown.requested), config.run.name)
     with shutdown.nothing_to_lose():
+        fleet = fleet_of(config, shutdown)
         run = run_config(wait_for_run(fleet, config.actors.join_timeout_s))
     host = socket.gethostname()
     kept = Relay(
@@ -230,10 +226,3 @@ def relay(config: Config) -> int:
     failed = not kept.alive
     kept.close()
     return 1 if failed else shutdown.exit_code
-
-
-def is_over(fleet: Fleet) -> bool:
-    """Whether the run is finished; False if that is unknown, because Redis is away or the state is damaged."""
-    with contextlib.suppress(RedisAway, UnknownRun):
-        return fleet.run_state() is RunState.FINISHED
-    return False
