@@ -20,30 +20,10 @@ from typing import Any
 import msgspec
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from slipstream.actors.engine import orders
 from slipstream.actors.engine.answer_parser import AnswerParser
 from slipstream.actors.engine.candidates import num_candidates
 from slipstream.actors.engine.engine import widest
-from slipstream.actors.engine.orders import (
-    Abort,
-    Answer,
-    Commit,
-    Committed,
-    Died,
-    Ended,
-    EngineSettings,
-    Failed,
-    Generate,
-    LeaveBroadcasts,
-    Order,
-    Parse,
-    Parsed,
-    Refused,
-    Staged,
-    StageWeights,
-    Started,
-    Stepped,
-    Stop,
-)
 from slipstream.actors.engine.version_trial import Trial, refused
 from slipstream.actors.engine.vllm_start import (
     engine_name,
@@ -73,29 +53,29 @@ REPORT_ALIVE_S = 1.0  # the longest time, plus one step, without a message: the 
 def main(connection: Connection) -> None:
     """Serve until the order to stop or until the actor is gone. Any other end is reported to the actor."""
 
-    def reply(answer: Answer) -> None:
+    def reply(answer: orders.Answer) -> None:
         connection.send_bytes(msgspec.msgpack.encode(answer))
 
     try:
-        settings = msgspec.msgpack.decode(connection.recv_bytes(), type=EngineSettings)
+        settings = msgspec.msgpack.decode(connection.recv_bytes(), type=orders.EngineSettings)
         try:
             stops = stop_token_ids(settings.model_path)
             parser = answer_parser(settings)  # first: a wrong name is found before the model is loaded
             llm = start_vllm(settings)
         except ValueError as error:
-            reply(Refused(why=" ".join(str(error).split())))
+            reply(orders.Refused(why=" ".join(str(error).split())))
             return
-        reply(Started(vocab_size=llm.model_config.get_vocab_size(), engine=engine_name()))
+        reply(orders.Started(vocab_size=llm.model_config.get_vocab_size(), engine=engine_name()))
         Server(llm, settings, connection, reply=reply, stop_token_ids=stops, parser=parser).serve()
         llm.engine_core.shutdown()  # this also closes the receiver; otherwise broadcasts would wait for this actor
     except (EOFError, ConnectionError):
         log.info("the actor is gone")
     except Exception as error:  # the main function of this process
         log.exception("the engine process failed")
-        reply(Died(why=valid_text(f"{type(error).__name__}: {error}")))
+        reply(orders.Died(why=valid_text(f"{type(error).__name__}: {error}")))
 
 
-def answer_parser(settings: EngineSettings) -> AnswerParser | None:
+def answer_parser(settings: orders.EngineSettings) -> AnswerParser | None:
     """The parser of answers, if the run has one. Raises ValueError for names that vLLM does not know."""
     if not settings.tool_parser and not settings.reasoning_parser:
         return None
@@ -113,10 +93,10 @@ class Server:
     def __init__(
         self,
         llm: LLMEngine,
-        settings: EngineSettings,
+        settings: orders.EngineSettings,
         connection: Connection,
         *,
-        reply: Callable[[Answer], None],
+        reply: Callable[[orders.Answer], None],
         stop_token_ids: list[int],
         parser: AnswerParser | None,
     ) -> None:
@@ -131,11 +111,11 @@ class Server:
         self._kv_cache = self._core.scheduler.kv_cache_manager
         self._policy_version = settings.policy_version
         self._num_switches = 0  # of weights, forth and back
-        self._running: dict[int, Generate] = {}
+        self._running: dict[int, orders.Generate] = {}
         self._probe: Probe | None = None  # of the version that was staged last
         self._trial: Trial | None = None  # of the version that was committed last
         self._scores: list[float] = []  # of the probe of the version that serves
-        self._staging: StageWeights | None = None
+        self._staging: orders.StageWeights | None = None
         self._preparing = False  # the staged weights have arrived
         self._stage_polled = 0.0
         self._reported_kv_use, self._reported_at = 0.0, 0.0
@@ -152,23 +132,23 @@ class Server:
     def _execute_orders(self) -> bool:
         """Execute all orders that have arrived, waiting a little if the engine is idle. Return False for a Stop."""
         while self._orders.poll(self._patience_ms()):
-            match msgspec.msgpack.decode(self._connection.recv_bytes(), type=Order):
-                case Generate() as generate:
+            match msgspec.msgpack.decode(self._connection.recv_bytes(), type=orders.Order):
+                case orders.Generate() as generate:
                     self._add(generate)
-                case Abort(call=call):
+                case orders.Abort(call=call):
                     self._abort(call)
-                case Parse() as parse:
+                case orders.Parse() as parse:
                     assert self._parser is not None  # the actor orders nothing else
-                    self._reply(Parsed(call=parse.call, answer=self._parser.parsed(parse)))
-                case StageWeights() as stage:
+                    self._reply(orders.Parsed(call=parse.call, answer=self._parser.parsed(parse)))
+                case orders.StageWeights() as stage:
                     self._rpc("stage", encode(stage.offer))
                     self._staging, self._preparing = stage, False
                     self._probe = stage.offer.manifest.probe
-                case Commit() as commit:
+                case orders.Commit() as commit:
                     self._try(commit)
-                case LeaveBroadcasts():
+                case orders.LeaveBroadcasts():
                     self._rpc("leave_broadcasts")
-                case Stop():
+                case orders.Stop():
                     return False
                 case unexpected:
                     raise TypeError(f"expected an order to a serving engine, got {unexpected}")
@@ -184,9 +164,9 @@ class Server:
         """Whether vLLM has something to compute, or to return."""
         return bool(self._running or self._trial or self._core.batch_queue)
 
-    def _step(self) -> list[Ended | Failed]:
+    def _step(self) -> list[orders.Ended | orders.Failed]:
         """Step vLLM; return the generations that ended. While a version is on trial they are kept back."""
-        generations, scores = list[Ended | Failed](), None
+        generations, scores = list[orders.Ended | orders.Failed](), None
         for output in self._llm.step():
             if output.request_id == PROBE:
                 scores = prompt_logprobs(output)
@@ -202,13 +182,13 @@ class Server:
                 generations.append(ended)
         return generations if scores is None else self._judge(scores)
 
-    def _num_candidates(self, generate: Generate) -> int:
+    def _num_candidates(self, generate: orders.Generate) -> int:
         choices = generate.restriction.choices if generate.restriction else []
         if choices:  # one more than could be sampled, so that a mask that was not applied is noticed
             return min(widest(choices, ends=self._stop_token_ids) + 1, int(self._vocab_size))
         return num_candidates(generate.sampling, vocab_size=self._vocab_size)
 
-    def _report_load(self, generations: list[Ended | Failed]) -> None:
+    def _report_load(self, generations: list[orders.Ended | orders.Failed]) -> None:
         """Send the ended generations and the load; if there are none, only after a change or after REPORT_ALIVE_S."""
         kv_use, now = self._kv_cache.usage, time.monotonic()
         elapsed_s = now - self._reported_at
@@ -216,7 +196,7 @@ class Server:
         if generations or changed or elapsed_s > (REPORT_RUNNING_S if self._running else REPORT_ALIVE_S):
             states = self._llm.output_processor.request_states.values()
             num_tokens = sum(state.detokenizer.num_output_tokens() for state in states)
-            self._reply(Stepped(over=generations, kv_use=kv_use, running_tokens=num_tokens))
+            self._reply(orders.Stepped(over=generations, kv_use=kv_use, running_tokens=num_tokens))
             self._reported_kv_use, self._reported_at = kv_use, now
 
     def _poll_stage(self) -> None:
@@ -233,10 +213,10 @@ class Server:
             self._preparing = True
             return
         why, unfit = refusals[0] if refusals else (None, False)
-        self._reply(Staged(call=self._staging.call, refusal=why, unfit=unfit))
+        self._reply(orders.Staged(call=self._staging.call, refusal=why, unfit=unfit))
         self._staging = None
 
-    def _add(self, generate: Generate) -> None:
+    def _add(self, generate: orders.Generate) -> None:
         params = (
             probe_params()
             if generate.scores_from
@@ -252,7 +232,7 @@ class Server:
         try:
             self._llm.add_request(str(generate.call), self._prompt(generate.tokens), params)
         except ValueError as error:  # only this request is wrong
-            self._report_load([Failed(call=generate.call, why=valid_text(str(error)))])
+            self._report_load([orders.Failed(call=generate.call, why=valid_text(str(error)))])
         else:
             self._running[generate.call] = generate
 
@@ -271,18 +251,18 @@ class Server:
         answers: list[Any] = self._llm.collective_rpc("transfer", args=(method, *args))
         return answers
 
-    def _try(self, commit: Commit) -> None:
+    def _try(self, commit: orders.Commit) -> None:
         """Switch to the staged weights, and have their probe scored beside the running requests, in the next step."""
         former = self._policy_version
         pause_s = self._commit(commit.policy_version)
         if self._probe is None:
             self._rpc("keep_or_revert", False)
-            self._reply(Committed(call=commit.call, pause_s=pause_s))
+            self._reply(orders.Committed(call=commit.call, pause_s=pause_s))
             return
         self._trial = Trial(commit=commit, probe=self._probe, pause_s=pause_s, former_version=former)
         self._llm.add_request(PROBE, self._prompt(self._probe.tokens), probe_params())
 
-    def _judge(self, scores: list[float]) -> list[Ended | Failed]:
+    def _judge(self, scores: list[float]) -> list[orders.Ended | orders.Failed]:
         """End the trial of the new weights with the scores of their probe; return the generations kept back for it."""
         assert self._trial is not None
         trial, nats = self._trial, differences(self._trial.probe.logprobs, scores)
@@ -294,7 +274,7 @@ class Server:
         log.info("version %d passed its probe: %.2g nats a token, %.2g at most", version, mean, worst)
         self._trial, self._scores = None, scores
         self._rpc("keep_or_revert", False)
-        self._reply(Committed(call=trial.commit.call, pause_s=trial.pause_s))
+        self._reply(orders.Committed(call=trial.commit.call, pause_s=trial.pause_s))
         return [ended for _, ended in trial.kept_back.values()]
 
     def _refuse(self, why: str) -> None:
@@ -305,7 +285,7 @@ class Server:
         untouched = sorted({name for names in self._rpc("untouched") for name in names})
         refusal, reverted = refused(trial, why, untouched=untouched), self._revert(trial)
         log.error("%s", refusal)
-        self._reply(Committed(call=trial.commit.call, pause_s=trial.pause_s, refusal=refusal, reverted=reverted))
+        self._reply(orders.Committed(call=trial.commit.call, pause_s=trial.pause_s, refusal=refusal, reverted=reverted))
 
     def _commit(self, policy_version: int) -> float:
         """Switch to the staged weights; return the pause in seconds. Running requests continue afterwards."""
@@ -323,10 +303,10 @@ class Server:
         self._llm.wake_up(tags=["scheduling"])
         return time.perf_counter() - started_s
 
-    def _pause(self) -> list[Ended | Failed]:
+    def _pause(self) -> list[orders.Ended | orders.Failed]:
         """Schedule nothing more, and wait for the batch in flight; return the generations that ended with it."""
         self._llm.sleep(level=0, mode="keep")  # vLLM's way to pause: level 0 frees no memory
-        ended = list[Ended | Failed]()
+        ended = list[orders.Ended | orders.Failed]()
         while self._core.batch_queue:
             ended += self._step()
         return ended

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from slipstream.actors.engine import orders
 from slipstream.actors.engine.engine import (
     Completion,
     EngineDied,
@@ -27,27 +28,6 @@ from slipstream.actors.engine.engine import (
     EngineSpoiled,
     Restriction,
     Served,
-)
-from slipstream.actors.engine.orders import (
-    Abort,
-    Answer,
-    Commit,
-    Committed,
-    Died,
-    Ended,
-    EngineSettings,
-    Failed,
-    Generate,
-    LeaveBroadcasts,
-    Order,
-    Parse,
-    Parsed,
-    Refused,
-    Staged,
-    StageWeights,
-    Started,
-    Stepped,
-    Stop,
 )
 from slipstream.actors.engine.vllm_environment import vllm_environment
 from slipstream.actors.weights.refused import WeightsRefused, WeightsUnfit
@@ -87,11 +67,11 @@ class EngineProcess:
     def pid(self) -> int:
         return self._popen.pid
 
-    def send(self, order: Order) -> None:
+    def send(self, order: orders.Order) -> None:
         """Send an order. Raises OSError if the process is gone."""
         self._connection.send_bytes(msgspec.msgpack.encode(order))
 
-    def receive(self, *, timeout_s: float) -> Answer:
+    def receive(self, *, timeout_s: float) -> orders.Answer:
         """Wait for the next answer. Raises EngineDied if the process is gone or sends nothing for `timeout_s`.
 
         Only time in which this process itself runs is counted: if both processes were suspended together, the engine
@@ -104,11 +84,11 @@ class EngineProcess:
                 if waited_s >= timeout_s:
                     self.end(timeout_s=0)
                     raise EngineDied(f"the engine process hangs: it has sent nothing for {waited_s:.0f} s")
-            answer: Answer = msgspec.msgpack.decode(self._connection.recv_bytes(), type=Answer)
+            answer: orders.Answer = msgspec.msgpack.decode(self._connection.recv_bytes(), type=orders.Answer)
         except (EOFError, OSError):
             self.end(CLOSE_TIMEOUT_S)
             raise EngineDied(f"the engine process ended with exit code {self._popen.returncode}") from None
-        if isinstance(answer, Died):
+        if isinstance(answer, orders.Died):
             raise EngineDied(f"the engine process failed: {answer.why}")
         return answer
 
@@ -124,7 +104,7 @@ class EngineProcess:
 class VllmEngine:
     """An Engine that runs vLLM. If its process dies, every waiting call raises EngineDied."""
 
-    def __init__(self, process: EngineProcess, settings: EngineSettings) -> None:
+    def __init__(self, process: EngineProcess, settings: orders.EngineSettings) -> None:
         """Make `process` load the model. Blocks for 5 to 15 s. A process that is silent for MAX_SILENCE_S is killed.
 
         Raises ValueError if vLLM refuses the model or the sizes, EngineDied if it does not start.
@@ -180,7 +160,7 @@ class VllmEngine:
         if restriction is not None and not self._restricts:
             raise ValueError("this engine was started without `restricts`, and cannot restrict a generation")
         num_tokens = min(sampling.max_turn_tokens, self._max_tokens - len(tokens))
-        order = Generate(
+        order = orders.Generate(
             call=next(self._calls),
             tokens=tokens,
             num_tokens=num_tokens,
@@ -196,17 +176,17 @@ class VllmEngine:
         Raises ValueError for tokens that are unknown or fill the context, EngineError, EngineDied.
         """
         check_prompt(tokens, max_tokens=self._max_tokens, vocab_size=self._vocab_size)
-        order = Generate(
+        order = orders.Generate(
             call=next(self._calls), tokens=tokens, num_tokens=1, sampling=GREEDY, seed=None, scores_from=start
         )
         return await self._generated(order)
 
-    async def _generated(self, order: Generate) -> Completion:
+    async def _generated(self, order: orders.Generate) -> Completion:
         """The answer to `order`; if the awaiting task is cancelled, the request is aborted."""
         try:
             completion: Completion = await self._ordered(order, self._generating)
         except asyncio.CancelledError:
-            self._send(Abort(call=order.call))
+            self._send(orders.Abort(call=order.call))
             raise
         return completion
 
@@ -214,8 +194,8 @@ class VllmEngine:
         self, text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]
     ) -> ParsedAnswer:
         """Divide an answer by `model.tool_parser` and `model.reasoning_parser`. Raises EngineDied."""
-        order = Parse(call=next(self._calls), prompt=prompt, tokens=tokens, text=text, tools=tools)
-        parsed: Parsed = await self._ordered(order, self._waiting)
+        order = orders.Parse(call=next(self._calls), prompt=prompt, tokens=tokens, text=text, tools=tools)
+        parsed: orders.Parsed = await self._ordered(order, self._waiting)
         return parsed.answer
 
     async def stage(self, offer: Offer) -> None:
@@ -232,7 +212,9 @@ class VllmEngine:
                 raise WeightsUnfit(f"version {version}: its probe is for another model: {error}") from error
         try:
             async with asyncio.timeout(self._stage_timeout_s):
-                staged: Staged = await self._ordered(StageWeights(call=next(self._calls), offer=offer), self._waiting)
+                staged: orders.Staged = await self._ordered(
+                    orders.StageWeights(call=next(self._calls), offer=offer), self._waiting
+                )
         except TimeoutError:
             raise WeightsRefused(f"version {version} has not arrived after {self._stage_timeout_s:.0f} s") from None
         if staged.refusal is not None:
@@ -252,8 +234,8 @@ class VllmEngine:
                 f"commit of version {policy_version}, but staged is {self._staged_version}: stage it first"
             )
         self._staged_version = None
-        order = Commit(call=next(self._calls), policy_version=policy_version)
-        committed: Committed = await self._ordered(order, self._waiting)
+        order = orders.Commit(call=next(self._calls), policy_version=policy_version)
+        committed: orders.Committed = await self._ordered(order, self._waiting)
         if committed.refusal is not None:
             raise (WeightsUnfit if committed.reverted else EngineSpoiled)(committed.refusal)
         self._served.change(policy_version)
@@ -261,7 +243,7 @@ class VllmEngine:
 
     def leave_broadcasts(self) -> None:
         """Take part in no more broadcasts of weights, so that none waits for this actor. Does not wait."""
-        self._send(LeaveBroadcasts())
+        self._send(orders.LeaveBroadcasts())
 
     def load(self) -> EngineLoad:
         """The current load. Raises EngineDied."""
@@ -277,22 +259,24 @@ class VllmEngine:
     async def close(self) -> None:
         """End the process; every waiting call raises EngineDied. Idempotent."""
         self._closing = True
-        self._send(Stop())
+        self._send(orders.Stop())
         await asyncio.to_thread(self._process.end, CLOSE_TIMEOUT_S)
         self._die(EngineDied("the engine ended: close() was called"))
 
-    def _start(self, settings: EngineSettings) -> Started:
+    def _start(self, settings: orders.EngineSettings) -> orders.Started:
         self._send(settings)
         match self._process.receive(timeout_s=START_TIMEOUT_S):
-            case Started() as started:
+            case orders.Started() as started:
                 return started
-            case Refused(why=why):
+            case orders.Refused(why=why):
                 raise ValueError(why)
             case unexpected:
                 raise EngineDied(f"the engine process answered its settings with {unexpected}")
 
     async def _ordered(
-        self, order: Generate | Parse | StageWeights | Commit, pending: dict[int, asyncio.Future[Any]]
+        self,
+        order: orders.Generate | orders.Parse | orders.StageWeights | orders.Commit,
+        pending: dict[int, asyncio.Future[Any]],
     ) -> Any:
         """Send `order` and wait for its answer. Raises EngineDied."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -306,7 +290,7 @@ class VllmEngine:
         finally:
             pending.pop(order.call, None)
 
-    def _send(self, order: Order) -> None:
+    def _send(self, order: orders.Order) -> None:
         with contextlib.suppress(OSError):  # the process is gone; the receiving thread reports it
             self._process.send(order)
 
@@ -319,16 +303,16 @@ class VllmEngine:
         except EngineDied as error:
             self._die(EngineDied("the engine ended: close() was called") if self._closing else error)
 
-    def _note(self, answer: Answer) -> None:
+    def _note(self, answer: orders.Answer) -> None:
         match answer:
-            case Stepped(over=over, kv_use=kv_use, running_tokens=running_tokens):
+            case orders.Stepped(over=over, kv_use=kv_use, running_tokens=running_tokens):
                 self._kv_use, self._running_tokens = kv_use, running_tokens
                 _settle(*((self._generating.get(each.call), self._result(each)) for each in over))
-            case Staged(call=call) | Committed(call=call) | Parsed(call=call):
+            case orders.Staged(call=call) | orders.Committed(call=call) | orders.Parsed(call=call):
                 _settle((self._waiting.get(call), answer))
 
-    def _result(self, generation: Ended | Failed) -> Completion | EngineError:
-        if isinstance(generation, Failed):
+    def _result(self, generation: orders.Ended | orders.Failed) -> Completion | EngineError:
+        if isinstance(generation, orders.Failed):
             return EngineError(generation.why)
         self._generated_tokens += len(generation.completion.tokens)
         return generation.completion

@@ -23,18 +23,7 @@ from slipstream.common.transfer.blob_store import run_store
 from slipstream.common.transfer.host_memory import AnonymousMemory
 from slipstream.common.transfer.probe import Probe
 from slipstream.common.transfer.weights import buffer_bytes
-from slipstream.learner.publisher.messages import (
-    Announced,
-    Broadcasted,
-    Freed,
-    PublisherSettings,
-    Refused,
-    Stop,
-    Submitted,
-    ToLearner,
-    ToProcess,
-    Withdraw,
-)
+from slipstream.learner.publisher import messages
 from slipstream.learner.publisher.shelf import num_slots
 from slipstream.learner.publisher.slots import OwnRows, Slots
 from slipstream.replay.records.keys import FencedOut
@@ -68,7 +57,7 @@ class Publisher:
     construct this on a thread that lives at least as long.
     """
 
-    def __init__(self, settings: PublisherSettings, *, log_path: Path, own: OwnRows | None = None) -> None:
+    def __init__(self, settings: messages.PublisherSettings, *, log_path: Path, own: OwnRows | None = None) -> None:
         """Lay out the tensors in shared memory, and start the publisher process, which logs to `log_path`.
 
         `own` are the rows that rank 0 writes; None if it writes all.
@@ -89,7 +78,7 @@ class Publisher:
         self.slots = Slots([each.mapped() for each in self._memory], settings.entries, own=own)
         self._free_slots: list[int] = []
         self._begun_at = 0.0
-        self._newest: Submitted | None = None  # None once its slot is free again
+        self._newest: messages.Submitted | None = None  # None once its slot is free again
         self._start()
         self._using = threading.Lock()  # shared by the learner's thread and the watching thread
         self._closed = threading.Event()
@@ -124,7 +113,7 @@ class Publisher:
                 raise FencedOut(self._refusal)
             try:
                 if not self._free_slots:
-                    self._send(Withdraw())
+                    self._send(messages.Withdraw())
                     self._await_slot()
             except (OSError, EOFError) as error:
                 self._restart(error)
@@ -134,7 +123,7 @@ class Publisher:
         """Have the publisher process publish what all ranks have written into `slot`, in `copy_s` on this rank."""
         with self._using:
             self._free_slots.remove(slot)
-            self._newest = Submitted(slot=slot, policy_version=policy_version, probe=probe)
+            self._newest = messages.Submitted(slot=slot, policy_version=policy_version, probe=probe)
             try:
                 self._send(self._newest)
             except OSError as error:
@@ -160,7 +149,7 @@ class Publisher:
                 self._closed.set()
                 return
             try:
-                self._send(Stop())
+                self._send(messages.Stop())
                 self._process.wait(self._close_timeout_s)
             except (OSError, subprocess.TimeoutExpired) as error:
                 log.warning("killing the publisher process, which did not exit when asked to: %s", repr(error))
@@ -225,21 +214,21 @@ class Publisher:
             self._restart(error)
 
     def _handle(self, message: bytes) -> None:
-        match msgspec.msgpack.decode(message, type=ToLearner):
-            case Freed(slot=slot):
+        match msgspec.msgpack.decode(message, type=messages.ToLearner):
+            case messages.Freed(slot=slot):
                 self._free_slots.append(slot)
                 if self._newest is not None and slot == self._newest.slot:
                     self._newest = None  # its slot is about to be overwritten
-            case Announced(policy_version=version, num_bytes=num_bytes, served_bytes=served_bytes):
+            case messages.Announced(policy_version=version, num_bytes=num_bytes, served_bytes=served_bytes):
                 self._stats.announced_version = version
                 self._stats.num_bytes = num_bytes
                 self._stats.served_bytes = served_bytes
-            case Broadcasted(broadcast_s=broadcast_s, num_receivers=num_receivers):
+            case messages.Broadcasted(broadcast_s=broadcast_s, num_receivers=num_receivers):
                 self._stats.num_broadcasts += 1
                 self._stats.broadcast_s = broadcast_s
                 self._stats.num_receivers = num_receivers
-            case Refused(reason=reason):
+            case messages.Refused(reason=reason):
                 self._refusal = reason
 
-    def _send(self, message: ToProcess) -> None:
+    def _send(self, message: messages.ToProcess) -> None:
         self._connection.send_bytes(msgspec.msgpack.encode(message))

@@ -30,19 +30,9 @@ from slipstream.common.transfer.delta import encode_delta
 from slipstream.common.transfer.encryption import key_from_environment
 from slipstream.common.transfer.model_folder import OfferedFolder
 from slipstream.common.transfer.weights import Invitation, Manifest, Offer, buffer_bytes, sealed
+from slipstream.learner.publisher import messages
 from slipstream.learner.publisher.broadcast_sender import Broadcaster, Payload
 from slipstream.learner.publisher.lineage import continued
-from slipstream.learner.publisher.messages import (
-    Announced,
-    Broadcasted,
-    PublisherSettings,
-    Refused,
-    Stop,
-    Submitted,
-    ToLearner,
-    ToProcess,
-    Withdraw,
-)
 from slipstream.learner.publisher.shelf import Shelf
 from slipstream.learner.publisher.store import StoreWriter
 from slipstream.replay.fleet.bulletin import Bulletin
@@ -59,7 +49,7 @@ RENEW_S = 5.0  # between two looks at whether Redis still has the newest offer
 class WeightServer:
     """The publisher process's threads and what they share."""
 
-    def __init__(self, settings: PublisherSettings, connection: Connection, slot_fds: list[int]) -> None:
+    def __init__(self, settings: messages.PublisherSettings, connection: Connection, slot_fds: list[int]) -> None:
         self._settings = settings
         self._connection = connection
         self._reporting = threading.Lock()
@@ -116,21 +106,21 @@ class WeightServer:
 
     def _take_message(self) -> bool:
         try:
-            message = msgspec.msgpack.decode(self._connection.recv_bytes(), type=ToProcess)
+            message = msgspec.msgpack.decode(self._connection.recv_bytes(), type=messages.ToProcess)
         except (EOFError, ConnectionResetError):
             return False  # the learner has exited
         match message:
-            case Submitted():
+            case messages.Submitted():
                 self._report(self._shelf.submit(message))
-            case Withdraw():
+            case messages.Withdraw():
                 self._report(self._shelf.withdraw())
-            case Stop():
+            case messages.Stop():
                 self._shelf.stop()
         return True
 
-    def _report(self, messages: Sequence[ToLearner]) -> None:
+    def _report(self, outgoing: Sequence[messages.ToLearner]) -> None:
         with self._reporting, contextlib.suppress(ConnectionError):  # the learner is gone: `run` sees it, and ends
-            for message in messages:
+            for message in outgoing:
                 self._connection.send_bytes(msgspec.msgpack.encode(message))
 
     def _publish_versions(self) -> None:
@@ -143,9 +133,9 @@ class WeightServer:
                     self._renew()
             except FencedOut as error:
                 log.error("fenced out: %s", error)
-                self._report([Refused(reason=str(error))])
+                self._report([messages.Refused(reason=str(error))])
 
-    def _publish(self, submitted: Submitted) -> None:
+    def _publish(self, submitted: messages.Submitted) -> None:
         manifest = sealed(
             self._settings.entries,
             self._views[submitted.slot],
@@ -170,7 +160,7 @@ class WeightServer:
                 log.warning("Redis has lost the offer of version %d; offering it again", newest.manifest.policy_version)
                 self._offer(newest.manifest, Payload(whole=self._buffers[newest.slot], delta=None))
 
-    def _delta(self, submitted: Submitted) -> bytes | None:
+    def _delta(self, submitted: messages.Submitted) -> bytes | None:
         """The delta from the newest version to this one; None for the first version, or if too much has changed."""
         newest = self._shelf.newest
         if newest is None or self._settings.anchor_every == 1:
@@ -185,7 +175,7 @@ class WeightServer:
                 self._bulletin.announce(
                     Offer(manifest=manifest, pull_endpoint=self._server.endpoint, invitation=invitation)
                 )
-                announced = Announced(
+                announced = messages.Announced(
                     policy_version=manifest.policy_version,
                     num_bytes=manifest.num_bytes if payload.delta is None else len(payload.delta),
                     served_bytes=self._server.load.served_bytes,
@@ -215,7 +205,7 @@ class WeightServer:
             report.num_receivers,
             report.seconds,
         )
-        self._report([Broadcasted(broadcast_s=report.seconds, num_receivers=report.num_receivers)])
+        self._report([messages.Broadcasted(broadcast_s=report.seconds, num_receivers=report.num_receivers)])
 
 
 def let_failed_broadcasts_end_alone() -> None:
@@ -232,7 +222,7 @@ def main(arguments: list[str]) -> None:
     die_with_parent(os.getppid())  # a learner that has already exited has closed the connection
     connection_fd, *slot_fds = map(int, arguments)
     connection = Connection(connection_fd)
-    settings = msgspec.msgpack.decode(connection.recv_bytes(), type=PublisherSettings)
+    settings = msgspec.msgpack.decode(connection.recv_bytes(), type=messages.PublisherSettings)
     try:
         WeightServer(settings, connection, slot_fds).run()
     except Exception:
