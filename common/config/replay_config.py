@@ -7,14 +7,7 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from slipstream.common.config.setting_bounds import (
-    AtLeast1,
-    Count,
-    Positive,
-    PositiveShare,
-    Whole,
-    check_bounds,
-)
+from slipstream.common.config.setting_bounds import AtLeast1, Count, Positive, PositiveShare, Whole, check_bounds
 from slipstream.common.process.config_error import require
 from slipstream.common.records.kept_sets import MAX_TOP_K
 
