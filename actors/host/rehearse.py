@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from jinja2 import TemplateError
-
 from slipstream.actors.episode.actions import with_instructions
 from slipstream.actors.episode.answer import Boundary, answer
 from slipstream.actors.episode.fresh_env import fresh_env
@@ -23,6 +21,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.common.text.action_format import ACT, ToolCalls, format_of, marks_of
 from slipstream.common.text.chat import Chat, ChatRules
+from slipstream.common.text.chat_template import REFUSALS
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.pieces import check_pieces, check_words
 from slipstream.envhub.catalogue import DRIVING, make_any_env, num_rows
@@ -70,7 +69,7 @@ def _check_judges(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
             messages = (Message("system", judge.rubric.instructions), Message("user", "a"))
             try:
                 num_tokens = len(Chat(tokenizer, rules=ChatRules.of(run.model)).open(messages))
-            except (TemplateError, TypeError, ValueError) as error:
+            except REFUSALS as error:
                 raise _refused(run, tokenizer, f"the prompt of the judge `{part.key}`", messages, error) from error
             if num_tokens >= run.model.max_tokens:
                 raise ConfigError(
@@ -93,7 +92,7 @@ async def _check_lengths(run: Config, label: str, part: MixtureEntry, tokenizer:
             continue
         try:
             num_tokens = len(chat.open(messages))
-        except (TemplateError, TypeError, ValueError) as error:
+        except REFUSALS as error:
             raise _refused(run, tokenizer, f"the prompt of task {task.task_id}", messages, error) from error
         long += [f"task {task.task_id} with {num_tokens}"] if num_tokens >= most else []
     if long:
@@ -144,7 +143,7 @@ def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTok
         chat.extend((result,))
     except ConfigError:
         raise
-    except (TemplateError, TypeError, ValueError) as error:  # TypeError: a template that misses a field of a message
+    except REFUSALS as error:
         spoken = (*messages, Message("assistant", "a"), result)
         raise _refused(run, tokenizer, f"the conversation of `env.name` {name}", spoken, error) from error
 

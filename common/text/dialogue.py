@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from slipstream.common.records.message import Message
 from slipstream.common.text.chat import Chat, ChatRules, Extension, reply_form
+from slipstream.common.text.chat_template import REFUSALS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,5 +79,7 @@ class Tokeniser:
                 if reply != replies[-1]:
                     prompt = chat.extend(tuple(messages[reply + 1 : replies[place + 1]]))
             return branches
-        except TemplateError as error:
+        except ValueError:
+            raise
+        except REFUSALS as error:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error

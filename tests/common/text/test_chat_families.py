@@ -331,6 +331,15 @@ def test_a_template_that_refuses_the_conversation_is_named_with_its_cure_before_
     check_template(load_config(None, [judge, "model.roles=alternate"]), refusing)
 
 
+def test_a_template_that_divides_by_zero_is_refused_as_one_that_names_its_reason(tmp_path: Path) -> None:
+    tokenizer = family_tokenizer("qwen2.5", tmp_path)
+    tokenizer.chat_template += "{% if messages[0].role == 'system' %}{{ 1 // 0 }}{% endif %}"
+    with pytest.raises(ConfigError, match=r"refuses the conversation of `env\.name` shop.*zero; set model\.roles="):
+        check_template(load_config(None, ["env.action_format=action_tag"]), tokenizer)
+    with pytest.raises(ValueError, match=r"the chat template refuses the conversation: .*zero"):
+        Tokeniser(tokenizer).branches([SYSTEM, ASK, Message("assistant", "look")])
+
+
 # --- Thoughts, by the marks of a family.
 
 SPEAKS = (
