@@ -5,8 +5,9 @@ every task would fail.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,11 +46,7 @@ def check_template(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
     _check_judges(run, tokenizer)
     for label, part in run.env.entries().items():
         if part.name in DRIVING:
-            for key in ("show_admissible", "enforce_admissible"):
-                if getattr(run.env, key):
-                    raise ConfigError(
-                        f"`env.{key}` must be false for `env.name` {part.name}: it plays its episodes itself"
-                    )
+            _refuse_admissible(run, part.name, "plays its episodes itself")
             continue  # it renders its prompts itself
         try:
             first, possible = asyncio.run(_first_observation(run, label))
@@ -67,10 +64,8 @@ def _check_judges(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
     for part in (part for of_env in reward_parts(run.env.entries()).values() for part in of_env):
         for judge in own_judges(part):
             messages = (Message("system", judge.rubric.instructions), Message("user", "a"))
-            try:
+            with _explained(run, tokenizer, f"the prompt of the judge `{part.key}`", messages):
                 num_tokens = len(Chat(tokenizer, rules=ChatRules.of(run.model)).open(messages))
-            except REFUSALS as error:
-                raise _refused(run, tokenizer, f"the prompt of the judge `{part.key}`", messages, error) from error
             if num_tokens >= run.model.max_tokens:
                 raise ConfigError(
                     f"`{part.key}.rubric` must be shorter than `model.max_tokens` = {run.model.max_tokens}, got a "
@@ -90,10 +85,8 @@ async def _check_lengths(run: Config, label: str, part: MixtureEntry, tokenizer:
         messages = with_instructions((await env.reset(task)).messages, format_of(run.env))  # type: ignore[union-attr]
         if sum(len(message.content.encode()) for message in messages) + ROOM_OF_TEMPLATE < most:
             continue
-        try:
+        with _explained(run, tokenizer, f"the prompt of task {task.task_id}", messages):
             num_tokens = len(chat.open(messages))
-        except REFUSALS as error:
-            raise _refused(run, tokenizer, f"the prompt of task {task.task_id}", messages, error) from error
         long += [f"task {task.task_id} with {num_tokens}"] if num_tokens >= most else []
     if long:
         raise ConfigError(
@@ -113,16 +106,19 @@ async def _first_observation(run: Config, label: str) -> tuple[Observation, list
     async with fresh_env(run.env.entries(), task, timeout_s=timeout_s) as env:
         observation: Observation = await answer(partial(env.reset, task), timeout_s=timeout_s)  # type: ignore[union-attr]
         possible = list[str]()
-        for key in ("show_admissible", "enforce_admissible"):
-            if getattr(run.env, key):
-                with Boundary():
-                    possible = list(map(str, env.admissible() or ()))  # type: ignore[union-attr]
-                if not possible:
-                    raise ConfigError(
-                        f"`env.{key}` must be false for `env.name` {run.env.entries()[label].name}: it does not list "
-                        "its actions"
-                    )
+        if run.env.show_admissible or run.env.enforce_admissible:
+            with Boundary():
+                possible = list(map(str, env.admissible() or ()))  # type: ignore[union-attr]
+            if not possible:
+                _refuse_admissible(run, run.env.entries()[label].name, "does not list its actions")
         return observation, possible
+
+
+def _refuse_admissible(run: Config, name: str, why: str) -> None:
+    """Raise ConfigError if a setting needs the actions that are possible in the environment `name`."""
+    for key in ("show_admissible", "enforce_admissible"):
+        if getattr(run.env, key):
+            raise ConfigError(f"`env.{key}` must be false for `env.name` {name}: it {why}")
 
 
 def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -131,7 +127,9 @@ def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTok
     calls = isinstance(action_format, ToolCalls)
     tools = (first.tools or (ACT,)) if calls else ()
     result = Message("tool" if calls else "user", "b")
-    try:
+    with _explained(
+        run, tokenizer, f"the conversation of `env.name` {name}", (*messages, Message("assistant", "a"), result)
+    ):
         if calls and chat.open(messages) == chat.open(messages, tools=tools):
             raise ConfigError(
                 f"the chat template in {tokenizer.name_or_path} does not show tools, which `env.action_format` tools "
@@ -141,23 +139,25 @@ def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTok
         check_words(tokenizer, [chat.text], where=f"the first prompt of `env.name` {name}")
         chat.reply(encoder(tokenizer)("a"))
         chat.extend((result,))
+
+
+@contextlib.contextmanager
+def _explained(
+    run: Config, tokenizer: "PreTrainedTokenizerBase", what: str, messages: Sequence[Message]
+) -> Iterator[None]:
+    """Make the refusal of a template a ConfigError: it refuses `what`, which has `messages`."""
+    try:
+        yield
     except ConfigError:
         raise
     except REFUSALS as error:
-        spoken = (*messages, Message("assistant", "a"), result)
-        raise _refused(run, tokenizer, f"the conversation of `env.name` {name}", spoken, error) from error
-
-
-def _refused(
-    run: Config, tokenizer: "PreTrainedTokenizerBase", what: str, messages: Sequence[Message], error: Exception
-) -> ConfigError:
-    cure = "choose a model whose template accepts it"
-    if run.model.roles != "alternate":
-        cure = f"set model.roles=alternate, or {cure}"
-    return ConfigError(
-        f"the chat template in {tokenizer.name_or_path} refuses {what}, whose roles are "
-        f"{', '.join(message.role for message in messages)}: {error}; {cure}"
-    )
+        cure = "choose a model whose template accepts it"
+        if run.model.roles != "alternate":
+            cure = f"set model.roles=alternate, or {cure}"
+        raise ConfigError(
+            f"the chat template in {tokenizer.name_or_path} refuses {what}, whose roles are "
+            f"{', '.join(message.role for message in messages)}: {error}; {cure}"
+        ) from error
 
 
 def _check_enforced(run: Config, first: Observation, possible: list[str], tokenizer: "PreTrainedTokenizerBase") -> None:
