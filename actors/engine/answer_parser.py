@@ -13,6 +13,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
 from slipstream.actors.engine.orders import Parse
+from slipstream.common.records.message import bare
 from slipstream.common.records.tool_call import ParsedAnswer, ToolCall
 from slipstream.common.text.thought import thought_marks
 from slipstream.envhub.agent.request import warn_of_unread_calls
@@ -100,7 +101,7 @@ class AnswerParser:
     def _began_a_call(self, said: str, content: str, parser: Parser) -> bool:
         # vLLM's newer parsers leave out the parts of calls that they do not understand; an agent shall see them.
         leaves_out = parser.tool_parser is not None and parser.tool_parser.engine_based_streaming
-        return any(mark in said for mark in self._call_marks) or (leaves_out and _bare(said) != _bare(content))
+        return any(mark in said for mark in self._call_marks) or (leaves_out and bare(said) != bare(content))
 
     def _parser(self, request: ChatCompletionRequest) -> Parser:
         # A new one for each answer, as in vLLM's own server: a parser has a state.
@@ -151,11 +152,6 @@ def _without_thought(text: str, reasoning: str, parser: Parser) -> str:
     if end and end in text:
         return text.partition(end)[2]
     return text.partition(reasoning)[2] if reasoning else text
-
-
-def _bare(text: str) -> str:
-    """`text` without white space."""
-    return "".join(text.split())
 
 
 def _is_object(arguments: str) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.actors.episode.answer import CheckedEnv, parsed
-from slipstream.common.records.message import Message
+from slipstream.common.records.message import Message, bare
 from slipstream.common.text.action_format import ACT, ActionFormat, ParsedAction, ToolCalls, called
 from slipstream.common.text.chat import Chat, Extension
 from slipstream.envhub.driving import Parse
@@ -91,8 +91,3 @@ def with_instructions(messages: tuple[Message, ...], action_format: ActionFormat
         extended = Message(role="system", content=f"{messages[0].content}\n{action_format.instructions}")
         return (extended, *messages[1:])
     return (Message(role="system", content=action_format.instructions), *messages)
-
-
-def bare(text: str) -> str:
-    """`text` without white space, of which a tokenizer may lose some."""
-    return "".join(text.split())

@@ -12,10 +12,11 @@ from dataclasses import replace
 import msgspec
 
 from slipstream.actors.engine.engine import Completion, Restriction, Sampler, widest
-from slipstream.actors.episode.actions import Actions, bare
+from slipstream.actors.episode.actions import Actions
 from slipstream.actors.episode.answer import Boundary
 from slipstream.actors.episode.episode_record import mixed
 from slipstream.common.records.kept_sets import MAX_KEPT_TOKENS
+from slipstream.common.records.message import bare
 from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.action_format import marks_of
 from slipstream.common.text.chat_template import turn_marks

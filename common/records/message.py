@@ -38,6 +38,11 @@ def valid_json(text: str) -> str:
     return text if valid == written else valid
 
 
+def bare(text: str) -> str:
+    """`text` without white space, of which a tokenizer or a template may lose some."""
+    return "".join(text.split())
+
+
 class Message(msgspec.Struct, frozen=True):
     """One message of a conversation, with a role that chat templates know."""
 

@@ -20,7 +20,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from slipstream.common.process.imported import imported, is_own
-from slipstream.common.records.message import Message
+from slipstream.common.records.message import Message, bare
 from slipstream.common.text.chat_template import REFUSALS, TurnMarks, prompt, rendered, turn_marks
 from slipstream.common.text.codec import decoder, encoder, end_tokens, ending_tokens, following
 from slipstream.common.text.thought import THOUGHT_MARKS, own_marks, thought_marks, without_thought
@@ -220,7 +220,7 @@ class Chat:
         tail = _after_mark(self._rendered(marked))
         if tail is None or not whole.endswith(tail):
             return None
-        is_kept = self._rules.history == "sampled" or _bare(whole.removesuffix(tail)) == _bare(earlier)
+        is_kept = self._rules.history == "sampled" or bare(whole.removesuffix(tail)) == bare(earlier)
         return tail if is_kept else None
 
     def _in_roles(self, messages: tuple[Message, ...]) -> list[Message]:
@@ -272,7 +272,7 @@ def reply_form(tokenizer: PreTrainedTokenizerBase) -> ReplyForm:
         if given.rstrip().endswith((opening, closing))
     ]
     marks, closed = thoughts[0] if thoughts else ("", "")
-    if not mark or not (before.startswith(prompt) or thoughts or _bare(before) == _bare(prompt)):
+    if not mark or not (before.startswith(prompt) or thoughts or bare(before) == bare(prompt)):
         raise ValueError(_UNLIKE_ITS_PROMPT)
     opening = before[len(prompt) :] if before.startswith(prompt) else closed
     ends = _ends_of_reply(tokenizer, reply, today)
@@ -346,11 +346,6 @@ def _end_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 def _after_mark(text: str) -> str | None:
     """The text after the only MARK in `text`; None if there is another number of them."""
     return text.split(MARK)[1] if text.count(MARK) == 1 else None
-
-
-def _bare(text: str) -> str:
-    """`text` without white space."""
-    return "".join(text.split())
 
 
 def _shared(one: str, other: str) -> str:

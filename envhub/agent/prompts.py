@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from slipstream.common.records.message import bare
 from slipstream.common.text.chat import MARK, reply_form
 from slipstream.common.text.chat_template import REFUSALS, rendered, turn_marks
 from slipstream.common.text.codec import encoder, end_tokens, ending_tokens, following
@@ -127,9 +128,9 @@ class Prompts:
         stop, end = max(ends)
         if calls:
             before = by_mark.removeprefix(begun).partition(marks[0])[0]
-            is_same = all(mark in by_mark for mark in marks) and _bare(written).startswith(_bare(before))
+            is_same = all(mark in by_mark for mark in marks) and bare(written).startswith(bare(before))
         else:
-            is_same = _bare(written) == _bare(shown[:stop].removesuffix(end))
+            is_same = bare(written) == bare(shown[:stop].removesuffix(end))
         if is_same:
             is_closed = bool(tokens) and str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) == end
             self._known[begun + shown[:stop]] = prompt + tokens + ([] if is_closed else self._encode(end))
@@ -151,8 +152,3 @@ def _taken(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[bool, boo
             if (shown or "") in text:
                 return shown is not None, content is None and "None" not in text
     return False, False
-
-
-def _bare(text: str) -> str:
-    """`text` without white space."""
-    return "".join(text.split())

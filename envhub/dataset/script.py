@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from slipstream.common.process.wire import MALFORMED
-from slipstream.common.records.message import Message
+from slipstream.common.records.message import Message, bare
 from slipstream.common.rows.message_fields import Recorded
 from slipstream.common.rows.row_source import plain
 from slipstream.common.text.thought import without_thought
@@ -72,11 +72,6 @@ class Script:
         while place < len(self.rest) and self.rest[place].role == "tool":
             place += 1
         return place
-
-
-def bare(text: str) -> str:
-    """`text` without white space."""
-    return "".join(text.split())
 
 
 def has_call(reply: str) -> bool:

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from slipstream.actors.engine.engine import Completion, Restriction
 from slipstream.actors.episode.rollout import EpisodeFailed
 from slipstream.common.config.config import Config
+from slipstream.common.records.message import bare
 from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.common.rows.message_fields import read_messages
 from slipstream.common.rows.row_source import BadRow, read_lines
@@ -80,8 +81,8 @@ class Retracer:
         right = self._env.expert()
         if turn > self._cut or not self._mistake:
             return right
-        taken = {_bare(right), _bare(self._format.parse(self._replies[turn]).text)}
-        others = [action for action in self._env.admissible() or () if _bare(action) not in taken]
+        taken = {bare(right), bare(self._format.parse(self._replies[turn]).text)}
+        others = [action for action in self._env.admissible() or () if bare(action) not in taken]
         self.has_no_mistake = not others
         return self._dice.choice(others) if others else right
 
@@ -111,11 +112,6 @@ def retrace(config: Config, options: CollectOptions, tokenizer: PreTrainedTokeni
             _spare_foreign(new, players[0].num_foreign)
             done.rows.append(new | {"group_id": row.get("group_id", number), "member": number})
     return done
-
-
-def _bare(action: str) -> str:
-    """An action without white space, which a word-level tokenizer changes."""
-    return "".join(action.split())
 
 
 def _recorded(path: Path, config: Config, left_out: Counter[str]) -> Iterator[tuple[int, Task, list[str], Row]]:
