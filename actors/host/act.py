@@ -198,13 +198,9 @@ async def _lease_one(
                 task.add_done_callback(lambda _: pin.ended())
             for _ in ("the group's task begins", "its members begin, and count as running"):
                 await asyncio.sleep(0)
-            return not _has_its_share(len(leases.playing), lease.num_queued, num_actors=interval.num_members)
+            num_own = len(leases.playing)  # its share is of its own groups and the queued ones
+            return num_own * interval.num_members < num_own + lease.num_queued
     return False
-
-
-def _has_its_share(num_own: int, num_queued: int, *, num_actors: int) -> bool:
-    """Whether an actor has its share of its own groups and the queued ones."""
-    return num_own * num_actors >= num_own + num_queued
 
 
 async def _lease_evaluation(setup: EpisodeSetup, buffer: ActorBuffer, pin: Pin) -> Lease | None:

@@ -110,7 +110,9 @@ class MetricsWriter:
         if metrics.samples and self._samples:  # before the record: a reader that sees it finds them whole
             with self._samples.open("ab") as file:
                 file.write(msgspec.json.Encoder().encode_lines(metrics.samples))
-        self._jsonl.write(json.dumps({"step": step, "time": time.time(), **_finite(means)}) + "\n")
+        # JSON has no NaN and no infinity; null keeps the line readable, and shows that there was no finite value.
+        finite = {name: value if math.isfinite(value) else None for name, value in means.items()}
+        self._jsonl.write(json.dumps({"step": step, "time": time.time(), **finite}) + "\n")
         scalars, histograms = self._placed(means), self._placed(metrics.histograms)
         texts = self._placed({f"trained/{sample.which}": sample.text for sample in metrics.samples})
         for run in dict.fromkeys([*scalars, *histograms, *texts]):
@@ -263,8 +265,3 @@ def _cut_after(jsonl: Path, step: int) -> None:
             file.truncate()
     except OSError as error:
         raise ConfigError(f"{jsonl} cannot be read: {error}; move it away, or restore it from a backup") from error
-
-
-def _finite(means: dict[str, float]) -> dict[str, float | None]:
-    # JSON has no NaN and no infinity; null keeps the line readable, and shows that there was no finite value.
-    return {name: value if math.isfinite(value) else None for name, value in means.items()}

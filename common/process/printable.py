@@ -7,13 +7,9 @@ def printable(text: str) -> str:
     Such text cannot move the cursor, hide itself or reorder its neighbours. With `rich`, show the result as a
     `rich.text.Text`: rich interprets markup in plain strings.
     """
-    return "".join(character if character.isprintable() else _escape(character) for character in text)
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 def printable_block(text: str) -> str:
     """`text` with its line breaks, and each line made printable."""
     return "\n".join(map(printable, text.split("\n")))
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

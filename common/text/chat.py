@@ -325,7 +325,7 @@ def _ends_of_reply(tokenizer: PreTrainedTokenizerBase, reply: dict[str, str], to
 
     GLM's template writes none: there, the token that begins the next message ends the turn.
     """
-    texts, ends = _end_texts(tokenizer), dict[str, str]()
+    texts, ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)], dict[str, str]()
     for role, answer in (("user", [_ASK]), ("tool", [_RESULT])):
         for conversation in ([_ASK, reply], [_ASK, reply, *answer]):
             try:
@@ -337,10 +337,6 @@ def _ends_of_reply(tokenizer: PreTrainedTokenizerBase, reply: dict[str, str], to
                 ends[role] = tail[: at + len(end)]
                 break
     return {"user": str(tokenizer.eos_token)} | ends
-
-
-def _end_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    return [str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)]
 
 
 def _after_mark(text: str) -> str | None:
