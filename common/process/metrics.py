@@ -229,12 +229,14 @@ def newest_first(jsonl: Path) -> Iterator[Written]:
 
 
 def _record(line: bytes) -> dict[str, float] | None:
-    """The record of a whole line; None if the line is damaged, or is still being written."""
+    """The record of a whole line, without what was not finite; None if the line is damaged, or still being written."""
     try:
         record = json.loads(line, parse_int=_whole) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    return {name: value for name, value in record.items() if value is not None}
 
 
 def _whole(text: str) -> int | float:

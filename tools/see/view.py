@@ -1,6 +1,7 @@
 """A run in the terminal: is it learning, how old is the data, and which side waits for the other."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from statistics import fmean
@@ -84,7 +85,8 @@ class View:
                 **_newest_episodes(records),
                 "trained on": f"success {last['trained/success']:.3f}, reward {last['trained/reward']:.3f}",
                 "lag": f"{last['lag/mean']:.2f} optimizer steps, {last['lag/max']:.0f} at most",
-                "mismatch": f"KL {last['mismatch/kl']:.4f}, ESS {last['mismatch/effective_sample_size']:.2f}",
+                "mismatch": f"KL {last.get('mismatch/kl', math.nan):.4f}, "
+                f"ESS {last.get('mismatch/effective_sample_size', math.nan):.2f}",
                 "tokens/s": f"{last['fleet/generated_tokens_per_s']:.0f} generated, "
                 f"{last['perf/trained_tokens_per_s']:.0f} trained",
                 "actors": f"{last['fleet/num_actors']:.0f} running, {last['fleet/advised_actors']:.0f} advised",

@@ -88,6 +88,8 @@ def test_what_is_not_finite_is_null_and_the_line_stays_json(tmp_path: Path, valu
     line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
     assert line["loss"] is None
     assert line["reward"] == 0.5
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert record["reward"] == 0.5 and "loss" not in record, "what reads records computes with each of their numbers"
 
 
 def test_a_resumed_run_rewrites_the_steps_that_it_makes_again(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def test_runs_are_listed_with_state_success_and_cost(tmp_path: Path, capsys: pyt
 
 def test_a_damaged_run_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path, "whole", age_s=60)
-    damaged = ("config", "summary", "halves", "deep", "nothing", "huge", "folder")
-    for name in damaged:
+    damaged = ("config", "summary", "halves", "deep", "huge", "folder")
+    for name in (*damaged, "nothing"):
         make_run(tmp_path, name, age_s=60, **SUMMARY)
     RunDir(tmp_path, "config").config.write_text("run: [")
     RunDir(tmp_path, "summary").summary.write_text('{"cost": ')
@@ -88,6 +88,7 @@ def test_a_damaged_run_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["runs", f"run.root={tmp_path}"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "stopped" in lines["whole"]
+    assert "3 of 12" in lines["nothing"], "null is what was not finite, and no damage"
     for name in damaged:
         assert "unreadable" in lines[name]
 

@@ -132,6 +132,22 @@ def test_a_machine_without_the_runs_directory_shows_the_step_that_the_learner_ha
     assert view.as_json()["step"] is None, "a learner that starts again has made none yet"
 
 
+def test_steps_whose_gradient_is_not_finite_are_shown_with_what_is_wrong(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    fleet, run_dir = Fleet(redis_client, run_id), RunDir(tmp_path, run_id)
+    fleet.describe_run(FACTS)
+    fleet.set_run_state(RunState.TRAINING)
+    fleet.beat(MEMBER)
+    run_dir.create()
+    spoiled = REST | {"optim/grad_norm": None, "optim/skipped": 1.0, "mismatch/kl": None}
+    lines = [json.dumps(step(number, episodes=9, success=0.5) | spoiled) for number in range(1, 6)]
+    run_dir.metrics.write_text("\n".join(lines) + "\n")
+    view = View([redis_client], run_dir, config_of(run_id))
+    assert "KL nan, ESS 0.98" in drawn(view.render(), width=100)
+    assert view.as_json()["diagnosis"]["cause"] == "every step is skipped"
+
+
 def test_top_waits_for_a_run_that_no_learner_has_described_yet(
     redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
