@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slipstream.common.process.config_error import ConfigError
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
@@ -170,9 +172,13 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """The tokens that end a turn: the tokenizer's own, and those in its folder's generation_config.json.
 
     Llama 3's tokenizer ends texts and turns with different tokens; only the generation config names the second one.
+    Raises ConfigError if that file is damaged.
     """
     generation = Path(str(tokenizer.name_or_path)) / "generation_config.json"
-    ends = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
+    try:
+        ends = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise ConfigError(f"{generation} is damaged: {error}; download it again, or write {{}} into it") from error
     found = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
     return frozenset(token for token in found if isinstance(token, int))
 

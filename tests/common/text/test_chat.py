@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
 from slipstream.common.text.chat import Chat, ChatRules, Extension, reply_form
 from slipstream.common.text.codec import end_tokens
@@ -99,6 +100,15 @@ def test_an_end_of_turn_that_the_generation_config_alone_names_is_one(tmp_path: 
     chat.open((ASK,))
     assert chat.reply(ids(tokenizer, f"click[red]{END}")) == "click[red]"
     assert tokenizer.decode(chat.extend((ANSWER,)).tokens).startswith("\n<|im_start|>user\n")
+
+
+@pytest.mark.parametrize("content", ['{"eos_token_id": [1', "[]", "null", "\xff"])
+def test_a_damaged_generation_config_is_named(tmp_path: Path, content: str) -> None:
+    merging_tokenizer(CHATML).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"generation_config\.json is damaged: .*; download it again, or write \{\}"):
+        end_tokens(tokenizer)
 
 
 def test_the_end_of_turn_is_what_the_template_writes_behind_an_assistants_words() -> None:
