@@ -54,11 +54,11 @@ def check_recorded(path: Path, identity: dict[str, object]) -> None:
     if path.exists():
         try:
             before = json.loads(path.read_text())
-        except (OSError, ValueError, RecursionError) as error:
+            others = [name for name, value in identity.items() if before.get(name) != value]
+        except (OSError, ValueError, RecursionError, AttributeError) as error:
             raise ConfigError(
                 f"{path} is damaged: {error}; restore it from a copy, or choose another `run.name`"
             ) from error
-        others = [name for name, value in identity.items() if before.get(name) != value]
         if others:
             raise ConfigError(
                 f"the run in {path.parent} was started with another {' and '.join(others)}; choose another `run.name`"
