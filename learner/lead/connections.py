@@ -35,8 +35,7 @@ class Connections:
     evaluation: LearnerBuffer
     fleet: Fleet
     bulletin: Bulletin
-    repertoires: list[Repertoire]  # of each server
-    revokers: list[Revoker]  # of each server
+    threads: list[Repertoire | Revoker]  # of each server
     epochs: Epochs  # of each shard
     epoch: int  # of the first shard; publishing checks it
     model_files: list[ModelFile]  # that actors on other hosts pull
@@ -53,10 +52,8 @@ class Connections:
 
     def close(self) -> None:
         """Stop the threads. Idempotent."""
-        for repertoire in self.repertoires:
-            repertoire.close()
-        for revoker in self.revokers:
-            revoker.close()
+        for thread in self.threads:
+            thread.close()
 
 
 def join(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Connections:
@@ -102,8 +99,8 @@ def join_run(
     )
     evaluation = LearnerBuffer(client, run_id, config.replay, vocab_size=vocab_size, stream=EVAL_STREAM)
     fleet = Fleet(client, run_id)
-    repertoires = [Repertoire.start(each) for each in dict.fromkeys(clients)]
-    revokers = [Revoker.start(each, run_id) for each in dict.fromkeys(clients)]
+    servers = dict.fromkeys(clients)
+    threads: list[Repertoire | Revoker] = [*map(Repertoire, servers), *(Revoker(each, run_id) for each in servers)]
     epochs = shards.acquire_epochs()
     evaluation.adopt_epoch(epochs.epochs[0])
     fleet.adopt_epoch(epochs.epochs[0])
@@ -126,8 +123,7 @@ def join_run(
         evaluation=evaluation,
         fleet=fleet,
         bulletin=Bulletin(client, run_id),
-        repertoires=repertoires,
-        revokers=revokers,
+        threads=threads,
         epochs=epochs,
         epoch=epochs.epochs[0],
         model_files=model_files,

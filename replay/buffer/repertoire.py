@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from typing import Self
 
 import redis
 
@@ -33,17 +32,12 @@ class Repertoire:
     """Keeps the scripts loaded on one server, with a thread, until it is closed."""
 
     def __init__(self, client: redis.Redis) -> None:
+        """Load the scripts and keep them loaded. Raises RedisAway, and NoPermissionError without the learner's role."""
         self._client = client
         self._scripts = [scripts.load(client, *files) for files in FILES]
         self._closing = threading.Event()
-
-    @classmethod
-    def start(cls, client: redis.Redis) -> Self:
-        """Load the scripts and keep them loaded. Raises RedisAway, and NoPermissionError without the learner's role."""
-        repertoire = cls(client)
-        repertoire._load()
-        threading.Thread(target=repertoire._keep, name="keep-scripts", daemon=True).start()
-        return repertoire
+        self._load()
+        threading.Thread(target=self._keep, name="keep-scripts", daemon=True).start()
 
     def close(self) -> None:
         """Stop the thread. Idempotent."""

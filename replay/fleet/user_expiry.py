@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import redis
 from redis.exceptions import NoPermissionError
@@ -62,16 +62,11 @@ class Revoker:
     """Revokes a run's expired users on one server, with a thread, until it is closed."""
 
     def __init__(self, client: redis.Redis, run_id: str) -> None:
+        """Begin. The thread ends at once if this user may not use ACL: then `access users --enforce` must do it."""
         self._client = client
         self._run_id = run_id
         self._closing = threading.Event()
-
-    @classmethod
-    def start(cls, client: redis.Redis, run_id: str) -> Self:
-        """Begin. The thread ends at once if this user may not use ACL: then `access users --enforce` must do it."""
-        revoker = cls(client, run_id)
-        threading.Thread(target=revoker._keep, name="revoke-expired", daemon=True).start()
-        return revoker
+        threading.Thread(target=self._keep, name="revoke-expired", daemon=True).start()
 
     def close(self) -> None:
         """Stop the thread. Idempotent."""

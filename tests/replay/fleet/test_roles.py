@@ -68,7 +68,7 @@ def enter(server: Server) -> Iterator[Callable[..., redis.Redis]]:
 
 def test_each_role_can_do_its_part_of_every_verb(enter: Callable[..., redis.Redis]) -> None:
     learner = enter(Role.LEARNER)
-    repertoire = Repertoire.start(learner)
+    repertoire = Repertoire(learner)
     play_every_verb(RUN, learner=learner, actor=enter(Role.ACTOR), viewer=enter(Role.VIEWER))
     repertoire.close()
     books, played = make_buffer(learner, RUN, shard=1).learner, make_buffer(enter(Role.ACTOR), RUN, shard=1)
@@ -87,7 +87,7 @@ def test_each_role_can_do_its_part_on_a_cluster(tmp_path: Path) -> None:
                 node.call("ACL", "SETUSER", user_of(RUN, role), *acl_rules(RUN, role, password=PASSWORD))
             url = f"redis+cluster://{user_of(RUN, role)}:{PASSWORD}@{nodes[0].address}"
             clients[role.value] = connect(url, patience_s=10)
-        repertoire = Repertoire.start(clients["learner"])
+        repertoire = Repertoire(clients["learner"])
         play_every_verb(RUN, **clients)
         repertoire.close()
         for role in Role:  # as servers ask for where a slot is being moved
@@ -124,7 +124,7 @@ def test_a_fleet_has_a_user_of_its_own_which_is_revoked_alone(
 ) -> None:
     with connect(server.admin_url, patience_s=10) as administrator:
         password = send_what_is_printed(administrator, capsys)
-        repertoire = Repertoire.start(enter(Role.LEARNER))
+        repertoire = Repertoire(enter(Role.LEARNER))
         user = user_of(RUN, Role.ACTOR, fleet="spot1")
         mine = connect(f"redis://{user}:{password}@127.0.0.1:{server.port}/0", patience_s=1.0)
         books = make_buffer(enter(Role.LEARNER), RUN).learner
@@ -148,7 +148,7 @@ def test_a_stolen_user_that_fills_the_server_makes_runs_wait_and_is_revoked(
 ) -> None:
     runs = {run_id: make_buffer(enter(Role.LEARNER, run_id), run_id) for run_id in (RUN, OTHER)}
     others = make_buffer(enter(Role.ACTOR, OTHER), OTHER)
-    repertoires = [Repertoire.start(books.client) for books in runs.values()]
+    repertoires = [Repertoire(books.client) for books in runs.values()]
     for run_id, books in runs.items():
         books.learner.acquire_epoch()
         books.learner.open([ticket(1), ticket(2)])
@@ -303,7 +303,7 @@ def test_no_command_of_an_actor_reaches_a_key_of_others(server: Server, enter: C
 
 def test_an_actor_cannot_act_as_a_learner_by_its_scripts(server: Server, enter: Callable[..., redis.Redis]) -> None:
     learner, actor = enter(Role.LEARNER), enter(Role.ACTOR)
-    Repertoire.start(learner).close()
+    Repertoire(learner).close()
     books, forger = make_buffer(learner, RUN).learner, make_buffer(actor, RUN)
     epoch = books.acquire_epoch()
     books.open([ticket(group_id) for group_id in range(3)])
@@ -344,7 +344,7 @@ def test_an_actor_waits_aloud_for_scripts_that_a_restart_took(
 ) -> None:
     caplog.set_level(logging.INFO)
     learner, actor = enter(Role.LEARNER), enter(Role.ACTOR)
-    first = Repertoire.start(learner)
+    first = Repertoire(learner)
     books, played = make_buffer(learner, RUN).learner, make_buffer(actor, RUN).actor
     books.acquire_epoch()
     books.open([ticket(0)])
@@ -353,7 +353,7 @@ def test_an_actor_waits_aloud_for_scripts_that_a_restart_took(
     leasing = Call(lambda: played.lease("a"))
     wait_until(lambda: "the run's scripts are not loaded, and this user may not load them" in caplog.text)
     assert leasing.thread.is_alive()
-    second = Repertoire.start(learner)
+    second = Repertoire(learner)
     lease = leasing.wait()
     assert lease is not None
 

@@ -94,9 +94,9 @@ def test_a_learner_that_may_use_acl_revokes_and_one_that_may_not_goes_on(
     monkeypatch.setattr("slipstream.replay.fleet.user_expiry.CHECK_EVERY_S", 0.05)
     learner = create(administrator, "", role=Role.LEARNER)
     with enter(server, learner) as client:
-        Revoker.start(client, RUN)
+        Revoker(client, RUN)
         wait_until(lambda: not any(thread.name == "revoke-expired" for thread in threading.enumerate()))
-    revoker = Revoker.start(administrator, RUN)
+    revoker = Revoker(administrator, RUN)
     create(administrator, "spot", *expiry_rules(int(administrator.time()[0]) + 1))
     wait_until(lambda: names(administrator) == {learner})
     revoker.close()

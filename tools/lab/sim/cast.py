@@ -331,9 +331,8 @@ class Record(RunRecord):
 class NoThread:
     """In place of a thread of rank 0 that is about its server only."""
 
-    @classmethod
-    def start(cls, *_: Any) -> "NoThread":
-        return cls()
+    def __init__(self, *_: Any) -> None:
+        pass
 
     def close(self) -> None:
         pass
