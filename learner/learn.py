@@ -262,4 +262,4 @@ def _supplies(learner: Learner, lead: Lead | Follower, shutdown: Shutdown) -> Su
     config, ranks = learner.config, learner.ranks
     shards = shards_of(ranks.rank, num_shards=config.redis.num_shards, num_ranks=ranks.num_ranks)
     buffers = lead.buffers(shards, learner=learner, shutdown=shutdown)
-    return Supplies.begin(buffers, config, progress=learner.progress, refusals=lead.refusals, found=lead.found)
+    return Supplies(buffers, config, progress=learner.progress, refusals=lead.refusals, found=lead.found)

@@ -32,19 +32,15 @@ def shards_of(rank: int, *, num_shards: int, num_ranks: int) -> range:
 class Supplies:
     """One `Supply` for each shard that this rank reads."""
 
-    def __init__(self, supplies: Sequence[Supply]) -> None:
-        self._supplies = supplies
-
-    @classmethod
-    def begin(
-        cls,
+    def __init__(
+        self,
         buffers: Mapping[int, LearnerBuffer],
         config: Config,
         *,
         progress: Progress,
         refusals: Refusals | None = None,
         found: Callable[[], Diagnosis | None] = lambda: None,
-    ) -> "Supplies":
+    ) -> None:
         """Continue after `progress` and after every group that was opened; `buffers` are this rank's, by shard.
 
         See `Supply` for the others.
@@ -52,14 +48,13 @@ class Supplies:
         num_shards = config.redis.num_shards
         replay = dataclasses.replace(config.replay, groups_per_step=config.replay.groups_per_step // num_shards)
         part = dataclasses.replace(config, replay=replay)
-        supplies = []
+        self._supplies = list[Supply]()
         for shard, buffer in buffers.items():
             first = max(progress.next_group_id, buffer.ledger().last_group_id + 1)
             first += (shard - first) % num_shards
-            supplies.append(
+            self._supplies.append(
                 Supply(buffer, part, first_group_id=first, every=num_shards, refusals=refusals, found=found)
             )
-        return cls(supplies)
 
     def next_batch(self, progress: Progress, shutdown: Shutdown) -> Batch | None:
         """This rank's part of the next batch; None if a stop was requested, or if this rank reads no shard.

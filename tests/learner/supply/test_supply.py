@@ -93,7 +93,7 @@ def resumed(scene: Scene, *, steps_since: int) -> tuple[Supplies, Progress]:
     scene.work()
     begun = Progress(step=0, policy_version=0, highest_published=9, next_group_id=4, tokens_trained=0)
     at = msgspec.structs.replace(begun.resumed_as(10), step=steps_since, policy_version=10 + steps_since)
-    return Supplies.begin({0: scene.learner}, settings, progress=at), at
+    return Supplies({0: scene.learner}, settings, progress=at), at
 
 
 @pytest.mark.parametrize("steps_since", [0, 2])

@@ -22,7 +22,7 @@ def test_a_resumed_synchronous_learner_awaits_the_groups_of_the_one_before_it(
     after = make_buffer(redis_client, scene.run_id).learner
     after.acquire_epoch()
     start = ahead_of(1)
-    supplies = Supplies.begin({0: after}, config(*SYNCHRONOUS), progress=start)
+    supplies = Supplies({0: after}, config(*SYNCHRONOUS), progress=start)
     (supply,) = supplies._supplies
     supply._sleep = lambda _: scene.buffer.earn(leases.pop(), 0.0, 1.0)
     batch = supplies.next_batch(start, scene.shutdown)

@@ -66,7 +66,7 @@ def test_each_shard_gives_its_share_of_a_step(
     )
     shards = Shards(learners(buffers))
     shards.acquire_epochs()
-    supplies = Supplies.begin(dict(enumerate(learners(buffers))), config, progress=START)
+    supplies = Supplies(dict(enumerate(learners(buffers))), config, progress=START)
     stopping = Shutdown()
     stopping.requested.set()
     assert supplies.next_batch(START, stopping) is None  # no actor has worked yet
@@ -110,7 +110,7 @@ def be_one_of_two(ranks: Ranks, redis_url: str, run_id: str, folder: str) -> Non
     with connect(redis_url) as client:
         buffer = LearnerBuffer(client, run_id, config.replay, vocab_size=100, shard=shard)
         buffer.adopt_epoch(int(client.get(epoch_key(shard_name(run_id, shard)))))
-        part = Supplies.begin({shard: buffer}, config, progress=START).next_batch(START, Shutdown())
+        part = Supplies({shard: buffer}, config, progress=START).next_batch(START, Shutdown())
         whole = whole_batch(part, num_shards=2, ranks=ranks)
         assert whole_batch(part if rank else None, num_shards=2, ranks=ranks) is None  # rank 0 was asked to stop
     ids = {
@@ -129,7 +129,7 @@ def test_a_resumed_learner_opens_no_group_twice(buffers: list[Views], run_id: st
     config = load_config(None, settings)
     Shards(learners(buffers)).acquire_epochs()
     for _ in range(2):
-        supplies = Supplies.begin(dict(enumerate(learners(buffers))), config, progress=START)
+        supplies = Supplies(dict(enumerate(learners(buffers))), config, progress=START)
         for step in (1, 2):
             for supply in supplies._supplies:
                 supply.admit(step, [], published_version=0)

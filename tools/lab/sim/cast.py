@@ -397,7 +397,7 @@ def _take_the_lead(learner: Any, joined: Any, _: Any) -> Lead:
 
 def _supplies(learner: Any, lead: Lead, shutdown: Any) -> Any:
     process = getcurrent().process
-    supplies = Supplies.begin({0: lead.shards[0]}, CONFIG, progress=learner.progress)
+    supplies = Supplies({0: lead.shards[0]}, CONFIG, progress=learner.progress)
     for each in supplies._supplies:
         each._sleep = process.cast.world.sleep
     return supplies
