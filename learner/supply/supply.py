@@ -73,7 +73,8 @@ class Supply:
         self._judged_envs = judged_envs(config.env.entries())
         self._taught = deque[bool](maxlen=USEFUL_WINDOW)
         self._haste = Haste()
-        self._dropped_returns: list[float] = []  # of the members of groups dropped for the present step
+        # The groups dropped for the present step, by reason, and the returns of their members.
+        self._dropped, self._dropped_returns = Counter[str](), list[float]()
         # Of the members of the groups that were dropped for the present step because all had the same return.
         self._equal_returns, self._equal_successes = list[float](), list[float]()
         self._awaited = set[int]()  # ids of a synchronous step's groups that were not claimed at the last look
@@ -101,11 +102,10 @@ class Supply:
         """
         replay, started, before = self._config.replay, time.monotonic(), self._buffer.ledger()
         step, policy_version, published = progress.step + 1, progress.policy_version, progress.highest_published
-        wanted, self._dropped_returns = self._num_candidates, []
+        wanted, self._dropped, self._dropped_returns = self._num_candidates, Counter(), []
         self._equal_returns, self._equal_successes = [], []
         oldest = oldest_within(replay.max_lag, policy_version=policy_version, resumptions=progress.resumptions)
         kept: list[Group] = []
-        dropped: Counter[str] = Counter()
         last_logged, waited = started, False
         while len(kept) < wanted and not shutdown.requested.is_set():
             self.admit(step, kept, published_version=published)
@@ -115,28 +115,25 @@ class Supply:
             self._curriculum.observe(claimed)
             useful, rejected = self._sorted_out(claimed)
             for reason, groups in rejected.items():
-                self._drop(groups, reason, dropped)
+                self._drop(groups, reason)
             kept += useful
             if not claimed and self._is_solved(started):
-                self._drop(kept, "surplus", dropped)
-                return Batch(
-                    groups=[],
-                    num_dropped=dict(dropped),
-                    dropped_returns=self._dropped_returns,
-                    next_group_id=self._next_group_id,
-                )
+                self._drop(kept, "surplus")
+                return self._batch([])
             if not claimed:
                 waited = True
                 last_logged = self._wait(step, started, last_logged, before)
         if len(kept) < wanted:
             return None
-        self._drop_surplus(dropped)
+        self._drop_surplus()
         self._haste.after_step(waited=waited)
         self.admit(step, kept, published_version=published)
-        chosen = self._chosen(kept, dropped)
+        return self._batch(self._chosen(kept))
+
+    def _batch(self, groups: list[Group]) -> Batch:
         return Batch(
-            groups=chosen,
-            num_dropped=dict(dropped),
+            groups=groups,
+            num_dropped=dict(self._dropped),
             dropped_returns=self._dropped_returns,
             next_group_id=self._next_group_id,
         )
@@ -172,33 +169,33 @@ class Supply:
         )
         return sorted(claimed, key=lambda group: group.ticket.group_id)
 
-    def _chosen(self, candidates: list[Group], dropped: Counter[str]) -> list[Group]:
+    def _chosen(self, candidates: list[Group]) -> list[Group]:
         """A step's groups, ordered by id: of more candidates (`replay.keep_fraction`) those whose returns differ most.
 
         The order is that of ids, so that the result of a step does not depend on which group was finished first.
         """
         ranked = sorted(candidates, key=lambda group: (-spread(group), group.ticket.group_id))
         num_groups = self._config.replay.groups_per_step
-        self._drop(ranked[num_groups:], "low_variance", dropped)
+        self._drop(ranked[num_groups:], "low_variance")
         return sorted(ranked[:num_groups], key=lambda group: group.ticket.group_id)
 
-    def _drop(self, groups: Collection[Group], reason: str, dropped: Counter[str]) -> None:
+    def _drop(self, groups: Collection[Group], reason: str) -> None:
         if groups:
             self._buffer.drop([group.ticket.group_id for group in groups], reason=reason)
-            dropped[reason] += len(groups)
+            self._dropped[reason] += len(groups)
             self._dropped_returns += itertools.chain.from_iterable(map(_returns, groups))
 
-    def _drop_surplus(self, dropped: Counter[str]) -> None:
+    def _drop_surplus(self) -> None:
         """Drop what was opened for a synchronous step that is complete without it. Unfinished ones have no returns."""
         if not self._in_order:
             return
-        self._drop(self._early.values(), "surplus", dropped)
+        self._drop(self._early.values(), "surplus")
         self._early.clear()
         if unclaimed := self._buffer.unclaimed():
             before = self._buffer.ledger().dropped.get("surplus", 0)
             self._buffer.drop(unclaimed, reason="surplus")  # some may have failed, and are dropped already
             if num_new := self._buffer.ledger().dropped.get("surplus", 0) - before:
-                dropped["surplus"] += num_new
+                self._dropped["surplus"] += num_new
 
     def _sorted_out(self, claimed: list[Group]) -> tuple[list[Group], dict[str, list[Group]]]:
         """The groups to learn from, and the others by the reason for dropping them; remember how many taught."""
