@@ -35,7 +35,6 @@ class Standing(enum.Enum):
 
 
 def standing(run_dir: RunDir) -> Standing:
-    """The state of the run in `run_dir`."""
     try:
         with run_dir.state.open() as file:
             word, _, begun_s = file.read().partition(" ")

@@ -30,7 +30,6 @@ class WireError(ValueError):
 
 
 def encode(record: msgspec.Struct, *, compress: bool = False) -> bytes:
-    """Encode a record as one frame."""
     body = _ENCODER.encode(record)
     frame = _HEADER.pack(_MAGIC, SCHEMA, _PLAIN, len(body)) + body
     return compressed(frame) if compress else frame

@@ -83,6 +83,5 @@ def _with_values(episodes: Sequence[MeasuredTrajectory], objective: ObjectiveCon
 
 
 def _members(groups: Sequence[Group], episodes: Sequence[MeasuredTrajectory]) -> list[list[MeasuredTrajectory]]:
-    """The episodes of each group."""
     remaining = iter(episodes)
     return [[next(remaining) for _ in group.trajectories] for group in groups]

@@ -224,7 +224,6 @@ def _batch_at(step: int, num_examples: int, *, batch_rows: int, seed: int) -> tu
 
 
 def _step(fitted: Fit, batch: Material) -> Metrics:
-    """One optimizer step."""
     metrics, weights, divisor = _weights(fitted, batch)
     sequences = _with_weights(batch.examples, weights)
     output_sum = _backward(fitted, sequences, divisor=divisor)

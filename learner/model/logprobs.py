@@ -101,7 +101,6 @@ class _Sampled:
     temperature: Float[Tensor, " tokens"] | float
 
     def part(self, chunk: slice) -> "_Sampled":
-        """The tokens of `chunk`."""
         kept, has_kept, temperature = self.kept, self.has_kept, self.temperature
         return _Sampled(
             targets=self.targets[chunk],

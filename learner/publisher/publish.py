@@ -98,7 +98,6 @@ class Publisher:
 
     @property
     def pid(self) -> int:
-        """The pid of the publisher process."""
         return self._process.pid
 
     def free_slot(self) -> int:

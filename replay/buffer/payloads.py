@@ -57,7 +57,6 @@ def result_of(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def sender_of(record: bytes) -> str:
-    """The actor in a record."""
     return record.decode(errors="replace").split(":", 7)[7]
 
 
