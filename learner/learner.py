@@ -261,8 +261,7 @@ def _measure(learner: Learner, batch: Batch) -> Measured:
 
 def _asked_of(teacher: Teacher, sequences: Sequence[TokenSequence], ranks: Ranks) -> npt.NDArray[np.float64]:
     """The teacher's log-probability of each loss token, the same on every rank: rank 0 asks."""
-    num_tokens = sum(int(sequence.loss_mask.sum()) for sequence in sequences)
-    found = torch.zeros(num_tokens, dtype=torch.float64, device=ranks.device)
+    found = torch.zeros(count_loss_tokens(sequences), dtype=torch.float64, device=ranks.device)
     if ranks.rank == 0:
         found.copy_(torch.from_numpy(teacher.logprobs(sequences)))
     dist.broadcast(found, src=0)

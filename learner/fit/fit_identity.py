@@ -42,7 +42,7 @@ def check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) -> 
 
     Raises ConfigError if another is recorded there, and on every rank unless all of them have the same.
     """
-    check_alike({name: str(value) for name, value in identity.items()}, ranks=ranks)
+    check_alike(identity, ranks=ranks)
     check_recorded(path, identity)
     dist.barrier()  # every rank has looked before rank 0 writes
     if ranks.rank == 0:

@@ -51,7 +51,7 @@ def facts_of(config: Config, model_folder: Path) -> dict[str, str]:
     }
 
 
-def check_alike(facts: Mapping[str, str], *, ranks: Ranks) -> None:
+def check_alike(facts: Mapping[str, object], *, ranks: Ranks) -> None:
     """Raise ConfigError on every rank unless all of them have the same `facts`. Every rank calls it."""
     mine = {name: str(value) for name, value in facts.items()}
     theirs = share(_Facts(by_name=mine), _Facts, ranks=ranks).by_name
