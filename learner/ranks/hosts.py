@@ -1,14 +1,16 @@
-"""Checks that all hosts of a learner were started alike: with one folder, the same settings, code and files.
+"""Checks that all hosts of a learner were started alike: with one folder that all see, and alike settings, code, files.
 
 Without them, ranks would train with different settings, or wait for each other for ever, and nothing would say so.
 """
 
 import hashlib
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import torch
+import torch.distributed as dist
 import transformers
 
 from slipstream.common.config.config import Config, dump_config
@@ -16,7 +18,6 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.imported import code_of, digest_of
 from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.ranks.ranks import Ranks, refuse_together, share
-from slipstream.learner.ranks.shared_folder import check_shared
 
 ROOMS = ("common", "envhub", "learner", "replay", "tools")  # whose code ranks run
 
@@ -66,3 +67,25 @@ def check_alike(facts: Mapping[str, object], *, ranks: Ranks) -> None:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def check_shared(folder: Path, *, ranks: Ranks) -> None:
+    """Raise ConfigError on every rank unless all of them see the same `folder`. Every rank calls it.
+
+    Each rank writes its shards of a checkpoint there. On different disks none would ever be whole.
+    """
+    number = torch.tensor(secrets.randbits(62) if ranks.rank == 0 else 0, device=ranks.device)
+    dist.broadcast(number, src=0)
+    mark = folder / f"seen_by_all_ranks_{int(number):x}"  # a new name, which no host can have cached as missing
+    if ranks.rank == 0:
+        mark.touch()
+    dist.barrier()
+    blind = (
+        f"rank {ranks.rank} does not see the folder {folder} of rank 0, but one of its own; mount one shared folder as "
+        "`run.root` at the same path on every host of the learner"
+    )
+    try:
+        refuse_together("" if mark.exists() else blind, ranks=ranks)
+    finally:
+        if ranks.rank == 0:
+            mark.unlink()

@@ -16,9 +16,8 @@ from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.model.export import save_hf
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.weight_shards import full_tensors
-from slipstream.learner.ranks.hosts import check_alike, check_hosts, facts_of
+from slipstream.learner.ranks.hosts import check_alike, check_hosts, check_shared, facts_of
 from slipstream.learner.ranks.ranks import Ranks
-from slipstream.learner.ranks.shared_folder import check_shared
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.several_ranks import SeveralRanks
 from tests.tools.run.tiny_model import FLOAT32, save_scaling_model, save_tiny_model
