@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import write_whole
 
 # fsync always: with everysec, writes wait in the process during a sync, and a kill then loses acknowledged writes.
@@ -44,13 +45,22 @@ ADMIN = "slipstream-admin"
 
 
 def port_and_password(config: Path) -> tuple[int, str]:
-    """The port and the password in `config`; the first start writes a free port and a new password to it."""
+    """The port and the password in `config`; the first start writes a free port and a new password to it.
+
+    Raises ConfigError if it has none.
+    """
     if config.exists():
-        settings = dict(line.split(" ", 1) for line in config.read_text().splitlines() if line)
-        return int(settings["port"]), settings["requirepass"]
-    port, password = free_port(), secrets.token_hex(16)
-    write_whole(config, _CONFIG.format(port=port, password=password))
-    return port, password
+        settings = {name: value for name, _, value in (line.partition(" ") for line in config.read_text().splitlines())}
+        port, password = settings.get("port", ""), settings.get("requirepass", "")
+        if not (port.isdecimal() and password):
+            raise ConfigError(
+                f"{config} must have the lines `port NUMBER` and `requirepass PASSWORD`; write them into it, or remove "
+                "it: the next start writes others, and the data stay"
+            )
+        return int(port), password
+    free, made = free_port(), secrets.token_hex(16)
+    write_whole(config, _CONFIG.format(port=free, password=made))
+    return free, made
 
 
 def listening(address: int | Path) -> list[str]:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import redis
 
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import connect
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.server import redis_server as server_module
@@ -245,6 +246,15 @@ def test_a_directory_that_was_copied_is_served_where_it_is(tmp_path: Path) -> No
         with pytest.raises(ServerError, match="Address already in use"):  # not taken for the copy's own
             start_server(new)
     assert "Address already in use" not in (old / "redis.log").read_text()
+
+
+@pytest.mark.parametrize("content", ["", "garbage", "port 6379\n", "port x\nrequirepass y\n", "requirepass y\nport "])
+def test_settings_that_lack_the_port_or_the_password_are_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "redis.conf").write_text(content)
+    with pytest.raises(ConfigError, match=r"redis\.conf must have the lines .*or remove it: the next start"):
+        password_of(tmp_path, "redis://127.0.0.1:1/0")
+    with pytest.raises(ConfigError, match=r"redis\.conf must have the lines .*or remove it: the next start"):
+        start_server(tmp_path)
 
 
 def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
