@@ -3,6 +3,7 @@
 Only one process may write to a run: with two writers in one directory, points are lost.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -51,9 +52,10 @@ class Events:
         texts: Mapping[str, str] | None = None,
         time_s: float | None = None,
     ) -> None:
-        """Write one point for each tag; `time_s` is its unix time, now if None."""
+        """Write one point for each tag; `time_s` is its unix time, now if None. Histograms are of finite numbers."""
         values = [self._scalar(tag, value) for tag, value in scalars.items()]
-        values += [Summary.Value(tag=tag, histo=_histogram(of)) for tag, of in (histograms or {}).items() if of]
+        finite = {tag: list(filter(math.isfinite, of)) for tag, of in (histograms or {}).items()}
+        values += [Summary.Value(tag=tag, histo=_histogram(of)) for tag, of in finite.items() if of]
         values += [_text(tag, text) for tag, text in (texts or {}).items()]
         self._writer.add_event(
             Event(wall_time=time.time() if time_s is None else time_s, step=step, summary=Summary(value=values))
@@ -101,7 +103,9 @@ def _text(tag: str, text: str) -> Any:
 
 def _histogram(samples: Sequence[float]) -> HistogramProto:
     values = np.asarray(samples, dtype=np.float64)
-    counts, edges = np.histogram(values, bins=min(30, max(1, len(np.unique(values)))))
+    # numpy refuses to divide what differs by rounding alone, as returns of 0.3 and of 0.1 + 0.2 do.
+    differ = np.ptp(values) > 1e-9 * np.abs(values).max()
+    counts, edges = np.histogram(values, bins=min(30, len(np.unique(values))) if differ else 1)
     return HistogramProto(
         min=values.min(),
         max=values.max(),

@@ -1,6 +1,7 @@
 """Numbers of a step: means are sums over counts, a file can be read at any time, a resumed run rewrites its future."""
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,21 @@ def test_a_mean_is_the_sum_over_the_count() -> None:
     metrics.add("loss", 0.0, count=0)
     metrics.add("reward", 0.0, count=0)
     assert metrics.means() == {"loss": 1.75}, "a mean without observations is left out, and not 0"
+
+
+@pytest.mark.parametrize("values", [[math.nan, 1.0, math.inf, 3.0], [0.3, 0.1 + 0.2], [-2.0, -2.0]])
+def test_a_histogram_is_drawn_of_whatever_a_step_measured(tmp_path: Path, values: list[float]) -> None:
+    writer, metrics = writing(tmp_path), of(reward=0.25)
+    metrics.add_histogram("ratio", values)
+    metrics.add_histogram("lost", [math.nan])
+    writer.write(1, metrics)
+    writer.close()
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    assert events.Tags()["histograms"] == ["ratio"]
+    (event,) = events.Histograms("ratio")
+    found = event.histogram_value
+    low, high = sorted(filter(math.isfinite, values))
+    assert (found.num, found.min, found.max, sum(found.bucket)) == (2, low, high, 2)
 
 
 def test_a_step_is_one_line_and_one_point(tmp_path: Path) -> None:
