@@ -24,17 +24,8 @@ maxmemory-policy noeviction
 """
 # Commands that no client with the run's password needs. With CONFIG or MODULE a client can run programs.
 REFUSED = (
-    "config",
-    "debug",
-    "module",
-    "acl",
-    "replicaof",
-    "slaveof",
-    "sync",
-    "psync",
-    "migrate",
-    "failover",
-    "shutdown",
+    *("config", "debug", "module", "acl", "shutdown"),
+    *("replicaof", "slaveof", "sync", "psync", "migrate", "failover"),
 )
 # Replies that a client does not read fill the memory; before 6.2.18 even a client without a password can cause this.
 # Our clients have at most eight payloads in flight. On loopback, any user of the machine can open many such
