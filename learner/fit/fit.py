@@ -349,7 +349,8 @@ def _write_held_out(fitted: Fit, validation: Material, writer: MetricsWriter | N
         metrics.add("fit/held_out_loss", float(preference_loss(margins).sum()), len(margins))
         metrics.add("fit/held_out_accuracy", float((margins > 0).sum()), len(margins))
     if writer:
-        _log_means(writer.write(fitted.progress.step, metrics), f"held-out examples after step {fitted.progress.step}")
+        when = f"{len(validation.examples)} held-out examples after step {fitted.progress.step}"
+        _log_means(writer.write(fitted.progress.step, metrics), when)
 
 
 def _log_means(means: dict[str, float], when: str) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.events import Events
-from slipstream.common.process.headline import headline, wilson
+from slipstream.common.process.headline import headline, interval, wilson
 from slipstream.common.process.metrics import Metrics, MetricsWriter, newest_metrics
 from slipstream.common.process.output import sync_path, write_json
 from slipstream.common.process.redis_retry import RedisAway
@@ -168,7 +168,10 @@ class RunRecord:
         metrics.add("eval/num_mixed", evaluation.num_mixed)
         metrics.add("eval/lasted_s", evaluation.lasted_s)
         self._writer.write(evaluation.step, metrics)
-        log.info("evaluation %s: success %.3f sampled, %.3f greedy", name, result.sampled, result.greedy)
+        shown = interval(result.sampled, result.num_tasks)
+        log.info(
+            "evaluation %s: success %s sampled, %.3f greedy, of %d tasks", name, shown, result.greedy, result.num_tasks
+        )
 
     def write_summary(self) -> None:
         """Write `summary.json`: evaluations, throughput, cost and lag of the whole run."""

@@ -5,8 +5,10 @@ The episodes go through a real Redis, and the learner's own record writes what T
 
 import dataclasses
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -20,9 +22,10 @@ from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.lead.connections import Connections, join_run
+from slipstream.learner.lead.evaluation import Evaluation
 from slipstream.learner.lead.overview import LINES, PINNED
 from slipstream.learner.lead.run_record import RunRecord
-from slipstream.learner.lead.tally import Tally
+from slipstream.learner.lead.tally import EvalResult, Tally
 from slipstream.learner.model.flops import Flops
 from slipstream.learner.publisher.publish import PublishStats
 from slipstream.learner.supply.refusals import Refusals
@@ -159,6 +162,14 @@ def test_episodes_of_a_step_are_there_as_text_and_the_settings_beside_them(run: 
     ]
     assert [(row["step"], row["num_turns"]) for row in rows] == [(1, 1)] * 3
     assert "hparams" in EventAccumulator(str(run.dir.tensorboard)).Reload().Tags()["tensors"][0]
+
+
+def test_the_log_of_an_evaluation_says_of_how_many_tasks_it_is(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    result = EvalResult(sampled=0.5, greedy=0.25, num_tasks=8, sampled_in={}, greedy_in={})
+    evaluation = Mock(spec=Evaluation, step=1, num_mixed=0, lasted_s=2.0)
+    with caplog.at_level(logging.INFO):
+        run.record.write_evaluation(evaluation, result, "final")
+    assert "evaluation final: success 0.500 (0.22 to 0.78) sampled, 0.250 greedy, of 8 tasks" in caplog.messages
 
 
 def test_actors_that_die_leave_the_chart_of_actors_while_no_step_is_made(run: Run) -> None:
