@@ -83,7 +83,10 @@ def _password(url: str) -> str | None:
         return unquote(in_url)
     if PASSWORD_VARIABLE in os.environ or not file:
         return os.environ.get(PASSWORD_VARIABLE)
-    return Path(file).read_text().strip()
+    try:
+        return Path(file).read_text().strip()
+    except UnicodeDecodeError as error:  # a ValueError, which `connect` would take for one of the URL
+        raise OSError(f"{file} is no text: {error.reason}") from None
 
 
 def _sentinel_client(url: str, options: dict[str, Any], patience: Patience) -> redis.Redis:
