@@ -188,7 +188,7 @@ def load_model(path: str | Path, *, ranks: Ranks, settings: ModelSettings) -> Pa
 def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, settings: ModelSettings) -> M:
     """Load the causal LM in folder `path` with float32 master weights, and shard it over `ranks`.
 
-    `kind` is the class of the result: see `slipstream.learner.model.value_model`. Every rank calls it. Raises
+    `kind` is the class of the result: see `slipstream.learner.model.critic`. Every rank calls it. Raises
     ConfigError, on every rank, for a folder without a causal LM, for a model that gives other results for packed
     sequences, and if the layers cannot be compiled.
     """

@@ -23,12 +23,11 @@ from slipstream.learner.checkpoint.checkpoint import Progress, latest_checkpoint
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
 from slipstream.learner.learner import train_on
 from slipstream.learner.model import kernel
-from slipstream.learner.model.critic import critic_shards
+from slipstream.learner.model.critic import ValueModel, critic_shards
 from slipstream.learner.model.gradient import apply_gradient, backward
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_kind, load_model
 from slipstream.learner.model.probe_score import probe_of
-from slipstream.learner.model.value_model import ValueModel
 from slipstream.learner.model.weight_shards import full_tensors, whole
 from slipstream.learner.ranks.ranks import Ranks, context_of
 from slipstream.learner.step.clock import Clock

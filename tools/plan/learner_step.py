@@ -30,7 +30,7 @@ from slipstream.common.process.config_error import ConfigError  # noqa: E402
 from slipstream.common.transfer.weights import buffer_bytes  # noqa: E402
 from slipstream.learner.batch.pack import Packed  # noqa: E402
 from slipstream.learner.model.attention import CannotPack  # noqa: E402
-from slipstream.learner.model.critic import Critic, critic_of, policy_kind  # noqa: E402
+from slipstream.learner.model.critic import Critic, SharedTrunk, ValueHead, ValueModel, critic_of, policy_kind  # noqa: E402
 from slipstream.learner.model.flops import flops_of  # noqa: E402
 from slipstream.learner.model.folder_tensors import is_of_adapter  # noqa: E402
 from slipstream.learner.model.kernel import checked_kernel, head_dim_of  # noqa: E402
@@ -43,7 +43,6 @@ from slipstream.learner.model.packed_model import (  # noqa: E402
 )
 from slipstream.learner.model.skeleton import fill, tensors_of  # noqa: E402
 from slipstream.learner.model.states import num_attending  # noqa: E402
-from slipstream.learner.model.value_model import SharedTrunk, ValueHead, ValueModel  # noqa: E402
 from slipstream.learner.publisher.published import Published  # noqa: E402
 from slipstream.learner.ranks.ranks import Ranks, resolve_dtype  # noqa: E402
 from slipstream.learner.step.clock import Clock  # noqa: E402

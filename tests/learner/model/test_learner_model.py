@@ -14,10 +14,10 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.learner.batch.pack import TokenSequence, pack
+from slipstream.learner.model.critic import SharedTrunk, ValueModel
 from slipstream.learner.model.kernel import sequence_bounds
 from slipstream.learner.model.packed_model import PackedModel, expect_backward, load_kind, load_model
 from slipstream.learner.model.reward_model import RewardModel
-from slipstream.learner.model.value_model import SharedTrunk, ValueModel
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from tests.learner.devices import gradients, kept_bytes
