@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +14,17 @@ import msgspec
 from slipstream.common.config.config import Config
 from slipstream.common.process.events import Events
 from slipstream.common.process.headline import headline, interval, wilson
-from slipstream.common.process.metrics import Metrics, MetricsWriter, newest_metrics
+from slipstream.common.process.metrics import Metrics, MetricsWriter, Sample, newest_metrics
 from slipstream.common.process.output import sync_path, write_json
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.process.run_dir import RunDir
+from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence
 from slipstream.learner.lead.advice import MEMORY, StepLoad, advised_actors
 from slipstream.learner.lead.connections import Connections
 from slipstream.learner.lead.cost import Cost, cost_of
-from slipstream.learner.lead.episode_samples import episode_samples
 from slipstream.learner.lead.evaluation import Evaluation
 from slipstream.learner.lead.fleet_watch import FleetWatch
 from slipstream.learner.lead.overview import COMPARED, describe, place_of, settings_of
@@ -45,6 +46,7 @@ from slipstream.replay.fleet.fleet import Census, Member
 from slipstream.replay.records.ledger import Ledger
 from slipstream.replay.run.diagnosis import NUM_STEPS, Diagnosis
 
+SAMPLES_EVERY = 10  # steps
 READING_SHARE = 0.005  # of the time, at most, is spent on reading the fleet, however large it is
 
 log = logging.getLogger(__name__)
@@ -249,3 +251,43 @@ class RunRecord:
         """Start counting at `ledger` if its counters went back: the server was emptied, or its ledger was repaired."""
         if ledger.inserted < self.tally.recorded.inserted:
             self.tally.recorded = ledger
+
+
+def episode_samples(
+    trajectories: Sequence[Trajectory], decode: Callable[[list[int]], str], *, step: int
+) -> list[Sample]:
+    """Three episodes of `step` as text: the best, the worst, and one at random.
+
+    None except for every SAMPLES_EVERY-th step and the first one.
+    """
+    if step != 1 and step % SAMPLES_EVERY:
+        return []
+    chosen = {
+        "best": max(trajectories, key=lambda trajectory: trajectory.total_reward),
+        "worst": min(trajectories, key=lambda trajectory: trajectory.total_reward),
+        "random": random.Random(step).choice(trajectories),
+    }
+    now_s = time.time()
+    return [
+        Sample(
+            step=step,
+            time=now_s,
+            which=which,
+            task_id=trajectory.task.task_id,
+            total_reward=trajectory.total_reward,
+            success=trajectory.success,
+            num_turns=len(trajectory.turns),
+            text=_text(trajectory, decode),
+        )
+        for which, trajectory in chosen.items()
+    ]
+
+
+def _text(trajectory: Trajectory, decode: Callable[[list[int]], str]) -> str:
+    head = (
+        f"{trajectory.task.task_id}: group {trajectory.group_id}, member {trajectory.member}; "
+        f"return {trajectory.total_reward:.4g}, {'success' if trajectory.success else 'no success'}, "
+        f"{len(trajectory.turns)} turns, {trajectory.num_tokens} tokens, "
+        f"versions {trajectory.oldest_policy_version} to {trajectory.newest_policy_version}"
+    )
+    return f"{head}\n\n{decode(trajectory.token_array().tolist())}"
