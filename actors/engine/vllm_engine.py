@@ -133,16 +133,13 @@ class VllmEngine:
 
     @property
     def policy_version(self) -> int:
-        """The version that samples the next token."""
         return self._served.policy_version
 
     async def serving(self, policy_version: int) -> None:
-        """Wait until it serves `policy_version` or a newer one."""
         await self._served.reach(policy_version)
 
     @property
     def pid(self) -> int:
-        """The process id of the engine process."""
         return self._process.pid
 
     async def generate(

@@ -81,7 +81,6 @@ class EpisodeTree:
         )
 
     async def expand(self, state: State, *, width: int) -> list[State]:
-        """Sample `width` actions in `state`, one turn each; return the resulting states that are new to the tree."""
         played = await asyncio.gather(*(self._play(state, num_turns=1) for _ in range(width)))
         reached = [each for each in played if each is not None]
         counts = Counter(child.actions for child, _ in reached)
@@ -93,7 +92,6 @@ class EpisodeTree:
         return children
 
     async def play_out(self, state: State, *, max_turns: int) -> State | None:
-        """Play one episode from `state` to its end, or for `max_turns`; None if it failed."""
         played = await self._play(state, num_turns=max_turns)
         if played is None:
             return None
@@ -105,10 +103,6 @@ class EpisodeTree:
         return reached
 
     async def revise(self, ends: Sequence[State]) -> State | None:
-        """Play one episode from the start to its end, and show it the failed ones that ended in `ends`.
-
-        None if it failed for another reason than the policy.
-        """
         hint = hint_of([self._stretches[end].exchanges for end in ends], outcome=FAILED)
         played = await self._play(START, num_turns=self._setup.allowance.max_turns, hint=hint)
         if played is None:

@@ -71,7 +71,6 @@ class Marked:
         return f"{self.preamble}Write exactly one action as {self.opening}your action{self.closing}."
 
     def write(self, action: str) -> str:
-        """`action` as a policy should write it."""
         return f"{self.opening}{action}{self.closing}"
 
     def parse(self, completion: str) -> ParsedAction:
@@ -104,7 +103,6 @@ class Defined:
     pattern: "regex.Pattern[str] | None"  # None: the marks find it
 
     def write(self, action: str) -> str:
-        """`action` as a policy should write it."""
         return self.marks.write(action)
 
     def parse(self, completion: str) -> ParsedAction:
