@@ -15,7 +15,7 @@ from slipstream.actors.engine.engine import Engine, EngineDied
 from slipstream.actors.episode.episode_record import Allowance
 from slipstream.actors.group.episode_reward import Scoring
 from slipstream.actors.group.group import Episodes, EpisodeSetup, rollout_group
-from slipstream.actors.host.beat import Leases, Pulse, keep_beating
+from slipstream.actors.host.beat import LastKnown, Leases, Pulse, keep_beating
 from slipstream.actors.host.judging import JudgeSetup, keep_judging
 from slipstream.actors.host.own_judge import OwnJudge
 from slipstream.actors.host.pin import Pin
@@ -74,9 +74,9 @@ async def act(
             actor=setup.actor,
             buffers=buffers,
             fleet=fleet,
+            last_known=LastKnown(fleet, actors.join_timeout_s, play_root=play_root),
             leases=leases,
             interval=interval,
-            play_root=play_root,
         )
     )
     try:

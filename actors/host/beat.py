@@ -44,11 +44,6 @@ class Pulse:
         self._first = self._last = time.monotonic()
         self._last_tokens, self._last_slot_s = 0, setup.episodes.slot_s()
 
-    @property
-    def join_timeout_s(self) -> float:
-        """How long this actor waits for a run that has no facts or no state in Redis."""
-        return self._actors.join_timeout_s
-
     def member(self) -> Member:
         """The heartbeat for now. Raises EngineDied."""
         setup, counts, load, now = self._setup, self._counts, self._setup.engine.load(), time.monotonic()
@@ -119,9 +114,9 @@ async def keep_beating(
     actor: str,
     buffers: dict[str, ActorBuffer],
     fleet: Fleet,
+    last_known: LastKnown,
     leases: Leases,
     interval: PollInterval,
-    play_root: str,
 ) -> RunState:
     """Renew leases and membership every BEAT_S, or as `interval` allows; return the state of a run that has ended.
 
@@ -136,7 +131,6 @@ async def keep_beating(
                 group.create_task(_keep_renewing(call, stream, buffer, leases, actor, interval))
                 for stream, buffer in buffers.items()
             ]
-            last_known = LastKnown(fleet, pulse.join_timeout_s, play_root=play_root)
             while (state := await call(last_known.state)) in PLAYED:
                 interval.num_members = await call(fleet.beat, pulse.member())
                 await asyncio.sleep(interval.seconds(BEAT_S, most_s=MEMBER_TTL_S / BEATS))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import redis
 
-from slipstream.actors.host.beat import BEAT_S, Leases, Pulse, keep_beating
+from slipstream.actors.host.beat import BEAT_S, LastKnown, Leases, Pulse, keep_beating
 from slipstream.actors.host.poll_interval import PollInterval
 from slipstream.actors.host.refresh import RefreshCounts
 from slipstream.common.config.actors_config import ActorsConfig
@@ -212,9 +212,9 @@ def test_a_still_server_costs_no_lease_on_another(servers: list[Server], run_id:
                 keep_beating(
                     pulse,
                     actor="actor",
-                    play_root="",
                     buffers={name: buffer.actor for name, buffer in buffers.items()},
                     fleet=fleet,
+                    last_known=LastKnown(fleet, 120.0, play_root=""),
                     leases=leases,
                     interval=PollInterval(),
                 )
