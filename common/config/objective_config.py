@@ -71,11 +71,6 @@ class ObjectiveConfig:
         return ADVANTAGES.get(self.advantage, "siblings")
 
     @property
-    def is_rewarded(self) -> bool:
-        """Whether the policy learns from rewards."""
-        return self.compares != "teacher"
-
-    @property
     def compares_siblings(self) -> bool:
         """Whether attempts are compared only with attempts at the same task: then equal returns teach nothing."""
         return self.compares in ("siblings", "states", "forks")

@@ -173,7 +173,8 @@ def _add_rewards(metrics: Metrics, trajectories: list[Trajectory]) -> None:
 def _add_lags(metrics: Metrics, trajectories: list[Trajectory], before: Progress, tally: Tally) -> None:
     lags = _lags(before, [trajectory.oldest_policy_version for trajectory in trajectories])
     newest_lags = _lags(before, [trajectory.newest_policy_version for trajectory in trajectories])
-    tally.add_lags(lags)
+    for lag in lags:
+        tally.lag[str(lag)] = tally.lag.get(str(lag), 0) + 1
     metrics.add("lag/mean", sum(lags), len(lags))
     metrics.add("lag/max", max(lags))
     metrics.add("lag/newest_mean", sum(newest_lags), len(newest_lags))

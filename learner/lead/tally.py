@@ -46,10 +46,6 @@ class Tally(msgspec.Struct, kw_only=True):
     first_reward_s: float | None = None  # from the start of the run to the first recorded reward
     recorded: Ledger = ledger_of({})  # at the last record; the next record counts what was added since
 
-    def add_lags(self, lags: list[int]) -> None:
-        for lag in lags:
-            self.lag[str(lag)] = self.lag.get(str(lag), 0) + 1
-
 
 def load_tally(path: Path) -> Tally:
     """The tally in `path`, or an empty one if there is no file. Raises ConfigError if it is damaged."""

@@ -285,7 +285,7 @@ def _no_reward(facts: Facts) -> Diagnosis | None:
     if facts.num_episodes < FEWEST_EPISODES or facts.mean_return or facts.success:
         return None
     if (
-        not facts.config.objective.is_rewarded
+        facts.config.objective.compares == "teacher"  # the policy learns from no rewards
         or facts.ledger.judging
         or any(step.get("trained/reward") for step in facts.steps)
     ):
