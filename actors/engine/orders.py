@@ -60,7 +60,7 @@ def engine_settings(
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Continue `tokens` by at most `num_tokens`, or score them. A Stepped contains the answer."""
+    """Continue `tokens` by at most `num_tokens`. A Stepped contains the answer."""
 
     call: int
     tokens: list[int]
@@ -68,7 +68,6 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sampling: Sampling
     seed: int | None
     restriction: Restriction | None = None
-    scores_from: int = 0  # above 0: generate nothing; return the tokens from here on with their log-probabilities
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -31,7 +31,6 @@ from slipstream.actors.engine.vllm_start import (
     probe_params,
     prompt_logprobs,
     sampling_params,
-    scored,
     start_vllm,
     stop_token_ids,
 )
@@ -172,10 +171,7 @@ class Server:
                 scores = prompt_logprobs(output)
                 continue
             generate = self._running.pop(int(output.request_id))
-            if generate.scores_from:
-                ended = scored(output, generate.tokens, start=generate.scores_from)
-            else:
-                ended = over(output, num_candidates=self._num_candidates(generate), vocab_size=self._vocab_size)
+            ended = over(output, num_candidates=self._num_candidates(generate), vocab_size=self._vocab_size)
             if self._trial:
                 self._trial.kept_back[generate.call] = (generate, ended)
             else:
@@ -217,17 +213,13 @@ class Server:
         self._staging = None
 
     def _add(self, generate: orders.Generate) -> None:
-        params = (
-            probe_params()
-            if generate.scores_from
-            else sampling_params(
-                generate.sampling,
-                num_tokens=generate.num_tokens,
-                seed=generate.seed,
-                stop_token_ids=self._stop_token_ids,
-                num_candidates=self._num_candidates(generate),
-                restriction=generate.restriction,
-            )
+        params = sampling_params(
+            generate.sampling,
+            num_tokens=generate.num_tokens,
+            seed=generate.seed,
+            stop_token_ids=self._stop_token_ids,
+            num_candidates=self._num_candidates(generate),
+            restriction=generate.restriction,
         )
         try:
             self._llm.add_request(str(generate.call), self._prompt(generate.tokens), params)

@@ -41,7 +41,6 @@ START_TIMEOUT_S = 600.0  # enough to load a large model from a slow disk
 CLOSE_TIMEOUT_S = 5.0  # then the process is killed; it has no data that could be lost
 MAX_SILENCE_S = 120.0  # it sends a message every second, but only between two steps: one step may be slow on a CPU
 POLL_S = 1.0
-GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_turn_tokens=1)
 
 
 class EngineProcess:
@@ -165,21 +164,6 @@ class VllmEngine:
             seed=seed,
             restriction=restriction,
         )
-        return await self._generated(order)
-
-    async def score(self, tokens: list[int], start: int) -> Completion:
-        """Return tokens[start:] as if they had been generated, each with its log-probability at temperature 1.
-
-        Raises ValueError for tokens that are unknown or fill the context, EngineError, EngineDied.
-        """
-        check_prompt(tokens, max_tokens=self._max_tokens, vocab_size=self._vocab_size)
-        order = orders.Generate(
-            call=next(self._calls), tokens=tokens, num_tokens=1, sampling=GREEDY, seed=None, scores_from=start
-        )
-        return await self._generated(order)
-
-    async def _generated(self, order: orders.Generate) -> Completion:
-        """The answer to `order`; if the awaiting task is cancelled, the request is aborted."""
         try:
             completion: Completion = await self._ordered(order, self._generating)
         except asyncio.CancelledError:

@@ -230,22 +230,6 @@ def prompt_logprobs(output: RequestOutput) -> list[float]:
     return list(output.prompt_logprobs.logprobs)
 
 
-def scored(output: RequestOutput, tokens: list[int], *, start: int) -> Ended | Failed:
-    """The scores of `tokens` from `start` on as a finished generation."""
-    call, ended = int(output.request_id), output.outputs[0]
-    if ended.finish_reason not in ("stop", "length"):
-        return Failed(call=call, why=f"vLLM ended a request for scores with {ended.finish_reason!r}")
-    version = int(ended.weight_versions[0].version)
-    completion = Completion(
-        tokens=tokens[start:],
-        logprobs=prompt_logprobs(output)[start - 1 :],
-        kept=None,
-        version_spans=[VersionSpan(start=0, stop=len(tokens) - start, policy_version=version)],
-        finish_reason="stop",
-    )
-    return Ended(call=call, completion=completion)
-
-
 def over(output: RequestOutput, *, num_candidates: int, vocab_size: int) -> Ended | Failed:
     """Translate a finished output, which has `num_candidates` for each token."""
     call, ended = int(output.request_id), output.outputs[0]

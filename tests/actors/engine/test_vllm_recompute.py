@@ -12,7 +12,6 @@ import torch
 from slipstream.actors.engine.engine import EngineDied
 from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.common.config.model_config import LoraConfig
-from slipstream.common.records.trajectory import VersionSpan
 from slipstream.common.transfer.chunk_server import ChunkServer
 from slipstream.learner.batch.pack import TokenSequence, pack
 from slipstream.learner.model.lora import adapters_of
@@ -96,15 +95,6 @@ def test_published_adapters_are_merged_by_the_engine_to_the_learners_log_probabi
         learners = model(pack([sequence])).logprobs
     assert worst(completion, learners[-len(completion.tokens) :]) < TOLERANCE
     assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) > 10 * TOLERANCE
-
-
-def test_scores_are_the_log_probabilities_of_given_tokens(recomputing: VllmEngine, policies: Policies) -> None:
-    """Under the weights of the test before, at temperature 1."""
-    generated = run(recomputing.generate(PROMPT, ONES))
-    scored = run(recomputing.score([*PROMPT, *generated.tokens], len(PROMPT)))
-    assert scored.tokens == generated.tokens and scored.finish_reason == "stop"
-    assert scored.version_spans == [VersionSpan(start=0, stop=len(scored.tokens), policy_version=4)]
-    np.testing.assert_allclose(scored.logprobs, generated.logprobs, atol=TOLERANCE)
 
 
 def test_what_fails_inside_the_process_is_told_to_all_who_wait(recomputing: VllmEngine) -> None:
