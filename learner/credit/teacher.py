@@ -4,7 +4,6 @@ import http.client
 import json
 import logging
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,13 +34,8 @@ log = logging.getLogger(__name__)
 def _opener() -> urllib.request.OpenerDirector:
     """One that follows no redirection and no proxy of the environment: either would send episodes elsewhere."""
     opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-    ):
-        opener.add_handler(handler)
+    opener.add_handler(urllib.request.HTTPHandler())
+    opener.add_handler(urllib.request.HTTPSHandler())
     return opener
 
 
@@ -163,16 +157,17 @@ def _once(url: str, body: object, *, kind: type[T], num_tokens: int) -> T:
     limit = MAX_BYTES_OF_TOKEN * num_tokens + MAX_BYTES_BESIDE
     try:
         with _opener().open(request, timeout=TIMEOUT_S) as response:
-            reply = response.read(limit + 1)
-    except urllib.error.HTTPError as error:
-        why = f"status {error.code}: {error.read(300)!r}"
-        if error.code in (408, 409, 429) or error.code >= 500:
-            raise _Passing(why) from None
-        raise TeacherAway(f"{url} refused with {why}") from None
+            status, reply, num_missing = response.status, response.read(limit + 1), response.length
     except (OSError, http.client.HTTPException) as error:
         raise _Passing(f"{type(error).__name__}: {error}") from None
+    if status in (408, 409, 429) or status >= 500:
+        raise _Passing(f"status {status}: {reply[:300]!r}")
+    if not 200 <= status < 300:
+        raise TeacherAway(f"{url} refused with status {status}: {reply[:300]!r}")
     if len(reply) > limit:
         raise TeacherAway(f"{url}: the reply has more than {limit} bytes")
+    if num_missing:
+        raise _Passing(f"the reply ends {num_missing} bytes too early")
     try:
         return msgspec.json.decode(reply, type=kind)
     except MALFORMED as error:

@@ -41,6 +41,7 @@ class Server:
         self.encode = encoder(load_tokenizer(folder))
         self.answer: Callable[[str, Any], Answer | None] = lambda path, body: None
         self.requests: list[tuple[str, Any]] = []
+        self.num_cut = 0  # of the next replies, which end in the middle
         self.lock, server = threading.Lock(), self
 
         class Endpoint(BaseHTTPRequestHandler):
@@ -54,11 +55,12 @@ class Server:
                 with server.lock:
                     server.requests.append((self.path, body))
                     status, reply = server.answer(self.path, body) or (200, server.honest(self.path, body))
+                    is_cut, server.num_cut = server.num_cut > 0, server.num_cut - 1
                 text = json.dumps(reply).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
-                self.wfile.write(text)
+                self.wfile.write(text[: len(text) // 2] if is_cut else text)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -134,6 +136,9 @@ def test_what_may_pass_is_tried_again(server: Server) -> None:
     server.answer = lambda path, body: left.pop() if left else None
     assert len(Teacher(url=server.url, model="large").logprobs([sequence()])) == 3
     assert len(server.requests) == 3
+    server.num_cut = 2  # as of a server that is stopped while it answers
+    assert len(Teacher(url=server.url, model="large").logprobs([sequence()])) == 3
+    assert len(server.requests) == 6
 
 
 @pytest.mark.parametrize(
