@@ -10,12 +10,10 @@
 Kubernetes and Slurm send SIGTERM instead.
 """
 
-import contextlib
 import http.client
 import logging
 import re
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
+from slipstream.common.process.http_answer import answer_to
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.process.wire import MALFORMED
 
@@ -199,23 +198,18 @@ def _decoded(answer: bytes, kind: type[T]) -> T:
         raise MetadataError(f"malformed answer {answer[:200]!r} of the metadata service: {error}") from error
 
 
-# No proxy: only this host can connect to the service.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
 def _asked(url: str, *, headers: Mapping[str, str], method: str = "GET", wait_s: float = 0.0) -> bytes | None:
     """The body of the answer; None for status 404. Raises MetadataError."""
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
-        with contextlib.closing(_OPENER.open(request, timeout=TIMEOUT_S + wait_s)) as answer:
-            body: bytes = answer.read(MAX_ANSWER_BYTES + 1)
-    except urllib.error.HTTPError as error:
-        if error.code == http.HTTPStatus.NOT_FOUND:
-            return None
-        failure = _Denied if error.code == http.HTTPStatus.UNAUTHORIZED else MetadataError
-        raise failure(f"{url} answered with status {error.code} {error.reason}") from error
+        status, body = answer_to(request, timeout_s=TIMEOUT_S + wait_s, max_bytes=MAX_ANSWER_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise MetadataError(f"{url} does not answer: {error}") from error
+    if status == http.HTTPStatus.NOT_FOUND:
+        return None
+    if not 200 <= status < 300:
+        failure = _Denied if status == http.HTTPStatus.UNAUTHORIZED else MetadataError
+        raise failure(f"{url} answered with status {status}: {body[:200]!r}")
     if len(body) > MAX_ANSWER_BYTES:
         raise MetadataError(f"{url} answered with more than {MAX_ANSWER_BYTES} bytes")
     return body

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.http_answer import answer_to
 from slipstream.common.process.wire import MALFORMED
 from slipstream.learner.batch.pack import TokenSequence
 from slipstream.learner.credit.token_rewards import Numbers
@@ -29,14 +30,6 @@ PROBE = "The 3 quick-brown foxes (42.5 %) can't jump:\n\tdef f(x): return x**2  
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """One that follows no redirection and no proxy of the environment: either would send episodes elsewhere."""
-    opener = urllib.request.OpenerDirector()
-    opener.add_handler(urllib.request.HTTPHandler())
-    opener.add_handler(urllib.request.HTTPSHandler())
-    return opener
 
 
 class TeacherAway(RuntimeError):
@@ -156,8 +149,7 @@ def _once(url: str, body: object, *, kind: type[T], num_tokens: int) -> T:
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
     limit = MAX_BYTES_OF_TOKEN * num_tokens + MAX_BYTES_BESIDE
     try:
-        with _opener().open(request, timeout=TIMEOUT_S) as response:
-            status, reply, num_missing = response.status, response.read(limit + 1), response.length
+        status, reply = answer_to(request, timeout_s=TIMEOUT_S, max_bytes=limit)
     except (OSError, http.client.HTTPException) as error:
         raise _Passing(f"{type(error).__name__}: {error}") from None
     if status in (408, 409, 429) or status >= 500:
@@ -166,8 +158,6 @@ def _once(url: str, body: object, *, kind: type[T], num_tokens: int) -> T:
         raise TeacherAway(f"{url} refused with status {status}: {reply[:300]!r}")
     if len(reply) > limit:
         raise TeacherAway(f"{url}: the reply has more than {limit} bytes")
-    if num_missing:
-        raise _Passing(f"the reply ends {num_missing} bytes too early")
     try:
         return msgspec.json.decode(reply, type=kind)
     except MALFORMED as error:

@@ -1,5 +1,6 @@
 """A cloud's metadata service on loopback: it gives the answers that a test puts there, and keeps what it was asked."""
 
+import http
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -57,6 +58,8 @@ class MetadataService:
             elif headers.get("x-aws-ec2-metadata-token") not in self.tokens:
                 status, body = 401, "unauthorized"
         request.send_response(status)
+        if status == http.HTTPStatus.FOUND:
+            request.send_header("Location", body)
         request.send_header("Content-Length", str(len(body.encode())))
         request.end_headers()
         request.wfile.write(body.encode())

@@ -133,6 +133,7 @@ def test_what_azure_plans_for_another_host_or_what_leaves_this_one_is_no_notice(
     [
         ((500, "internal error"), "answered with status 500"),
         ((403, "forbidden"), "answered with status 403"),
+        ((302, "http://["), "answered with status 302"),
         ((200, "<html>a captive portal</html>"), "captive portal"),
         ((200, '{"action": "terminate"}'), "time"),
         ((200, " " * 100_000), "more than 65536 bytes"),
