@@ -20,7 +20,7 @@ from slipstream.common.records.message import bare
 from slipstream.common.records.trajectory import Sampling
 from slipstream.common.text.action_format import marks_of
 from slipstream.common.text.chat_template import turn_marks
-from slipstream.common.text.codec import CONTEXT_TOKENS, encoder, end_tokens, following
+from slipstream.common.text.codec import CONTEXT_TOKENS, decoder, encoder, end_tokens, following
 from slipstream.envhub.env import EnvError
 
 MAX_ACTION_TOKENS = 100_000  # of all admissible actions of one state together
@@ -36,12 +36,13 @@ class Enforcer(Sampler):
             raise EnvError("`env.enforce_admissible` needs an action format with marks, or plain")
         self._sampler, self._actions, self._tokenizer = sampler, actions, actions.chat.tokenizer
         self._max_tokens = max_tokens
-        self._encode, self._ends = encoder(self._tokenizer), end_tokens(self._tokenizer)
+        self._encode, self._decode = encoder(self._tokenizer), decoder(self._tokenizer)
+        self._ends = end_tokens(self._tokenizer)
         self._opening = marks.opening.rstrip()
         self._gap = marks.opening[len(self._opening) :]  # between the opening mark and the action
         self._closing = marks.closing
         # A word-level tokenizer decodes a mark with spaces in it. Without a mark the action comes at once.
-        stops = dict.fromkeys([self._opening, self._decoded(self._encode(self._opening)).strip()])
+        stops = dict.fromkeys([self._opening, self._decode(self._encode(self._opening)).strip()])
         self._stops = list(stops) if self._opening else []
 
     async def generate(
@@ -57,8 +58,8 @@ class Enforcer(Sampler):
             return await self._sampler.generate(tokens, sampling, seed=seed)
         for part in itertools.count():
             left = min(sampling.max_turn_tokens, self._max_tokens - len(tokens)) - len(found.tokens)
-            written = self._written(chat.answer_of(self._decoded(found.tokens)))
-            after = self._decoded([*tokens[-CONTEXT_TOKENS:], *found.tokens])
+            written = self._written(chat.answer_of(self._decode(found.tokens)))
+            after = self._decode([*tokens[-CONTEXT_TOKENS:], *found.tokens])
             choices = [] if written is None else self._choices(self._actions.possible, written=written, after=after)
             # The token of the mark may have written a whole action, or one that is not admissible.
             wrote_more = written is not None and not all(choices or [[]])
@@ -110,7 +111,7 @@ class Enforcer(Sampler):
                 continue
             rest = turn_marks(self._tokenizer).split_reply(text.removeprefix(written))
             tokens = following(self._encode, rest, after=after)
-            whole = f"{self._opening}{written}{self._decoded(tokens)}" if written else self._decoded(opening + tokens)
+            whole = f"{self._opening}{written}{self._decode(tokens)}" if written else self._decode(opening + tokens)
             read = self._actions.action_format.parse(whole).text
             if bare(action) and bare(read) == bare(action) and not self._ends.intersection(tokens):
                 found.append(tokens)
@@ -120,9 +121,6 @@ class Enforcer(Sampler):
                     "tokenizer or `env.action_format` cannot write it"
                 )
         return found
-
-    def _decoded(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens)))
 
 
 NOTHING = Completion(tokens=[], logprobs=[], kept=None, version_spans=[], finish_reason="length")

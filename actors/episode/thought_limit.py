@@ -5,15 +5,13 @@ continues with its answer. The tokens of the mark are recorded with a kept set o
 1, for the actor and for the learner, so they teach nothing.
 """
 
-from collections.abc import Sequence
-
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import Completion, Restriction, Sampler
 from slipstream.common.records.kept_sets import kept_sets
 from slipstream.common.records.trajectory import Sampling, VersionSpan
-from slipstream.common.text.codec import CONTEXT_TOKENS, encoder, following
+from slipstream.common.text.codec import CONTEXT_TOKENS, decoder, encoder, following
 from slipstream.common.text.thought import open_thought, thought_marks
 
 OTHER_SEED = 1 << 61  # of the rest: with one seed it would have the random numbers of the beginning
@@ -26,8 +24,8 @@ class ThoughtLimit(Sampler):
         self, sampler: Sampler, tokenizer: PreTrainedTokenizerBase, *, max_thought_tokens: int, max_tokens: int
     ) -> None:
         """`max_tokens` is the size of the context."""
-        self._sampler, self._tokenizer = sampler, tokenizer
-        self._encode, self._marks = encoder(tokenizer), thought_marks(tokenizer)
+        self._sampler, self._marks = sampler, thought_marks(tokenizer)
+        self._encode, self._decode = encoder(tokenizer), decoder(tokenizer)
         self._max_thought_tokens, self._max_tokens = max_thought_tokens, max_tokens
 
     async def generate(
@@ -54,7 +52,7 @@ class ThoughtLimit(Sampler):
 
     def _closing(self, written: list[int], *, prompt: list[int]) -> list[int]:
         """The tokens that close the thought in which `written` is at its end; none if it is in none."""
-        reply, tail = self._decoded(written), self._decoded(prompt[-CONTEXT_TOKENS:])
+        reply, tail = self._decode(written), self._decode(prompt[-CONTEXT_TOKENS:])
         mark = open_thought(reply, prompt=tail, marks=self._marks)
         if mark in reply:
             return []
@@ -63,9 +61,6 @@ class ThoughtLimit(Sampler):
             begun = next(count for count in range(len(mark), -1, -1) if reply.endswith(mark[:count]))
             return following(self._encode, mark[begun:], after=tail + reply)
         return tokens
-
-    def _decoded(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens)))
 
 
 def _forced(tokens: list[int], *, policy_version: int) -> Completion:
