@@ -15,10 +15,10 @@ from slipstream.envhub.dataset.dataset import make_dataset_env
 from slipstream.envhub.remote.agentgym_client import AgentGymClient
 from slipstream.envhub.rewards.part import parts_of
 from slipstream.learner.objective.coherence import check_coherence
-from slipstream.learner.probation.bounds import check_objective
 from slipstream.tools.cli.cli import load, parsed
 from slipstream.tools.cli.verb_table import called
 from slipstream.tools.run.check_input import check_env
+from tests.learner.objective.objectives import check_objective
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what loading changes in this process is undone
 
 REPOSITORY = Path(__file__).parents[1]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.common.config.config import load_config
-from slipstream.learner.probation.bounds import check_objective
 from slipstream.tools.cli.cli import VERBS, main
+from tests.learner.objective.objectives import check_objective
 
 REPOSITORY = Path(__file__).parents[1]
 TEXT = (REPOSITORY / "README.md").read_text()

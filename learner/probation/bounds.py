@@ -10,10 +10,9 @@ import sys
 
 import torch
 
-from slipstream.common.config.config import Config
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
-from slipstream.learner.objective.coherence import REFUSED, check_coherence, reads, refuse
+from slipstream.learner.objective.coherence import REFUSED, reads, refuse
 from slipstream.learner.probation.loss_probe import MAX_WEIGHT, acts, weight_bound
 from slipstream.learner.probation.own_parts import check_own_parts
 
@@ -31,12 +30,6 @@ _BOUNDS = {
     "mask_high": 1e9,
     "max_negative_kl": 0.0,
 }
-
-
-def check_objective(config: Config) -> None:
-    """Raise ConfigError unless `config.objective` can be trained with. Takes one or two seconds."""
-    check_coherence(config)
-    check_bounds(config.objective, max_lag=config.replay.max_lag, max_uses=config.replay.max_uses)
 
 
 def check_bounds(objective: ObjectiveConfig, *, max_lag: int, max_uses: int, device: torch.device = _CPU) -> None:

@@ -18,12 +18,12 @@ from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.learner.checkpoint.conditions import conditions_of, differences
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
 from slipstream.learner.learner import load_learner
-from slipstream.learner.probation.bounds import check_objective
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.run.check_input import check_env, check_input
 from tests.actors.episode.episodes import ALLOWANCE, engine_of, expert, play
 from tests.common.text.small_tokenizer import shop_tokenizer
 from tests.learner.even_game import group_of, load_player, train
+from tests.learner.objective.objectives import check_objective
 from tests.learner.objective.test_objective_proof import attempt
 from tests.tools.run.tiny_model import save_tiny_model
 from tests.whole.wrong_parts import Deaf

@@ -24,12 +24,12 @@ from slipstream.envhub.rewards.part import reward_parts
 from slipstream.learner.batch.pack import count_loss_tokens
 from slipstream.learner.credit.token_advantages import sequences_with_advantages
 from slipstream.learner.credit.tree import leaves_of
-from slipstream.learner.probation.bounds import check_objective
 from slipstream.replay.records.forks import awaited, planned_forks
 from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.tools.run.check_input import check_input
 from tests.actors.group.test_group import TOKENIZER, Actor, let_go, nobodys, until
 from tests.guess import GuessEnv
+from tests.learner.objective.objectives import check_objective
 from tests.replay.records.attempts import Views, leased, make_buffer, ticket
 
 TURNS, MEMBERS, TREES = 4, 8, 2

@@ -6,8 +6,8 @@ import pytest
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.learner.probation.bounds import check_objective
 from slipstream.tools.run.check_input import check_input
+from tests.learner.objective.objectives import check_objective
 
 CONF = Path(__file__).parents[3] / "conf"
 PRESETS = sorted((CONF / "objective").glob("*.yaml"))

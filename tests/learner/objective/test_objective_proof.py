@@ -27,11 +27,11 @@ from slipstream.learner.credit.token_advantages import sequences_with_advantages
 from slipstream.learner.objective.guard import Evidence, decide
 from slipstream.learner.objective.normalisation import loss_divisor
 from slipstream.learner.objective.ratio import Sequences
-from slipstream.learner.probation.bounds import check_objective
 from slipstream.learner.probation.loss_probe import MAX_WEIGHT
 from slipstream.learner.step.loss import policy_loss
 from slipstream.replay.records.ticket import Group
 from tests.learner.even_game import group_of, recorded
+from tests.learner.objective.objectives import check_objective
 from tests.learner.policies import loss_tokens
 from tests.replay.records.attempts import turn
 from tests.typecheck import unchecked
