@@ -75,8 +75,8 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
     except (ConfigError, RedisUnreachable, UnknownRun) as error:
         print(printable_block(f"slipstream actors: {error}"), file=sys.stderr)
         return 2
-    except ModelUnavailable as error:
-        log.error("%s; is the publisher's `weights.host` an address that this host can connect to?", error)
+    except (ModelUnavailable, EngineDied) as error:
+        log.error("the actor did not start, and ends; its supervisor starts another one: %s", error)
         return 1
     shards = connect_shards(mine.redis.url, run.redis.shards, ending=shutdown.requested)
     buffers = buffers_to_play(shards, run, vocab_size=facts.vocab_size)

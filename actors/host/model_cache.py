@@ -119,7 +119,10 @@ def _pulled(blob: Blob, puller: Puller, newest: Callable[[], Offer | None], time
             progress_at = time.monotonic()
         counts = replace(now)
         if time.monotonic() - progress_at > timeout_s:
-            raise ModelUnavailable(f"no file of the model has arrived for {timeout_s:.0f} s: {why}")
+            raise ModelUnavailable(
+                f"no file of the model has arrived for {timeout_s:.0f} s: {why}; is the publisher's `weights.host` an "
+                "address that this host can connect to?"
+            )
         offer = newest()
         if offer is None:
             time.sleep(POLL_S)

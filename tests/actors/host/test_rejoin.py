@@ -7,16 +7,20 @@ import msgspec
 import pytest
 import redis
 
+from slipstream.actors.__main__ import StartEngine, main
+from slipstream.actors.engine.engine import EngineDied
 from slipstream.actors.host.beat import LastKnown, RunChanged
 from slipstream.common.config.config import dump_config, load_config
-from slipstream.common.process.shutdown import EXIT_PREEMPTED
+from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
 from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.model_folder import ModelFile
 from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
 from slipstream.replay.server.redis_server import Server
+from tests.actors.group.test_group import shutdown
 from tests.processes import GUESS, Process, Run
 from tests.replay.buffer.every_verb import FACTS
 
+__all__ = ["shutdown"]  # a fixture
 DEADLINE_S = 600.0
 
 
@@ -51,6 +55,16 @@ def test_facts_beside_the_settings_count_but_the_folder_on_the_learners_host() -
     ]
     assert len({each.play_root() for each in [facts, *others]}) == 5
     assert msgspec.structs.replace(facts, model_path="/elsewhere").play_root() == facts.play_root()
+
+
+def test_an_actor_whose_engine_dies_at_its_start_is_started_again(
+    shutdown: Shutdown, caplog: pytest.LogCaptureFixture
+) -> None:
+    def begin() -> StartEngine:
+        raise EngineDied("the engine process ended with exit code -9")
+
+    assert main("a", ["redis.url=redis://127.0.0.1:9"], begin) == 1
+    assert "its supervisor starts another one: the engine process ended with exit code -9" in caplog.text
 
 
 def test_an_actor_notices_at_its_next_beat(redis_client: redis.Redis, run_id: str) -> None:
