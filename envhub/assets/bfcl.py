@@ -126,15 +126,23 @@ def _kinds(described: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _is_admissible(value: Any, options: Options, kind: Any, inner: Any) -> bool:
-    """Whether an argument has its type and is one of the options. Options of another type are compared as they are."""
-    value = float(value) if kind is float and type(value) is int else value
-    if type(value) is not kind or _type(options) not in (kind, None):
-        return type(value) in (kind, _type(options)) and value in options
+    """Whether an argument has its type and is one of the options."""
+    if kind is float and type(value) is int:
+        value = float(value)
+    type_of_options = _type(options)
+    if type_of_options not in (kind, None) or type(value) is not kind:
+        # BFCL takes options of another type for the names of variables, which are compared as they are.
+        return type(value) in (kind, type_of_options) and value in options
     if kind is dict:
         return any(_has_fields(value, option) for option in options)
-    if kind is not list:
-        return _bare(value) in map(_bare, options)
-    if not any(option == "" or all(type(each) in (inner, _type(option)) for each in value) for option in options):
+    if kind is list:
+        return _is_admissible_list(value, options, inner)
+    return _bare(value) in map(_bare, options)
+
+
+def _is_admissible_list(value: list[Any], options: Options, inner: Any) -> bool:
+    """Whether a list is one of the options, and its items have the type `inner` or that of an option's items."""
+    if "" not in options and not any(all(type(each) in (inner, _type(option)) for each in value) for option in options):
         return False
     lists = [option or [] for option in options if option == "" or isinstance(option, list)]
     if inner is dict:
