@@ -142,9 +142,11 @@ def _is_admissible(value: Any, options: Options, kind: Any, inner: Any) -> bool:
 
 def _is_admissible_list(value: list[Any], options: Options, inner: Any) -> bool:
     """Whether a list is one of the options, and its items have the type `inner` or that of an option's items."""
-    if "" not in options and not any(all(type(each) in (inner, _type(option)) for each in value) for option in options):
+    lists = [option for option in options if isinstance(option, list)]
+    has_other = len(lists) < len(options)  # of these BFCL asks no type
+    if not has_other and not any(all(type(each) in (inner, _type(option)) for each in value) for option in lists):
         return False
-    lists = [option or [] for option in options if option == "" or isinstance(option, list)]
+    lists += [[]] if "" in options else []
     if inner is dict:
         return any(len(value) == len(option) and all(map(_has_fields, value, option)) for option in lists)
     return [*map(_bare, value)] in [[*map(_bare, option)] for option in lists]

@@ -81,6 +81,7 @@ def test_bfcl_keeps_the_contract(check: Callable[..., None], tmp_path: Path) -> 
         ("is_new", [True], [True], [1, "true", False]),
         ("rooms", [["A 1", "b"], ["c"]], [["a1", "B"], ["C"]], [["b", "a1"], [], "c", ["c", 1]]),
         ("rooms", [["c"], ""], [["c"], []], [["d"]]),
+        ("rooms", [["c"], 3], [["c"]], [["d"], 3]),  # an option that is no list matches nothing
         ("size", [[1.0, 2.0]], [[1.0, 2.0]], [[1, 2.0], [2.0, 1.0]]),
         ("guest", [{"name": ["Al", "Bo"], "age": [7, ""]}], [{"name": "al"}, {"name": "Bo", "age": 7}], [{"age": 7}]),
         ("guest", [{"name": ["Al"]}], [{"name": "Al"}], [{"name": "Al", "x": 1}, "Al", {"name": "Bo"}]),
