@@ -13,32 +13,8 @@ from slipstream.common.process.wire import WireError
 from slipstream.common.records.message import valid_text
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.remote import env_protocol as protocol
 from slipstream.envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect, within
-from slipstream.envhub.remote.env_protocol import (
-    MAX_MESSAGE_BYTES,
-    MAX_OPTIONS_BYTES,
-    Actions,
-    Advice,
-    AskExpert,
-    Close,
-    Closed,
-    EnvLost,
-    EnvRequest,
-    EnvResponse,
-    ErrorResponse,
-    ListActions,
-    Observed,
-    Open,
-    Opened,
-    Reset,
-    Restore,
-    Snapshot,
-    StepEnv,
-    TakeSnapshot,
-    decode_response,
-    encode_message,
-    raise_error,
-)
 from slipstream.envhub.remote.env_secret import headers_with, read_secret
 
 OPEN_S = 60.0  # time to reach the server and to get a slot there
@@ -68,13 +44,11 @@ class EnvClient:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"`env.options.url` must be http://HOST:PORT of `slipstream serve envs`, got {url!r}")
         packed = msgspec.msgpack.encode(dict(options or {}))
-        if len(packed) > MAX_OPTIONS_BYTES:
-            raise ValueError(
-                f"`env.options.options` must be at most {MAX_OPTIONS_BYTES} bytes, got {len(packed)}; pass fewer"
-            )
+        if len(packed) > (limit := protocol.MAX_OPTIONS_BYTES):
+            raise ValueError(f"`env.options.options` must be at most {limit} bytes, got {len(packed)}; pass fewer")
         self._url = url.rstrip("/")
         self._headers = headers_with(read_secret(key_file, option="env.options.key_file"))
-        self._open = Open(env=env, options=msgspec.Raw(packed))
+        self._open = protocol.Open(env=env, options=msgspec.Raw(packed))
         self._env = env
         self._calls = SerialCalls()
         self._connection: WebSocketConnection | None = None
@@ -94,7 +68,7 @@ class EnvClient:
     async def step(self, action: str) -> Observation:
         """Do `action` at the server. Raises EnvError if the environment, its server or the connection fails."""
         # A lone surrogate cannot be sent, and means nothing to any environment.
-        step = StepEnv(action=valid_text(action))
+        step = protocol.StepEnv(action=valid_text(action))
         return await self._calls.run(lambda: self._observed(step))
 
     async def close(self) -> None:
@@ -103,13 +77,13 @@ class EnvClient:
 
     def snapshot(self) -> bytes:
         """Return the state of the remote environment. Blocks until the reply, like all methods that are not async."""
-        return self._calls.run_blocking(lambda: self._request(TakeSnapshot(), Snapshot)).state
+        return self._calls.run_blocking(lambda: self._request(protocol.TakeSnapshot(), protocol.Snapshot)).state
 
     def restore(self, state: bytes) -> Observation:
         return self._calls.run_blocking(lambda: self._restored(state))
 
     def admissible(self) -> list[str] | None:
-        return self._calls.run_blocking(lambda: self._request(ListActions(), Actions)).actions
+        return self._calls.run_blocking(lambda: self._request(protocol.ListActions(), protocol.Actions)).actions
 
     def state_key(self) -> str:
         """Return the key that the last observation brought. Raises EnvError before a reset."""
@@ -118,18 +92,18 @@ class EnvClient:
         return self._state_key
 
     def expert(self) -> str:
-        return self._calls.run_blocking(lambda: self._request(AskExpert(), Advice)).action
+        return self._calls.run_blocking(lambda: self._request(protocol.AskExpert(), protocol.Advice)).action
 
     async def _reset(self, task: Task) -> Observation:
         await self._opened()
-        return await self._observed(Reset(task=msgspec.structs.replace(task, env=self._env)))
+        return await self._observed(protocol.Reset(task=msgspec.structs.replace(task, env=self._env)))
 
     async def _restored(self, state: bytes) -> Observation:
         await self._opened()
-        return await self._observed(Restore(state=state))
+        return await self._observed(protocol.Restore(state=state))
 
-    async def _observed(self, request: EnvRequest) -> Observation:
-        observed = await self._request(request, Observed)
+    async def _observed(self, request: protocol.EnvRequest) -> Observation:
+        observed = await self._request(request, protocol.Observed)
         self._state_key = observed.state_key
         return observed.observation
 
@@ -140,35 +114,35 @@ class EnvClient:
         why = f"{self._url} gave no slot for {self._env} within {OPEN_S:g} s; the server is full or not reachable"
         async with within(OPEN_S, self._drop, why):
             self._connection = await connect(
-                f"{self._url}/v1/episode", headers=self._headers, max_message_bytes=MAX_MESSAGE_BYTES
+                f"{self._url}/v1/episode", headers=self._headers, max_message_bytes=protocol.MAX_MESSAGE_BYTES
             )
-            self._replay_only = (await self._request(self._open, Opened)).replay_only
+            self._replay_only = (await self._request(self._open, protocol.Opened)).replay_only
 
-    async def _request(self, request: EnvRequest, kind: type[T]) -> T:
+    async def _request(self, request: protocol.EnvRequest, kind: type[T]) -> T:
         """Return the response. Raises what the environment raised, or EnvError if the episode is lost."""
         if self._connection is None:
             raise EnvError(f"{self._env} at {self._url} has no episode; call reset first")
         async with within(ANSWER_S, self._drop, f"{self._url} did not answer within {ANSWER_S:g} s"):
-            response = self._read(await self._connection.request(encode_message(request)))
-        if isinstance(response, EnvLost):
+            response = self._read(await self._connection.request(protocol.encode_message(request)))
+        if isinstance(response, protocol.EnvLost):
             await self._drop()
-        if isinstance(response, ErrorResponse):
-            raise_error(response)
+        if isinstance(response, protocol.ErrorResponse):
+            protocol.raise_error(response)
         if not isinstance(response, kind):
             await self._drop()
             raise EnvError(f"{self._url} answered {type(request).__name__} with {type(response).__name__}")
         return response
 
-    def _read(self, message: bytes | str) -> EnvResponse:
+    def _read(self, message: bytes | str) -> protocol.EnvResponse:
         try:
-            return decode_response(message if isinstance(message, bytes) else message.encode())
+            return protocol.decode_response(message if isinstance(message, bytes) else message.encode())
         except WireError as error:
             raise EnvError(f"{self._url}: {error}") from error
 
     async def _close(self) -> None:
         try:
             if self._connection is not None and self._connection.is_up:
-                await self._request(Close(), Closed)
+                await self._request(protocol.Close(), protocol.Closed)
         except EnvError:
             pass  # the server frees the slot when the connection ends
         finally:

@@ -19,17 +19,7 @@ import msgspec
 from slipstream.common.process.shutdown import die_with_parent
 from slipstream.common.process.wire import WireError
 from slipstream.envhub.isolation.offspring import end_offspring_of
-from slipstream.envhub.remote.env_protocol import (
-    Close,
-    EnvLost,
-    EnvRequest,
-    InvalidRequest,
-    WorkerRequest,
-    WorkerResponse,
-    encode_message,
-    read_numbered,
-    write_numbered,
-)
+from slipstream.envhub.remote import env_protocol as protocol
 
 GRACE_S = 5.0  # a worker cancels a request at its timeout; one that has not answered this long after it hangs
 BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -66,7 +56,7 @@ class _Process:
     @property
     def loss(self) -> bytes:
         """The response to every request for an episode of this worker, after the worker was lost."""
-        return encode_message(EnvLost(why=f"the environment is lost: {self.why_lost}"))
+        return protocol.encode_message(protocol.EnvLost(why=f"the environment is lost: {self.why_lost}"))
 
 
 class Episode:
@@ -78,7 +68,7 @@ class Episode:
         self._timeout_s = timeout_s
         self._num_calls = 0
 
-    async def request(self, request: EnvRequest) -> bytes:
+    async def request(self, request: protocol.EnvRequest) -> bytes:
         """Return the worker's encoded response, or EnvLost if the worker is lost. Call it for one request at a time."""
         process, self._num_calls = self._process, self._num_calls + 1
         if process.why_lost:
@@ -87,11 +77,12 @@ class Episode:
         response: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         process.waiting[call] = response
         try:
-            write_numbered(process.requests, WorkerRequest(call=call, episode=self._number, request=request))
+            numbered = protocol.WorkerRequest(call=call, episode=self._number, request=request)
+            protocol.write_numbered(process.requests, numbered)
             async with asyncio.timeout(self._timeout_s):
                 return await response
         except OverflowError as error:  # nothing was sent: MessagePack has no integers of more than 64 bits
-            return encode_message(InvalidRequest(why=str(error)))
+            return protocol.encode_message(protocol.InvalidRequest(why=str(error)))
         except TimeoutError:
             process.kill(f"its process did not answer for {self._timeout_s:g} s, and could not be interrupted")
             return process.loss
@@ -147,7 +138,7 @@ class EnvPool:
                     yield episode
                 finally:
                     process.num_episodes -= 1
-                    await asyncio.shield(asyncio.create_task(episode.request(Close())))
+                    await asyncio.shield(asyncio.create_task(episode.request(protocol.Close())))
             finally:
                 self.num_episodes -= 1
 
@@ -201,7 +192,7 @@ async def _start(step_timeout_s: float) -> _Process:
     responses, requests = await asyncio.open_connection(sock=ours)
     try:
         async with asyncio.timeout(START_S):
-            ready = await read_numbered(responses, msgspec.msgpack.Decoder(WorkerResponse))
+            ready = await protocol.read_numbered(responses, msgspec.msgpack.Decoder(protocol.WorkerResponse))
             if ready is None:
                 code = await process.wait()
                 raise WorkerFailed(f"a worker ended with {code} before it was ready; the log above has its output")
@@ -219,9 +210,9 @@ async def _start(step_timeout_s: float) -> _Process:
 
 async def _pass_on(process: _Process) -> None:
     """Pass responses to their callers until the worker ends or is killed."""
-    decoder = msgspec.msgpack.Decoder(WorkerResponse)
+    decoder = msgspec.msgpack.Decoder(protocol.WorkerResponse)
     try:
-        while (response := await read_numbered(process.responses, decoder)) is not None:
+        while (response := await protocol.read_numbered(process.responses, decoder)) is not None:
             waiting = process.waiting.get(response.call)  # None if the caller was cancelled
             if waiting is not None and not waiting.done():
                 waiting.set_result(bytes(response.response))

@@ -17,15 +17,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from slipstream.common.process.http_guard import Border
 from slipstream.common.process.wire import WireError
-from slipstream.envhub.remote.env_protocol import (
-    Close,
-    Closed,
-    EnvFailed,
-    InvalidRequest,
-    Open,
-    decode_request,
-    encode_message,
-)
+from slipstream.envhub.remote import env_protocol as protocol
 from slipstream.envhub.serving.env_pool import EnvPool, Episode
 from slipstream.envhub.serving.openenv_server import SCHEMA, OpenEnvSession
 
@@ -124,21 +116,21 @@ class _Session:
 
     async def answer(self, message: bytes | str) -> bytes:
         try:
-            request = decode_request(message.encode() if isinstance(message, str) else message)
+            request = protocol.decode_request(message.encode() if isinstance(message, str) else message)
         except WireError as error:
-            return encode_message(InvalidRequest(why=str(error)))
-        if isinstance(request, Open):
+            return protocol.encode_message(protocol.InvalidRequest(why=str(error)))
+        if isinstance(request, protocol.Open):
             if request.env not in self._server.names:
-                return encode_message(InvalidRequest(why=_unknown(request.env, self._server.names)))
+                return protocol.encode_message(protocol.InvalidRequest(why=_unknown(request.env, self._server.names)))
             await self._slot.aclose()
             self._episode = await self._slot.enter_async_context(self._server.pool.episode())
         if self._episode is None:
-            return encode_message(EnvFailed(why="no environment is open; send Open first"))
-        if not isinstance(request, Close):
+            return protocol.encode_message(protocol.EnvFailed(why="no environment is open; send Open first"))
+        if not isinstance(request, protocol.Close):
             return await self._episode.request(request)
         self._episode = None
         await self._slot.aclose()
-        return encode_message(Closed())
+        return protocol.encode_message(protocol.Closed())
 
 
 def _unknown(env: str, names: Collection[str]) -> str:

@@ -20,35 +20,7 @@ from slipstream.common.records.message import Message, valid_text
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
 from slipstream.envhub.isolation.offspring import begin_episode, end_offspring, end_offspring_of
-from slipstream.envhub.remote.env_protocol import (
-    MAX_MESSAGE_BYTES,
-    READY,
-    Actions,
-    Advice,
-    AskExpert,
-    Close,
-    Closed,
-    EnvFailed,
-    EnvRequest,
-    EnvResponse,
-    InvalidRequest,
-    ListActions,
-    NotSupported,
-    Observed,
-    Open,
-    Opened,
-    Reset,
-    Restore,
-    Snapshot,
-    StepEnv,
-    TakeSnapshot,
-    WorkerRequest,
-    WorkerResponse,
-    decode_response,
-    encode_message,
-    read_numbered,
-    write_numbered,
-)
+from slipstream.envhub.remote import env_protocol as protocol
 from slipstream.envhub.step_deadline import StepDeadline
 
 MAX_WHY_CHARS = 2000
@@ -77,71 +49,75 @@ class Worker:
 
     async def serve(self) -> None:
         """Answer requests until the server closes the socket."""
-        decoder = msgspec.msgpack.Decoder(WorkerRequest)
-        while (message := await read_numbered(self._requests, decoder)) is not None:
-            if isinstance(message.request, Open):  # only Open adds an episode: other requests may come after its Close
+        decoder = msgspec.msgpack.Decoder(protocol.WorkerRequest)
+        while (message := await protocol.read_numbered(self._requests, decoder)) is not None:
+            # Only Open adds an episode: other requests may come after its Close.
+            if isinstance(message.request, protocol.Open):
                 opened = self._episodes.setdefault(message.episode, _Episode())
                 opened.mark = opened.mark or opened.context.run(begin_episode)
             episode = self._episodes.get(message.episode) or _Episode()
             before = episode.running
-            if isinstance(message.request, Close):
+            if isinstance(message.request, protocol.Close):
                 self._episodes.pop(message.episode, None)
                 if before is not None:
                     before.cancel()
             episode.running = asyncio.create_task(self._answer(message, episode, before), context=episode.context)
 
-    async def _answer(self, message: WorkerRequest, episode: _Episode, before: asyncio.Task[None] | None) -> None:
+    async def _answer(
+        self, message: protocol.WorkerRequest, episode: _Episode, before: asyncio.Task[None] | None
+    ) -> None:
         if before is not None:
             await asyncio.wait([before])
         response = _checked(await self._tried(episode, message.request))
-        if isinstance(message.request, Close):
+        if isinstance(message.request, protocol.Close):
             await asyncio.to_thread(end_offspring, episode.mark)
-        write_numbered(self._responses, WorkerResponse(call=message.call, response=msgspec.Raw(response)))
+        numbered = protocol.WorkerResponse(call=message.call, response=msgspec.Raw(response))
+        protocol.write_numbered(self._responses, numbered)
 
-    async def _tried(self, episode: _Episode, request: EnvRequest) -> EnvResponse:
+    async def _tried(self, episode: _Episode, request: protocol.EnvRequest) -> protocol.EnvResponse:
         """Return the response to `request`; an exception of the environment becomes an error response."""
         try:
             async with asyncio.timeout(self._step_timeout_s):
                 with StepDeadline(self._step_timeout_s):
                     return await _done(episode, request)
         except EnvError as error:
-            return EnvFailed(why=str(error)[:MAX_WHY_CHARS])
+            return protocol.EnvFailed(why=str(error)[:MAX_WHY_CHARS])
         except NotImplementedError as error:
-            return NotSupported(why=str(error)[:MAX_WHY_CHARS])
+            return protocol.NotSupported(why=str(error)[:MAX_WHY_CHARS])
         except ValueError as error:
-            return InvalidRequest(why=str(error)[:MAX_WHY_CHARS])
+            return protocol.InvalidRequest(why=str(error)[:MAX_WHY_CHARS])
         except TimeoutError:
-            return EnvFailed(why=f"no answer within {self._step_timeout_s:g} s")
+            return protocol.EnvFailed(why=f"no answer within {self._step_timeout_s:g} s")
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # users' code may raise anything
-            return EnvFailed(why=f"{type(error).__name__}: {error}"[:MAX_WHY_CHARS])
+            return protocol.EnvFailed(why=f"{type(error).__name__}: {error}"[:MAX_WHY_CHARS])
 
 
-async def _done(episode: _Episode, request: EnvRequest) -> EnvResponse:
-    if isinstance(request, Open):
+async def _done(episode: _Episode, request: protocol.EnvRequest) -> protocol.EnvResponse:
+    if isinstance(request, protocol.Open):
         episode.env = make_env(request.env, request.read_options())
-        return Opened(replay_only=episode.env.replay_only)
+        return protocol.Opened(replay_only=episode.env.replay_only)
     env = episode.env
     if env is None:
         raise EnvError("no environment is open; send Open first")
     match request:
-        case Reset(task=task):
+        case protocol.Reset(task=task):
             return _observed(env, await env.reset(task))
-        case StepEnv(action=action):
+        case protocol.StepEnv(action=action):
             return _observed(env, await env.step(action))
-        case Restore(state=state):
+        case protocol.Restore(state=state):
             return _observed(env, env.restore(state))
-        case TakeSnapshot():
-            return Snapshot(state=env.snapshot())
-        case ListActions():
-            return Actions(actions=env.admissible())
-        case AskExpert():
-            return Advice(action=env.expert())
-        case Close():
+        case protocol.TakeSnapshot():
+            return protocol.Snapshot(state=env.snapshot())
+        case protocol.ListActions():
+            return protocol.Actions(actions=env.admissible())
+        case protocol.AskExpert():
+            return protocol.Advice(action=env.expert())
+        case protocol.Close():
             await env.close()
-            return Closed()
+            return protocol.Closed()
 
 
-def _observed(env: Env, observation: object) -> Observed:
+def _observed(env: Env, observation: object) -> protocol.Observed:
     """Return the observation with built-in types only: the environment may use subclasses, which cannot be encoded."""
     if not isinstance(observation, Observation):
         raise EnvError(f"answered a {type(observation).__name__}, not an Observation")
@@ -156,24 +132,25 @@ def _observed(env: Env, observation: object) -> Observed:
         columns=dict(observation.columns),
         tools=tuple(dict(tool) for tool in observation.tools),
     )
-    return Observed(observation=plain, state_key=valid_text(env.state_key()))
+    return protocol.Observed(observation=plain, state_key=valid_text(env.state_key()))
 
 
-def _checked(response: EnvResponse) -> bytes:
+def _checked(response: protocol.EnvResponse) -> bytes:
     """Return the encoded response, or an encoded EnvFailed if the client could not decode it."""
     try:
-        encoded = encode_message(response)
-        decode_response(encoded)
+        encoded = protocol.encode_message(response)
+        protocol.decode_response(encoded)
     except (TypeError, ValueError) as error:
-        return encode_message(EnvFailed(why=f"its answer cannot be encoded: {error}"[:MAX_WHY_CHARS]))
-    if len(encoded) > MAX_MESSAGE_BYTES:
-        return encode_message(EnvFailed(why=f"answered {len(encoded)} bytes, the limit is {MAX_MESSAGE_BYTES}"))
+        return protocol.encode_message(protocol.EnvFailed(why=f"its answer cannot be encoded: {error}"[:MAX_WHY_CHARS]))
+    if len(encoded) > (limit := protocol.MAX_MESSAGE_BYTES):
+        return protocol.encode_message(protocol.EnvFailed(why=f"answered {len(encoded)} bytes, the limit is {limit}"))
     return encoded
 
 
 async def main(fd: int, step_timeout_s: float) -> None:
     requests, responses = await asyncio.open_connection(sock=socket.socket(fileno=fd))
-    write_numbered(responses, WorkerResponse(call=READY, response=msgspec.Raw(encode_message(Closed()))))
+    closed = msgspec.Raw(protocol.encode_message(protocol.Closed()))
+    protocol.write_numbered(responses, protocol.WorkerResponse(call=protocol.READY, response=closed))
     await Worker(requests, responses, step_timeout_s=step_timeout_s).serve()
 
 

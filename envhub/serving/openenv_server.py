@@ -13,19 +13,7 @@ import msgspec
 from slipstream.common.process.wire import WireError
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.remote.env_protocol import (
-    EnvLost,
-    EnvRequest,
-    EnvResponse,
-    ErrorResponse,
-    InvalidRequest,
-    Observed,
-    Opened,
-    Reset,
-    StepEnv,
-    decode_response,
-    opening,
-)
+from slipstream.envhub.remote import env_protocol as protocol
 from slipstream.envhub.remote.openenv import CAPACITY_REACHED, EXECUTION_ERROR, VALIDATION_ERROR, Frame, read, written
 from slipstream.envhub.serving.env_pool import EnvPool, Episode
 
@@ -95,7 +83,7 @@ class OpenEnvSession:
         seed = secrets.randbelow(1 << 31) if data.seed is None else data.seed
         task = Task(env=self._env, split=data.split, index=seed)
         self._task_id, self._num_steps = task.task_id, 0
-        return _reply(await self._request(Reset(task=task)), is_start=True)
+        return _reply(await self._request(protocol.Reset(task=task)), is_start=True)
 
     async def _open(self, options: bytes) -> str | None:
         """Open an environment with these options, unless one is open. Return an error reply, or None on success."""
@@ -104,11 +92,11 @@ class OpenEnvSession:
         if self._episode is None and self._pool.is_full:
             return _error(CAPACITY_REACHED, f"the server is full: {self._pool.max_episodes} episodes are running")
         await self._free_slot()
-        request = opening(self._env, options)
+        request = protocol.opening(self._env, options)
         self._options = options
         self._episode = await self._slot.enter_async_context(self._pool.episode())
         response = await self._request(request)
-        if isinstance(response, Opened):
+        if isinstance(response, protocol.Opened):
             return None
         await self._free_slot()
         return _reply(response, is_start=True)
@@ -117,12 +105,12 @@ class OpenEnvSession:
         if self._episode is None:
             return _error(EXECUTION_ERROR, "there is no episode; call reset first")
         self._num_steps += 1
-        return _reply(await self._request(StepEnv(action=action)), is_start=False)
+        return _reply(await self._request(protocol.StepEnv(action=action)), is_start=False)
 
-    async def _request(self, request: EnvRequest) -> EnvResponse:
+    async def _request(self, request: protocol.EnvRequest) -> protocol.EnvResponse:
         assert self._episode is not None
-        response = decode_response(await self._episode.request(request))
-        if isinstance(response, EnvLost):
+        response = protocol.decode_response(await self._episode.request(request))
+        if isinstance(response, protocol.EnvLost):
             await self._free_slot()
         return response
 
@@ -131,9 +119,9 @@ class OpenEnvSession:
         await self._slot.aclose()
 
 
-def _reply(response: EnvResponse, *, is_start: bool) -> str:
+def _reply(response: protocol.EnvResponse, *, is_start: bool) -> str:
     """Return the frame that answers a reset (`is_start`) or a step."""
-    if isinstance(response, Observed):
+    if isinstance(response, protocol.Observed):
         observation = response.observation
         shown = Shown(
             text="\n".join(message.content for message in observation.messages),
@@ -146,8 +134,8 @@ def _reply(response: EnvResponse, *, is_start: bool) -> str:
         )
         reward = None if is_start else sum(observation.rewards.values())
         return written("observation", {"observation": shown, "reward": reward, "done": observation.done})
-    why = response.why if isinstance(response, ErrorResponse) else f"answered {type(response).__name__}"
-    return _error(VALIDATION_ERROR if isinstance(response, InvalidRequest) else EXECUTION_ERROR, why)
+    why = response.why if isinstance(response, protocol.ErrorResponse) else f"answered {type(response).__name__}"
+    return _error(VALIDATION_ERROR if isinstance(response, protocol.InvalidRequest) else EXECUTION_ERROR, why)
 
 
 def _error(code: str, message: str) -> str:
