@@ -4,18 +4,7 @@ import random
 from dataclasses import dataclass
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.household.rooms import (
-    APPLIANCES,
-    CLEANABLE,
-    CLEANING_PLACE,
-    COOLABLE,
-    COOLING_PLACE,
-    HEATABLE,
-    HEATING_PLACE,
-    INSIDE,
-    ROOM_KINDS,
-    RoomKind,
-)
+from slipstream.envhub.household import rooms
 from slipstream.envhub.task_seed import split_of, task_rng
 
 PICK_AND_PLACE = "pick_and_place"
@@ -36,9 +25,9 @@ class Treatment:
 
 
 TREATMENTS = {
-    "clean": Treatment(place=CLEANING_PLACE, takes=CLEANABLE, result="clean"),
-    "heat": Treatment(place=HEATING_PLACE, takes=HEATABLE, result="hot"),
-    "cool": Treatment(place=COOLING_PLACE, takes=COOLABLE, result="cool"),
+    "clean": Treatment(place=rooms.CLEANING_PLACE, takes=rooms.CLEANABLE, result="clean"),
+    "heat": Treatment(place=rooms.HEATING_PLACE, takes=rooms.HEATABLE, result="hot"),
+    "cool": Treatment(place=rooms.COOLING_PLACE, takes=rooms.COOLABLE, result="cool"),
 }
 TREATMENT_OF = {PICK_CLEAN_THEN_PLACE: "clean", PICK_HEAT_THEN_PLACE: "heat", PICK_COOL_THEN_PLACE: "cool"}
 
@@ -101,7 +90,7 @@ def kind_of(name: str) -> str:
 
 def in_on(receptacle: str) -> str:
     """Return the preposition, "in" or "on", for a receptacle or a kind of receptacle."""
-    return "in" if receptacle.split()[0] in INSIDE else "on"
+    return "in" if receptacle.split()[0] in rooms.INSIDE else "on"
 
 
 def opening_text(room: Room) -> str:
@@ -132,9 +121,9 @@ def make_room(task: Task, *, profile: str, task_types: tuple[str, ...]) -> Room:
 def _draw_room(rng: random.Random, size: Size, task_types: tuple[str, ...]) -> Room:
     task_type = rng.choice(task_types)
     treatment = TREATMENTS[TREATMENT_OF[task_type]] if task_type in TREATMENT_OF else None
-    kind = rng.choice([kind for kind in ROOM_KINDS if _suits(kind, task_type, treatment)])
+    kind = rng.choice([kind for kind in rooms.ROOM_KINDS if _suits(kind, task_type, treatment)])
     objects = [name for name in kind.objects if treatment is None or name in treatment.takes]
-    places = [name for name, (at_least, _) in kind.receptacles.items() if at_least and name not in APPLIANCES]
+    places = [name for name, (at_least, _) in kind.receptacles.items() if at_least and name not in rooms.APPLIANCES]
     goal = Goal(
         task_type=task_type,
         object_kind=rng.choice(objects),
@@ -155,13 +144,13 @@ def _draw_room(rng: random.Random, size: Size, task_types: tuple[str, ...]) -> R
     )
 
 
-def _suits(kind: RoomKind, task_type: str, treatment: Treatment | None) -> bool:
+def _suits(kind: rooms.RoomKind, task_type: str, treatment: Treatment | None) -> bool:
     if task_type == LOOK_AT_OBJ_IN_LIGHT:
         return bool(kind.lamp_places)
     return treatment is None or (treatment.place in kind.receptacles and bool(treatment.takes & set(kind.objects)))
 
 
-def _draw_receptacles(rng: random.Random, kind: RoomKind, size: Size, goal: Goal) -> tuple[str, ...]:
+def _draw_receptacles(rng: random.Random, kind: rooms.RoomKind, size: Size, goal: Goal) -> tuple[str, ...]:
     """Return numbered receptacles: those that the goal needs, then others at random, up to the maximum."""
     lamp_place = rng.choice(kind.lamp_places) if kind.lamp_places else ""
     treatment_place = goal.treatment.place if goal.treatment else ""
@@ -177,7 +166,7 @@ def _draw_receptacles(rng: random.Random, kind: RoomKind, size: Size, goal: Goal
     return tuple(f"{name} {chosen[: position + 1].count(name)}" for position, name in enumerate(chosen))
 
 
-def _draw_objects(rng: random.Random, kind: RoomKind, size: Size, goal: Goal) -> list[str]:
+def _draw_objects(rng: random.Random, kind: rooms.RoomKind, size: Size, goal: Goal) -> list[str]:
     num_wanted = rng.randint(2, 3) if goal.task_type == PICK_TWO_OBJ else rng.randint(1, 2)
     others = [name for name in kind.objects if name != goal.object_kind]
     drawn = rng.choices(others, k=size.max_objects - num_wanted) + [goal.object_kind] * num_wanted

@@ -11,18 +11,8 @@ from typing import Protocol
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env_options import check_choice
+from slipstream.envhub.shop import pages
 from slipstream.envhub.shop.full import make_full_store
-from slipstream.envhub.shop.pages import (
-    BACK,
-    BUY,
-    NEXT,
-    PREVIOUS,
-    Page,
-    clickables,
-    next_page,
-    terse_text,
-    webshop_text,
-)
 from slipstream.envhub.shop.products import Goal, Product, Store
 from slipstream.envhub.shop.purchase_reward import purchase_reward
 from slipstream.envhub.shop.small import make_small_store
@@ -37,7 +27,7 @@ FULL_RULES = (
 
 
 class _Renderer(Protocol):
-    def __call__(self, store: Store, page: Page, *, page_size: int) -> str: ...
+    def __call__(self, store: Store, page: pages.Page, *, page_size: int) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +43,7 @@ class Profile:
 STORES = {"small": make_small_store, "full": make_full_store}
 PROFILES = {
     "small": Profile(
-        text=terse_text,
+        text=pages.terse_text,
         page_size=4,
         ranked=False,
         rules="",
@@ -61,7 +51,7 @@ PROFILES = {
         refusal="invalid",
     ),
     "full": Profile(
-        text=webshop_text,
+        text=pages.webshop_text,
         page_size=10,
         ranked=True,
         rules=FULL_RULES,
@@ -79,16 +69,16 @@ class ShopWorld:
     store: Store
     reward: Callable[[Product, Goal, Mapping[str, str]], float]  # for a product with the options chosen
     secrets: tuple[str, ...]
-    first: Page = field(default_factory=Page)
+    first: pages.Page = field(default_factory=pages.Page)
 
     @property
     def opening(self) -> tuple[Message, ...]:
         system = (Message("system", self.profile.rules),) if self.profile.rules else ()
         return (*system, Message("user", self.profile.greeting + self.store.instruction))
 
-    async def act(self, state: Page, action: str) -> Change[Page]:
+    async def act(self, state: pages.Page, action: str) -> Change[pages.Page]:
         profile, store = self.profile, self.store
-        page = next_page(store, state, action, page_size=profile.page_size, ranked=profile.ranked)
+        page = pages.next_page(store, state, action, page_size=profile.page_size, ranked=profile.ranked)
         if page is None:
             return Change(state=state, text=profile.refusal, valid=False)
         text = profile.text(store, page, page_size=profile.page_size)
@@ -98,18 +88,18 @@ class ShopWorld:
         score = self.reward(store.products[page.product], store.goal, page.options)
         return Change(state=page, text=text, over=True, score=score)
 
-    def admissible(self, state: Page) -> list[str]:
+    def admissible(self, state: pages.Page) -> list[str]:
         """Return all clicks, or on the search page good and bad searches, in alphabetical order."""
         if state.results is None:
             return sorted(f"search[{query}]" for query in self.store.searches)
-        return [f"click[{target}]" for target in clickables(self.store, state, page_size=self.profile.page_size)]
+        return [f"click[{target}]" for target in pages.clickables(self.store, state, page_size=self.profile.page_size)]
 
-    def expert(self, state: Page) -> str:
+    def expert(self, state: pages.Page) -> str:
         """Return the next action of the shortest safe plan to buy the goal's product."""
         return _expert(self.store, state, self.profile)
 
 
-class ShopEnv(WorldEnv[Page]):
+class ShopEnv(WorldEnv[pages.Page]):
     """The environment of `search[words]` and `click[thing]`, which ends with `click[buy now]`.
 
     `profile`: "small" (six products and short texts, for a tiny model) or "full" (200 products, with pages of results,
@@ -120,7 +110,7 @@ class ShopEnv(WorldEnv[Page]):
         """Raises ValueError for an unknown profile."""
         check_choice("profile", profile, PROFILES)
         super().__init__(
-            f"shop {profile}", state=Page, make_world=partial(_make_shop, profile=profile), reward="purchase"
+            f"shop {profile}", state=pages.Page, make_world=partial(_make_shop, profile=profile), reward="purchase"
         )
 
 
@@ -130,26 +120,26 @@ def _make_shop(task: Task, *, profile: str) -> ShopWorld:
     return ShopWorld(profile=PROFILES[profile], store=store, reward=purchase_reward, secrets=secrets)
 
 
-def _expert(store: Store, page: Page, profile: Profile) -> str:
+def _expert(store: Store, page: pages.Page, profile: Profile) -> str:
     goal_position = store.goal_position
     if page.results is None:
         return f"search[{_best_search(store, profile)}]"
     if page.product is None:
         if goal_position not in page.results:
-            return f"click[{BACK}]"
+            return f"click[{pages.BACK}]"
         rank = page.results.index(goal_position)
         if rank < page.first:
-            return f"click[{PREVIOUS}]"
-        return f"click[{NEXT if rank >= page.first + profile.page_size else store.goal.product_id}]"
+            return f"click[{pages.PREVIOUS}]"
+        return f"click[{pages.NEXT if rank >= page.first + profile.page_size else store.goal.product_id}]"
     if page.product != goal_position:
-        return f"click[{PREVIOUS if page.section or goal_position in page.results else BACK}]"
+        return f"click[{pages.PREVIOUS if page.section or goal_position in page.results else pages.BACK}]"
     if page.section:
-        return f"click[{PREVIOUS}]"
+        return f"click[{pages.PREVIOUS}]"
     for option, values in store.products[goal_position].options.items():
         wanted = [value for value in values if value in store.goal.options.values()]
         if wanted and page.options.get(option) not in wanted:
             return f"click[{wanted[0]}]"
-    return f"click[{BUY}]"
+    return f"click[{pages.BUY}]"
 
 
 def _best_search(store: Store, profile: Profile) -> str:

@@ -18,27 +18,9 @@ from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.isolation.file_tree import Tree, TreeError, file, folder
 from slipstream.envhub.isolation.sandbox import MAX_COMMAND_CHARS, Limits, require_room, run_in_sandbox
+from slipstream.envhub.swe import git, tests
 from slipstream.envhub.swe.file_edits import edited, lines_of, numbered, text_of
-from slipstream.envhub.swe.git import (
-    FIRST_COMMIT_TIME,
-    export_command,
-    git_settings,
-    layer_of,
-    policy_script,
-    require_git,
-    with_first_commit,
-    with_layer,
-)
 from slipstream.envhub.swe.repo import Repo, draw_name, draw_repo
-from slipstream.envhub.swe.tests import (
-    MAX_SHOWN_CHARS,
-    PATHS,
-    passed_tests,
-    pytest_mounts,
-    require_pytest,
-    run_tests,
-    without_durations,
-)
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.world import Change, WorldEnv
 
@@ -82,10 +64,10 @@ class SweWorld:
         if found is None:
             text = "write view PATH, edit PATH FIRST-LAST, test, bash COMMAND, diff or submit"
             return Change(state=state, text=text, valid=False)
-        tree = with_layer(self.tree, state.layer)
+        tree = git.with_layer(self.tree, state.layer)
         match (found["verb"] or "").lower():
             case "test":
-                text = await run_tests(tree, limits=self.limits)
+                text = await tests.run_tests(tree, limits=self.limits)
                 return Change(state=msgspec.structs.replace(state, is_tested=True), text=text)
             case "diff":
                 return Change(state=state, text=_diff(self.tree, tree) or "nothing is changed")
@@ -110,7 +92,7 @@ class SweWorld:
         """View each wrong file, repair it, run the tests, submit. If the opening names no bug, run the tests first."""
         if self.issue == "none" and not state.layer and not state.seen and not state.is_tested:
             return "test"
-        tree = with_layer(self.tree, state.layer)
+        tree = git.with_layer(self.tree, state.layer)
         for path, right in self.repo.right_files.items():
             content = text_of(tree.get(path))
             if content is None:
@@ -132,7 +114,7 @@ class SweWorld:
             for path, node in tree.items()
             if node.kind in ("file", "folder") and (path == package or path.startswith(f"{package}/"))
         }
-        passed = await passed_tests(modules, self.repo.tests, limits=self.limits)
+        passed = await tests.passed_tests(modules, self.repo.tests, limits=self.limits)
         return self.repo.fail_to_pass | self.repo.pass_to_pass <= passed
 
     async def _run(self, state: SweState, command: str) -> Change[SweState]:
@@ -142,17 +124,17 @@ class SweWorld:
             return Change(state=state, text=refusal, valid=False)
         layer = state.layer
         if ".git" not in layer:
-            layer = layer | layer_of(self.tree, await with_first_commit(self.tree, limits=self.limits))
-        settings = git_settings(FIRST_COMMIT_TIME) | PATHS
+            layer = layer | git.layer_of(self.tree, await git.with_first_commit(self.tree, limits=self.limits))
+        settings = git.git_settings(git.FIRST_COMMIT_TIME) | tests.PATHS
         finished = await run_in_sandbox(
-            f"{export_command(settings)}\n{policy_script(command)}",
-            with_layer(self.tree, layer),
+            f"{git.export_command(settings)}\n{git.policy_script(command)}",
+            git.with_layer(self.tree, layer),
             limits=self.limits,
-            mounts=pytest_mounts(),
+            mounts=tests.pytest_mounts(),
         )
-        text = without_durations(finished.output).rstrip()[-MAX_SHOWN_CHARS:]
+        text = tests.without_durations(finished.output).rstrip()[-tests.MAX_SHOWN_CHARS :]
         if finished.tree is not None:
-            layer = layer_of(self.tree, finished.tree)
+            layer = git.layer_of(self.tree, finished.tree)
         is_tested = state.is_tested and _without_git(layer) == _without_git(state.layer)
         left = SweState(layer=layer, seen=state.seen, is_tested=is_tested)
         return Change(state=left, text=text or f"(no output, exit code {finished.exit_code})")
@@ -161,13 +143,13 @@ class SweWorld:
         done = edited(path, content, found, max_chars=MAX_FILE_CHARS)
         if done.content is None:
             return Change(state=state, text=done.text, valid=False)
-        tree = with_layer(self.tree, state.layer)
+        tree = git.with_layer(self.tree, state.layer)
         tree |= {path: file(done.content, tree[path].mode)}
         try:
             require_room(tree, limits=self.limits)
         except TreeError as error:
             return Change(state=state, text=f"the files are too large: {error}", valid=False)
-        layer = layer_of(self.tree, tree)
+        layer = git.layer_of(self.tree, tree)
         is_tested = state.is_tested and done.content == content
         return Change(state=SweState(layer=layer, seen=state.seen, is_tested=is_tested), text=done.text)
 
@@ -185,8 +167,8 @@ def make_swe_env(
     check_range("files", files, 1, 5)
     check_range("bugs", bugs, 1, 3)
     check_choice("issue", issue, ISSUES)
-    require_pytest()
-    require_git()
+    tests.require_pytest()
+    git.require_git()
     return WorldEnv(
         f"swe {profile} files={files} bugs={bugs} issue={issue}",
         state=SweState,
