@@ -62,7 +62,6 @@ class CraftWorld:
     profile: str
     goal: str
     recipes: dict[str, Recipe]  # by the item that they make, in the order of the opening text
-    secrets: tuple[str, ...] = ()  # none: the opening text lists all recipes
 
     @property
     def raw(self) -> list[str]:

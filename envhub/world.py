@@ -45,10 +45,6 @@ class World(Protocol[S]):
         """The system and user messages. They do not contain the answer."""
 
     @property
-    def secrets(self) -> tuple[str, ...]:
-        """Texts that would reveal the answer and must not be in the opening. Empty if nothing has to be hidden."""
-
-    @property
     def first(self) -> S:
         """The state at the start. No state contains a step counter."""
 
@@ -191,10 +187,6 @@ class WorldEnv(Generic[S]):
         """Return a good next action. Raises EnvError before a reset and after the end."""
         episode = self._running()
         return episode.world.expert(episode.state)
-
-    def secrets(self) -> tuple[str, ...]:
-        """Return texts that would reveal the task's answer. Raises EnvError before a reset."""
-        return self._started().world.secrets
 
     def _started(self) -> _Episode[S]:
         if self._episode is None:

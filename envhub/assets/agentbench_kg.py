@@ -88,10 +88,6 @@ class FbWorld:
         named = ", ".join(f"{name}: {number}" for name, number in self.item.entities.items())
         return (Message("system", RULES), Message("user", f"{self.item.question}\nEntities: {named}"))
 
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return tuple(self.item.true)
-
     async def act(self, state: FbState, action: str) -> Change[FbState]:
         try:
             tool, arguments = _parsed(state, action)

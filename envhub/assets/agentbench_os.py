@@ -61,7 +61,6 @@ class OsWorld:
 
     task: OsTask
     limits: Limits
-    secrets: tuple[str, ...] = ()  # empty: people wrote the descriptions, which may contain an answer's digits
     first: OsState = field(default_factory=OsState)
 
     @property

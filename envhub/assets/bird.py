@@ -61,10 +61,6 @@ class BirdWorld:
         lines = [*declarations(self.database), self.item.question, self.item.evidence]
         return (Message("system", RULES), Message("user", "\n".join(line for line in lines if line)))
 
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return (self.item.true_sql,)
-
     async def act(self, state: BirdState, action: str) -> Change[BirdState]:
         verb, query = verb_and_rest(action)
         if verb not in ("sql", "commit") or not query:

@@ -83,7 +83,6 @@ class DbWorld:
     item: DbItem
     schema: Schema
     first: DbState
-    secrets: tuple[str, ...] = ()  # empty: a question may contain a short answer's words
 
     @property
     def opening(self) -> tuple[Message, ...]:

@@ -67,7 +67,6 @@ class GaiaWorld:
     item: OpenManusItem
     folder: Path
     limits: Limits
-    secrets: tuple[str, ...] = ()  # empty: people wrote the questions, which may contain an answer's words
     first: GaiaState = field(default_factory=GaiaState)
 
     @property

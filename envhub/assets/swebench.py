@@ -71,7 +71,6 @@ class SwebenchWorld:
     issue: str
     command_timeout_s: float
     test_timeout_s: float
-    secrets: tuple[str, ...] = ()  # empty: people wrote the issues, which may contain the repair
     first: SwebenchState = field(default_factory=SwebenchState)
 
     @property

@@ -93,8 +93,7 @@ def make_webshop(task: Task, *, data: WebShopData) -> ShopWorld:
         position, instruction = rng.choice(data.instructions)
         if split_of(instruction.instruction) == task.split:
             store = _store(rng, data, position, instruction)
-            # Pages show the products' codes, so none is a secret.
-            return ShopWorld(profile=PROFILES["full"], store=store, reward=web_reward, secrets=())
+            return ShopWorld(profile=PROFILES["full"], store=store, reward=web_reward)
     raise ValueError(
         f"task {task.task_id}: none of the {len(data.instructions)} instructions is in the split; increase "
         "`env.options.products`"

@@ -37,7 +37,6 @@ class CodeState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeWorld:
     opening: tuple[Message, ...]
-    secrets: tuple[str, ...]
     problem: Problem
     limits: Limits  # of all inputs together, as `run_on_inputs` takes them
     first: CodeState = field(default_factory=CodeState)
@@ -92,7 +91,7 @@ def make_code(task: Task, *, profile: str, num_steps: int, num_tests: int, limit
         if has_various_outputs and split_of(problem.program) == task.split:
             system = (Message("system", RULES),) if profile == "full" else ()
             opening = (*system, Message("user", problem.text))
-            return CodeWorld(opening=opening, secrets=(problem.program,), problem=problem, limits=limits)
+            return CodeWorld(opening=opening, problem=problem, limits=limits)
 
 
 def _shown(run: ProgramRun) -> str:

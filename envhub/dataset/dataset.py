@@ -48,7 +48,6 @@ class DatasetWorld:
     check: Check | None  # None: no score, as only parts of `env.rewards` say what a reply is worth
     has_tools: bool  # otherwise a call in a reply is a text like any other
     tool_function: Callable[..., Any] | None  # answers calls; None: the recorded results do
-    secrets: tuple[str, ...] = ()  # empty: people wrote the questions, which may contain an answer's words
 
     @property
     def first(self) -> DatasetState:

@@ -42,7 +42,6 @@ class BanditWorld:
     arms: tuple[str, ...]
     pays: dict[str, tuple[int, ...]]  # the payouts of each arm, pull by pull
     best: str
-    secrets: tuple[str, ...] = ()  # none: the opening has to name the best arm among the others
     first: BanditState = field(default_factory=BanditState)
 
     async def act(self, state: BanditState, action: str) -> Change[BanditState]:

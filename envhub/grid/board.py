@@ -65,7 +65,6 @@ class BoardWorld:
     slips: dict[tuple[int, int], int]  # (position, intended offset) -> the offset that happens
     first: BoardState
     distances: dict[BoardState, int]  # moves to the goal, for each state that can reach it
-    secrets: tuple[str, ...] = ()
 
     @property
     def opening(self) -> tuple[Message, ...]:

@@ -31,7 +31,6 @@ class HouseholdWorld:
     opening: tuple[Message, ...]
     first: State
     room: Room
-    secrets: tuple[str, ...] = ()  # none: the opening lists all receptacles, but not what is in them
 
     async def act(self, state: State, action: str) -> Change[State]:
         change = act(self.room, state, action)

@@ -56,7 +56,6 @@ class KgWorld:
     """One graph and one question about it."""
 
     opening: tuple[Message, ...]
-    secrets: tuple[str, ...]
     graph: Graph
     question: Question
     first: KgState = field(default_factory=KgState)
@@ -170,7 +169,7 @@ def make_kg(task: Task, *, profile: str, hops: int) -> KgWorld:
         if question is not None and split_of(question.text) == task.split:
             system = (Message("system", RULES),) if profile == "full" else ()
             opening = (*system, Message("user", question.text))
-            return KgWorld(opening=opening, secrets=question.answer, graph=graph, question=question)
+            return KgWorld(opening=opening, graph=graph, question=question)
 
 
 def f1(answer: Collection[str], true: Collection[str]) -> float:

@@ -50,7 +50,6 @@ class ResearchWorld:
     """One corpus and one question about it."""
 
     opening: tuple[Message, ...]
-    secrets: tuple[str, ...]
     corpus: Corpus
     question: Question
     limits: Limits  # of a program
@@ -160,6 +159,4 @@ def make_research(task: Task, *, profile: str, level: int, num_pages: int, limit
             if not set(words(question.answer)) & set(words(question.text)):
                 system = (Message("system", RULES),) if profile == "full" else ()
                 opening = (*system, Message("user", question.text))
-                return ResearchWorld(
-                    opening=opening, secrets=(question.answer,), corpus=corpus, question=question, limits=limits
-                )
+                return ResearchWorld(opening=opening, corpus=corpus, question=question, limits=limits)

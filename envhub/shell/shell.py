@@ -39,7 +39,6 @@ class ShellWorld:
     """One tree of files and one job on it."""
 
     opening: tuple[Message, ...]
-    secrets: tuple[str, ...]
     first: ShellState
     job: Job
     limits: Limits
@@ -105,7 +104,6 @@ def make_shell(task: Task, *, profile: str, kind: str, num_files: int, limits: L
             system = (Message("system", RULES),) if profile == "full" else ()
             return ShellWorld(
                 opening=(*system, Message("user", job.text)),
-                secrets=(job.answer,) if job.answer else (),
                 first=ShellState(tree=tree, processes=job.processes),
                 job=job,
                 limits=limits,

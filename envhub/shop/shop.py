@@ -68,7 +68,6 @@ class ShopWorld:
     profile: Profile
     store: Store
     reward: Callable[[Product, Goal, Mapping[str, str]], float]  # for a product with the options chosen
-    secrets: tuple[str, ...]
     first: pages.Page = field(default_factory=pages.Page)
 
     @property
@@ -115,9 +114,7 @@ class ShopEnv(WorldEnv[pages.Page]):
 
 
 def _make_shop(task: Task, *, profile: str) -> ShopWorld:
-    store = STORES[profile](task)
-    secrets = (store.goal.product_id,)
-    return ShopWorld(profile=PROFILES[profile], store=store, reward=purchase_reward, secrets=secrets)
+    return ShopWorld(profile=PROFILES[profile], store=STORES[profile](task), reward=purchase_reward)
 
 
 def _expert(store: Store, page: pages.Page, profile: Profile) -> str:

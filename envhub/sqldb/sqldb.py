@@ -37,7 +37,6 @@ class SqlWorld:
     """One database, one request, and the result of the correct statement."""
 
     opening: tuple[Message, ...]
-    secrets: tuple[str, ...]
     domain: Domain
     request: Request
     first: SqlState
@@ -102,14 +101,13 @@ def make_sqldb(task: Task, *, profile: str, level: int, kind: str, num_rows: int
         shown_tables = [f"{table}({', '.join(columns)})" for table, columns in domain.columns.items()]
         text = "\n".join([*shown_tables, request.text])
         result = run_sql(domain.schema, tables, request.sql)
-        answers = tuple(str(cell) for row in result.rows for cell in row)
-        is_empty = result.tables == tables if request.writes else set(answers) <= {"None"}
-        if is_empty or set(answers) & set(re.findall(r"\w+", text)) or split_of(text) != task.split:
+        answers = {str(cell) for row in result.rows for cell in row}
+        is_empty = result.tables == tables if request.writes else answers <= {"None"}
+        if is_empty or answers & set(re.findall(r"\w+", text)) or split_of(text) != task.split:
             continue
         system = (Message("system", RULES),) if profile == "full" else ()
         return SqlWorld(
             opening=(*system, Message("user", text)),
-            secrets=answers,
             domain=domain,
             request=request,
             first=SqlState(tables=tables),

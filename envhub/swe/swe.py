@@ -53,7 +53,6 @@ class SweWorld:
     """One repository with bugs, and how much the opening says about them."""
 
     opening: tuple[Message, ...]
-    secrets: tuple[str, ...]
     issue: str
     repo: Repo
     limits: Limits  # of one test run or command
@@ -195,7 +194,6 @@ def make_swe(task: Task, *, profile: str, num_files: int, num_bugs: int, issue: 
             system = (Message("system", RULES),) if profile == "full" else ()
             return SweWorld(
                 opening=(*system, Message("user", _opening_text(repo, issue))),
-                secrets=tuple(bug.right.strip() for bug in repo.bugs),
                 issue=issue,
                 repo=repo,
                 limits=limits,

@@ -39,7 +39,6 @@ class ToolsWorld:
     """The errands, and the states of the servers while the errands are done."""
 
     opening: tuple[Message, ...]
-    secrets: tuple[str, ...]
     first: ToolsState
     errands: list[Errand]
     path: list[Servers]  # the state at the start, then the state after each call in `calls`
@@ -118,12 +117,11 @@ def make_tools(task: Task, *, profile: str, num_errands: int) -> ToolsWorld:
         servers = draw_servers(rng)
         errands = draw_errands(rng, servers, count=num_errands)
         path, text = _path(servers, errands), "\n".join(errand.text for errand in errands)
-        secrets = tuple(secret for errand in errands for secret in errand.found)
-        if path is not None and not any(secret in text for secret in secrets) and split_of(text) == task.split:
+        names_found = any(found in text for errand in errands for found in errand.found)
+        if path is not None and not names_found and split_of(text) == task.split:
             system = (Message("system", RULES + tool_lines()),) if profile == "full" else ()
             return ToolsWorld(
                 opening=(*system, Message("user", text)),
-                secrets=secrets,
                 first=ToolsState(servers=servers, seen=frozenset()),
                 errands=errands,
                 path=path,

@@ -50,7 +50,6 @@ class WebWorld:
     """One site and its errands."""
 
     opening: tuple[Message, ...]
-    secrets: tuple[str, ...]
     first: WebState
     site: Site
     errands: list[Errand]
@@ -162,7 +161,6 @@ def make_web(task: Task, *, profile: str, kind: str, num_errands: int, num_items
             system = (Message("system", RULES),) if profile == "full" else ()
             return WebWorld(
                 opening=(*system, Message("user", text)),
-                secrets=tuple(errand.secret for errand in errands if errand.secret),
                 first=WebState(site=start, browser=Browser()),
                 site=site,
                 errands=errands,

@@ -7,7 +7,9 @@ import random
 import re
 import time
 import tracemalloc
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,19 @@ LONG = [
 ITS_OWN, NUM_FRAMES = tracemalloc.Filter(True, "*/envhub/*", all_frames=True), 12
 FLAT_BYTES = 20_000
 WORD = re.compile(r"[A-Za-z0-9]+|[^\sA-Za-z0-9]")  # the words of the tiny model's tokenizer
+
+# The texts of a world that would reveal its answer. The openings of the other environments have nothing to hide.
+SECRETS: dict[str, Callable[[Any], Iterable[str]]] = {
+    "shop": lambda world: [world.store.goal.product_id],
+    "kg": lambda world: world.question.answer,
+    "sqldb": lambda world: [str(cell) for row in world.right_rows for cell in row],
+    "web": lambda world: [errand.secret for errand in world.errands if errand.secret],
+    "research": lambda world: [world.question.answer],
+    "tools": lambda world: [found for errand in world.errands for found in errand.found],
+    "shell": lambda world: [world.job.answer] if world.job.answer else [],
+    "code": lambda world: [world.problem.program],
+    "swe": lambda world: [bug.right.strip() for bug in world.repo.bugs],
+}
 
 every_env = pytest.mark.parametrize("case", CASES, ids=str)
 every_spaced_env = pytest.mark.parametrize("case", [case for case in CASES if case.is_spaced], ids=str)
@@ -90,7 +105,7 @@ def test_no_opening_and_no_refusal_reveals_the_answer(case: Case) -> None:
     for index in range(case.count(50)):
         opening = asyncio.run(env.reset(case.task("train", index)))
         shown = texts([opening, asyncio.run(env.step("?"))])
-        for secret in env.secrets():
+        for secret in SECRETS[case.name](env._started().world) if case.name in SECRETS else ():
             assert re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", shown) is None, secret
 
 

@@ -29,7 +29,7 @@ QUESTION = Question(
         Call(tool="argmax", arguments=(0, "age"), gives=("ben",)),
     ),
 )
-WORLD = KgWorld(opening=(), secrets=(), graph=GRAPH, question=QUESTION)
+WORLD = KgWorld(opening=(), graph=GRAPH, question=QUESTION)
 
 
 def answers(*actions: str) -> list[str]:
@@ -97,7 +97,7 @@ def test_the_calls_of_a_questions_program_return_its_answer() -> None:
         if question is None:
             continue
         kinds.add(question.program[-1].tool)
-        world = KgWorld(opening=(), secrets=(), graph=graph, question=question)
+        world = KgWorld(opening=(), graph=graph, question=question)
         state, change = world.first, None
         for _ in range(20):
             change = asyncio.run(world.act(state, world.expert(state)))

@@ -47,7 +47,7 @@ def play(here: WebWorld, state: WebState, *actions: str) -> Change[WebState]:
 def goal_of(**changes: object) -> WebWorld:
     errand = Errand(text="", goal=msgspec.structs.replace(STATE, **changes))
     first = WebState(site=STATE, browser=Browser())
-    return WebWorld(opening=(), secrets=(), first=first, site=SITE, errands=[errand])
+    return WebWorld(opening=(), first=first, site=SITE, errands=[errand])
 
 
 ENTER = ("goto /login", "type 5 ada", "type 6 magnet", "submit 7")
