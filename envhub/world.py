@@ -7,7 +7,7 @@ and the actions of an expert. Snapshots, state keys and the checks on the order 
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -51,11 +51,16 @@ class World(Protocol[S]):
     async def act(self, state: S, action: str) -> Change[S]:
         """Do `action` in `state`, before the end. Raises EnvError if the environment itself fails."""
 
-    def admissible(self, state: S) -> list[str] | None:
-        """Return the valid actions in `state`, before the end; None if they cannot be listed."""
-
     def expert(self, state: S) -> str:
         """Return a good action in `state`, before the end."""
+
+
+@runtime_checkable
+class ListsActions(Protocol):
+    """What a world has too if its valid actions can be listed."""
+
+    def admissible(self, state: Any) -> list[str]:
+        """Return the valid actions in `state`, before the end."""
 
 
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -176,7 +181,9 @@ class WorldEnv(Generic[S]):
     def admissible(self) -> list[str] | None:
         """Return the valid actions: [] after the end, None if they cannot be listed. Raises EnvError before a reset."""
         episode = self._started()
-        return [] if episode.observation.done else episode.world.admissible(episode.state)
+        if episode.observation.done:
+            return []
+        return episode.world.admissible(episode.state) if isinstance(episode.world, ListsActions) else None
 
     def state_key(self) -> str:
         """Return a key that is equal for equal states of a task."""

@@ -103,9 +103,6 @@ class FbWorld:
         except _InvalidCall as error:
             return Change(state=state, text=str(error), valid=False)
 
-    def admissible(self, state: FbState) -> None:
-        return None
-
     def expert(self, state: FbState) -> str:
         """Return the file's next call that makes a new variable, then the answer."""
         number = 0

@@ -84,9 +84,6 @@ class OsWorld:
         left = tree if finished.tree is None else finished.tree
         return Change(state=OsState(tree=left, shown=shown), text=_shown(finished))
 
-    def admissible(self, state: OsState) -> None:
-        return None
-
     def expert(self, state: OsState) -> str:
         """Return the file's answer, the text of its regex, or its example and then the example's output."""
         if self.task.answer is not None or self.task.regex is not None:

@@ -77,9 +77,6 @@ class BirdWorld:
             raise EnvError(f"the file's own query for {self.item.question!r} failed: {error}") from error
         return Change(state=state, text="committed", over=True, score=float(set(rows) == set(true_rows)))
 
-    def admissible(self, state: BirdState) -> None:
-        return None
-
     def expert(self, state: BirdState) -> str:
         return f"commit {self.item.true_sql}"
 

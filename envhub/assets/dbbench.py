@@ -110,9 +110,6 @@ class DbWorld:
             right = is_right_answer(answer, self.item.label)
         return Change(state=state, text="committed", over=True, score=float(right))
 
-    def admissible(self, state: DbState) -> None:
-        return None
-
     def expert(self, state: DbState) -> str:
         """Return the file's own statement, then commit; or the file's answer."""
         if not self.item.is_change:

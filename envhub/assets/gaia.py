@@ -94,9 +94,6 @@ class GaiaWorld:
                 return Change(state=state, text=str(error), valid=False)
         return self._read(state, argument)
 
-    def admissible(self, state: GaiaState) -> None:
-        return None
-
     def expert(self, state: GaiaState) -> str:
         """Return the file's answer; the file has no solution steps."""
         return f"answer({self.item.answer})"

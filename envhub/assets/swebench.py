@@ -113,9 +113,6 @@ class SwebenchWorld:
             del layer[path]
         return Change(state=SwebenchState(layer=layer), text=done.text)
 
-    def admissible(self, state: SwebenchState) -> None:
-        return None
-
     def expert(self, state: SwebenchState) -> str:
         """Return one command that applies the real repair, then `submit`."""
         checkout = check_out(self.playable, self.checkouts)

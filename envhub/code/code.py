@@ -54,9 +54,6 @@ class CodeWorld:
         score = passed / len(self.problem.tests)
         return Change(state=CodeState(is_over=True), text=f"{passed} of {len(runs)} passed", over=True, score=score)
 
-    def admissible(self, state: CodeState) -> None:
-        return None
-
     def expert(self, state: CodeState) -> str:
         return f"submit\n```python\n{self.problem.program}```"
 

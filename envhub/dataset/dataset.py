@@ -80,9 +80,6 @@ class DatasetWorld:
         text = await answers_to(calls, script=script, place=state.place, function=self.tool_function, row=self.item.row)
         return Change(state=DatasetState(place=script.after(action, state.place)), text=text, role="tool")
 
-    def admissible(self, state: DatasetState) -> None:
-        return None
-
     def expert(self, state: DatasetState) -> str:
         """Return the recorded reply, the row's solution, or its answer. Raises NotImplementedError without any."""
         script = self.item.script

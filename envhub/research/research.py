@@ -78,9 +78,6 @@ class ResearchWorld:
                 return Change(state=state, text=str(error), valid=False)
         return self._read(state, tool, "".join(argument.lower().split()))
 
-    def admissible(self, state: ResearchState) -> None:
-        return None
-
     def expert(self, state: ResearchState) -> str:
         """Return the next of these that is not done yet: search, open the pages, read the file, compute, answer."""
         missing = [name for name in self.question.way if name not in state.read]

@@ -62,9 +62,6 @@ class ShellWorld:
         text = finished.shown(MAX_SHOWN_CHARS).rstrip() or f"(no output, exit code {finished.exit_code})"
         return Change(state=replace(left, is_answer_shown=is_answer_shown), text=text)
 
-    def admissible(self, state: ShellState) -> None:
-        return None
-
     def expert(self, state: ShellState) -> str:
         if self.job.result is not None:
             return write_bash(self.job.bash) if state == self.first else "Act: finish"

@@ -58,9 +58,6 @@ class SqlWorld:
             return Change(state=state, text=f"error: {error}", valid=False)
         return Change(state=SqlState(tables=result.tables), text=shown_rows(result.columns, result.rows))
 
-    def admissible(self, state: SqlState) -> None:
-        return None
-
     def expert(self, state: SqlState) -> str:
         if not self.request.writes:
             return f"commit {self.request.sql}"

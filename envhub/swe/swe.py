@@ -84,9 +84,6 @@ class SweWorld:
             return Change(state=msgspec.structs.replace(state, seen=state.seen | {path}), text=text or "(empty)")
         return self._edited(state, path, content, found)
 
-    def admissible(self, state: SweState) -> None:
-        return None
-
     def expert(self, state: SweState) -> str:
         """View each wrong file, repair it, run the tests, submit. If the opening names no bug, run the tests first."""
         if self.issue == "none" and not state.layer and not state.seen and not state.is_tested:

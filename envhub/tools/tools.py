@@ -64,9 +64,6 @@ class ToolsWorld:
         seen = state.seen | {position for position in matching if self.path[position] == self.path[position + 1]}
         return Change(state=ToolsState(servers=servers, seen=seen), text=text)
 
-    def admissible(self, state: ToolsState) -> None:
-        return None
-
     def expert(self, state: ToolsState) -> str:
         """Return the next call on the path, but no look-up twice; `done` at its end and in a state outside of it."""
         if state.servers not in self.path:
