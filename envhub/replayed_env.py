@@ -42,9 +42,7 @@ class ReplayedEnv(Generic[E]):
     """An `Env` without snapshots, which checks whether an episode is running. A subclass sets `_episode` in `reset`."""
 
     replay_only: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        self._episode: E | None = None
+    _episode: E | None = None
 
     async def close(self) -> None:
         self._episode = None

@@ -116,7 +116,6 @@ class BrowserGymEnv(ReplayedEnv[_Episode]):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Raises ValueError if BrowserGym or Chromium is missing, or a task is not registered."""
-        super().__init__()
         require_package("browsergym", install=INSTALL)
         require_chromium()
         self._games = {"train": tuple(train), "held_out": tuple(held_out or train)}

@@ -50,7 +50,6 @@ class GymEnv(ReplayedEnv[_Episode]):
         self._speech: Speech = imported("env.options.speech", speech, Speech) if speech else TOYS[self._game]
         self._thread: OwnThread | None = None
         self._env: Any = None  # lives in the thread
-        super().__init__()
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for a split that does not exist."""

@@ -107,7 +107,6 @@ class McpEnv(ReplayedEnv[_Episode]):
         self._server = McpServer(command=tuple(command), url=url, secrets=_values(secrets or {}))
         self._hidden = frozenset(hidden)
         self._session: McpSession | None = None
-        super().__init__()
 
     async def reset(self, task: Task) -> Observation:
         """Connect and set `task` up. Raises ValueError for a split without tasks, EnvError if the server fails."""

@@ -32,7 +32,6 @@ class MiniWobEnv(ReplayedEnv[_Episode]):
 
     def __init__(self, *, game: str = "enter-text") -> None:
         """Raises ValueError if MiniWoB++, Selenium, Chromium or the page is missing."""
-        super().__init__()
         miniwob = require_package("miniwob", install=INSTALL)
         require_chromium()
         self._pages = Path(miniwob.__file__).parent / "html"

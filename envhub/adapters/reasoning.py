@@ -71,7 +71,6 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
             self._data(seed=0)
         except (TypeError, AssertionError) as error:
             raise ValueError(f"`env.options.settings` {self._settings} do not fit {dataset}: {error}") from error
-        super().__init__()
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for a split that does not exist."""

@@ -42,7 +42,6 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
         names = [name for name in self._textarena.envs.registration.ENV_REGISTRY if not name.endswith(_RAW)]
         check_known("game", game, names, of="TextArena's ids", usual="GuessTheNumber-v0")
         self._check_playable()
-        super().__init__()
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for a split that does not exist."""

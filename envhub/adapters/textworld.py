@@ -60,7 +60,6 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
             self._wrappers = [alfred.AlfredDemangler]
         self._thread: OwnThread | None = None
         self._game: Any = None  # lives in the thread
-        super().__init__()
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for a split that does not exist."""

@@ -68,7 +68,6 @@ class AgentGymClient(ReplayedEnv[_Episode]):
         server_command: str = "",
     ) -> None:
         """Raises ValueError for invalid options. Does not connect yet: the server may start later."""
-        super().__init__()
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"`env.options.url` must be http://HOST:PORT of an AgentGym server, got {url!r}")
         check_choice("server", server, SERVERS)

@@ -56,7 +56,6 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
         server_command: str = "",
     ) -> None:
         """Raises ValueError for invalid options. Does not connect yet: the server may start later."""
-        super().__init__()
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"`env.options.url` must be http://HOST:PORT of an OpenEnv server, got {url!r}")
         self._url = url.rstrip("/")
