@@ -17,6 +17,7 @@ from slipstream.common.config.env_config import EnvConfig, MixtureEntry
 from slipstream.common.process.imported import imported, is_own, loaded
 from slipstream.envhub.driving import DrivingEnv
 from slipstream.envhub.env import Env
+from slipstream.envhub.name_list import name_list
 
 NUM_TRAIN_TASKS = 100_000  # where their number is not known
 NUM_HELD_OUT = 32  # twice that are about 2 % of the episodes between two evaluations
@@ -74,17 +75,8 @@ DRIVING: dict[str, str] = {
 }
 
 # Environments that have held-out tasks only if `env.options.held_out` names some. The others have a split of their own.
-HELD_OUT_BY_OPTION = (
-    "agentbench_kg",
-    "agentbench_os",
-    "agentgym",
-    "bfcl",
-    "bird",
-    "dbbench",
-    "gaia",
-    "mcp",
-    "swebench",
-    "textworld",
+HELD_OUT_BY_OPTION = name_list(
+    "agentbench_kg, agentbench_os, agentgym, bfcl, bird, dbbench, gaia, mcp, swebench, textworld"
 )
 
 COUNTED = ("agent", "dataset")  # their tasks may be the rows of a file, whose number is known

@@ -24,26 +24,16 @@ from slipstream.common.records.trajectory import Sampling, Task
 from slipstream.envhub.adapters.generate_server import GenerateServer
 from slipstream.envhub.adapters.verifiers_session import EpisodeReport, Session
 from slipstream.envhub.env import EnvError
+from slipstream.envhub.name_list import name_list
 
 DRIVER = Path(__file__).with_name("verifiers_driver.py")
 MAX_LINE_BYTES = 64 << 20  # of the report on an episode, with all its sampled tokens
 END_S = 5.0  # time for the process to end its episodes
-INHERITED = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LANG",
-    "LC_ALL",
-    "TMPDIR",
-    "PYTHONPATH",
-    "XDG_CACHE_HOME",
-    "HF_HOME",
-    "HF_HUB_OFFLINE",
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-    "OMP_NUM_THREADS",
-    "UV_CACHE_DIR",
-    "UV_OFFLINE",
+INHERITED = name_list(
+    """
+    PATH, HOME, USER, LANG, LC_ALL, TMPDIR, PYTHONPATH, XDG_CACHE_HOME, HF_HOME, HF_HUB_OFFLINE, SSL_CERT_FILE,
+    SSL_CERT_DIR, OMP_NUM_THREADS, UV_CACHE_DIR, UV_OFFLINE
+    """
 )
 
 

@@ -15,40 +15,28 @@ import msgspec
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.records.message import valid_json
 from slipstream.common.records.trajectory import Sampling
+from slipstream.envhub.name_list import name_list
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 PASSED_ON = ("content", "reasoning_content", "tool_calls", "tool_call_id", "name")  # of a message, to the template
 MAX_STOPS = 16
 # Fields of all requests that change nothing of what is sampled, so that no warning is needed; and others of some.
-INERT_IN_ALL = {
-    "model",
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-}
+INERT_IN_ALL = set(
+    name_list(
+        """
+        model, user, metadata, store, service_tier, safety_identifier, prompt_cache_key, prompt_cache_options,
+        prompt_cache_retention
+        """
+    )
+)
 INERT = INERT_IN_ALL | {"prediction", "priority", "request_id", "cache_salt"}
 # Fields about which the run decides, in `sampling` and `model.template_arguments`: they are ignored with a warning.
-OF_THE_RUN = {
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "reasoning_effort",
-    "reasoning",
-    "verbosity",
-    "chat_template_kwargs",
-    "thinking_token_budget",
-}
+OF_THE_RUN = name_list(
+    """
+    temperature, top_p, top_k, min_p, seed, frequency_penalty, presence_penalty, repetition_penalty, logit_bias,
+    reasoning_effort, reasoning, verbosity, chat_template_kwargs, thinking_token_budget
+    """
+)
 # Fields that would change an answer in a way that this endpoint cannot, by what an agent may leave in them.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}),

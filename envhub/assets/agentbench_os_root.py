@@ -1,6 +1,7 @@
 """The initial root directory of AgentBench's operating system tasks: the files of Debian and Ubuntu."""
 
 from slipstream.envhub.isolation.file_tree import Tree, file, folder
+from slipstream.envhub.name_list import name_list
 
 # The users of the package base-passwd: name, user id, group id, home.
 _USERS = (
@@ -23,78 +24,24 @@ _USERS = (
     ("_apt", 42, 65534, "/nonexistent"),
     ("nobody", 65534, 65534, "/nonexistent"),
 )
-_GROUPS = {
-    "root": 0,
-    "daemon": 1,
-    "bin": 2,
-    "sys": 3,
-    "adm": 4,
-    "tty": 5,
-    "disk": 6,
-    "lp": 7,
-    "mail": 8,
-    "news": 9,
-    "uucp": 10,
-    "man": 12,
-    "proxy": 13,
-    "kmem": 15,
-    "dialout": 20,
-    "fax": 21,
-    "voice": 22,
-    "cdrom": 24,
-    "floppy": 25,
-    "tape": 26,
-    "sudo": 27,
-    "audio": 29,
-    "dip": 30,
-    "www-data": 33,
-    "backup": 34,
-    "operator": 37,
-    "list": 38,
-    "irc": 39,
-    "src": 40,
-    "shadow": 42,
-    "utmp": 43,
-    "video": 44,
-    "sasl": 45,
-    "plugdev": 46,
-    "staff": 50,
-    "games": 60,
-    "users": 100,
-    "nogroup": 65534,
-}
-_FOLDERS = (
-    "boot",
-    "etc",
-    "etc/skel",
-    "home",
-    "media",
-    "mnt",
-    "opt",
-    "run",
-    "run/lock",
-    "srv",
-    "sys",
-    "usr",
-    "usr/local",
-    "usr/local/bin",
-    "usr/local/etc",
-    "usr/local/games",
-    "usr/local/include",
-    "usr/local/lib",
-    "usr/local/sbin",
-    "usr/local/share",
-    "usr/local/src",
-    "var",
-    "var/backups",
-    "var/cache",
-    "var/lib",
-    "var/local",
-    "var/log",
-    "var/mail",
-    "var/opt",
-    "var/spool",
-    "var/tmp",
+_GROUPS = dict(
+    pair.split()
+    for pair in name_list(
+        """
+        root 0, daemon 1, bin 2, sys 3, adm 4, tty 5, disk 6, lp 7, mail 8, news 9, uucp 10, man 12, proxy 13,
+        kmem 15, dialout 20, fax 21, voice 22, cdrom 24, floppy 25, tape 26, sudo 27, audio 29, dip 30,
+        www-data 33, backup 34, operator 37, list 38, irc 39, src 40, shadow 42, utmp 43, video 44, sasl 45, plugdev 46,
+        staff 50, games 60, users 100, nogroup 65534
+        """
+    )
+)
+_FOLDERS = name_list(
+    """
+    boot, etc, etc/skel, home, media, mnt, opt, run, run/lock, srv, sys, usr, usr/local, usr/local/bin,
+    usr/local/etc, usr/local/games, usr/local/include, usr/local/lib, usr/local/sbin, usr/local/share,
+    usr/local/src, var, var/backups, var/cache, var/lib, var/local, var/log, var/mail, var/opt, var/spool,
+    var/tmp
+    """
 )
 
 
