@@ -133,7 +133,6 @@ def make_craft_env(*, profile: str = "small", depth: int = 2, distractors: int =
 
 
 def make_craft(task: Task, *, profile: str, depth: int, num_distractors: int) -> CraftWorld:
-    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"craft/{depth}/{num_distractors}")
     while True:
         recipes = _draw_recipes(rng, depth, num_distractors)

@@ -118,7 +118,6 @@ class WorldEnv(Generic[S]):
         self._episode: _Episode[S] | None = None
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`. Raises ValueError for an unknown split."""
         world = self._make_world(task)
         columns = self._columns(task, world) if self._columns else {}
         observation = Observation(messages=world.opening, rewards={}, columns=columns, tools=self._tools)
@@ -126,7 +125,6 @@ class WorldEnv(Generic[S]):
         return observation
 
     async def step(self, action: str) -> Observation:
-        """Do `action`. Raises EnvError before a reset, after the end, and if the world fails."""
         episode = self._running()
         change = await episode.world.act(episode.state, action)
         episode.state = change.state
@@ -157,7 +155,6 @@ class WorldEnv(Generic[S]):
         return encode(_Sealed(digest=_digest(snapshot), snapshot=snapshot))
 
     def restore(self, state: bytes) -> Observation:
-        """Return to a snapshot of an environment of this kind. Raises ValueError for any other bytes."""
         sealed = decode(_Sealed, state, max_bytes=MAX_SNAPSHOT_BYTES)
         if sealed.digest != _digest(sealed.snapshot):
             raise WireError("the frame of the snapshot is corrupt: its digest does not match")
@@ -179,19 +176,16 @@ class WorldEnv(Generic[S]):
         return snapshot.observation
 
     def admissible(self) -> list[str] | None:
-        """Return the valid actions: [] after the end, None if they cannot be listed. Raises EnvError before a reset."""
         episode = self._started()
         if episode.observation.done:
             return []
         return episode.world.admissible(episode.state) if isinstance(episode.world, ListsActions) else None
 
     def state_key(self) -> str:
-        """Return a key that is equal for equal states of a task."""
         episode = self._started()
         return f"{episode.task.task_id} {_digest(_CANONICAL.encode(episode.state)).hex()}"
 
     def expert(self) -> str:
-        """Return a good next action. Raises EnvError before a reset and after the end."""
         episode = self._running()
         return episode.world.expert(episode.state)
 

@@ -126,7 +126,6 @@ class BrowserGymEnv(ReplayedEnv[_Episode]):
         self._worker: _Worker | None = None
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`. Raises ValueError for a split that does not exist, EnvError if it cannot start."""
         game = item_of(task, self._games)
         seed = task_rng(task, world=f"browsergym/{game}").getrandbits(31)
         self._worker = self._worker or _Worker(pages=self._pages, sites=self._sites)
@@ -136,7 +135,6 @@ class BrowserGymEnv(ReplayedEnv[_Episode]):
         return Observation(messages=(Message("system", shown.rules), Message("user", opening)), rewards={})
 
     async def step(self, action: str) -> Observation:
-        """Do `action`. Raises EnvError before a reset, after the end, and if BrowserGym or the browser fails."""
         episode = self._running()
         assert self._worker is not None
         shown = episode.shown = await self._worker.request(DoAction(action=action))

@@ -52,7 +52,6 @@ class GymEnv(ReplayedEnv[_Episode]):
         self._env: Any = None  # lives in the thread
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`. Raises ValueError for a split that does not exist."""
         seed = task_rng(task, world=f"gymnasium/{self._game}").getrandbits(31)
         self._thread = self._thread or OwnThread(f"gymnasium {self._game}")
         observation, info = await self._thread.call(lambda: self._start(seed))
@@ -62,7 +61,6 @@ class GymEnv(ReplayedEnv[_Episode]):
         return Observation(messages=(*rules, Message("user", self._speech.show(moment))), rewards={})
 
     async def step(self, action: str) -> Observation:
-        """Do `action`. Raises EnvError before a reset and after the end."""
         episode = self._running()
         meant = self._speech.parse(episode.moment, action)
         if meant is None:
@@ -92,7 +90,6 @@ class GymEnv(ReplayedEnv[_Episode]):
             thread.end()
 
     def admissible(self) -> list[str] | None:
-        """Return the sensible actions, empty after the end; None if `Speech` does not list them."""
         episode = self._started()
         if self._speech.actions is None:
             return None
@@ -104,7 +101,6 @@ class GymEnv(ReplayedEnv[_Episode]):
         return f"{episode.task.task_id} {self._speech.key(episode.moment)}" if self._speech.key else ""
 
     def expert(self) -> str:
-        """Return a good next action. Raises EnvError after the end, NotImplementedError if `Speech` has no expert."""
         episode = self._running()
         if self._speech.expert is None:
             raise NotImplementedError(f"the speech of {self._game} has no expert")

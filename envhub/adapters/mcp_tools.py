@@ -125,7 +125,6 @@ class McpEnv(ReplayedEnv[_Episode]):
         )
 
     async def step(self, action: str) -> Observation:
-        """Call a tool, or end. Raises EnvError before a reset, after the end, and if the connection is lost."""
         episode = self._running()
         answer = _ANSWER.fullmatch(action)
         if answer or action.strip().lower() == DONE:

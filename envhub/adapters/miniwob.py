@@ -43,7 +43,6 @@ class MiniWobEnv(ReplayedEnv[_Episode]):
         self._browser: MiniWobBrowser | None = None
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`. Raises ValueError for a split that does not exist, EnvError if the browser fails."""
         seed = task_rng(task, world=f"miniwob/{self._game}").getrandbits(31)
         self._browser = self._browser or MiniWobBrowser(pages=self._pages)
         mode = "train" if task.split == "train" else "test"
@@ -53,7 +52,6 @@ class MiniWobEnv(ReplayedEnv[_Episode]):
         return Observation(messages=(Message("system", RULES), Message("user", opening)), rewards={})
 
     async def step(self, action: str) -> Observation:
-        """Do `action`. Raises EnvError before a reset, after the end, and if the browser fails."""
         episode = self._running()
         assert self._browser is not None
         parsed = parse_action(action, shown_refs(episode.look.body), self._keys)

@@ -73,12 +73,10 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
             raise ValueError(f"`env.options.settings` {self._settings} do not fit {dataset}: {error}") from error
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`. Raises ValueError for a split that does not exist."""
         self._episode = await in_own_thread(f"reasoning_gym {self._dataset}", lambda: self._drawn(task))
         return Observation(messages=(Message("user", self._episode.entry["question"]),), rewards={})
 
     async def step(self, action: str) -> Observation:
-        """Score `action` as the answer. Raises EnvError before a reset and after the end."""
         episode = self._running()
         answer = action.strip()
         if not answer or len(answer) > MAX_ANSWER_CHARS:

@@ -44,7 +44,6 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
         self._check_playable()
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`. Raises ValueError for a split that does not exist."""
         seed = task_rng(task, world=f"textarena/{self._game}").getrandbits(31)
         random_state = GlobalRandom(seed)
         with random_state.within():
@@ -53,7 +52,6 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
         return Observation(messages=(Message("user", self._news(game)),), rewards={})
 
     async def step(self, action: str) -> Observation:
-        """Do `action`. Raises EnvError before a reset and after the end."""
         episode = self._running()
         game = episode.game
         with episode.random_state.within():

@@ -62,7 +62,6 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
         self._game: Any = None  # lives in the thread
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`. Raises ValueError for a split that does not exist."""
         path = item_of(task, self._games)
         await self.close()
         self._thread = OwnThread(f"textworld {path.name}")
@@ -71,7 +70,6 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
         return Observation(messages=(Message("user", _text(state.feedback)),), rewards={})
 
     async def step(self, action: str) -> Observation:
-        """Do `action`. Raises EnvError before a reset and after the end."""
         episode = self._running()
         command = " ".join(action.lower().split())
         known = {" ".join(listed.lower().split()): listed for listed in episode.state.admissible_commands}
@@ -93,7 +91,6 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
             thread.end()
 
     def admissible(self) -> list[str]:
-        """Return the admissible commands, empty after the end. Raises EnvError before a reset."""
         episode = self._started()
         return [] if episode.is_over else sorted(set(episode.state.admissible_commands))
 

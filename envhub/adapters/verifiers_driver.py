@@ -66,7 +66,6 @@ class Driver:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def handle(self, request: JsonObject) -> None:
-        """Start or cancel an episode."""
         if "cancel" in request:
             if request["cancel"] in self._running:
                 self._running[request["cancel"]].cancel()
@@ -167,7 +166,6 @@ def is_held_out(task: vf.Task) -> bool:
 
 
 async def serve(requests: asyncio.Queue[JsonObject | None], report: Callable[[JsonObject], None]) -> None:
-    """Handle requests until they end."""
     settings = await requests.get()
     if settings is None:
         return

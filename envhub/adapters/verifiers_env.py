@@ -57,7 +57,6 @@ class VerifiersEnv:
         self._leave: Callable[[], Awaitable[None]] | None = None
 
     async def play_episode(self, task: Task, terms: Terms, generate: Generate) -> Ending:
-        """Have verifiers play `task`. Raises EnvError."""
         host = join_host(
             self._settings(
                 model_folder=str(terms.model_folder),

@@ -68,12 +68,10 @@ class Session:
         return self._report.done()
 
     def end(self, report: EpisodeReport) -> None:
-        """End the episode, unless it has ended."""
         if not self.is_over:
             self._report.set_result(report)
 
     def fail(self, error: EnvError) -> None:
-        """End the episode with `error`, unless it has ended."""
         if not self.is_over:
             self._report.set_exception(error)
 

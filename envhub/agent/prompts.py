@@ -70,11 +70,9 @@ class Prompts:
         return self.text(tokens[:-1] if self._is_ended(tokens) else tokens)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of all `tokens`."""
         return str(self._tokenizer.decode(list(tokens)))
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text of each token."""
         return [self.text([token]) for token in tokens]
 
     def remember(self, text: str, prompt: list[int], tokens: list[int], *, written: str, shown: str) -> None:

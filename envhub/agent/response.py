@@ -46,7 +46,6 @@ class Answers:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def body(self) -> dict[str, Any]:
-        """The whole response."""
         kind = "chat.completion" if self.is_chat else "text_completion"
         choices = [self._choice(index, answer) for index, answer in enumerate(self.answers)]
         return self._head(kind) | {"choices": choices, "usage": self._usage()}

@@ -78,7 +78,6 @@ def make_textcraft_env(*, recipes: str = "", depth: int = 2, distractors: int = 
 
 
 def make_textcraft(task: Task, *, book: Book, goals: dict[str, list[str]], num_distractors: int) -> CraftWorld:
-    """Return the goal and the recipes of `task`. Raises ValueError for a split that does not exist."""
     rng = task_rng(task, world="textcraft")
     goal = goals[task.split][task.index % len(goals[task.split])]
     chain = book.chain(goal)
@@ -119,7 +118,6 @@ def read_book(folder: Path) -> Book:
 
 
 def _result(made: _RecipeFile) -> tuple[str, int]:
-    """Return the item that is made, and its number."""
     result = {"item": made.result} if isinstance(made.result, str) else made.result
     return _name(str(result["item"])), int(result.get("count", 1))
 

@@ -194,5 +194,4 @@ def _prices(pricing: str | None) -> tuple[float, ...]:
 
 
 def _query(text: str) -> str:
-    """Return `text` as the words of a search."""
     return " ".join(re.sub(r"[^\w\s]", " ", text.lower()).split()[:12])

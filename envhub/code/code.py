@@ -78,7 +78,6 @@ def make_code_env(*, profile: str = "full", steps: int = 2, tests: int = 6, time
 
 
 def make_code(task: Task, *, profile: str, num_steps: int, num_tests: int, limits: Limits) -> CodeWorld:
-    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"code/{num_steps}/{num_tests}")
     while True:
         problem = draw_problem(rng, num_steps=num_steps, num_tests=num_tests)

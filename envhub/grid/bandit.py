@@ -70,7 +70,6 @@ class BanditWorld:
 
 
 def make_bandit(task: Task, *, profile: str, num_arms: int) -> BanditWorld:
-    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"grid/bandit/{num_arms}")
     arms = tuple(rng.sample(ARMS, num_arms))
     while split_of(_opening_text(arms)) != task.split:

@@ -90,7 +90,6 @@ class BoardWorld:
 
 
 def make_board(task: Task, *, game: str, profile: str, size: int, num_boxes: int) -> BoardWorld:
-    """Return the world of `task`. Raises ValueError for an unknown split."""
     num_boxes = num_boxes if game == "sokoban" else 0
     rng = task_rng(task, world=f"grid/{game}/{size}/{num_boxes}")
     while True:

@@ -72,7 +72,6 @@ def treated(state: State, result: str) -> frozenset[str]:
 
 
 def is_won(room: Room, state: State) -> bool:
-    """Return whether the goal is reached."""
     goal = room.goal
     if goal.task_type == LOOK_AT_OBJ_IN_LIGHT:
         return state.lamp_on and state.location == room.lamp_place and kind_of(state.held) == goal.object_kind

@@ -110,7 +110,6 @@ def listed(names: tuple[str, ...]) -> str:
 
 
 def make_room(task: Task, *, profile: str, task_types: tuple[str, ...]) -> Room:
-    """Return the room of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"household/{profile}/{','.join(task_types)}")
     room = _draw_room(rng, SIZES[profile], task_types)
     while split_of(opening_text(room)) != task.split:

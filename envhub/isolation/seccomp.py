@@ -131,7 +131,6 @@ def readable(max_backlog: int | None = None) -> Iterator[int]:
 
 
 def filter_of(machine: str, max_backlog: int | None = None) -> bytes:
-    """Return the filter for `machine`."""
     column = list(ARCHITECTURES).index(machine)
     lines = [
         _line(_LOAD, _ARCHITECTURE_AT),

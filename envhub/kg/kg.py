@@ -161,7 +161,6 @@ def make_kg_env(*, profile: str = "small", hops: int = 2) -> Env:
 
 
 def make_kg(task: Task, *, profile: str, hops: int) -> KgWorld:
-    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"kg/{hops}")
     graph = draw_graph(rng)
     while True:

@@ -66,7 +66,6 @@ class OpenEnvClient(ReplayedEnv[_Episode]):
         self._calls = SerialCalls()
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task` with a seed derived from it. Raises ValueError for a split that does not exist."""
         seed = task_rng(task, world="openenv").getrandbits(31)
         return await self._calls.run(lambda: self._reset(task, seed))
 

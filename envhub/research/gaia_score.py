@@ -19,7 +19,6 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def is_gaia_match(answer: str, true: str) -> bool:
-    """Return whether `answer` matches the answer `true`."""
     if _number(true) is not None:
         return _is_same_number(answer, true)
     if _SEPARATORS.search(true):

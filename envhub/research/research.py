@@ -145,7 +145,6 @@ def make_research_env(
 
 
 def make_research(task: Task, *, profile: str, level: int, num_pages: int, limits: Limits) -> ResearchWorld:
-    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"research/{level}/{num_pages}")
     while True:
         corpus = draw_corpus(rng, num_pages=num_pages)

@@ -44,7 +44,6 @@ def check_request(key: str, request: Any, example: Mapping[str, Any]) -> None:
 
 
 def check_model(key: str, model: Any) -> None:
-    """Raise ConfigError unless `model` is a name."""
     require(isinstance(model, str) and model != "", f"{key}.model", "a name", model, "the server's name of a model")
 
 

@@ -103,7 +103,6 @@ def function_measure(key: str, name: str) -> Measure:
 
 
 def made_up(episode: Episode) -> Episode:
-    """Return `episode` with one made-up reply."""
     turn = replace(episode.turns[-1], reply=MADE_UP, action=MADE_UP)
     messages = [*episode.prompt, {"role": "assistant", "content": MADE_UP}]
     return replace(episode, turns=[turn], messages=messages)

@@ -41,7 +41,6 @@ class Judge:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the run's own policy."""
         return self.client.url == ACTORS
 
     @property

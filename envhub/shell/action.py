@@ -37,5 +37,4 @@ def parse_act(action: str) -> Act | None:
 
 
 def write_bash(command: str) -> str:
-    """Return the action that runs `command`."""
     return f"Act: bash\n```bash\n{command}\n```"

@@ -90,7 +90,6 @@ def make_shell_env(
 
 
 def make_shell(task: Task, *, profile: str, kind: str, num_files: int, limits: Limits) -> ShellWorld:
-    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"shell/{kind}/{num_files}")
     while True:
         tree = draw_tree(rng, num_files=num_files)

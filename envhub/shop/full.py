@@ -171,7 +171,6 @@ class _Wish:
 
 @lru_cache(maxsize=16)  # siblings play the same task at about the same time
 def make_full_store(task: Task) -> Store:
-    """Return the store of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world="shop/full")
     wish, instruction = _draw_wish(rng)
     while split_of(instruction) != task.split:

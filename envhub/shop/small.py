@@ -29,7 +29,6 @@ NUM_COLORS = 3
 
 @lru_cache(maxsize=16)  # siblings play the same task at about the same time
 def make_small_store(task: Task) -> Store:
-    """Return the store of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world="shop/small")
     goal = _draw_goal(rng)
     while split_of(_instruction(goal)) != task.split:

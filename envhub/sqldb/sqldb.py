@@ -89,7 +89,6 @@ def make_sqldb_env(*, profile: str = "full", level: int = 1, task: str = "any", 
 
 
 def make_sqldb(task: Task, *, profile: str, level: int, kind: str, num_rows: int) -> SqlWorld:
-    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"sqldb/{level}/{kind}/{num_rows}")
     while True:
         domain = rng.choice(DOMAINS)

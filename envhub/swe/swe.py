@@ -180,7 +180,6 @@ def make_swe_env(
 
 
 def make_swe(task: Task, *, profile: str, num_files: int, num_bugs: int, issue: str, limits: Limits) -> SweWorld:
-    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"swe/{num_files}/{num_bugs}")
     while True:
         package = draw_name(rng)

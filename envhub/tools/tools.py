@@ -108,7 +108,6 @@ def make_tools_env(*, profile: str = "full", errands: int = 2) -> Env:
 
 
 def make_tools(task: Task, *, profile: str, num_errands: int) -> ToolsWorld:
-    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"tools/{num_errands}")
     while True:
         servers = draw_servers(rng)

@@ -73,7 +73,6 @@ class Response:
 
 
 def next_number(state: SiteState) -> str:
-    """Return the number of the next order."""
     return str(max(map(int, state.orders), default=FIRST_ORDER - 1) + 1)
 
 
@@ -89,7 +88,6 @@ def page_number(query: Mapping[str, str]) -> int:
 
 
 def respond(site: Site, state: SiteState, request: Request) -> Response:
-    """Return the response of the site to `request`."""
     name, _, rest = request.path.removeprefix("/").partition("/")
     handle = _HANDLERS.get((request.method, name))
     is_in = request.cookie in state.sessions

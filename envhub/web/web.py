@@ -146,7 +146,6 @@ def make_web_env(*, profile: str = "small", task: str = "any", errands: int = 1,
 
 
 def make_web(task: Task, *, profile: str, kind: str, num_errands: int, num_items: int) -> WebWorld:
-    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"web/{kind}/{num_errands}/{num_items}")
     while True:
         site = draw_site(rng, num_items=num_items)

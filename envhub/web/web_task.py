@@ -60,7 +60,6 @@ def draw_state(rng: random.Random, site: Site) -> SiteState:
 
 
 def draw_errand(rng: random.Random, site: Site, state: SiteState, *, kind: str) -> Errand:
-    """Return an errand of `kind` that starts from `state`."""
     if kind == "order":
         return _order(rng, site, state)
     if kind == "cancel":
