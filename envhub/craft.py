@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -52,7 +52,7 @@ class Recipe:
 
 
 class CraftState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    held: dict[str, int]  # at least one of each
+    held: dict[str, int] = {}  # at least one of each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +62,7 @@ class CraftWorld:
     profile: str
     goal: str
     recipes: dict[str, Recipe]  # by the item that they make, in the order of the opening text
+    first: CraftState = field(default_factory=CraftState)
 
     @property
     def raw(self) -> list[str]:
@@ -71,10 +72,6 @@ class CraftWorld:
     def opening(self) -> tuple[Message, ...]:
         system = (Message("system", RULES),) if self.profile == "full" else ()
         return (*system, Message("user", _opening_text(self.goal, self.recipes)))
-
-    @property
-    def first(self) -> CraftState:
-        return CraftState(held={})
 
     async def act(self, state: CraftState, action: str) -> Change[CraftState]:
         if action.strip().lower() == "inventory":

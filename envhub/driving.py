@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from slipstream.common.records.tool_call import ParsedAnswer
@@ -41,11 +40,6 @@ class Terms:
     end_tokens: frozenset[int]  # tokens that end a turn
     started_at_s: float  # of the episode, also of one that another actor began: prompts with a date must not change
     parse: Parse | None = None  # None: answers are not parsed
-
-    @property
-    def model_folder(self) -> Path:
-        """The folder that the tokenizer was loaded from."""
-        return Path(str(self.tokenizer.name_or_path))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

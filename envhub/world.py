@@ -34,7 +34,6 @@ class Change(Generic[S]):
     valid: bool = True  # False: the action was invalid, and `state` is unchanged
     over: bool = False  # the episode has ended
     score: float = 0.0  # in [0, 1]; 0 until the end
-    rewards: dict[str, float] | None = None  # by component; None: the score alone
 
 
 class World(Protocol[S]):
@@ -86,7 +85,7 @@ class _Episode(Generic[S]):
 
 
 class WorldEnv(Generic[S]):
-    """An `Env` that plays worlds. Where a change names no rewards, the only one, `solved` or `reward`, is the score."""
+    """An `Env` that plays worlds. The only component of the reward, `reward`, is the score."""
 
     replay_only: ClassVar[bool] = False
 
@@ -130,7 +129,7 @@ class WorldEnv(Generic[S]):
         episode.state = change.state
         episode.observation = Observation(
             messages=(Message(change.role, change.text),),
-            rewards={self._reward: change.score} if change.rewards is None else change.rewards,
+            rewards={self._reward: change.score},
             terminated=change.over,
             valid_action=change.valid,
             score=change.score,

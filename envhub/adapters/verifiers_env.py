@@ -59,7 +59,7 @@ class VerifiersEnv:
     async def play_episode(self, task: Task, terms: Terms, generate: Generate) -> Ending:
         host = join_host(
             self._settings(
-                model_folder=str(terms.model_folder),
+                model_folder=str(terms.tokenizer.name_or_path),
                 max_tokens=terms.max_tokens,
                 max_turns=terms.max_turns,
                 end_tokens=terms.end_tokens,

@@ -8,7 +8,7 @@ import asyncio
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,7 @@ class DatasetWorld:
     check: Check | None  # None: no score, as only parts of `env.rewards` say what a reply is worth
     has_tools: bool  # otherwise a call in a reply is a text like any other
     tool_function: Callable[..., Any] | None  # answers calls; None: the recorded results do
-
-    @property
-    def first(self) -> DatasetState:
-        return DatasetState()
+    first: DatasetState = field(default_factory=DatasetState)
 
     @property
     def opening(self) -> tuple[Message, ...]:

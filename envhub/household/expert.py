@@ -1,7 +1,7 @@
 """A planner for household tasks. It knows what is in closed receptacles, and can continue from any state."""
 
 from slipstream.envhub.household.house import LAMP_NAME, State, delivered, is_ready, is_shut
-from slipstream.envhub.household.household_task import LOOK_AT_OBJ_IN_LIGHT, Room, kind_of
+from slipstream.envhub.household.household_task import LOOK_AT_OBJ_IN_LIGHT, TREATMENT_OF, Room, kind_of
 from slipstream.envhub.household.rooms import APPLIANCES
 
 
@@ -16,8 +16,7 @@ def next_action(room: Room, state: State) -> str:
         return _at(state, room.lamp_place) or f"use {LAMP_NAME}"
     if goal.treatment is not None and not is_ready(room, state, state.held):
         place = _first(room, goal.treatment.place)
-        verb = {"clean": "clean", "hot": "heat", "cool": "cool"}[goal.treatment.result]
-        return _at(state, place) or f"{verb} {state.held} with {place}"
+        return _at(state, place) or f"{TREATMENT_OF[goal.task_type]} {state.held} with {place}"
     target = _target(room, state)
     return _at_open(state, target) or f"move {state.held} to {target}"
 

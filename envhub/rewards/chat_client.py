@@ -168,8 +168,12 @@ class ChatClient:
         await self._begin_request()
         try:
             if self.url == ACTORS:
+                if self.own_policy is None:
+                    raise EnvError(
+                        f"the url `{ACTORS}` is the policy of an actor, and this process has none; give a server's"
+                    )
                 async with asyncio.timeout(self.timeout_s):
-                    answered = await self._own_answer(body)
+                    answered = await self.own_policy(body)
             else:
                 answered = self._decoded(await self._post(body))
         except TimeoutError:
@@ -178,11 +182,6 @@ class ChatClient:
             raise Passing(f"{type(error).__name__}: {self._quoted(str(error))}") from None
         await self._count(answered.usage)
         return answered
-
-    async def _own_answer(self, body: bytes) -> Answered:
-        if self.own_policy is None:
-            raise EnvError(f"the url `{ACTORS}` is the policy of an actor, and this process has none; give a server's")
-        return await self.own_policy(body)
 
     def _decoded(self, reply: Reply) -> Answered:
         if reply.status != 200:
