@@ -6,7 +6,6 @@ parts of `env.rewards`, as in every environment.
 
 import asyncio
 import functools
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,26 +163,13 @@ def _items(
     train: Path | str, held_out: Path | str | None, columns: Columns, check: Check | None
 ) -> dict[str, list[Item]]:
     """Return the rows by split, read and checked. Raises ValueError, with the number of the row, if one is wrong."""
-    items = read_items(train, columns, check=_row_check(check))
-    others = read_items(held_out, columns, check=_row_check(check)) if held_out else None
+    items = read_items(train, columns, check=check)
+    others = read_items(held_out, columns, check=check) if held_out else None
     return by_split(items, others, text=_text, sources=(train, held_out))
 
 
 def _text(item: Item) -> str:
     return "\n".join(message.content for message in item.prompt)
-
-
-def _row_check(check: Check | None) -> Callable[[Item], None]:
-    """Return a function that raises ValueError for a row whose answer no reply could match."""
-    numbers = itertools.count()
-
-    def check_row(item: Item) -> None:
-        if check is None or (check.max_tried is not None and next(numbers) >= check.max_tried):
-            return
-        for answer in check.alternatives(item.answer):
-            check.accept(answer)
-
-    return check_row
 
 
 def _pattern(text: str) -> regex.Pattern[str] | None:

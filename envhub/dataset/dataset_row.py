@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.tool_call import listed_tools, with_tools
 from slipstream.common.rows.message_fields import read_messages, with_row_marks
 from slipstream.common.rows.row_source import Row
+from slipstream.envhub.dataset.checks import Check
 from slipstream.envhub.dataset.script import Script, read_script
 from slipstream.envhub.user_files import read_rows
 
@@ -49,16 +50,20 @@ class Item:
         return answer if isinstance(answer, str) else json.dumps(answer)
 
 
-def read_items(source: Path | str, columns: Columns, *, check: Callable[[Item], None]) -> list[Item]:
-    """Return the rows of a file, or of a data set on a hub, each of which passed `check`.
+def read_items(source: Path | str, columns: Columns, *, check: Check | None) -> list[Item]:
+    """Return the rows of a file, or of a data set on a hub.
 
-    Raises ValueError, with the number of the row, if one is malformed or `check` refused it.
+    Raises ValueError, with the number of a row that is malformed, or whose answer `check` cannot compare with.
     """
-    items, unread = [], Counter[str]()
+    items: list[Item] = []
+    unread = Counter[str]()
     for number, row in read_rows(source):
         try:
-            items.append(_item(row, columns, unread))
-            check(items[-1])
+            item = _item(row, columns, unread)
+            if check and (check.max_tried is None or len(items) < check.max_tried):
+                for answer in check.alternatives(item.answer):
+                    check.accept(answer)
+            items.append(item)
         except ValueError as error:
             raise ValueError(f"{source}, row {number}: {error}") from None
     if unread:
