@@ -22,10 +22,6 @@ _PAIR = {"1": 1.0, "2": 0.0, "tie": 0.5}
 _ANSWERS = '{"better": "1"}, {"better": "2"} or {"better": "tie"}'
 
 
-class MalformedAnswer(ValueError):
-    """The judge's answer is not what the rubric asks for."""
-
-
 class _Criterion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     text: str
     weight: float = 1.0
@@ -86,48 +82,48 @@ class Rubric:
         return dict.fromkeys(self.criteria, self.high)
 
     def read(self, answer: str) -> float:
-        """Return the weighted mean of the marks in `answer`, scaled to [0, 1]. Raises MalformedAnswer.
+        """Return the weighted mean of the marks in `answer`, scaled to [0, 1]. Raises ValueError.
 
         With one criterion, `answer` may also be the number alone.
         """
         return self._mean(_decoded(answer, dict[str, float] | float), answer)
 
     def read_list(self, answer: str, num_episodes: int) -> list[float]:
-        """Return the mean of the marks of each attempt, scaled to [0, 1]. Raises MalformedAnswer."""
+        """Return the mean of the marks of each attempt, scaled to [0, 1]. Raises ValueError."""
         marks = _decoded(answer, dict[str, dict[str, float] | float])
         numbers = [str(number) for number in range(1, num_episodes + 1)]
         if marks.keys() != set(numbers):
-            raise MalformedAnswer(f"its answer {answer[:200]!r} must have marks for each of 1 to {num_episodes}")
+            raise ValueError(f"its answer {answer[:200]!r} must have marks for each of 1 to {num_episodes}")
         return [self._mean(marks[number], answer) for number in numbers]
 
     def read_pair(self, answer: str) -> float:
-        """Return 1 if the first attempt is better, 0 if the second is, 0.5 for a tie. Raises MalformedAnswer."""
+        """Return 1 if the first attempt is better, 0 if the second is, 0.5 for a tie. Raises ValueError."""
         better = _decoded(answer, dict[str, str | int])
         result = _PAIR.get(str(better.get("better")))
         if len(better) != 1 or result is None:
-            raise MalformedAnswer(f"its answer {answer[:200]!r} must be {_ANSWERS}")
+            raise ValueError(f"its answer {answer[:200]!r} must be {_ANSWERS}")
         return result
 
     def _mean(self, marks: dict[str, float] | float, answer: str) -> float:
-        """The weighted mean of the marks of one attempt, scaled to [0, 1]. Raises MalformedAnswer."""
+        """The weighted mean of the marks of one attempt, scaled to [0, 1]. Raises ValueError."""
         if isinstance(marks, float) and len(self.criteria) == 1:
             marks = dict.fromkeys(self.criteria, marks)
         if not isinstance(marks, dict) or marks.keys() != self.criteria.keys():
-            raise MalformedAnswer(f"its answer {answer[:200]!r} must have a number for {', '.join(self.criteria)}")
+            raise ValueError(f"its answer {answer[:200]!r} must have a number for {', '.join(self.criteria)}")
         for name, mark in marks.items():
             if not self.low <= mark <= self.high:
-                raise MalformedAnswer(f"its mark {name} = {mark:g} is outside [{self.low:g}, {self.high:g}]")
+                raise ValueError(f"its mark {name} = {mark:g} is outside [{self.low:g}, {self.high:g}]")
         total = sum(self.weights[name] * (mark - self.low) for name, mark in marks.items())
         return float(total / ((self.high - self.low) * sum(self.weights.values())))
 
 
 def _decoded(answer: str, kind: Any) -> Any:
-    """The JSON of an answer, which may stand in a block of code. Raises MalformedAnswer."""
+    """The JSON of an answer, which may stand in a block of code. Raises ValueError."""
     block = _BLOCK.fullmatch(answer)
     try:
         return msgspec.json.decode(block[1] if block else answer, type=kind)
     except MALFORMED as error:
-        raise MalformedAnswer(f"its answer {answer[:200]!r} is not the JSON that was asked for: {error}") from error
+        raise ValueError(f"its answer {answer[:200]!r} is not the JSON that was asked for: {error}") from error
 
 
 def read_rubric(key: str, rubric: Any) -> Rubric:
