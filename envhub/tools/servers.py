@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from slipstream.envhub.tools.schema import check_value
+from slipstream.envhub.tools.schema import check_arguments
 
 MAX_ENTRIES = 100  # of each kind of entry that calls can add
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday")
@@ -31,10 +31,6 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     notes: dict[str, str]  # title -> text
 
 
-class ToolError(ValueError):
-    """The arguments match their schema, but the call cannot be done. The message says why; nothing has changed."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tool:
     description: str
@@ -46,14 +42,12 @@ class Tool:
         return {"type": "object", "properties": self.properties, "required": list(self.properties)}
 
 
-def call_tool(servers: Servers, name: str, arguments: object) -> tuple[str, Servers]:
-    """Call the tool `name`. Return its text and the new state. Raises ToolError or SchemaError, both ValueErrors."""
+def call_tool(servers: Servers, name: str, arguments: Mapping[str, Any]) -> tuple[str, Servers]:
+    """Call the tool `name`. Return its text and the new state. Raises ValueError, and then nothing has changed."""
     if name not in TOOLS:
-        raise ToolError(f"no tool {name[:40]}")
-    tool = TOOLS[name]
-    check_value(arguments, tool.schema)
-    assert isinstance(arguments, dict)
-    return tool.run(servers, **arguments)
+        raise ValueError(f"no tool {name[:40]}")
+    check_arguments(arguments, TOOLS[name].properties)
+    return TOOLS[name].run(servers, **arguments)
 
 
 def _list_accounts(servers: Servers) -> tuple[str, Servers]:
@@ -69,9 +63,9 @@ def _transfer(servers: Servers, source: str, target: str, amount: int) -> tuple[
     for account in (source, target):
         _check_known(account, servers.accounts, "account")
     if source == target:
-        raise ToolError("source and target are the same account")
+        raise ValueError("source and target are the same account")
     if servers.accounts[source] < amount:
-        raise ToolError(f"{source} holds less than {amount}")
+        raise ValueError(f"{source} holds less than {amount}")
     moved = {source: servers.accounts[source] - amount, target: servers.accounts[target] + amount}
     return "transferred", replace(servers, accounts={**servers.accounts, **moved})
 
@@ -84,7 +78,7 @@ def _list_events(servers: Servers, day: str) -> tuple[str, Servers]:
 def _put_event(servers: Servers, title: str, day: str, hour: int) -> dict[str, tuple[str, int]]:
     taken = [other for other, when in servers.events.items() if when == (day, hour) and other != title]
     if taken:
-        raise ToolError(f"{day} {hour}:00 is taken by {taken[0]}")
+        raise ValueError(f"{day} {hour}:00 is taken by {taken[0]}")
     return {**servers.events, title: (day, hour)}
 
 
@@ -110,9 +104,9 @@ def _find_address(servers: Servers, person: str) -> tuple[str, Servers]:
 
 def _send(servers: Servers, address: str, text: str) -> tuple[str, Servers]:
     if address not in servers.addresses.values():
-        raise ToolError(f"no mail box at {address}")
+        raise ValueError(f"no mail box at {address}")
     if len(servers.sent) == MAX_ENTRIES:
-        raise ToolError(f"{MAX_ENTRIES} mails have been sent; no more can be sent")
+        raise ValueError(f"{MAX_ENTRIES} mails have been sent; no more can be sent")
     return "sent", replace(servers, sent=tuple(sorted((*servers.sent, (address, text)))))
 
 
@@ -138,14 +132,14 @@ def _delete_note(servers: Servers, title: str) -> tuple[str, Servers]:
 
 def _check_known(name: str, entries: Mapping[str, object], what: str) -> None:
     if name not in entries:
-        raise ToolError(f"no {what} {name}")
+        raise ValueError(f"no {what} {name}")
 
 
 def _check_new(name: str, entries: Mapping[str, object], what: str) -> None:
     if name in entries:
-        raise ToolError(f"{what} {name} already exists")
+        raise ValueError(f"{what} {name} already exists")
     if len(entries) == MAX_ENTRIES:
-        raise ToolError(f"there are already {MAX_ENTRIES} entries of this kind")
+        raise ValueError(f"there are already {MAX_ENTRIES} entries of this kind")
 
 
 def _without(entries: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.tools.schema import SchemaError, check_value
-from slipstream.envhub.tools.servers import TOOLS, Servers, ToolError, call_tool
+from slipstream.envhub.tools.servers import TOOLS, Servers, call_tool
 from slipstream.envhub.tools.tools import ToolsState, ToolsWorld, make_tools
 
 SERVERS = Servers(
@@ -60,7 +59,7 @@ def test_each_change_changes_what_it_says() -> None:
     ],
 )
 def test_an_impossible_call_is_refused(name: str, arguments: dict[str, Any], why: str) -> None:
-    with pytest.raises(ToolError, match=why):
+    with pytest.raises(ValueError, match=why):
         call_tool(SERVERS, name, arguments)
 
 
@@ -74,19 +73,11 @@ def test_an_impossible_call_is_refused(name: str, arguments: dict[str, Any], why
         ({"title": "x" * 41, "day": "monday", "hour": 8}, "arguments.title is longer than 40"),
         ({"title": "x", "day": "monday"}, "arguments lacks hour"),
         ({"title": "x", "day": "monday", "hour": 8, "room": 3}, "arguments has an unknown key 'room'"),
-        ([], "arguments must be of type object"),
     ],
 )
-def test_arguments_must_match_their_schema(arguments: object, why: str) -> None:
-    with pytest.raises(SchemaError, match=why):
+def test_arguments_must_match_their_schema(arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
         call_tool(SERVERS, "calendar.add", arguments)
-
-
-def test_items_of_a_list_are_checked_one_by_one() -> None:
-    schema = {"type": "array", "items": {"type": "string"}}
-    check_value(["a", "b"], schema)
-    with pytest.raises(SchemaError, match=r"arguments\[1\] must be of type string"):
-        check_value(["a", 1], schema)
 
 
 def test_no_server_grows_without_limit() -> None:
@@ -95,7 +86,7 @@ def test_no_server_grows_without_limit() -> None:
         try:
             servers = call_tool(servers, "notes.write", {"title": str(number), "text": "x"})[1]
             servers = call_tool(servers, "mail.send", {"address": "ada@x.example", "text": "x"})[1]
-        except ToolError:
+        except ValueError:
             break
     assert len(servers.notes) == 100
 
