@@ -42,7 +42,6 @@ MAX_ANSWER_BYTES = 8 << 20
 @dataclass(kw_only=True, slots=True)
 class _Episode:
     task: Task
-    shown: PageShown
     total_reward: float = 0.0
     is_over: bool = False
 
@@ -130,14 +129,14 @@ class BrowserGymEnv(ReplayedEnv[_Episode]):
         seed = task_rng(task, world=f"browsergym/{game}").getrandbits(31)
         self._worker = self._worker or _Worker(pages=self._pages, sites=self._sites)
         shown = await self._worker.request(Begin(game=game, seed=seed, settings=self._settings))
-        self._episode = _Episode(task=task, shown=shown)
+        self._episode = _Episode(task=task)
         opening = f"{shown.goal}\n\n{shown.page}"
         return Observation(messages=(Message("system", shown.rules), Message("user", opening)), rewards={})
 
     async def step(self, action: str) -> Observation:
         episode = self._running()
         assert self._worker is not None
-        shown = episode.shown = await self._worker.request(DoAction(action=action))
+        shown = await self._worker.request(DoAction(action=action))
         episode.total_reward += shown.reward
         episode.is_over = shown.terminated or shown.truncated
         score = min(1.0, max(0.0, episode.total_reward)) if episode.is_over else 0.0

@@ -91,8 +91,9 @@ class Session:
 
 def outcome(ending: EpisodeReport, answered: Sequence[list[int]]) -> Ending:
     """Return the end as an observation. Raises EnvError if the episode has no valid reward."""
+    failed = EnvError("; ".join(ending.errors) or f"the episode failed with {ending.stop}")
     if not ending.ok and not ending.sampled:
-        raise EnvError("; ".join(ending.errors) or f"the episode failed with {ending.stop}")
+        raise failed
     if sorted(ending.sampled) != sorted(answered):
         raise EnvError(
             f"its trace has {len(ending.sampled)} turns, which differ from the {len(answered)} sampled ones; "
@@ -100,11 +101,11 @@ def outcome(ending: EpisodeReport, answered: Sequence[list[int]]) -> Ending:
         )
     if ending.rejected:
         raise EnvError(f"verifiers would not train {ending.rejected} of its branches; choose another harness")
-    if not ending.ok and ending.context_full and answered:
+    if not ending.ok:
+        if not (ending.context_full and answered):
+            raise failed
         # The harness reports a failure, so verifiers did not score it. But the policy itself filled its context.
         return Ending(messages=(), rewards=NOTHING, stop_reason=StopReason.MAX_TOKENS)
-    if not ending.ok:
-        raise EnvError("; ".join(ending.errors) or f"the episode failed with {ending.stop}")
     if ending.stop is not None and ending.stop.endswith("_timeout"):
         raise EnvError(f"a timeout of verifiers ended the episode: {ending.stop}")
     rewards = {name: reward for name, reward in ending.rewards.items() if reward is not None}

@@ -226,13 +226,10 @@ def _passes(compare: Compare, answer: Any) -> None:
 
 
 def _is_mathematics(answer: Any) -> None:
-    text = str(answer)
     try:
-        score = ask("math", marked(text), text)
+        _passes(lambda reply, wanted: ask("math", marked(reply), wanted), str(answer))
     except EnvError as error:
         raise ValueError(str(error)) from error
-    if score < 1.0:
-        raise ValueError(f"the answer {answer!r} fails its own check `env.options.check`"[:500])
 
 
 def immediate(compare: Compare) -> Check:
