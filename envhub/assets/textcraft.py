@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import msgspec
 
@@ -28,16 +28,39 @@ FETCH = (
 )
 SHAPED, SHAPELESS = "minecraft:crafting_shaped", "minecraft:crafting_shapeless"
 
-Ingredient = dict[str, Any] | list[dict[str, Any]]  # an item, a tag, or a list of alternatives; the first is used
+
+class _Ingredient(msgspec.Struct):
+    """An item, or any of a group of them, a tag."""
+
+    item: str = ""
+    tag: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.item and not self.tag:
+            raise ValueError("an ingredient must have an item or a tag")
+
+
+Ingredient = _Ingredient | Annotated[list[_Ingredient], msgspec.Meta(min_length=1)]  # of alternatives the first is used
+
+
+class _Result(msgspec.Struct):
+    item: str
+    count: int = 1
 
 
 class _RecipeFile(msgspec.Struct):
     type: str
+
+
+class _Craft(msgspec.Struct):
+    """A recipe of one of the types that are crafted."""
+
+    type: str
+    result: _Result | str
     group: str = ""
     pattern: list[str] = []
     key: dict[str, Ingredient] = {}
     ingredients: list[Ingredient] = []
-    result: dict[str, Any] | str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +120,8 @@ def make_textcraft(task: Task, *, book: Book, goals: dict[str, list[str]], num_d
 @functools.lru_cache(maxsize=4)
 def read_book(folder: Path) -> Book:
     """Return the recipes of a folder. Raises ValueError for a malformed file."""
-    files = [read_json(path, _RecipeFile) for path in sorted(folder.glob("*.json"))]
-    crafts = [made for made in files if made.type in (SHAPED, SHAPELESS)]
+    paths = [path for path in sorted(folder.glob("*.json")) if read_json(path, _RecipeFile).type in (SHAPED, SHAPELESS)]
+    crafts = [read_json(path, _Craft) for path in paths]
     members: dict[str, list[str]] = {}
     for made in crafts:
         if made.group:
@@ -117,12 +140,12 @@ def read_book(folder: Path) -> Book:
     return Book(recipes=recipes, depths=depths)
 
 
-def _result(made: _RecipeFile) -> tuple[str, int]:
-    result = {"item": made.result} if isinstance(made.result, str) else made.result
-    return _name(str(result["item"])), int(result.get("count", 1))
+def _result(made: _Craft) -> tuple[str, int]:
+    result = _Result(item=made.result) if isinstance(made.result, str) else made.result
+    return _name(result.item), result.count
 
 
-def _uses(made: _RecipeFile, members: dict[str, list[str]]) -> Counter[str]:
+def _uses(made: _Craft, members: dict[str, list[str]]) -> Counter[str]:
     if made.type == SHAPED:
         signs = Counter("".join(made.pattern))
         each = [(ingredient, signs[sign]) for sign, ingredient in made.key.items()]
@@ -131,8 +154,8 @@ def _uses(made: _RecipeFile, members: dict[str, list[str]]) -> Counter[str]:
     uses: Counter[str] = Counter()
     for ingredient, count in each:
         first = ingredient[0] if isinstance(ingredient, list) else ingredient
-        name = _name(str(first.get("item", first.get("tag"))))
-        uses[min(members.get(name, [name])) if "tag" in first else name] += count
+        name = _name(first.item or first.tag)
+        uses[name if first.item else min(members.get(name, [name]))] += count
     return uses
 
 

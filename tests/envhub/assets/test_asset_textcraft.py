@@ -128,15 +128,26 @@ def test_a_goal_is_deep_enough_and_of_its_split_and_what_is_crafted_cannot_be_fo
             assert not any(observation.valid_action for observation in refused)
 
 
-def test_what_is_missing_is_said_with_what_to_fetch(folder: str, tmp_path: Path) -> None:
+def test_what_is_missing_is_said_with_what_to_fetch(folder: str) -> None:
     for options, why in (
         ({}, "`env.options.recipes` must be set; give the folder with Minecraft's recipes"),
         ({"recipes": folder, "depth": 7}, "has no goals of depth 7"),
     ):
         with pytest.raises(ValueError, match=why):
             make_env("textcraft", options)
-    wrong = tmp_path / "wrong"
-    wrong.mkdir()
-    (wrong / "x.json").write_text('{"result": 3}')
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"result": 3},
+        shaped("torch", ["X"], {"X": item("coal")}) | {"result": {"id": "minecraft:torch"}},  # Minecraft's from 1.20.5
+        shaped("torch", ["X"], {"X": "minecraft:coal"}),  # from 1.21.2
+        shapeless("torch", [[]]),
+        shapeless("torch", [{"count": 2}]),
+    ],
+)
+def test_a_recipe_of_another_form_is_named(recipe: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(json.dumps(recipe))
     with pytest.raises(ValueError, match=r"x\.json: "):
-        make_env("textcraft", {"recipes": str(wrong)})
+        make_env("textcraft", {"recipes": str(tmp_path)})
