@@ -50,6 +50,8 @@ def read_lines(path: Path, kind: type[T]) -> list[T]:
                 records.append(msgspec.json.decode(line, type=kind))
             except MALFORMED as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
+    if not records:
+        raise ValueError(f"{path} has no lines; a line is a task")
     return records
 
 
@@ -134,6 +136,9 @@ def item_of(task: Task, items: Mapping[str, Sequence[T]]) -> T:
 
 
 def _content(path: Path) -> bytes:
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise ValueError(f"{path} must have at most {MAX_FILE_BYTES} bytes, has {path.stat().st_size}; split the file")
-    return path.read_bytes()
+    try:
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
+            raise ValueError(f"{path} must have at most {MAX_FILE_BYTES} bytes, has {size}; split the file")
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; give the path of a file") from error

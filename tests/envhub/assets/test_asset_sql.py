@@ -195,7 +195,8 @@ def test_spiders_form_is_read_too_and_a_wrong_file_of_theirs_fails_the_environme
 
 
 def test_what_is_missing_is_said_with_what_to_fetch_and_where_to_put_it(bird: dict[str, str], tmp_path: Path) -> None:
-    nowhere = str(tmp_path / "nowhere")
+    nowhere, empty = str(tmp_path / "nowhere"), tmp_path / "empty.jsonl"
+    empty.write_text("\n")
     for name, options, why in (
         ("bird", {}, "`env.options.databases` must be set; give the folder that contains"),
         ("bird", {"databases": nowhere}, "nowhere does not exist; give the folder that contains"),
@@ -203,6 +204,8 @@ def test_what_is_missing_is_said_with_what_to_fetch_and_where_to_put_it(bird: di
         ("bird", bird | {"databases": str(tmp_path)}, "schools.sqlite is missing; give the folder"),
         ("dbbench", {}, "get data/dbbench/standard.jsonl"),
         ("dbbench", {"held_out": nowhere}, "`env.options.held_out`: .* does not exist"),
+        ("dbbench", {"train": str(tmp_path)}, "cannot be read: Is a directory; give the path of a file"),
+        ("dbbench", {"train": str(empty)}, "empty.jsonl has no lines; a line is a task"),
         ("dbbench", {"train": bird["train"]}, "dev.json, line 1: Expected `object`"),
     ):
         with pytest.raises(ValueError, match=why):
