@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from slipstream.common.records.valid_text import valid_text
 from slipstream.envhub.isolation.file_tree import file
 from slipstream.envhub.isolation.program import program_in, run_on_inputs
 from slipstream.envhub.isolation.sandbox import Limits, run_in_sandbox
@@ -81,7 +82,9 @@ def tests_in(answer: Any) -> Tests:
         )
     if not 1 <= len(pairs) <= MAX_TESTS:
         raise ValueError(f"the answer must have 1 to {MAX_TESTS} tests, has {len(pairs)}; remove some")
-    num_bytes = sum(len(pair.input.encode(errors="replace")) for pair in pairs)
+    if any(valid_text(pair.input) != pair.input for pair in pairs):
+        raise ValueError("an input of the answer has half a character; complete or remove it")
+    num_bytes = sum(len(pair.input.encode()) for pair in pairs)
     if num_bytes > MAX_INPUT_BYTES:
         raise ValueError(f"the inputs of the answer must have at most {MAX_INPUT_BYTES} bytes, have {num_bytes}")
     return Tests(pairs=pairs)
