@@ -82,12 +82,8 @@ class GymEnv(ReplayedEnv[_Episode]):
 
     async def close(self) -> None:
         thread, self._thread, self._episode = self._thread, None, None
-        if thread is None:
-            return
-        try:
-            await thread.call(self._stop)
-        finally:
-            thread.end()
+        if thread is not None:
+            await thread.call_last(self._stop)
 
     def admissible(self) -> list[str] | None:
         episode = self._started()

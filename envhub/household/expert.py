@@ -15,7 +15,7 @@ def next_action(room: Room, state: State) -> str:
     if goal.task_type == LOOK_AT_OBJ_IN_LIGHT:
         return _at(state, room.lamp_place) or f"use {LAMP_NAME}"
     if goal.treatment is not None and not is_ready(room, state, state.held):
-        place = _first(room, goal.treatment.place)
+        place = next(name for name in room.receptacles if kind_of(name) == goal.treatment.place)
         return _at(state, place) or f"{TREATMENT_OF[goal.task_type]} {state.held} with {place}"
     target = _target(room, state)
     return _at_open(state, target) or f"move {state.held} to {target}"
@@ -42,10 +42,6 @@ def _target(room: Room, state: State) -> str:
     """Return the receptacle to fill: the one with the most delivered objects, then an open one, then the first."""
     places = [name for name in room.receptacles if kind_of(name) == room.goal.place_kind]
     return min(places, key=lambda place: (-len(delivered(room, state, place)), is_shut(state, place)))
-
-
-def _first(room: Room, kind: str) -> str:
-    return next(name for name in room.receptacles if kind_of(name) == kind)
 
 
 def _at(state: State, place: str) -> str:

@@ -124,22 +124,14 @@ def _admissible_here(state: State, here: str, held: str) -> list[str]:
     return actions + [f"take {name} from {here}" for name in inside(state, here)]
 
 
-def _contents(room: Room, state: State, receptacle: str) -> str:
-    names = inside(state, receptacle) + ((LAMP_NAME,) if receptacle == room.lamp_place else ())
-    pronoun = "In it" if is_openable(receptacle) else f"{in_on(receptacle).capitalize()} the {receptacle}"
-    return f"{pronoun}, you see {listed(names)}."
-
-
-def is_openable(receptacle: str) -> bool:
-    return kind_of(receptacle) in OPENABLE
-
-
 def _sight(room: Room, state: State, receptacle: str) -> str:
     """Return the text of what the agent sees in front of a receptacle."""
     if is_shut(state, receptacle):
         return f"The {receptacle} is closed."
-    opened = f"The {receptacle} is open. " if is_openable(receptacle) else ""
-    return opened + _contents(room, state, receptacle)
+    names = inside(state, receptacle) + ((LAMP_NAME,) if receptacle == room.lamp_place else ())
+    if kind_of(receptacle) in OPENABLE:
+        return f"The {receptacle} is open. In it, you see {listed(names)}."
+    return f"{in_on(receptacle).capitalize()} the {receptacle}, you see {listed(names)}."
 
 
 def _go(room: Room, state: State, receptacle: str) -> Change[State] | None:

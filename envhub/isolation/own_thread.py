@@ -40,6 +40,13 @@ class OwnThread:
         self._calls.put(partial(copy_context().run, work))  # processes that it starts belong to the caller's episode
         return await asyncio.wrap_future(future)
 
+    async def call_last(self, function: Callable[[], T]) -> T:
+        """Run one more call, and let the thread end."""
+        try:
+            return await self.call(function)
+        finally:
+            self.end()
+
     def end(self) -> None:
         """Let the thread end after the calls that are already queued."""
         self._calls.put(None)
@@ -51,8 +58,4 @@ class OwnThread:
 
 async def in_own_thread(name: str, function: Callable[[], T]) -> T:
     """Run one call in a thread of its own, and return or raise its result."""
-    thread = OwnThread(name)
-    try:
-        return await thread.call(function)
-    finally:
-        thread.end()
+    return await OwnThread(name).call_last(function)
