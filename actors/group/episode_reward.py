@@ -18,7 +18,7 @@ from slipstream.common.records.trajectory import StopReason, Trajectory
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.offspring import begin_episode, end_offspring
 from slipstream.envhub.rewards.episode import Episode, EpisodeTurn, Values
-from slipstream.envhub.rewards.part import Part, composed, group_parts
+from slipstream.envhub.rewards.part import Part, composed, group_parts, shown_columns
 from slipstream.envhub.rewards.sibling_judge import GroupJudge, show
 
 HELD_OUT = "held_out"
@@ -58,7 +58,7 @@ async def rewarded(trajectory: Trajectory, record: EpisodeRecord, *, scoring: Sc
         compared = group_parts(parts)
         alone = tuple(part for part in parts if not isinstance(part.measure, GroupJudge))
         result = composed(episode, alone, await _measured(episode, alone, scoring.step_timeout_s))
-        columns = sorted({name for _, of_group in compared for name in of_group.columns})
+        columns = sorted({name for part, _ in compared for name in shown_columns(part)})
         shown = show(episode, columns) if compared else ""
     except EnvError as error:
         raise EpisodeFailed(StopReason.ENV_ERROR, str(error)) from error

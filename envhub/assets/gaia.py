@@ -99,7 +99,7 @@ class GaiaWorld:
         return f"answer({self.item.answer})"
 
     def _read(self, state: GaiaState, name: str) -> Change[GaiaState]:
-        if not name or name != self.item.file_name:
+        if name != self.item.file_name:
             return Change(state=state, text=f"no file {name}"[:80], valid=False)
         try:
             text = (self.folder / name).read_bytes().decode()

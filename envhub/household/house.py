@@ -164,7 +164,7 @@ def _take(room: Room, state: State, name: str, receptacle: str) -> Change[State]
 
 
 def _move(room: Room, state: State, name: str, receptacle: str) -> Change[State] | None:
-    if receptacle != state.location or is_shut(state, receptacle) or not name or name != state.held:
+    if receptacle != state.location or is_shut(state, receptacle) or name != state.held:
         return None
     moved = replace(state, places=state.places | {name: receptacle})
     return Change(state=moved, text=f"You move the {name} to the {receptacle}.")
@@ -192,9 +192,9 @@ def _use_lamp(room: Room, state: State) -> Change[State] | None:
 
 
 def _examine(room: Room, state: State, name: str) -> Change[State] | None:
-    if name and name == state.location:
+    if name == state.location:
         return Change(state=state, text=_sight(room, state, name))
-    if not name or name != state.held:
+    if name != state.held:
         return None
     facts = [result for result in ("clean", "hot", "cool") if name in treated(state, result)]
     text = f"This is a {' and '.join(facts)} {name}." if facts else f"There's nothing special about {name}."

@@ -211,11 +211,6 @@ class ChatClient:
         except ConfigError as error:
             raise EnvError(str(error)) from None
 
-    @property
-    def has_budget(self) -> bool:
-        """Whether it may spend only so much."""
-        return bool(self.max_requests or self.max_total_tokens or self.max_cost)
-
     async def _begin_request(self) -> None:
         """Count a request. Raises EnvError, and counts none, if the budget is spent."""
         requests, tokens, cost = await self._add(1, 0, 0.0)
@@ -227,7 +222,7 @@ class ChatClient:
 
     async def _add(self, requests: int, tokens: int, cost: float) -> tuple[int, int, float]:
         """Add to what was spent, and return the sums."""
-        if self.account is not None and self.has_budget:
+        if self.account is not None and (self.max_requests or self.max_total_tokens or self.max_cost):
             sums = await asyncio.to_thread(self.account, requests, tokens, cost)
         else:
             sums = (self.num_requests + requests, self.num_tokens + tokens, self.cost + cost)

@@ -62,11 +62,6 @@ class GroupJudge:
     compare: str  # "listwise" or "pairwise"
     combine: str  # the marks of a panel
 
-    @property
-    def columns(self) -> set[str]:
-        """The columns of the task that a judge sees."""
-        return {name for judge in self.judges.values() for name in judge.columns}
-
     async def __call__(self, members: Sequence[Shown]) -> list[Marked]:
         """Return a mark in [0, 1] for each member. Raises EnvError if a judge gives no marks within the deadline.
 
