@@ -12,7 +12,7 @@ def read_secret(file: str, *, option: str, variable: str = SECRET_VARIABLE) -> s
     Raises ValueError if the file cannot be read or the secret cannot be sent in a header. No error message contains it.
     """
     try:
-        secret = Path(file).read_text().strip() if file else os.environ.get(variable, "")
+        secret = Path(file).read_text().strip() if file else os.environ.get(variable, "").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"`{option}` {file} cannot be read: {error}; write the secret to that file") from None
     if not (secret.isascii() and secret.isprintable()) or " " in secret or (file and not secret):

@@ -11,7 +11,6 @@ import base64
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Generic, TypeVar
 from urllib.parse import quote
 
@@ -22,7 +21,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.wire import MALFORMED
 from slipstream.common.text.thought import THOUGHT_MARKS
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.remote.env_secret import headers_with
+from slipstream.envhub.remote.env_secret import headers_with, read_secret
 from slipstream.envhub.rewards.attempts import Passing, Reply, repeated, requested
 
 MAX_REPLY_BYTES = 1 << 20
@@ -116,17 +115,13 @@ class ChatClient:
         self._room = asyncio.Semaphore(self.max_concurrent)
 
     def read_key(self) -> str:
-        """Return the key, "" if none is configured. Raises ConfigError if it is not there."""
-        if self.key_env:
-            if not os.environ.get(self.key_env):
-                raise ConfigError(f"key_env names the environment variable {self.key_env}, which is not set; export it")
-            return os.environ[self.key_env].strip()
-        if self.key_file:
-            try:
-                return Path(self.key_file).read_text().strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"key_file {self.key_file} cannot be read: {error}; write the key into it") from None
-        return ""
+        """Return the key, "" if none is configured. Raises ConfigError if it is not there, or cannot be sent."""
+        if self.key_env and not os.environ.get(self.key_env):
+            raise ConfigError(f"key_env names the environment variable {self.key_env}, which is not set; export it")
+        try:
+            return read_secret(self.key_file, option="key_file", variable=self.key_env)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     async def ask(self, body: bytes, *, read: Callable[[str], T]) -> Reading[T]:
         """Send `body` until `read` accepts the answer, and return what it read; `read` raises ValueError to refuse.

@@ -263,12 +263,14 @@ def test_a_key_is_shown_in_no_encoding(
     assert "bad key" not in caplog.text
 
 
-def test_a_missing_key_is_named_before_the_first_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_is_named_before_the_first_episode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
+    (two := tmp_path / "two").write_text("one\ntwo\n")
     settings = {"url": "http://127.0.0.1:1/v1", "model": "m", "rubric": RUBRIC}
     for named, complaint in (
         ({"key_env": "JUDGE_KEY"}, r"`env\.rewards\.judge`: key_env names the environment variable JUDGE_KEY, which"),
-        ({"key_file": "/no/such/key"}, r"`env\.rewards\.judge`: key_file /no/such/key cannot be read"),
+        ({"key_file": "/no/such/key"}, r"`env\.rewards\.judge`: `key_file` /no/such/key cannot be read"),
+        ({"key_file": str(two)}, "two must contain printable ASCII without spaces, got 7 characters"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             check_keys({"shop": parts_of("env.rewards", {"judge": settings | named})})
