@@ -12,13 +12,12 @@ from functools import partial
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.name_list import name_list
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
 
 RAW = ("log", "stone", "clay", "sand", "wool", "iron", "gold", "coal", "reed", "bone", "hide", "wax")
 CRAFTED = name_list(
@@ -69,9 +68,8 @@ class CraftWorld:
         return sorted({item for recipe in self.recipes.values() for item in recipe.uses} - self.recipes.keys())
 
     @property
-    def opening(self) -> tuple[Message, ...]:
-        system = (Message("system", RULES),) if self.profile == "full" else ()
-        return (*system, Message("user", _opening_text(self.goal, self.recipes)))
+    def opening(self) -> Opening:
+        return opening_of(_opening_text(self.goal, self.recipes), rules=RULES, profile=self.profile)
 
     async def act(self, state: CraftState, action: str) -> Change[CraftState]:
         if action.strip().lower() == "inventory":

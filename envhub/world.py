@@ -36,11 +36,20 @@ class Change(Generic[S]):
     score: float = 0.0  # in [0, 1]; 0 until the end
 
 
+Opening = tuple[Message, ...]
+
+
+def opening_of(text: str, *, rules: str, profile: str) -> Opening:
+    """Return the first messages of a task: in the profile "full" the rules come first, as a system message."""
+    system = (Message("system", rules),) if profile == "full" else ()
+    return (*system, Message("user", text))
+
+
 class World(Protocol[S]):
     """Everything about one task that does not change. It is the same on every machine and in every episode."""
 
     @property
-    def opening(self) -> tuple[Message, ...]:
+    def opening(self) -> Opening:
         """The system and user messages. They do not contain the answer."""
 
     @property

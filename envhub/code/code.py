@@ -10,7 +10,6 @@ from functools import partial
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.code.code_task import Problem, draw_problem
 from slipstream.envhub.env import Env
@@ -18,7 +17,7 @@ from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.isolation.program import ProgramRun, program_in, run_on_inputs
 from slipstream.envhub.isolation.sandbox import Limits, require_sandbox
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
 
 MAX_SHOWN_CHARS = 500  # of one output
 RULES = (
@@ -36,7 +35,7 @@ class CodeState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeWorld:
-    opening: tuple[Message, ...]
+    opening: Opening
     problem: Problem
     limits: Limits  # of all inputs together, as `run_on_inputs` takes them
     first: CodeState = field(default_factory=CodeState)
@@ -85,8 +84,7 @@ def make_code(task: Task, *, profile: str, num_steps: int, num_tests: int, limit
         has_various_outputs = max(outputs.values()) <= max(1, num_tests // 2)  # one constant must not pass most tests
         # The split depends on the program. By its text, with random examples, one program could be in both splits.
         if has_various_outputs and split_of(problem.program) == task.split:
-            system = (Message("system", RULES),) if profile == "full" else ()
-            opening = (*system, Message("user", problem.text))
+            opening = opening_of(problem.text, rules=RULES, profile=profile)
             return CodeWorld(opening=opening, problem=problem, limits=limits)
 
 

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.name_list import name_list
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change
+from slipstream.envhub.world import Change, Opening, opening_of
 
 ARMS = name_list(
     """
@@ -38,7 +37,7 @@ class BanditState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BanditWorld:
-    opening: tuple[Message, ...]
+    opening: Opening
     arms: tuple[str, ...]
     pays: dict[str, tuple[int, ...]]  # the payouts of each arm, pull by pull
     best: str
@@ -80,9 +79,8 @@ def make_bandit(task: Task, *, profile: str, num_arms: int) -> BanditWorld:
         arm: tuple(mean + rng.randint(-NOISE, NOISE) for _ in range(NUM_PAYS))
         for arm, mean in zip(arms, means, strict=True)
     }
-    system = (Message("system", RULES),) if profile == "full" else ()
     return BanditWorld(
-        opening=(*system, Message("user", _opening_text(arms))),
+        opening=opening_of(_opening_text(arms), rules=RULES, profile=profile),
         arms=arms,
         pays=pays,
         best=arms[means.index(max(means))],

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change
+from slipstream.envhub.world import Change, Opening, opening_of
 
 WALL, FLOOR, HOLE, GOAL, TARGET, BOX, YOU = "#", "_", "O", "G", "T", "X", "P"
 BOX_ON_TARGET, YOU_ON_TARGET = "V", "S"
@@ -67,10 +66,9 @@ class BoardWorld:
     distances: dict[BoardState, int]  # moves to the goal, for each state that can reach it
 
     @property
-    def opening(self) -> tuple[Message, ...]:
+    def opening(self) -> Opening:
         rules = f"{self.game.rules} Write one of: {', '.join(MOVES)}."
-        system = (Message("system", rules),) if self.profile == "full" else ()
-        return (*system, Message("user", _drawn(self, self.first)))
+        return opening_of(_drawn(self, self.first), rules=rules, profile=self.profile)
 
     async def act(self, state: BoardState, action: str) -> Change[BoardState]:
         move = action.strip().lower()

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env_options import check_choice
 from slipstream.envhub.household.expert import next_action
 from slipstream.envhub.household.house import VERBS, State, act, admissible, is_won
 from slipstream.envhub.household.household_task import SIZES, TASK_TYPES, Room, make_room, opening_text
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
 
 NOTHING_HAPPENS = "Nothing happens."
 
@@ -28,7 +27,7 @@ FULL_RULES = (
 class HouseholdWorld:
     """One room and one task in it."""
 
-    opening: tuple[Message, ...]
+    opening: Opening
     first: State
     room: Room
 
@@ -75,6 +74,5 @@ class HouseholdEnv(WorldEnv[State]):
 
 def _make_household(task: Task, *, profile: str, task_types: tuple[str, ...]) -> HouseholdWorld:
     room = make_room(task, profile=profile, task_types=task_types)
-    system = (Message("system", FULL_RULES),) if profile == "full" else ()
-    opening = (*system, Message("user", opening_text(room)))
+    opening = opening_of(opening_text(room), rules=FULL_RULES, profile=profile)
     return HouseholdWorld(opening=opening, first=State(places=room.objects), room=room)

@@ -11,14 +11,13 @@ from functools import partial
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.kg.graph import ATTRIBUTES, Entities, Graph, draw_graph
 from slipstream.envhub.kg.graph_question import Question, draw_question
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
 
 MAX_VARIABLES = 64
 RULES = (
@@ -55,7 +54,7 @@ class _InvalidCall(Exception):
 class KgWorld:
     """One graph and one question about it."""
 
-    opening: tuple[Message, ...]
+    opening: Opening
     graph: Graph
     question: Question
     first: KgState = field(default_factory=KgState)
@@ -166,8 +165,7 @@ def make_kg(task: Task, *, profile: str, hops: int) -> KgWorld:
     while True:
         question = draw_question(rng, graph, hops=hops)
         if question is not None and split_of(question.text) == task.split:
-            system = (Message("system", RULES),) if profile == "full" else ()
-            opening = (*system, Message("user", question.text))
+            opening = opening_of(question.text, rules=RULES, profile=profile)
             return KgWorld(opening=opening, graph=graph, question=question)
 
 

@@ -9,7 +9,6 @@ from functools import partial
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.bm25 import words
 from slipstream.envhub.env import Env
@@ -22,7 +21,7 @@ from slipstream.envhub.research.corpus import Corpus, draw_corpus
 from slipstream.envhub.research.corpus_question import MAX_RESULTS, Question, draw_question
 from slipstream.envhub.research.gaia_score import is_gaia_match
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
 
 MAX_SHOWN_CHARS = 2000
 DRAWS_PER_CORPUS = 50  # a small corpus may have no question in the task's split
@@ -49,7 +48,7 @@ class ResearchState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ResearchWorld:
     """One corpus and one question about it."""
 
-    opening: tuple[Message, ...]
+    opening: Opening
     corpus: Corpus
     question: Question
     limits: Limits  # of a program
@@ -153,6 +152,5 @@ def make_research(task: Task, *, profile: str, level: int, num_pages: int, limit
             if question is None or split_of(question.text) != task.split:
                 continue
             if not set(words(question.answer)) & set(words(question.text)):
-                system = (Message("system", RULES),) if profile == "full" else ()
-                opening = (*system, Message("user", question.text))
+                opening = opening_of(question.text, rules=RULES, profile=profile)
                 return ResearchWorld(opening=opening, corpus=corpus, question=question, limits=limits)

@@ -9,7 +9,6 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
@@ -18,7 +17,7 @@ from slipstream.envhub.isolation.sandbox import Limits, require_sandbox, run_in_
 from slipstream.envhub.shell.action import ANSWER, BASH, FINISH, parse_act, write_bash
 from slipstream.envhub.shell.shell_task import Job, draw_job, draw_tree
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
 
 MAX_SHOWN_CHARS = 4000
 RULES = (
@@ -38,7 +37,7 @@ class ShellState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ShellWorld:
     """One tree of files and one job on it."""
 
-    opening: tuple[Message, ...]
+    opening: Opening
     first: ShellState
     job: Job
     limits: Limits
@@ -97,9 +96,8 @@ def make_shell(task: Task, *, profile: str, kind: str, num_files: int, limits: L
         changes = job.result is not None and (job.result != tree or job.left != job.processes)
         has_answer = job.answer not in ("", "0") and job.answer not in job.text
         if (changes or has_answer) and split_of(job.text) == task.split:
-            system = (Message("system", RULES),) if profile == "full" else ()
             return ShellWorld(
-                opening=(*system, Message("user", job.text)),
+                opening=opening_of(job.text, rules=RULES, profile=profile),
                 first=ShellState(tree=tree, processes=job.processes),
                 job=job,
                 limits=limits,

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
@@ -15,7 +14,7 @@ from slipstream.envhub.sqldb.domain import DOMAINS, Domain, Tables, draw_tables
 from slipstream.envhub.sqldb.sqldb_task import Request, draw_request
 from slipstream.envhub.sqldb.sqlite_engine import SqlError, run_sql
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
 
 MAX_SHOWN_ROWS = 20
 MAX_SHOWN_CHARS = 2000
@@ -36,7 +35,7 @@ class SqlState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class SqlWorld:
     """One database, one request, and the result of the correct statement."""
 
-    opening: tuple[Message, ...]
+    opening: Opening
     domain: Domain
     request: Request
     first: SqlState
@@ -101,9 +100,8 @@ def make_sqldb(task: Task, *, profile: str, level: int, kind: str, num_rows: int
         is_empty = result.tables == tables if request.writes else answers <= {"None"}
         if is_empty or answers & set(re.findall(r"\w+", text)) or split_of(text) != task.split:
             continue
-        system = (Message("system", RULES),) if profile == "full" else ()
         return SqlWorld(
-            opening=(*system, Message("user", text)),
+            opening=opening_of(text, rules=RULES, profile=profile),
             domain=domain,
             request=request,
             first=SqlState(tables=tables),

@@ -12,7 +12,6 @@ from functools import partial
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
@@ -22,7 +21,7 @@ from slipstream.envhub.swe import git, tests
 from slipstream.envhub.swe.file_edits import edited, lines_of, numbered, text_of
 from slipstream.envhub.swe.repo import Repo, draw_name, draw_repo
 from slipstream.envhub.task_seed import split_of, task_rng
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
 
 MAX_FILE_CHARS = 20_000
 ISSUES = ("example", "function", "none")
@@ -52,7 +51,7 @@ class SweState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class SweWorld:
     """One repository with bugs, and how much the opening says about them."""
 
-    opening: tuple[Message, ...]
+    opening: Opening
     issue: str
     repo: Repo
     limits: Limits  # of one test run or command
@@ -187,9 +186,8 @@ def make_swe(task: Task, *, profile: str, num_files: int, num_bugs: int, issue: 
             continue
         repo = draw_repo(rng, split=task.split, package=package, num_files=num_files, num_bugs=num_bugs)
         if repo is not None:
-            system = (Message("system", RULES),) if profile == "full" else ()
             return SweWorld(
-                opening=(*system, Message("user", _opening_text(repo, issue))),
+                opening=opening_of(_opening_text(repo, issue), rules=RULES, profile=profile),
                 issue=issue,
                 repo=repo,
                 limits=limits,

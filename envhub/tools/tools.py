@@ -7,14 +7,13 @@ from typing import Any
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
 from slipstream.envhub.task_seed import split_of, task_rng
 from slipstream.envhub.tools.servers import TOOLS, Servers, call_tool
 from slipstream.envhub.tools.tools_task import Errand, draw_errands, draw_servers
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
 
 MAX_ACTION_CHARS = 2000
 DONE = "done"
@@ -38,7 +37,7 @@ class ToolsState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ToolsWorld:
     """The errands, and the states of the servers while the errands are done."""
 
-    opening: tuple[Message, ...]
+    opening: Opening
     first: ToolsState
     errands: list[Errand]
     path: list[Servers]  # the state at the start, then the state after each call in `calls`
@@ -115,9 +114,8 @@ def make_tools(task: Task, *, profile: str, num_errands: int) -> ToolsWorld:
         path, text = _path(servers, errands), "\n".join(errand.text for errand in errands)
         names_found = any(found in text for errand in errands for found in errand.found)
         if path is not None and not names_found and split_of(text) == task.split:
-            system = (Message("system", RULES + tool_lines()),) if profile == "full" else ()
             return ToolsWorld(
-                opening=(*system, Message("user", text)),
+                opening=opening_of(text, rules=RULES + tool_lines(), profile=profile),
                 first=ToolsState(servers=servers, seen=frozenset()),
                 errands=errands,
                 path=path,

@@ -10,7 +10,6 @@ from functools import partial
 
 import msgspec
 
-from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.env_options import check_choice, check_range
@@ -19,7 +18,7 @@ from slipstream.envhub.web.browser import Browser, Element, Page, element_text, 
 from slipstream.envhub.web.site import ITEMS_PER_PAGE, MAX_TEXT_CHARS, ItemOrder, Site, SiteState, in_order, page_number
 from slipstream.envhub.web.site_server import web_server
 from slipstream.envhub.web.web_task import ERRANDS, Errand, draw_errand, draw_site, draw_state
-from slipstream.envhub.world import Change, WorldEnv
+from slipstream.envhub.world import Change, Opening, WorldEnv, opening_of
 
 RULES = (
     "Do the errands on a web site. A page is shown as text: [1] home is a link, [2] name = _ an empty field, [3] count "
@@ -49,7 +48,7 @@ class _InvalidAction(Exception):
 class WebWorld:
     """One site and its errands."""
 
-    opening: tuple[Message, ...]
+    opening: Opening
     first: WebState
     site: Site
     errands: list[Errand]
@@ -157,9 +156,8 @@ def make_web(task: Task, *, profile: str, kind: str, num_errands: int, num_items
         changes_the_site = not _is_alike(start, errands[-1].goal)  # one errand may undo another
         text = "\n".join([f"you are {site.name} , password {site.password}", *(errand.text for errand in errands)])
         if changes_the_site and split_of(text) == task.split:
-            system = (Message("system", RULES),) if profile == "full" else ()
             return WebWorld(
-                opening=(*system, Message("user", text)),
+                opening=opening_of(text, rules=RULES, profile=profile),
                 first=WebState(site=start, browser=Browser()),
                 site=site,
                 errands=errands,
