@@ -32,6 +32,8 @@ FETCH = (
     "by setup.sh of github.com/princeton-nlp/WebShop, and put them into one folder"
 )
 
+_AMOUNT = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+", re.ASCII)
+
 
 class _Choice(msgspec.Struct):
     value: str
@@ -189,8 +191,8 @@ def _plain(text: str) -> str:
 
 def _prices(pricing: str | None) -> tuple[float, ...]:
     """Return the price of "$12.50", both ends of "$12.50 to $20.00", or 100 dollars without one, as in WebShop."""
-    parts = [re.sub(r"[^\d.]", "", part) for part in (pricing or "").split("$")[1:]]
-    return tuple(float(part) for part in parts[:2] if part) or (DEFAULT_DOLLARS,)
+    found = [_AMOUNT.search(part) for part in (pricing or "").split("$")[1:]]
+    return tuple(float(amount[0].replace(",", "")) for amount in found[:2] if amount) or (DEFAULT_DOLLARS,)
 
 
 def _query(text: str) -> str:

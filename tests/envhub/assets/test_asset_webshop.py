@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipstream.common.records.trajectory import Task
-from slipstream.envhub.assets.webshop import read_data
+from slipstream.envhub.assets.webshop import _prices, read_data
 from slipstream.envhub.assets.webshop_reward import nouns, token_set_ratio, type_reward, web_reward
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.shop.products import Goal, Kind, Product
@@ -98,6 +98,21 @@ def test_files_are_read_as_webshop_reads_them(folder: str) -> None:
     assert second.kind.category == ("lamps", "Home", "Things", "lamp")
     assert second.sections == {"description": "A lamp to like.", "features": "Closes with a zipper"}
     assert read_data(Path(folder), 7).products == data.products[:7]
+
+
+@pytest.mark.parametrize(
+    ("pricing", "prices"),
+    [
+        ("$.99", (0.99,)),
+        ("$12.99 ($0.41 / Ounce)", (12.99, 0.41)),
+        ("$5.00 - Fr. 6", (5.0,)),
+        ("$1.2.3", (1.2,)),
+        ("$. to $7", (7.0,)),
+        ("free", (100.0,)),
+    ],
+)
+def test_a_price_is_read_in_any_text(pricing: str, prices: tuple[float, ...]) -> None:
+    assert _prices(pricing) == prices
 
 
 def test_an_instruction_names_a_bound_above_the_price(folder: str) -> None:
