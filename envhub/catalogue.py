@@ -107,8 +107,8 @@ def num_held_out(config: Config) -> int:
     wanted = config.eval.num_tasks
     if wanted is None:
         wanted = 0 if without_held_out(entries) else NUM_HELD_OUT
-    rows = [num_rows(entry)["held_out"] for entry in entries.values() if num_rows(entry)]
-    return min([wanted, *(number * len(entries) for number in rows)])
+    counted = [rows["held_out"] for entry in entries.values() if (rows := num_rows(entry))]
+    return min([wanted, *(number * len(entries) for number in counted)])
 
 
 def num_train_tasks(env: EnvConfig) -> dict[str, int]:

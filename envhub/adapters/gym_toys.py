@@ -109,10 +109,6 @@ def _arrived(ending: Ending) -> float:
     return float(ending.terminated)
 
 
-def _rewarded(ending: Ending) -> float:
-    return float(ending.last_reward > 0)
-
-
 def _won(ending: Ending) -> float:
     """Return 0 for a loss, 0.5 for a draw, 1 for a win (the rewards are -1, 0 and 1, or 1.5 for a natural)."""
     return min(1.0, (ending.last_reward + 1) / 2)
@@ -123,7 +119,7 @@ LAKE = Speech(
     "hole. The ice may be slippery. Say left, right, up or down.",
     show=_show_lake,
     parse=parse_way(LAKE_WAYS),
-    score=_rewarded,
+    score=lambda ending: float(ending.last_reward > 0),
     actions=lambda moment: list(LAKE_WAYS),
     key=_key,
     expert=_best_way(LAKE_WAYS),

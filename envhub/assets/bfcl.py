@@ -76,9 +76,7 @@ def make_bfcl_env(*, train: str = "", held_out: str = "") -> Env:
     return WorldEnv(
         f"bfcl {train} {held_out}",
         state=DatasetState,
-        make_world=lambda task: DatasetWorld(
-            item=item_of(task, items), system="", pattern=None, check=CALLS, has_tools=False, tool_function=None
-        ),
+        make_world=lambda task: DatasetWorld(item=item_of(task, items), check=CALLS),
     )
 
 

@@ -42,11 +42,11 @@ class DatasetWorld:
     """
 
     item: Item
-    system: str
-    pattern: regex.Pattern[str] | None
     check: Check | None  # None: no score, as only parts of `env.rewards` say what a reply is worth
-    has_tools: bool  # otherwise a call in a reply is a text like any other
-    tool_function: Callable[..., Any] | None  # answers calls; None: the recorded results do
+    system: str = ""
+    pattern: regex.Pattern[str] | None = None
+    has_tools: bool = False  # otherwise a call in a reply is a text like any other
+    tool_function: Callable[..., Any] | None = None  # answers calls; None: the recorded results do
     first: DatasetState = field(default_factory=DatasetState)
 
     @property

@@ -127,7 +127,7 @@ class EnvClient:
         if isinstance(response, protocol.EnvLost):
             await self._drop()
         if isinstance(response, protocol.ErrorResponse):
-            protocol.raise_error(response)
+            raise protocol.EXCEPTIONS[type(response)](response.why)
         if not isinstance(response, kind):
             await self._drop()
             raise EnvError(f"{self._url} answered {type(request).__name__} with {type(response).__name__}")

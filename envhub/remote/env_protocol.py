@@ -123,6 +123,13 @@ class NotSupported(_Message, frozen=True, kw_only=True, tag="NotThere"):
 
 EnvRequest = Open | Reset | StepEnv | Restore | TakeSnapshot | ListActions | AskExpert | Close
 ErrorResponse = EnvFailed | EnvLost | InvalidRequest | NotSupported
+# What a client raises for each.
+EXCEPTIONS: dict[type[ErrorResponse], type[Exception]] = {
+    EnvFailed: EnvError,
+    EnvLost: EnvError,
+    InvalidRequest: ValueError,
+    NotSupported: NotImplementedError,
+}
 EnvResponse = Opened | Observed | Snapshot | Actions | Advice | Closed | ErrorResponse
 
 
@@ -172,17 +179,6 @@ def decode_request(message: bytes) -> EnvRequest:
 def decode_response(message: bytes) -> EnvResponse:
     """Return the response in `message`. Raises WireError if it is malformed."""
     return _decoded(message, _RESPONSES)
-
-
-def raise_error(response: ErrorResponse) -> None:
-    """Raise the exception that `response` reports."""
-    match response:
-        case EnvFailed(why=why) | EnvLost(why=why):
-            raise EnvError(why)
-        case InvalidRequest(why=why):
-            raise ValueError(why)
-        case NotSupported(why=why):
-            raise NotImplementedError(why)
 
 
 async def read_numbered(stream: asyncio.StreamReader, decoder: "msgspec.msgpack.Decoder[S]") -> S | None:
