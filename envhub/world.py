@@ -105,11 +105,11 @@ class WorldEnv(Generic[S]):
         state: type[S],
         make_world: Callable[[Task], World[S]],
         reward: str = "solved",
-        columns: Callable[[Task, Any], Mapping[str, Any]] | None = None,
+        columns: Callable[[Any], Mapping[str, Any]] | None = None,
         tools: tuple[Mapping[str, Any], ...] = (),
         num_tasks: Mapping[str, int] | None = None,
     ) -> None:
-        """Make one that plays the worlds of `make_world`, and names the `columns` of a task and its world.
+        """Make one that plays the worlds of `make_world`, and names the `columns` of a world's task.
 
         `tools` are the actions as functions, as in `Observation.tools`. `num_tasks` has the number of tasks by split,
         where they are the rows of a file.
@@ -127,7 +127,7 @@ class WorldEnv(Generic[S]):
 
     async def reset(self, task: Task) -> Observation:
         world = self._make_world(task)
-        columns = self._columns(task, world) if self._columns else {}
+        columns = self._columns(world) if self._columns else {}
         observation = Observation(messages=world.opening, rewards={}, columns=columns, tools=self._tools)
         self._episode = _Episode(task=task, world=world, state=world.first, observation=observation)
         return observation

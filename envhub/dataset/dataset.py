@@ -147,7 +147,7 @@ def make_dataset_env(
             tool_function=function,
         ),
         reward="right" if compare else "unchecked",  # then it is always 0
-        columns=lambda task, _: columns_of(item_of(task, items)),
+        columns=lambda world: columns_of(world.item),
         num_tasks={split: len(found) for split, found in items.items()},
     )
 

@@ -68,7 +68,7 @@ class HouseholdEnv(WorldEnv[State]):
             state=State,
             make_world=partial(_make_household, profile=profile, task_types=chosen),
             reward="won",
-            columns=lambda _, world: {"type": world.room.goal.task_type},
+            columns=lambda world: {"type": world.room.goal.task_type},
         )
 
 
