@@ -297,9 +297,9 @@ class Endpoint:
             text = self._prompts.text(tokens[:count])
             return any(stop in text for stop in stops)
 
-        return (
-            bisect_left(range(1, len(tokens) + 1), True, key=is_stopped) + 1 if is_stopped(len(tokens)) else len(tokens)
-        )
+        if not is_stopped(len(tokens)):
+            return len(tokens)
+        return bisect_left(range(1, len(tokens) + 1), True, key=is_stopped) + 1
 
 
 def has_left(request: web.Request) -> bool:

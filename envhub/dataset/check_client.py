@@ -24,9 +24,8 @@ from slipstream.envhub.isolation.own_thread import in_own_thread
 from slipstream.envhub.step_deadline import left_s
 
 START_S = 60.0  # the server imports sympy
-ANSWER_S = (
-    60.0  # many times the CPU time of a comparison, as a busy machine must not turn a right reply into a wrong one
-)
+# Many times the CPU time of a comparison, as a busy machine must not turn a right reply into a wrong one.
+ANSWER_S = 60.0
 MAX_RESPONSE_BYTES = 1 << 16
 
 _lock = threading.Lock()

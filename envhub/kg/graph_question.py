@@ -57,9 +57,9 @@ def draw_question(rng: random.Random, graph: Graph, *, hops: int) -> Question | 
         text = f"number of {text}"
     starts = (start, other) if kind == "both" else (start,)
     answer = program[-1].gives
-    return (
-        Question(text=text, starts=starts, program=tuple(program)) if answer and not set(answer) & set(starts) else None
-    )
+    if not answer or set(answer) & set(starts):
+        return None
+    return Question(text=text, starts=starts, program=tuple(program))
 
 
 def _walk(rng: random.Random, graph: Graph, start: str, hops: int) -> list[Call]:

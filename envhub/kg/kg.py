@@ -103,9 +103,9 @@ class KgWorld:
         entities = self._set(state, name) if tool == "get_relations" else self._variable(state, name)
         if _is_count(entities):
             raise _InvalidCall("a number has neither relations nor attributes")
-        return (
-            self.graph.relations(entities) if tool == "get_relations" else [ATTRIBUTES[self.graph.kinds[entities[0]]]]
-        )
+        if tool == "get_relations":
+            return self.graph.relations(entities)
+        return [ATTRIBUTES[self.graph.kinds[entities[0]]]]
 
     def _result(self, state: KgState, tool: str, arguments: list[str]) -> Entities:
         if tool == "get_neighbors":

@@ -17,9 +17,8 @@ class AgentGymServer:
     create_is_bare: bool = False  # /create replies with the number alone
     index_key: str = "data_idx"  # the task's number, in /reset
     reset_body: Mapping[str, object] = field(default_factory=dict)  # further fields of /reset
-    reset_answer: Literal["object", "text", "pair"] = (
-        "object"  # an object with `observation`; the text; or the text and null
-    )
+    # An object with `observation`; the text; or the text and null.
+    reset_answer: Literal["object", "text", "pair"] = "object"
     reset_text: str = ""  # a further text of that object, shown before `observation`
     text_key: str = "observation"  # the text in /step's reply
     done_keys: tuple[str, ...] = ("done",)
