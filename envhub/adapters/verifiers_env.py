@@ -49,9 +49,7 @@ class VerifiersEnv:
         self._settings = partial(
             HostSettings,
             python=python,
-            config=json.dumps(config, sort_keys=True),
-            held_out=json.dumps(held_out, sort_keys=True),
-            renderer=json.dumps(renderer, sort_keys=True),
+            of_verifiers=json.dumps({"config": config, "held_out": held_out, "renderer": renderer}, sort_keys=True),
             secrets=frozenset((secrets or {}).items()),
         )
         self._leave: Callable[[], Awaitable[None]] | None = None

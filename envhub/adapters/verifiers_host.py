@@ -39,11 +39,9 @@ INHERITED = name_list(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostSettings:
-    """The settings of a process; episodes with equal settings share it. The first three are verifiers', as JSON."""
+    """The settings of a process; episodes with equal settings share it."""
 
-    config: str
-    held_out: str
-    renderer: str
+    of_verifiers: str  # its config, held_out and renderer, as JSON
     python: str
     secrets: frozenset[tuple[str, str]]  # (variable there, variable of the actor)
     model_folder: str
@@ -94,9 +92,11 @@ class VerifiersHost:
             server = GenerateServer(
                 self._sessions, max_tokens=settings.max_tokens, end_tokens=settings.end_tokens, secret=secret
             )
+            first = json.loads(settings.of_verifiers) | {"secret": secret, "max_turns": settings.max_turns}
             async with server.listening() as url, self._process() as process:
                 assert process.stdin is not None and process.stdout is not None
-                writing = asyncio.create_task(self._write(process.stdin, _first_request(settings, url, secret)))
+                first |= {"url": url, "model_folder": settings.model_folder}
+                writing = asyncio.create_task(self._write(process.stdin, first))
                 try:
                     why = await self._read_reports(process.stdout)
                 finally:
@@ -171,18 +171,6 @@ async def leave_host(host: VerifiersHost, name: str) -> None:
         for key in [key for key, known in _HOSTS.items() if known is host]:
             del _HOSTS[key]
         await host.stop()
-
-
-def _first_request(settings: HostSettings, url: str, secret: str) -> dict[str, Any]:
-    return {
-        "config": json.loads(settings.config),
-        "held_out": json.loads(settings.held_out),
-        "renderer": json.loads(settings.renderer),
-        "model_folder": settings.model_folder,
-        "max_turns": settings.max_turns,
-        "url": url,
-        "secret": secret,
-    }
 
 
 def _sampling(sampling: Sampling) -> dict[str, float]:
