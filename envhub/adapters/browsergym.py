@@ -57,19 +57,10 @@ class _Worker:
         env = dict(os.environ) | {"PLAYWRIGHT_BROWSERS_PATH": str(folder / "browsers")}
         if pages is not None:
             env["MINIWOB_URL"] = f"file://{PAGES}/miniwob/"
+        program = [sys.executable, "-P", "-m", "slipstream.envhub.adapters.browsergym_worker"]
         with theirs:
-            self._process.start(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "slipstream.envhub.adapters.browsergym_worker",
-                    str(theirs.fileno()),
-                    folder / "chromium",
-                ],
-                env=env,
-                pass_fds=[theirs.fileno()],
-            )
+            fd = theirs.fileno()
+            self._process.start([*program, str(fd), folder / "chromium"], env=env, pass_fds=[fd])
         self._stream = ours.makefile("rwb")
         ours.close()  # the stream keeps the socket open
         self._thread = OwnThread("browsergym")

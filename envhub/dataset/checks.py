@@ -88,12 +88,12 @@ def found_in(pattern: "timed_re.Pattern[str]", reply: str) -> list[str]:
     return found
 
 
-def compiled(text: str, *, flags: int = 0) -> "timed_re.Pattern[str]":
-    """Return the regular expression `text`. Raises ValueError if it is malformed."""
+def compiled(where: str, text: str, *, flags: int = 0) -> "timed_re.Pattern[str]":
+    """Return the regular expression `text`. Raises ValueError if it is malformed; `where` says which one it is."""
     try:
         return timed_re.compile(text, flags)
     except timed_re.error as error:
-        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+        raise ValueError(f"{where} {text!r} is not a regular expression: {error}") from None
 
 
 def exact(reply: str, answer: Any) -> float:
@@ -146,10 +146,7 @@ def matches(reply: str, answer: Any) -> float:
 
 
 def _pattern(answer: Any) -> "timed_re.Pattern[str]":
-    try:
-        return compiled(str(answer))
-    except ValueError as error:
-        raise ValueError(f"the answer {error}") from None
+    return compiled("the answer", str(answer))
 
 
 def same_json(reply: str, answer: Any) -> float:

@@ -175,10 +175,7 @@ def _text(item: Item) -> str:
 def _pattern(text: str) -> regex.Pattern[str] | None:
     if not text:
         return None
-    try:
-        pattern = compiled(text, flags=regex.DOTALL)
-    except ValueError as error:
-        raise ValueError(f"`env.options.answer_pattern` {error}") from None
+    pattern = compiled("`env.options.answer_pattern`", text, flags=regex.DOTALL)
     if pattern.groups != 1:
         raise ValueError(
             f"`env.options.answer_pattern` {text!r} must have one group, around the answer, has {pattern.groups}"

@@ -242,12 +242,10 @@ workers_of = functools.cache(Workers)  # by name: several parts may have one fun
 class _Worker:
     def __init__(self, name: str) -> None:
         self._connection, theirs = Pipe()
+        program = [sys.executable, "-P", "-m", "slipstream.envhub.rewards.function_worker"]
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "slipstream.envhub.rewards.function_worker"),
-                    *(name, str(theirs.fileno()), str(os.getpid())),
-                ],
+                [*program, name, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"},
                 pass_fds=[theirs.fileno()],

@@ -176,12 +176,10 @@ class EnvPool:
 async def _start(step_timeout_s: float) -> _Process:
     """Start a worker and return it when it is ready. Raises WorkerFailed."""
     ours, theirs = socket.socketpair()
+    program = [sys.executable, "-P", "-m", "slipstream.envhub.serving.env_worker"]
     with theirs:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "slipstream.envhub.serving.env_worker",
+            *program,
             str(theirs.fileno()),
             str(step_timeout_s),
             stdin=asyncio.subprocess.DEVNULL,
