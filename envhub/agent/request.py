@@ -21,15 +21,13 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 PASSED_ON = ("content", "reasoning_content", "tool_calls", "tool_call_id", "name")  # of a message, to the template
 MAX_STOPS = 16
 # Fields of all requests that change nothing of what is sampled, so that no warning is needed; and others of some.
-INERT_IN_ALL = set(
-    name_list(
-        """
-        model, user, metadata, store, service_tier, safety_identifier, prompt_cache_key, prompt_cache_options,
-        prompt_cache_retention
-        """
-    )
+INERT_IN_ALL = name_list(
+    """
+    model, user, metadata, store, service_tier, safety_identifier, prompt_cache_key, prompt_cache_options,
+    prompt_cache_retention
+    """
 )
-INERT = INERT_IN_ALL | {"prediction", "priority", "request_id", "cache_salt"}
+INERT = (*INERT_IN_ALL, "prediction", "priority", "request_id", "cache_salt")
 # Fields about which the run decides, in `sampling` and `model.template_arguments`: they are ignored with a warning.
 OF_THE_RUN = name_list(
     """

@@ -15,7 +15,7 @@ from slipstream.envhub.agent.request import INERT_IN_ALL, ChatRequest, Tool
 from slipstream.envhub.agent.response import MODEL, Answer
 
 # Fields that change nothing of what is sampled.
-INERT = INERT_IN_ALL | {"access_programs", "stream_options"}
+INERT = (*INERT_IN_ALL, "access_programs", "stream_options")
 # Fields that would change an answer in a way that this endpoint cannot, by what an agent may leave in them.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "previous_response_id": (None,),

@@ -23,20 +23,15 @@ from slipstream.envhub.assets.swebench_run import ENVIRONMENT, run_in_testbed
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.file_tree import Node, Tree, file
 from slipstream.envhub.isolation.layer import WHITEOUT, whiteout
+from slipstream.envhub.name_list import name_list
 
 # Files that a runner of tests and Python load automatically. A policy's changes to them are undone, unless the real
 # repair changes them too.
-LOADED_UNASKED = (
-    "conftest.py",
-    "pytest.ini",
-    ".pytest.ini",
-    "tox.ini",
-    "setup.cfg",
-    "pyproject.toml",
-    "sitecustomize.py",
-    "usercustomize.py",
-    "tests/runtests.py",  # Django's
-    "tests/test_sqlite.py",
+LOADED_UNASKED = name_list(
+    """
+    conftest.py, pytest.ini, .pytest.ini, tox.ini, setup.cfg, pyproject.toml, sitecustomize.py, usercustomize.py,
+    tests/runtests.py, tests/test_sqlite.py
+    """  # the last two are Django's
 )
 MAX_LOG_BYTES = 1500
 MAX_CONTROLLED = 50  # tests that are run again to fail: all that were broken, and a sample of the others

@@ -25,18 +25,8 @@ from slipstream.envhub.world import Change
 HAND = "hand"
 LAMP_NAME = f"{LAMP} 1"
 VERBS = (
-    "go to X",
-    "open X",
-    "close X",
-    "take O from X",
-    "move O to X",
-    "clean O with X",
-    "heat O with X",
-    "cool O with X",
-    f"use {LAMP_NAME}",
-    "examine X",
-    "inventory",
-    "look",
+    "go to X, open X, close X, take O from X, move O to X, clean O with X, heat O with X, cool O with X, "
+    f"use {LAMP_NAME}, examine X, inventory, look"
 )
 
 

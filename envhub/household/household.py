@@ -19,7 +19,7 @@ NOTHING_HAPPENS = "Nothing happens."
 FULL_RULES = (
     "You are in a room and have a task to do. You can hold one thing. Closed receptacles must be opened to see or "
     "reach what is in them. Actions, where X is a receptacle and O an object, each with its number: "
-    f"{', '.join(VERBS)}."
+    f"{VERBS}."
 )
 
 

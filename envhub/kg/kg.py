@@ -27,16 +27,8 @@ RULES = (
     "argmax(#k, attribute), argmin(#k, attribute): the entity with the largest or smallest value. count(#k). "
     "End with answer(#k)."
 )
-ARITY = {
-    "get_relations": 1,
-    "get_neighbors": 2,
-    "intersection": 2,
-    "get_attributes": 1,
-    "argmax": 2,
-    "argmin": 2,
-    "count": 1,
-    "answer": 1,
-}
+ARITY = dict.fromkeys(("get_relations", "get_attributes", "count", "answer"), 1)
+ARITY |= dict.fromkeys(("get_neighbors", "intersection", "argmax", "argmin"), 2)
 NUMBER = "number"  # the kind of a count
 
 _CALL = re.compile(r"\s*([a-z][a-z_\s]*)\(([^()]*)\)\s*", re.IGNORECASE | re.ASCII)
