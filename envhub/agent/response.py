@@ -74,12 +74,7 @@ class Answers:
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         said = {"message": answer.message} if self.is_chat else {"text": answer.text}
-        return {
-            "index": index,
-            **said,
-            "logprobs": self._logprobs(answer),
-            "finish_reason": answer.finish_reason,
-        }
+        return {"index": index, **said, "logprobs": self._logprobs(answer), "finish_reason": answer.finish_reason}
 
     def _deltas(self, index: int, answer: Answer) -> Iterator[dict[str, Any]]:
         said = answer.message

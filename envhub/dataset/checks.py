@@ -253,11 +253,5 @@ CHECKS: dict[str, Check] = {
     ),
     "json": immediate(same_json),
     "schema": Check(compare=_fits_schema, accept=schema_of, reply=None),
-    "code": Check(
-        compare=passed_share,
-        accept=tests_in,
-        reply=None,
-        has_alternatives=False,
-        require=require_sandbox,
-    ),
+    "code": Check(compare=passed_share, accept=tests_in, reply=None, has_alternatives=False, require=require_sandbox),
 }

@@ -93,14 +93,7 @@ def _item(row: Row, columns: Columns, unread: Counter[str]) -> Item:
             raise ValueError(f"column {columns.prompt!r} ends with the assistant's message; a reply is never begun")
     if columns.tools and (tools := listed_tools(_column(row, columns.tools))):
         messages = with_tools(messages, tools)
-    return Item(
-        row=row,
-        prompt=messages,
-        is_chat=is_chat,
-        answer=answer,
-        solution=solution,
-        script=script,
-    )
+    return Item(row=row, prompt=messages, is_chat=is_chat, answer=answer, solution=solution, script=script)
 
 
 def _column(row: Row, name: str) -> Any:

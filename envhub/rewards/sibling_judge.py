@@ -39,10 +39,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def show(episode: Episode, columns: Sequence[str]) -> str:
     """Return what judges see of `episode`, for `Trajectory.shown`. Raises EnvError if it has no such column."""
-    shown = {
-        "conversation": [*episode.messages, *episode.ending],
-        "columns": columns_of(episode, columns),
-    }
+    shown = {"conversation": [*episode.messages, *episode.ending], "columns": columns_of(episode, columns)}
     return json.dumps(shown, ensure_ascii=False, default=str)
 
 

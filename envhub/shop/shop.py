@@ -42,14 +42,7 @@ class Profile:
 
 STORES = {"small": make_small_store, "full": make_full_store}
 PROFILES = {
-    "small": Profile(
-        text=pages.terse_text,
-        page_size=4,
-        ranked=False,
-        rules="",
-        greeting="",
-        refusal="invalid",
-    ),
+    "small": Profile(text=pages.terse_text, page_size=4, ranked=False, rules="", greeting="", refusal="invalid"),
     "full": Profile(
         text=pages.webshop_text,
         page_size=10,
