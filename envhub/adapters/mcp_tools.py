@@ -1,7 +1,6 @@
 """`mcp`: tasks over the tools of real MCP servers, from files with the instructions and the checks."""
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.mcp_session import INSTALL, McpServer, McpSession
 from slipstream.envhub.env import EnvError, Observation
+from slipstream.envhub.env_options import read_secrets
 from slipstream.envhub.package import require_package
 from slipstream.envhub.replayed_env import ReplayedEnv, answered
 from slipstream.envhub.user_files import item_of, named_files, read_lines
@@ -104,7 +104,7 @@ class McpEnv(ReplayedEnv[_Episode]):
             )
         files = named_files(train, held_out, fetch=FETCH)
         self._items = {split: read_lines(path, ToolTask) for split, path in files.items()}
-        self._server = McpServer(command=tuple(command), url=url, secrets=_values(secrets or {}))
+        self._server = McpServer(command=tuple(command), url=url, secrets=read_secrets(secrets))
         self._hidden = frozenset(hidden)
         self._session: McpSession | None = None
 
@@ -170,14 +170,6 @@ class McpEnv(ReplayedEnv[_Episode]):
             right = right and not reply.is_error and check.holds(reply.text)
         episode.is_over = True
         return answered("bye", {"solved": float(right)}, terminated=True, score=float(right))
-
-
-def _values(secrets: Mapping[str, str]) -> dict[str, str]:
-    if missing := [variable for variable in secrets.values() if variable not in os.environ]:
-        raise ValueError(
-            f"`env.options.secrets`: {missing[0]} is not set in the actor's environment; export it before the start"
-        )
-    return {name: os.environ[variable] for name, variable in secrets.items()}
 
 
 def _refused(why: str) -> Observation:

@@ -11,6 +11,7 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.adapters.verifiers_host import HostSettings, join_host, leave_host
 from slipstream.envhub.adapters.verifiers_session import Session
 from slipstream.envhub.driving import Ending, Generate, Terms
+from slipstream.envhub.env_options import read_secrets
 
 
 class VerifiersEnv:
@@ -41,11 +42,7 @@ class VerifiersEnv:
             raise ValueError(
                 f"`env.options.config` must have a taskset, such as {{taskset: {{id: my_tasks}}}}, got {config!r}"
             )
-        missing = [ours for ours in (secrets or {}).values() if ours not in os.environ]
-        if missing:
-            raise ValueError(
-                f"`env.options.secrets`: {missing} are not set in the actor's environment; export them before the start"
-            )
+        read_secrets(secrets)  # raises
         self._settings = partial(
             HostSettings,
             python=python,

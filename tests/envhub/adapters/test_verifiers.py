@@ -368,7 +368,7 @@ def test_the_process_sees_no_secret_but_those_that_are_named(monkeypatch: pytest
     [
         ({"python": "/no/such/python"}, "must be a Python interpreter, got '/no/such/python'"),
         ({"config": {"agent": {}}}, "must have a taskset"),
-        ({"secrets": {"KEY": "NOT_SET_HERE"}}, r"\['NOT_SET_HERE'\] are not set"),
+        ({"secrets": {"KEY": "NOT_SET_HERE"}}, "NOT_SET_HERE is not set"),
         ({"game": "chess"}, "its options are: python, config"),
     ],
 )
