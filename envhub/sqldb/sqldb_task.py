@@ -1,8 +1,8 @@
 """Draws requests for a database: a question or a change in words, and the SQL statement that solves it."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from slipstream.envhub.sqldb.domain import Domain, Tables, Thing
 
@@ -17,160 +17,145 @@ class Request:
         return not self.sql.startswith("SELECT")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Form:
+    """A kind of request: what is drawn for it, in this order, and its texts with what was drawn.
+
+    Both texts may also name the domain's `first` thing, `event` and `amount`. Where no `thing` is drawn, it is the
+    domain's second.
+    """
+
+    draws: tuple[str, ...]
+    text: str
+    sql: str
+
+
+_NUMBERS = {
+    "bound": range(100, 400, 10),
+    "few": range(20),
+    "some": range(5, 30),
+    "by": range(5, 50),
+    "value": range(500, 1000),
+}
+_WORDS = {
+    "total": (("sum", "sum"), ("highest", "max"), ("lowest", "min")),
+    "extreme": (("highest", "DESC"), ("lowest", "ASC")),
+}
+
+READS: dict[int, tuple[_Form, ...]] = {
+    1: (
+        _Form(
+            draws=("thing", "name"),
+            text="What is the {thing.number} of the {thing.one} named {name}?",
+            sql="SELECT {thing.number} FROM {thing.table} WHERE name = '{name}'",
+        ),
+        _Form(
+            draws=("thing", "group"),
+            text="How many {thing.table} have the {thing.group} {group}?",
+            sql="SELECT count(*) FROM {thing.table} WHERE {thing.group} = '{group}'",
+        ),
+        _Form(
+            draws=("thing", "bound"),
+            text="What are the names of the {thing.table} with a {thing.number} of more than {bound}?",
+            sql="SELECT name FROM {thing.table} WHERE {thing.number} > {bound}",
+        ),
+    ),
+    2: (
+        _Form(
+            draws=("thing", "group", "total"),
+            text="What is the {total[0]} {thing.number} of all {thing.table} whose {thing.group} is {group}?",
+            sql="SELECT {total[1]}({thing.number}) FROM {thing.table} WHERE {thing.group} = '{group}'",
+        ),
+        _Form(
+            draws=("thing", "group", "extreme"),
+            text="Which {thing.one} of the {thing.group} {group} has the {extreme[0]} {thing.number}? Give the name.",
+            sql="SELECT name FROM {thing.table} WHERE {thing.group} = '{group}' "
+            "ORDER BY {thing.number} {extreme[1]} LIMIT 1",
+        ),
+    ),
+    3: (
+        _Form(
+            draws=("name", "few"),
+            text="Which {first.table} have at least one of the {event} with the {thing.one} named {name} and a "
+            "{amount} of more than {few}? Give each name once.",
+            sql="SELECT DISTINCT a.name FROM {first.table} a JOIN {event} e ON e.{first.one}_id = a.id "
+            "JOIN {thing.table} b ON b.id = e.{thing.one}_id WHERE b.name = '{name}' AND e.{amount} > {few}",
+        ),
+        _Form(
+            draws=("thing", "group", "few"),
+            text="What is the total of each {amount} of more than {few}, over all {event} of {thing.table} whose "
+            "{thing.group} is {group}?",
+            sql="SELECT sum(e.{amount}) FROM {event} e JOIN {thing.table} t ON t.id = e.{thing.one}_id "
+            "WHERE t.{thing.group} = '{group}' AND e.{amount} > {few}",
+        ),
+    ),
+}
+WRITES: dict[int, tuple[_Form, ...]] = {
+    1: (
+        _Form(
+            draws=("thing", "value", "name"),
+            text="Set the {thing.number} of the {thing.one} named {name} to {value}.",
+            sql="UPDATE {thing.table} SET {thing.number} = {value} WHERE name = '{name}'",
+        ),
+        _Form(
+            draws=("thing", "value", "group", "new_id"),
+            text="Add a {thing.one} with the id {new_id}, named Zed, of the {thing.group} {group} and with a "
+            "{thing.number} of {value}.",
+            sql="INSERT INTO {thing.table} VALUES ({new_id}, 'Zed', '{group}', {value})",
+        ),
+    ),
+    2: (
+        _Form(
+            draws=("some",),
+            text="Delete all {event} with a {amount} of less than {some}.",
+            sql="DELETE FROM {event} WHERE {amount} < {some}",
+        ),
+        _Form(
+            draws=("thing", "by", "group"),
+            text="Raise the {thing.number} of all {thing.table} whose {thing.group} is {group} by {by}.",
+            sql="UPDATE {thing.table} SET {thing.number} = {thing.number} + {by} WHERE {thing.group} = '{group}'",
+        ),
+    ),
+    3: (
+        _Form(
+            draws=("by", "name"),
+            text="Raise by {by} the {first.number} of each of the {first.table} that have at least one of the {event} "
+            "with the {thing.one} named {name}.",
+            sql="UPDATE {first.table} SET {first.number} = {first.number} + {by} WHERE id IN (SELECT e.{first.one}_id "
+            "FROM {event} e JOIN {thing.table} b ON b.id = e.{thing.one}_id WHERE b.name = '{name}')",
+        ),
+        _Form(
+            draws=("thing", "group"),
+            text="Delete all {event} of {thing.table} whose {thing.group} is {group}.",
+            sql="DELETE FROM {event} WHERE {thing.one}_id IN (SELECT id FROM {thing.table} "
+            "WHERE {thing.group} = '{group}')",
+        ),
+    ),
+}
+
+
 def draw_request(rng: random.Random, domain: Domain, tables: Tables, *, level: int, task: str) -> Request:
     """Return a request of `level`. `task` is "read", "write", or "any" for either."""
-    kinds = [*(READS[level] if task != "write" else ()), *(WRITES[level] if task != "read" else ())]
-    return rng.choice(kinds)(rng, domain, tables)
+    form = rng.choice([*(READS[level] if task != "write" else ()), *(WRITES[level] if task != "read" else ())])
+    drawn: dict[str, Any] = {
+        "first": domain.first,
+        "thing": domain.second,
+        "event": domain.event,
+        "amount": domain.amount,
+    }
+    for what in form.draws:
+        drawn[what] = _draw(rng, what, domain, tables, drawn["thing"])
+    return Request(text=form.text.format_map(drawn), sql=form.sql.format_map(drawn))
 
 
-_Draw = Callable[[random.Random, Domain, Tables], Request]
-
-
-def _thing(rng: random.Random, domain: Domain) -> Thing:
-    return rng.choice((domain.first, domain.second))
-
-
-def _name(rng: random.Random, thing: Thing, tables: Tables) -> str:
-    return str(rng.choice(tables[thing.table])[1])
-
-
-def _group(rng: random.Random, thing: Thing, tables: Tables) -> str:
-    return str(rng.choice(tables[thing.table])[2])
-
-
-def _number_of_one(rng: random.Random, domain: Domain, tables: Tables) -> Request:
-    thing = _thing(rng, domain)
-    name = _name(rng, thing, tables)
-    return Request(
-        text=f"What is the {thing.number} of the {thing.one} named {name}?",
-        sql=f"SELECT {thing.number} FROM {thing.table} WHERE name = '{name}'",
-    )
-
-
-def _count_of_group(rng: random.Random, domain: Domain, tables: Tables) -> Request:
-    thing = _thing(rng, domain)
-    group = _group(rng, thing, tables)
-    return Request(
-        text=f"How many {thing.table} have the {thing.group} {group}?",
-        sql=f"SELECT count(*) FROM {thing.table} WHERE {thing.group} = '{group}'",
-    )
-
-
-def _names_above(rng: random.Random, domain: Domain, tables: Tables) -> Request:
-    thing, bound = _thing(rng, domain), rng.randrange(100, 400, 10)
-    return Request(
-        text=f"What are the names of the {thing.table} with a {thing.number} of more than {bound}?",
-        sql=f"SELECT name FROM {thing.table} WHERE {thing.number} > {bound}",
-    )
-
-
-def _total_of_group(rng: random.Random, domain: Domain, tables: Tables) -> Request:
-    thing = _thing(rng, domain)
-    group = _group(rng, thing, tables)
-    word, function = rng.choice((("sum", "sum"), ("highest", "max"), ("lowest", "min")))
-    return Request(
-        text=f"What is the {word} {thing.number} of all {thing.table} whose {thing.group} is {group}?",
-        sql=f"SELECT {function}({thing.number}) FROM {thing.table} WHERE {thing.group} = '{group}'",
-    )
-
-
-def _extreme(rng: random.Random, domain: Domain, tables: Tables) -> Request:
-    thing = _thing(rng, domain)
-    group = _group(rng, thing, tables)
-    word, order = rng.choice((("highest", "DESC"), ("lowest", "ASC")))
-    return Request(
-        text=f"Which {thing.one} of the {thing.group} {group} has the {word} {thing.number}? Give the name.",
-        sql=f"SELECT name FROM {thing.table} WHERE {thing.group} = '{group}' ORDER BY {thing.number} {order} LIMIT 1",
-    )
-
-
-def _joined_names(rng: random.Random, domain: Domain, tables: Tables) -> Request:
-    first, second = domain.first, domain.second
-    name, bound = _name(rng, second, tables), rng.randrange(20)
-    return Request(
-        text=f"Which {first.table} have at least one of the {domain.event} with the {second.one} named {name} and a "
-        f"{domain.amount} of more than {bound}? Give each name once.",
-        sql=f"SELECT DISTINCT a.name FROM {first.table} a JOIN {domain.event} e ON e.{first.one}_id = a.id "
-        f"JOIN {second.table} b ON b.id = e.{second.one}_id WHERE b.name = '{name}' "
-        f"AND e.{domain.amount} > {bound}",
-    )
-
-
-def _joined_total(rng: random.Random, domain: Domain, tables: Tables) -> Request:
-    thing = _thing(rng, domain)
-    group, bound = _group(rng, thing, tables), rng.randrange(20)
-    return Request(
-        text=f"What is the total of each {domain.amount} of more than {bound}, over all {domain.event} of "
-        f"{thing.table} whose {thing.group} is {group}?",
-        sql=f"SELECT sum(e.{domain.amount}) FROM {domain.event} e JOIN {thing.table} t ON t.id = e.{thing.one}_id "
-        f"WHERE t.{thing.group} = '{group}' AND e.{domain.amount} > {bound}",
-    )
-
-
-def _set_number(rng: random.Random, domain: Domain, tables: Tables) -> Request:
-    thing, value = _thing(rng, domain), rng.randrange(500, 1000)
-    name = _name(rng, thing, tables)
-    return Request(
-        text=f"Set the {thing.number} of the {thing.one} named {name} to {value}.",
-        sql=f"UPDATE {thing.table} SET {thing.number} = {value} WHERE name = '{name}'",
-    )
-
-
-def _add_thing(rng: random.Random, domain: Domain, tables: Tables) -> Request:
-    thing, value = _thing(rng, domain), rng.randrange(500, 1000)
-    group, number = _group(rng, thing, tables), len(tables[thing.table]) + 1
-    return Request(
-        text=f"Add a {thing.one} with the id {number}, named Zed, of the {thing.group} {group} and with a "
-        f"{thing.number} of {value}.",
-        sql=f"INSERT INTO {thing.table} VALUES ({number}, 'Zed', '{group}', {value})",
-    )
-
-
-def _delete_events(rng: random.Random, domain: Domain, _: Tables) -> Request:
-    bound = rng.randrange(5, 30)
-    return Request(
-        text=f"Delete all {domain.event} with a {domain.amount} of less than {bound}.",
-        sql=f"DELETE FROM {domain.event} WHERE {domain.amount} < {bound}",
-    )
-
-
-def _raise_group(rng: random.Random, domain: Domain, tables: Tables) -> Request:
-    thing, value = _thing(rng, domain), rng.randrange(5, 50)
-    group = _group(rng, thing, tables)
-    return Request(
-        text=f"Raise the {thing.number} of all {thing.table} whose {thing.group} is {group} by {value}.",
-        sql=f"UPDATE {thing.table} SET {thing.number} = {thing.number} + {value} WHERE {thing.group} = '{group}'",
-    )
-
-
-def _raise_joined(rng: random.Random, domain: Domain, tables: Tables) -> Request:
-    first, second, value = domain.first, domain.second, rng.randrange(5, 50)
-    name = _name(rng, second, tables)
-    return Request(
-        text=f"Raise by {value} the {first.number} of each of the {first.table} that have at least one of the "
-        f"{domain.event} with the {second.one} named {name}.",
-        sql=f"UPDATE {first.table} SET {first.number} = {first.number} + {value} WHERE id IN (SELECT e.{first.one}_id "
-        f"FROM {domain.event} e JOIN {second.table} b ON b.id = e.{second.one}_id WHERE b.name = '{name}')",
-    )
-
-
-def _delete_joined(rng: random.Random, domain: Domain, tables: Tables) -> Request:
-    thing = _thing(rng, domain)
-    group = _group(rng, thing, tables)
-    return Request(
-        text=f"Delete all {domain.event} of {thing.table} whose {thing.group} is {group}.",
-        sql=f"DELETE FROM {domain.event} WHERE {thing.one}_id IN (SELECT id FROM {thing.table} "
-        f"WHERE {thing.group} = '{group}')",
-    )
-
-
-READS: dict[int, tuple[_Draw, ...]] = {
-    1: (_number_of_one, _count_of_group, _names_above),
-    2: (_total_of_group, _extreme),
-    3: (_joined_names, _joined_total),
-}
-WRITES: dict[int, tuple[_Draw, ...]] = {
-    1: (_set_number, _add_thing),
-    2: (_delete_events, _raise_group),
-    3: (_raise_joined, _delete_joined),
-}
+def _draw(rng: random.Random, what: str, domain: Domain, tables: Tables, thing: Thing) -> Any:
+    match what:
+        case "thing":
+            return rng.choice((domain.first, domain.second))
+        case "name":
+            return rng.choice(tables[thing.table])[1]
+        case "group":
+            return rng.choice(tables[thing.table])[2]
+        case "new_id":
+            return len(tables[thing.table]) + 1
+    return rng.choice(_NUMBERS[what] if what in _NUMBERS else _WORDS[what])
