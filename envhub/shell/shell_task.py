@@ -201,18 +201,7 @@ def _end_process(rng: random.Random, tree: Tree) -> Job:
     )
 
 
-READS: tuple[Callable[[random.Random, Tree], Job], ...] = (
-    _count_files,
-    _count_lines,
-    _sum_column,
-    _value_of,
-    _file_with,
-)
-WRITES: tuple[Callable[[random.Random, Tree], Job], ...] = (
-    _move_files,
-    _delete_with,
-    _sort_unique,
-    _replace_word,
-    _make_executable,
-)
-PROCESSES: tuple[Callable[[random.Random, Tree], Job], ...] = (_count_processes, _end_process)
+_Draw = Callable[[random.Random, Tree], Job]
+READS: tuple[_Draw, ...] = (_count_files, _count_lines, _sum_column, _value_of, _file_with)
+WRITES: tuple[_Draw, ...] = (_move_files, _delete_with, _sort_unique, _replace_word, _make_executable)
+PROCESSES: tuple[_Draw, ...] = (_count_processes, _end_process)

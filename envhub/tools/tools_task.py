@@ -116,11 +116,5 @@ def _free_time(rng: random.Random, servers: Servers) -> tuple[str, int]:
     return rng.choice([(day, hour) for day in DAYS for hour in range(8, 18) if (day, hour) not in taken])
 
 
-ERRANDS: tuple[Callable[[random.Random, Servers], Errand], ...] = (
-    _pay,
-    _note_balance,
-    _move,
-    _cancel_the_one_at,
-    _mail,
-    _forward_note,
-)
+_Draw = Callable[[random.Random, Servers], Errand]
+ERRANDS: tuple[_Draw, ...] = (_pay, _note_balance, _move, _cancel_the_one_at, _mail, _forward_note)
