@@ -97,7 +97,7 @@ class McpEnv(ReplayedEnv[_Episode]):
     ) -> None:
         """Raises ValueError if `mcp` or a file is missing, or an option is invalid."""
         require_package("mcp", install=INSTALL)
-        if bool(command) == bool(url) or isinstance(command, str):
+        if bool(command) == bool(url):
             raise ValueError(
                 "exactly one of `env.options.command`, a list such as [python, server.py], and `env.options.url` must "
                 f"be set, got {command!r} and {url!r}"

@@ -38,7 +38,7 @@ class VerifiersEnv:
                 f"`env.options.python` must be a Python interpreter, got {python!r}; "
                 "create a virtual environment and run `pip install 'verifiers==0.4.*' uv` in it"
             )
-        if not (isinstance(config, Mapping) and isinstance(config.get("taskset"), Mapping) and config["taskset"]):
+        if not isinstance(config.get("taskset"), Mapping) or not config["taskset"]:
             raise ValueError(
                 f"`env.options.config` must have a taskset, such as {{taskset: {{id: my_tasks}}}}, got {config!r}"
             )

@@ -120,9 +120,9 @@ def _ending(rewards: dict[str, Any], stop_reason: StopReason) -> Ending:
     return Ending(messages=(), rewards=numbers, stop_reason=stop_reason, score=score, success=score >= FULL_SCORE)
 
 
-def _words(agent: object) -> list[str]:
-    words = list(agent) if isinstance(agent, Sequence) and not isinstance(agent, str) else []
-    if not words or not all(isinstance(word, str) and word and "\0" not in word for word in words):
+def _words(agent: str | Sequence[str]) -> list[str]:
+    words = [] if isinstance(agent, str) else list(agent)
+    if not words or not all(word and "\0" not in word for word in words):
         raise ValueError(
             "`env.options.agent` must be module:function, or a command as a list of words, such as "
             f"[/usr/bin/python3, /opt/agent/play.py], got {agent!r}"

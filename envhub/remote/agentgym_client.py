@@ -205,8 +205,7 @@ class AgentGymClient(ReplayedEnv[_Episode]):
 
 def _numbers(name: str, bounds: Sequence[int]) -> range:
     """Return the numbers from the first to the last of `bounds`."""
-    whole = len(bounds) == 2 and all(isinstance(bound, int) for bound in bounds)
-    if not whole or not 0 <= bounds[0] <= bounds[1]:
+    if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
         raise ValueError(
             f"`env.options.{name}` must be the first and the last number of its tasks, such as [0, 99], got {bounds!r}"
         )

@@ -247,7 +247,7 @@ def test_options_that_do_not_fit_are_refused(tasks: str, tmp_path: Path) -> None
     for options, why in (
         ({"train": tasks}, "exactly one of `env.options.command`"),
         ({"train": tasks, "command": COMMAND, "url": "http://127.0.0.1:1/mcp"}, "exactly one of `env.options.command`"),
-        ({"train": tasks, "command": "python server.py"}, "exactly one of `env.options.command`"),
+        ({"train": tasks, "command": "python server.py"}, "`env.options.command` must be a list of texts"),
         ({"command": COMMAND}, "`env.options.train` must be set; write one JSON object a line"),
         ({"train": str(tmp_path / "none"), "command": COMMAND}, "none does not exist; write one JSON object a line"),
     ):
