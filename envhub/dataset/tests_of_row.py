@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from slipstream.common.records.valid_text import valid_text
+from slipstream.common.records.message import valid_text
 from slipstream.envhub.isolation.file_tree import file
 from slipstream.envhub.isolation.program import program_in, run_on_inputs
 from slipstream.envhub.isolation.sandbox import Limits, run_in_sandbox
