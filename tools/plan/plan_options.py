@@ -38,7 +38,6 @@ class PlanOptions:
     link_gbit_per_s: Positive = 25.0  # of the learner's host, to hosts of actors
     episode_tokens: Whole = 0  # assumed length of an episode, prompts included; 0: half of model.max_tokens
     env_seconds: NonNegative = 5.0  # assumed time of the environment in an episode
-    episode_spread: NonNegative = 0.3  # assumed standard deviation of a group's durations, over their mean
     gpu_price: NonNegative = 0.0  # dollars an hour of one GPU; 0 if unknown
 
     def __post_init__(self) -> None:

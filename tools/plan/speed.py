@@ -17,6 +17,7 @@ from slipstream.tools.plan.plan_options import GPUS, PlanOptions
 LEARNER_EFFICIENCY = 0.35  # share of a GPU's peak that the learner reaches
 ENGINE_EFFICIENCY = 0.5  # share of peak and bandwidth that an engine reaches
 SAMPLED_SHARE = 0.3  # of an episode's tokens: the policy samples them
+SPREAD = 0.3  # standard deviation of a group's durations, over their mean
 MEAN_SHARE, SLOW_SHARE = 0.5264, 0.99  # of normal maxima: below their mean, and the slowest in a hundred
 NEVER_WAITS = 1.02  # the step, over its training, of a learner that does not wait
 FULL, FREE = 0.9, 0.7  # shares of the slots in use: groups wait for one above the first, and begin at once below
@@ -78,7 +79,7 @@ def speed_of(config: Config, step: MeasuredStep, options: PlanOptions) -> Speed:
         replay,
         num_slots=engines * (config.actors.max_episodes if by == "admission" else requests),
         episode_s=episode_s,
-        spread=options.episode_spread,
+        spread=SPREAD,
         train_s=train_s,
         refresh_s=refresh_s,
         step_s=step_s,

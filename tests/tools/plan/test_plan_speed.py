@@ -35,14 +35,18 @@ OPTIONS = PlanOptions(
     link_gbit_per_s=8.0,
     episode_tokens=1000,
     env_seconds=2.3,
-    episode_spread=0.4,
     gpu_price=2.0,
 )
 
 
 @pytest.fixture(autouse=True)
 def round_assumptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("LEARNER_EFFICIENCY", 0.4), ("ENGINE_EFFICIENCY", 0.5), ("SAMPLED_SHARE", 0.5)):
+    for name, value in (
+        ("LEARNER_EFFICIENCY", 0.4),
+        ("ENGINE_EFFICIENCY", 0.5),
+        ("SAMPLED_SHARE", 0.5),
+        ("SPREAD", 0.4),
+    ):
         monkeypatch.setattr(f"slipstream.tools.plan.speed.{name}", value)
 
 
