@@ -95,9 +95,11 @@ class OfWandb(types.ModuleType):
         super().__init__("wandb")
         self.logged: list[dict[str, Any]] = []
         self.resumed: list[str | None] = []
+        self.projects: list[str] = []
 
-    def init(self, *, id: str | None, **_: object) -> "OfWandb":
+    def init(self, *, id: str | None, project: str, **_: object) -> "OfWandb":
         self.resumed.append(id)
+        self.projects.append(project)
         return self
 
     def define_metric(self, *_: object, **__: object) -> None:
@@ -155,6 +157,19 @@ def test_samples_are_sent_once_and_those_of_a_step_that_is_made_again_are_sent_a
     assert wandb.resumed == [None, "r1", "r1"]
 
 
+def test_the_project_is_that_of_the_packages_variable_as_under_up(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", wandb := OfWandb())
+    config = Config(run=RunConfig(name="demo", root=str(run_dir.path.parent)))
+    write(run_dir, {"step": 1, "time": 10.0})
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    track(config, options=TrackOptions(once=True))
+    monkeypatch.setenv("WANDB_PROJECT", "agents")
+    track(config, options=TrackOptions(once=True))
+    assert wandb.projects == ["slipstream", "agents"]
+
+
 def test_lines_that_are_no_samples_are_skipped(run_dir: RunDir) -> None:
     whole = [msgspec.json.encode(sample) for sample in samples_of(1, time_s=10.0)]
     garbage = [b"\xff", b"[]", b'{"step": 1}', b'{"step": 1, "time": "x", "text": 5}', b'{"step": 2, "time": 11.0']
@@ -190,7 +205,6 @@ def test_a_store_that_mlflow_refuses_is_named(run_dir: RunDir, monkeypatch: pyte
         ({"to": "comet"}, "`--to` must be wandb, mlflow or prometheus, got 'comet'"),
         ({"port": 70_000}, "`--port` must be in [0, 65535], got 70000"),
         ({"to": "prometheus", "once": True}, "`--once` must be left out with --to prometheus"),
-        ({"project": ""}, "`--project` must be a name"),
     ],
 )
 def test_options_without_a_meaning_are_refused(options: dict[str, object], said: str) -> None:

@@ -7,6 +7,7 @@ hangs, or is not reachable, never delays the learner.
 import contextlib
 import itertools
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +30,7 @@ from slipstream.tools.see.track.track_options import TrackOptions
 from slipstream.tools.see.track.wandb_tracker import WandbTracker
 
 POLL_S = 2.0
+PROJECTS = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}  # the packages' own variables
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +109,8 @@ def _begin(run_dir: RunDir, name: str, options: TrackOptions) -> tuple[Tracker, 
         return server, Sent()
     sent = read_sent(run_dir, options.to)
     kind = WandbTracker if options.to == "wandb" else MlflowTracker
-    tracker = kind(name, folder=run_dir.path, project=options.project, settings=settings, run=sent.tracker_run)
+    project = os.environ.get(PROJECTS[options.to]) or "slipstream"
+    tracker = kind(name, folder=run_dir.path, project=project, settings=settings, run=sent.tracker_run)
     log.info("slipstream track: %s receives the metrics of %s at %s", options.to, name, tracker.place)
     return tracker, sent
 
