@@ -5,27 +5,30 @@ again, and its budget is not new.
 """
 
 import asyncio
-import hashlib
-import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.wire import MALFORMED
-from slipstream.envhub.rewards.chat_client import ChatClient
 
 PROGRESS_S = 5.0
-Spent = tuple[int, int, float]  # requests, tokens, money
 T = TypeVar("T")
-E = TypeVar("E", bound=msgspec.Struct)
 
 
-def entries_of(file: BinaryIO, path: Path, kind: type[E]) -> Iterator[E]:
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line of the journal: the marks of the rows that were shown together, and what was spent until then."""
+
+    asked: str  # the digest of what the judge was shown, and of how it was asked
+    marks: list[dict[str, float]]  # by name, of each row
+    spent: dict[str, tuple[int, int, float]]  # of each judge: requests, tokens, money
+
+
+def entries_of(file: BinaryIO, path: Path) -> Iterator[Entry]:
     """Yield each entry of the journal in `file`. Raises ConfigError for a damaged line.
 
     A last line that was cut off, as the process was killed, is removed.
@@ -37,33 +40,17 @@ def entries_of(file: BinaryIO, path: Path, kind: type[E]) -> Iterator[E]:
             file.truncate(start)
             break
         try:
-            entry = msgspec.json.decode(line, type=kind)
+            entry = msgspec.json.decode(line, type=Entry)
         except MALFORMED as error:
             raise ConfigError(f"{path}, line {number} is damaged: {error}; remove the line") from None
         yield entry
         start += len(line)
 
 
-def append_entry(file: BinaryIO, entry: msgspec.Struct) -> None:
+def append_entry(file: BinaryIO, entry: Entry) -> None:
     file.seek(0, 2)
     file.write(msgspec.json.encode(entry) + b"\n")
     file.flush()
-
-
-def digest_of(asked: Any) -> str:
-    """A name for what a model was asked, a value of JSON."""
-    return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def spent_by(client: ChatClient) -> Spent:
-    return client.num_requests, client.num_tokens, client.cost
-
-
-def restore_spent(client: ChatClient, spent: Spent) -> None:
-    """Count what the journal says beside what `client` has spent; the larger one of each holds."""
-    requests, tokens, cost = spent
-    client.num_requests, client.num_tokens = max(client.num_requests, requests), max(client.num_tokens, tokens)
-    client.cost = max(client.cost, cost)
 
 
 def ask_for_all(

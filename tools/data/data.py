@@ -98,7 +98,7 @@ def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> in
 
 def _report(path: Path, files: DataFiles, counts: Counts, *, rate: float) -> None:
     held_out = f", {counts.num_held_out} in {files.held_out.name}" if counts.num_held_out else ""
-    copies = f", and {sum(counts.copies.values())} copies with errors" if counts.copies else ""
+    copies = f", and {counts.num_copies} copies with errors" if counts.num_copies else ""
     print(
         f"{path}: {counts.num_trained} of {counts.num_rows} rows are kept{held_out}{copies}, {counts.num_dropped} "
         f"dropped, {counts.num_malformed} cannot be read; {rate:.0f} rows/s; see {files.card}"
@@ -238,10 +238,9 @@ class _Call:
         if is_held_out or not self.options.noise:
             return
         copy = noisy(messages, share=self.options.noise, dice=random.Random(f"{self.seed}/{row['source']}"))
-        if copy is None:
-            count(counts.uncopied, "noise: nothing to change")
-        else:
-            count(counts.copies, "noise")
+        counts.num_copies += copy is not None
+        counts.num_uncopied += copy is None
+        if copy is not None:
             self.files.write(self.files.kept, {**row, "messages": copy, "perturbed": "noise"})
 
 

@@ -29,11 +29,11 @@ class Counts:
     replies: dict[int, int] = field(default_factory=dict)  # kept rows, by the bits of their number of replies
     chars: dict[int, int] = field(default_factory=dict)  # kept rows, by the bits of their number of characters
     marks: list[str] = field(default_factory=list)  # lines about the marks of a judge
-    copies: dict[str, int] = field(default_factory=dict)  # rows with typing errors, by kind
-    uncopied: dict[str, int] = field(default_factory=dict)  # rows that got no such copy, by reason
     unread: dict[str, int] = field(default_factory=dict)  # fields that no reader knows, in rows that passed the filters
     num_trained: int = 0
     num_held_out: int = 0
+    num_copies: int = 0  # rows with typing errors
+    num_uncopied: int = 0  # rows without a word to change
 
     @property
     def num_rows(self) -> int:
@@ -83,10 +83,9 @@ def card(name: str, counts: Counts, options: DataOptions, *, digests: Mapping[st
         lines += ["", "## Fields that are not read", "", *_table(("field", "messages"), fields)]
     if counts.marks:
         lines += ["", "## Marks", "", *counts.marks]
-    if counts.copies or counts.uncopied:
-        made = [[kind, f"{number:,}"] for kind, number in _most_first(counts.copies)]
-        without = [[f"no copy: {reason}", f"{number:,}"] for reason, number in _most_first(counts.uncopied)]
-        lines += ["", "## Copies with errors, beside the rows kept", "", *_table(("copies", "rows"), made + without)]
+    if options.noise:
+        made = [["noise", f"{counts.num_copies:,}"], ["no copy: nothing to change", f"{counts.num_uncopied:,}"]]
+        lines += ["", "## Copies with errors, beside the rows kept", "", *_table(("copies", "rows"), made)]
     lines += ["", "## Lengths of the rows kept", ""]
     lines += _table(("replies", "rows"), _histogram(counts.replies))
     lines += ["", *_table(("characters", "rows"), _histogram(counts.chars))]

@@ -182,11 +182,11 @@ class DataFiles:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether rows wait for a model."""
+        """Whether rows wait for the judge."""
         return self.waiting in self._written
 
     def waiting_rows(self) -> Path:
-        """The file with the rows that wait for a model, all written."""
+        """The file with the rows that wait for the judge, all written."""
         self.opened(self.waiting).file.flush()
         return _half(self.waiting)
 

@@ -1,5 +1,6 @@
 """Marks the rows of `slipstream data` by a judge: each row by itself, or the rows of a task against each other."""
 
+import hashlib
 import json
 import statistics
 from collections import Counter
@@ -8,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
 import numpy as np
 
 from slipstream.common.process.config_error import ConfigError
@@ -22,15 +22,7 @@ from slipstream.envhub.rewards.judge import Judge
 from slipstream.envhub.rewards.panel import Panel
 from slipstream.envhub.rewards.part import Part, check_keys, parts_of
 from slipstream.envhub.rewards.sibling_judge import GroupJudge, Shown
-from slipstream.tools.data.answer_journal import (
-    Spent,
-    append_entry,
-    ask_for_all,
-    digest_of,
-    entries_of,
-    restore_spent,
-    spent_by,
-)
+from slipstream.tools.data.answer_journal import Entry, append_entry, ask_for_all, entries_of
 
 MAX_OPEN = 256  # rows or tasks that are judged at a time; `max_concurrent` of a judge limits the requests
 MAX_COMPARED = 64  # rows of a task
@@ -40,14 +32,6 @@ LIMITS = {
     *("input_price", "output_price", "cache_size", "key_env", "key_file"),
 }
 NOT_HERE = {"weight", "min", "max", "only_if", "success_from"}  # keys of a part of a reward
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of the journal: the marks of the rows that were shown together, and what was spent until then."""
-
-    asked: str  # the digest of what the judge was shown, and of how it was asked
-    marks: list[dict[str, float]]  # by name, of each row
-    spent: dict[str, Spent]  # of each judge
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,10 +135,12 @@ class _Work:
     async def one(self, unit: tuple[list[int], list[Shown]]) -> None:
         """Set the marks of rows that are shown together, given with their numbers. Raises EnvError."""
         numbers, rows = unit
-        asked = digest_of([self.judge.settings, [[row.conversation, row.columns] for row in rows]])
+        text = json.dumps([self.judge.settings, [[row.conversation, row.columns] for row in rows]], sort_keys=True)
+        asked = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         if asked not in self.known:
             self.known[asked] = await self.judge.marks(rows)
-            spent = {name: spent_by(each.client) for name, each in self.judge.judges.items()}
+            clients = {name: each.client for name, each in self.judge.judges.items()}
+            spent = {name: (each.num_requests, each.num_tokens, each.cost) for name, each in clients.items()}
             append_entry(self.journal, Entry(asked=asked, marks=self.known[asked], spent=spent))
         for number, mark in zip(numbers, self.known[asked], strict=True):
             self.marks[number] = mark
@@ -166,11 +152,13 @@ def _known(file: BinaryIO, journal: Path, judge: RowJudge) -> dict[str, list[dic
     Raises ConfigError if it is damaged.
     """
     known = {}
-    for entry in entries_of(file, journal, Entry):
+    for entry in entries_of(file, journal):
         if all(judge.part.name in mark for mark in entry.marks):
             known[entry.asked] = entry.marks
         for name in judge.judges.keys() & entry.spent.keys():
-            restore_spent(judge.judges[name].client, entry.spent[name])
+            client, (requests, tokens, cost) = judge.judges[name].client, entry.spent[name]
+            client.num_requests, client.num_tokens = max(client.num_requests, requests), max(client.num_tokens, tokens)
+            client.cost = max(client.cost, cost)
     return known
 
 

@@ -50,6 +50,6 @@ def test_noise_adds_copies_of_the_rows_that_are_kept_and_of_none_that_is_held_ou
             assert row["source"] == kept[at - 1]["source"] and row["task"] == kept[at - 1]["task"]
             assert replies(row) == replies(kept[at - 1]) and row["messages"] != kept[at - 1]["messages"]
     card = (tmp_path / "out.md").read_text()
-    assert f"| noise | {len(copies)} |" in card and "no copy: noise: nothing to change" in card
+    assert f"| noise | {len(copies)} |" in card and "| no copy: nothing to change |" in card
     assert main(["data", f"{tmp_path}/out.jsonl", *options, "run.seed=1"]) == 0
     assert read(tmp_path / "out.jsonl") != kept
