@@ -1,25 +1,21 @@
-"""`make bench-replay`: measure insert and claim against the bare socket, and each durability of Redis.
+"""`make bench-replay`: measure insert and claim against the bare socket.
 
 All sides are measured alternately: one repeat has each side once. docs/benchmarks.md has the method.
 """
 
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import redis
 
 from slipstream.common.process.connection import connect
-from slipstream.common.records.trajectory import Trajectory, encode_trajectory
-from slipstream.replay.buffer.actor_buffer import ActorBuffer
+from slipstream.common.records.trajectory import encode_trajectory
 from slipstream.replay.buffer.bulk import WINDOW
 from slipstream.replay.buffer.learner_buffer import LearnerBuffer
-from slipstream.replay.records.ticket import Lease
 from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.replay.server.redis_server import find_executable as find_redis
 from slipstream.replay.server.redis_version import version_of
@@ -31,20 +27,20 @@ from slipstream.tools.lab.bench.load.replay_load import FRAME, GROUP_SIZE, NUM_T
 REPEATS = 11
 NUM_ITEMS = 512  # trajectories that each side moves in a repeat
 CLAIM_GROUPS = 2  # of 8: a claim of 16
-DURABILITY_REPEATS = 5
 
-Work = list[tuple[Lease, Trajectory]]
 Rates = defaultdict[str, list[float]]  # by what was measured: one a repeat, items per second
 
 
 def main() -> int:
     """Measure, print, and write docs/benchmarks/replay.json; return 0 if every goal holds, else 1."""
     measuring = benchmark.Run("replay")
-    with tempfile.TemporaryDirectory(prefix="bench-replay-") as root:
-        with start_server(Path(root) / "redis") as server, connect(server.admin_url) as client:
-            client.config_set("appendfsync", "everysec")  # otherwise every row would measure the disk
-            rows = [*hot_calls(server, client), *bytes_per_token()]
-        rows += durability(Path(root))
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-replay-") as root,
+        start_server(Path(root) / "redis") as server,
+        connect(server.admin_url) as client,
+    ):
+        client.config_set("appendfsync", "everysec")  # otherwise every row would measure the disk
+        rows = [*hot_calls(server, client), *bytes_per_token()]
     return measuring.end(rows, versions=_versions())
 
 
@@ -60,40 +56,17 @@ def hot_calls(server: Server, client: redis.Redis) -> list[Row]:
 def ours(server: Server, client: redis.Redis, rates: Rates) -> None:
     """One repeat of our side, each part directly after that of the bare socket."""
     raw = RawSocket(server, FRAME)
-    for name, insert in (
-        ("insert", _insert_all),
-        ("insert by threads", _insert_by_threads),
-        ("insert one by one", _insert_one_by_one),
-        ("insert compressed", _insert_all),
-    ):
-        groups = groups_of(client, name.replace(" ", "-"), compress=name == "insert compressed")
+    for name, compress in (("insert", False), ("insert compressed", True)):
+        groups = groups_of(client, name.replace(" ", "-"), compress=compress)
         work = groups.lease(NUM_ITEMS // GROUP_SIZE)
         rates[f"{name}: raw SET"].append(NUM_ITEMS / raw.set(NUM_ITEMS))
-        rates[name].append(NUM_ITEMS / _seconds(lambda: insert(groups.actor, work)))  # noqa: B023 - called at once
+        rates[name].append(NUM_ITEMS / _seconds(lambda: groups.actor.insert_all(work)))  # noqa: B023 - called at once
         claimed = _seconds(lambda: claim_all(groups.learner, NUM_ITEMS))  # noqa: B023
         rates[f"{name}: claim"].append(NUM_ITEMS / claimed)
         groups.learner.settle(NUM_ITEMS)
     client.mset(dict.fromkeys(KEYS, FRAME))
     rates["raw GET"].append(NUM_ITEMS / raw.get(NUM_ITEMS))
     raw.close()
-
-
-def _insert_all(buffer: ActorBuffer, work: Work) -> None:
-    buffer.insert_all(work)
-
-
-def _insert_one_by_one(buffer: ActorBuffer, work: Work) -> None:
-    for lease, trajectory in work:
-        buffer.insert(lease, trajectory)
-
-
-def _insert_by_threads(buffer: ActorBuffer, work: Work) -> None:
-    shares = [work[start::WINDOW] for start in range(WINDOW)]
-    threads = [threading.Thread(target=_insert_one_by_one, args=(buffer, share)) for share in shares]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def claim_all(buffer: LearnerBuffer, num_items: int) -> None:
@@ -110,8 +83,6 @@ def _hot_rows(rates: dict[str, list[float]]) -> list[Row]:
 
     return [
         row(f"insert, {WINDOW} under way, against a bare SET", "insert", "insert: raw SET", "ratio >= 0.7"),
-        row(f"insert from {WINDOW} threads, against a bare SET", "insert by threads", "insert by threads: raw SET"),
-        row("insert one at a time, against a bare SET", "insert one by one", "insert one by one: raw SET"),
         row("insert with zstd, against a bare SET", "insert compressed", "insert compressed: raw SET"),
         row("claim of 16, against a bare GET", "insert: claim", "raw GET"),
         row("claim of 16 with zstd, against a bare GET", "insert compressed: claim", "raw GET"),
@@ -126,36 +97,6 @@ def bytes_per_token() -> list[Row]:
         Row.of("bytes a token, beside 9", [plain], unit="bytes", against=[9.0], goal="value <= 9"),
         Row.of("bytes a token with zstd, beside plain", [compressed], unit="bytes", against=[plain], goal="value <= 6"),
     ]
-
-
-SETTINGS: dict[str, dict[str, str]] = {
-    "AOF, fsync always": {"appendfsync": "always"},
-    "AOF, fsync every second": {"appendfsync": "everysec"},
-    "AOF, fsync left to the system": {"appendfsync": "no"},
-    "RDB every second, no AOF": {"appendonly": "no", "save": "1 1"},
-    "nothing kept": {"appendonly": "no"},
-}
-
-
-def durability(root: Path) -> list[Row]:
-    """Inserts per second with each setting of Redis, against an fsync every second."""
-    rates = Rates(list)
-    with ExitStack() as stack:
-        sides = []
-        for number, (name, settings) in enumerate(SETTINGS.items()):
-            server = stack.enter_context(start_server(root / f"redis-{number}"))
-            client = stack.enter_context(connect(server.admin_url))
-            for setting, value in settings.items():
-                client.config_set(setting, value)
-            sides.append((name, groups_of(client, "bench")))
-        for _ in range(DURABILITY_REPEATS + 1):
-            for name, groups in sides:
-                first_id = groups.next_id
-                work = groups.lease(NUM_ITEMS // GROUP_SIZE)
-                rates[name].append(NUM_ITEMS / _seconds(lambda: groups.actor.insert_all(work)))  # noqa: B023
-                groups.learner.drop(range(first_id, groups.next_id), "benchmark")
-    everysec = rates["AOF, fsync every second"][1:]
-    return [Row.of(f"durability: {name}", rates[name][1:], unit="/s", against=everysec) for name in SETTINGS]
 
 
 def _seconds(work: Callable[[], object]) -> float:
