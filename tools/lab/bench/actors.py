@@ -18,10 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
-from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.actors.engine.vllm_environment import vllm_environment
 from slipstream.actors.group.group import EpisodeSetup
 from slipstream.actors.host.act import act, make_setup
@@ -31,11 +29,11 @@ from slipstream.common.process.log import log_to_stderr
 from slipstream.common.process.shutdown import Shutdown
 from slipstream.common.records.trajectory import Sampling, Task, Trajectory
 from slipstream.learner.lead.connections import Connections
+from slipstream.learner.supply.supply import ticket_of
 from slipstream.replay.buffer.actor_buffer import ActorBuffer
 from slipstream.replay.fleet.fleet import RunState
-from slipstream.replay.records.ticket import Ticket
 from slipstream.tools.lab.bench import benchmark
-from slipstream.tools.lab.bench.benchmark import Cost, Row, cost_of
+from slipstream.tools.lab.bench.benchmark import Row, cost_of
 from slipstream.tools.lab.bench.load.an_engine import an_engine
 from slipstream.tools.lab.bench.load.episode_loop import episode_loop
 from slipstream.tools.run.prepare import load_tokenizer, model_folder, prepare
@@ -73,7 +71,6 @@ class ARun:
     connections: Connections
     buffer: ActorBuffer
     stage: EpisodeSetup
-    engine: VllmEngine
     offline: Any  # vLLM's LLMEngine, started with the settings of the actor's
 
 
@@ -90,7 +87,6 @@ def _a_run(config: Config, folder: Path, root: Path) -> Iterator[ARun]:
                 connections=connections,
                 buffer=ActorBuffer(client, config.run.name, config.replay, vocab_size=len(tokenizer)),
                 stage=make_setup(engine, name="actor", run=config, actors=config.actors, tokenizer=tokenizer),
-                engine=engine,
                 offline=offline,
             )
         finally:
@@ -98,7 +94,7 @@ def _a_run(config: Config, folder: Path, root: Path) -> Iterator[ARun]:
             offline.engine_core.shutdown()
 
 
-def whole_loop(run: ARun) -> tuple[Row, Row, Row]:
+def whole_loop(run: ARun) -> tuple[Row, Row]:
     """Tokens per second from ticket to insert, against the same prompts and lengths given to vLLM all at once."""
     run.connections.fleet.set_run_state(RunState.TRAINING)
     first_group_id = 0
@@ -106,13 +102,13 @@ def whole_loop(run: ARun) -> tuple[Row, Row, Row]:
     first_group_id += NUM_WARM_UP_GROUPS
     repeats = []
     for _ in range(WHOLE_REPEATS):
-        looped, trajectories = _act_out(run, first_group_id, NUM_GROUPS)
+        looped_s, trajectories = _act_out(run, first_group_id, NUM_GROUPS)
         first_group_id += NUM_GROUPS
         turns = turns_in_order(trajectories, temperature=run.config.sampling.temperature)
         offline = cost_of(_generate_offline(run.offline, turns))
         unseeded = cost_of(_generate_offline(run.offline, [replace(turn, seed=None) for turn in turns]))
-        repeats.append((sum(turn.num_tokens for turn in turns), looped, offline, unseeded))
-    tokens_per_s = [num_tokens / looped.wall_s for num_tokens, looped, _, _ in repeats]
+        repeats.append((sum(turn.num_tokens for turn in turns), looped_s, offline, unseeded))
+    tokens_per_s = [num_tokens / looped_s for num_tokens, looped_s, _, _ in repeats]
     return (
         Row.of(
             "whole loop: generated tokens, against vLLM offline",
@@ -128,50 +124,24 @@ def whole_loop(run: ARun) -> tuple[Row, Row, Row]:
             against=[num_tokens / offline.wall_s for num_tokens, _, _, offline in repeats],
             goal="ratio >= 0.97",
         ),
-        Row.of(
-            "whole loop: CPU of actor and engine, beside that of vLLM offline",
-            [1e6 * looped.cpu_s / num_tokens for num_tokens, looped, _, _ in repeats],
-            unit="us/token",
-            against=[1e6 * offline.cpu_s / num_tokens for num_tokens, _, offline, _ in repeats],
-        ),
     )
 
 
-def _act_out(run: ARun, first_group_id: int, num_groups: int) -> tuple[Cost, list[Trajectory]]:
-    """Open tickets and let the actor play them; return the cost until the last episode ended, and the trajectories."""
+def _act_out(run: ARun, first_group_id: int, num_groups: int) -> tuple[float, list[Trajectory]]:
+    """Open tickets and let the actor play them; return the seconds until the last episode ended, and the episodes."""
     config, train = run.config, run.connections.shards.buffers[0]
     group_ids = range(first_group_id, first_group_id + num_groups)
-    train.open(_ticket(config, group_id) for group_id in group_ids)
+    train.open(
+        ticket_of(group_id, Task(env=config.env.name, split="train", index=group_id), config, min_policy_version=0)
+        for group_id in group_ids
+    )
     gc.collect()
-    started_at_s, cpu = time.time(), _cpu_s(run)
+    started_at_s = time.time()
     asyncio.run(_act_until_ready(run, num_groups))
-    cpu_s = _cpu_s(run) - cpu
     groups = train.claim(group_ids[-1], num_groups, policy_version=0, max_lag=0)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     ended_at_s = max(trajectory.started_at_s + trajectory.duration_s for trajectory in trajectories)
-    return Cost(wall_s=ended_at_s - started_at_s, cpu_s=cpu_s), trajectories
-
-
-def _cpu_s(run: ARun) -> float:
-    """CPU seconds that this process and the engine's have used."""
-    engine = psutil.Process(run.engine.pid).cpu_times()
-    return time.process_time() + float(engine.user + engine.system)
-
-
-def _ticket(config: Config, group_id: int) -> Ticket:
-    return Ticket(
-        group_id=group_id,
-        task=Task(env=config.env.name, split="train", index=group_id),
-        num_members=config.replay.group_size,
-        min_policy_version=0,
-        sampling=Sampling(
-            temperature=config.sampling.temperature,
-            top_p=config.sampling.top_p,
-            top_k=config.sampling.top_k,
-            max_turn_tokens=config.sampling.max_turn_tokens,
-        ),
-        seed=config.run.seed,
-    )
+    return ended_at_s - started_at_s, trajectories
 
 
 async def _act_until_ready(run: ARun, num_groups: int) -> None:
