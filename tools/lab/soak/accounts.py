@@ -13,12 +13,11 @@ import redis
 
 from slipstream.replay.buffer.audit import audit
 from slipstream.replay.records.keys import key
-from slipstream.replay.records.ledger import Ledger, read_ledger
+from slipstream.replay.records.ledger import STATES, Ledger, read_ledger
 from slipstream.replay.records.ticket import InsertResult
 from slipstream.tools.lab.soak.actor import Acknowledged, read_journal
 from slipstream.tools.lab.soak.learner import Learned, read_steps
 
-STATES = ("queued", "leased", "judging", "ready", "claimed", "quarantined")
 HELD = (InsertResult.STORED, InsertResult.DUPLICATE)
 
 
