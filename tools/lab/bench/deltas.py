@@ -1,24 +1,16 @@
-"""Parts of `make bench-weights`: the weights of a real fine-tuning step by step, and the speed of deltas."""
+"""A part of `make bench-weights`: the weights of a real fine-tuning, step by step."""
 
-import time
-
-import numpy as np
 import torch
-import xxhash
 from torch.nn.utils import clip_grad_norm_
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from slipstream.common.config.learner_config import OptimConfig
-from slipstream.common.transfer.delta import apply_delta, encode_delta
-from slipstream.common.transfer.weights import buffer_bytes, layout
-from slipstream.learner.model.optimizer import BETAS, EPS
-from slipstream.tools.lab.bench.benchmark import DOCS, Row
+from slipstream.learner.model.optimizer import make_optimizer
+from slipstream.tools.lab.bench.benchmark import DOCS
 
 PRETRAINING_STEPS = 200
 PRETRAINING_LR = 2e-3
 NUM_SEQUENCES, NUM_BYTES = 12, 96  # a batch
-SPEED_ELEMENTS = 1 << 26  # 128 MiB in bfloat16
-SPEED_DENSITY = 0.01
 
 
 class Trace:
@@ -44,10 +36,10 @@ class Trace:
                 tie_word_embeddings=True,
             )
         )
-        self._optimizer = self._adamw(PRETRAINING_LR)
+        self._optimizer = make_optimizer(self._model, config=OptimConfig(lr=PRETRAINING_LR))
         for _ in range(PRETRAINING_STEPS):
             self.step()
-        self._optimizer = self._adamw(OptimConfig().lr)
+        self._optimizer = make_optimizer(self._model, config=OptimConfig())
 
     def step(self) -> None:
         """Make one optimizer step on newly sampled bytes."""
@@ -62,39 +54,3 @@ class Trace:
     def published(self) -> list[tuple[str, torch.Tensor]]:
         """The current weights, rounded to bfloat16."""
         return [(name, parameter.detach().to(torch.bfloat16)) for name, parameter in self._model.named_parameters()]
-
-    def _adamw(self, lr: float) -> torch.optim.AdamW:
-        return torch.optim.AdamW(
-            self._model.parameters(),
-            lr=lr,
-            betas=BETAS,
-            eps=EPS,
-            weight_decay=OptimConfig().weight_decay,
-        )
-
-
-def delta_speed(num_repeats: int) -> Row:
-    """Time to make and apply a delta, against hashing the same weights, which every version needs anyway."""
-    entries = layout([("w", "bfloat16", (SPEED_ELEMENTS,))])
-    random = np.random.default_rng(0)
-    old = bytearray(random.bytes(buffer_bytes(entries)))
-    new = bytearray(old)
-    np.frombuffer(new, dtype=np.uint16)[random.choice(SPEED_ELEMENTS, int(SPEED_DENSITY * SPEED_ELEMENTS))] ^= 1
-    delta_s, hash_s = [], []
-    for _ in range(num_repeats):
-        target = bytearray(old)
-        started = time.perf_counter()
-        delta = encode_delta(memoryview(old), memoryview(new), entries)
-        assert delta is not None
-        apply_delta(memoryview(delta), memoryview(target))
-        delta_s.append(time.perf_counter() - started)
-        assert target == new
-        started = time.perf_counter()
-        xxhash.xxh3_64_intdigest(new)
-        hash_s.append(time.perf_counter() - started)
-    return Row.of(
-        "deltas: making and applying one at 1 % changed, beside hashing the weights",
-        [1e3 * seconds for seconds in delta_s],
-        unit="ms",
-        against=[1e3 * seconds for seconds in hash_s],
-    )

@@ -34,7 +34,6 @@ from slipstream.tools.lab.bench.learner_limits import (
     forward_and_backward,
     full_rows,
     length_around_a_token,
-    mean_length,
     padded_rows,
     to,
 )
@@ -156,18 +155,11 @@ def speed_rows(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
     """Real tokens per second of whole steps, against full rows and against a padded batch."""
     size, batch = pair.size, a_batch(pair.size, mix)
     num_tokens = sum(sequence.num_tokens for sequence in batch)
-    full, short = (
-        full_rows(batch, length=length, max_tokens=size.micro_batch_tokens, vocab_size=size.vocab_size)
-        for length in (length_around_a_token(batch), mean_length(batch))
-    )
+    length = length_around_a_token(batch)
+    full = full_rows(batch, length=length, max_tokens=size.micro_batch_tokens, vocab_size=size.vocab_size)
     padded = padded_rows(batch, max_tokens=size.micro_batch_tokens)
     ours = (num_tokens, lambda: pair.train(batch, pair.packs(batch)))
-    steps, limits, short_limits = by_turns(
-        ours,
-        (_num_tokens(full), lambda: _plainly(pair, full)),
-        (_num_tokens(short), lambda: _plainly(pair, short)),
-        num_repeats=num_repeats,
-    )
+    steps, limits = by_turns(ours, (_num_tokens(full), lambda: _plainly(pair, full)), num_repeats=num_repeats)
     steps_again, paddeds = by_turns(ours, (num_tokens, lambda: _plainly(pair, padded)), num_repeats=3)
     what = f"{size.name}, {mix.name}: whole step"
     yield Row.of(
@@ -176,12 +168,6 @@ def speed_rows(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
         unit="tokens/s",
         against=limits,
         goal="ratio >= 0.9",
-    )
-    yield Row.of(
-        f"{what}, beside full rows of the mean length",
-        steps,
-        unit="tokens/s",
-        against=short_limits,
     )
     yield Row.of(
         f"{what}, beside a padded batch",

@@ -25,11 +25,6 @@ class Rows:
     loss_mask: Tensor
 
 
-def mean_length(sequences: Sequence[TokenSequence]) -> int:
-    """The mean length of a sequence, in tokens."""
-    return round(sum(sequence.num_tokens for sequence in sequences) / len(sequences))
-
-
 def length_around_a_token(sequences: Sequence[TokenSequence]) -> int:
     """The mean over tokens of the length of their sequence: rows of this length need as much attention."""
     num_tokens = sum(sequence.num_tokens for sequence in sequences)

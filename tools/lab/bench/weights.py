@@ -28,7 +28,7 @@ from slipstream.common.transfer.weights import buffer_bytes, layout
 from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench.benchmark import Row
-from slipstream.tools.lab.bench.deltas import Trace, delta_speed
+from slipstream.tools.lab.bench.deltas import Trace
 from slipstream.tools.lab.bench.refresh import refresh
 from slipstream.tools.lab.bench.weights_stage import (
     NUM_RECEIVERS,
@@ -61,7 +61,6 @@ def main() -> int:
             publish(bench),
             broadcast(bench),
             relayed(bench),
-            delta_speed(REPEATS),
             *deltas(bench),
             refresh(),
         ]
