@@ -67,9 +67,9 @@ def _rl_rows(run: RunFiles, config: Config) -> dict[str, str]:
         "optimizer steps": f"{run.steps[-1]['step']:.0f}" if run.steps else MISSING,
         "held-out success": _held_out(run.evaluations),
         "newest episodes": f"{found}, of {found.num_episodes} episodes" if found else MISSING,
-        "lag at the last step": f"{lag:.1f} optimizer steps, {most:.0f} at most"
-        if lag is not None and most
-        else MISSING,
+        "lag at the last step": MISSING
+        if lag is None or most is None
+        else f"{lag:.1f} optimizer steps, {most:.0f} at most",
         "tokens trained": f"{run.summary.cost.tokens_trained:,}" if run.summary else MISSING,
     }
 

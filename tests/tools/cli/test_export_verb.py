@@ -72,6 +72,11 @@ def test_the_card_has_the_runs_own_numbers_and_nothing_of_its_hosts(run_dir: Run
     assert [each for each in ("/home/me", "10.0.0", "redis", "secret") if each in card] == []
 
 
+def test_a_lag_of_0_is_on_the_card(run_dir: RunDir) -> None:
+    run_dir.metrics.write_text(json.dumps({**STEP, "lag/mean": 0.0, "lag/max": 0}) + "\n")
+    assert "| lag at the last step | 0.0 optimizer steps, 0 at most |" in card_of(run_dir)
+
+
 def test_a_card_that_was_edited_is_kept(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     here, card = ["export", f"run.root={run_dir.path.parent}", "run.name=mine"], run_dir.trained_model / "README.md"
     assert main(here) == 0
