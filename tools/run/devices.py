@@ -35,22 +35,15 @@ def visible_devices() -> list[str]:
     visible = os.environ.get(VARIABLE)
     if visible is not None:
         return [device.strip() for device in visible.split(",") if device.strip()]
-    command = shutil.which("nvidia-smi")
-    if command is None:
+    if shutil.which("nvidia-smi") is None:
         return []
-    listed = subprocess.run(
-        [command, "--query-gpu=index", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        timeout=NVIDIA_SMI_TIMEOUT_S,
-    )
-    if listed.returncode:
-        output = (listed.stdout + listed.stderr).strip()
+    try:
+        return _nvidia_smi("--query-gpu=index", "--format=csv,noheader").split()
+    except ValueError as error:
         raise ConfigError(
-            f"{command} failed to list the GPUs ({output}); repair it, or name the GPUs in `actors.devices` or in "
+            f"nvidia-smi failed to list the GPUs ({error}); repair it, or name the GPUs in `actors.devices` or in "
             "CUDA_VISIBLE_DEVICES (empty for none)"
-        )
-    return listed.stdout.split()
+        ) from error
 
 
 def split_devices(config: Config, visible: Sequence[str]) -> Split:
@@ -91,13 +84,20 @@ def _check(split: Split, config: Config) -> None:
 
 def memory_of(device: str) -> int:
     """The bytes of the GPU `device`. Raises ConfigError if nvidia-smi does not say."""
-    command = [shutil.which("nvidia-smi") or "nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        asked = subprocess.run(
-            [*command, f"--id={device}"], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True
-        )
-        return int(asked.stdout) << 20
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return int(_nvidia_smi("--query-gpu=memory.total", "--format=csv,noheader,nounits", f"--id={device}")) << 20
+    except ValueError as error:
         raise ConfigError(
             f"nvidia-smi does not say how much memory GPU {device} has ({error}); set `actors.kv_cache_bytes`"
         ) from error
+
+
+def _nvidia_smi(*query: str) -> str:
+    """What nvidia-smi answers. Raises ValueError with the reason, also if it hangs, as it may with a broken GPU."""
+    try:
+        done = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(str(error)) from error
+    if done.returncode:
+        raise ValueError((done.stdout + done.stderr).strip())
+    return done.stdout

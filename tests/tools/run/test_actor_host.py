@@ -13,6 +13,7 @@ import pytest
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.tools.run import child as child_module
+from slipstream.tools.run import devices as devices_module
 from slipstream.tools.run.actor_host import Host
 from slipstream.tools.run.devices import visible_devices
 
@@ -153,6 +154,10 @@ def test_the_gpus_are_those_that_are_visible_else_all(tmp_path: Path, monkeypatc
     assert visible_devices() == ["0", "1"]
     tool.write_text("#!/bin/sh\necho no driver\nexit 9\n")
     with pytest.raises(ConfigError, match=r"failed to list the GPUs \(no driver\).*`actors.devices`"):
+        visible_devices()
+    tool.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    monkeypatch.setattr(devices_module, "NVIDIA_SMI_TIMEOUT_S", 0.2)
+    with pytest.raises(ConfigError, match=r"failed to list the GPUs \(.* timed out .*\).*`actors.devices`"):
         visible_devices()
 
 
