@@ -107,7 +107,12 @@ class Child:
         return True
 
     def new_lines(self, about: str) -> list[str]:
-        """The lines with the text `about` that its log has got since the last call; of a long log a part."""
+        """The lines with the text `about` that its log has got since the last call; of a long log a part.
+
+        None of a log that was moved away meanwhile.
+        """
+        if not self.log.exists():
+            return []
         with self.log.open("rb") as log:
             log.seek(self._log_bytes)
             read = log.read(MAX_READ_BYTES)

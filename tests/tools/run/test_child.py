@@ -88,6 +88,13 @@ def test_what_a_child_says_is_in_its_log_and_its_environment_is_its_own(tmp_path
     assert child.last_log_lines() == "hello\ntrouble"
 
 
+def test_a_log_that_was_moved_away_has_no_new_lines(tmp_path: Path) -> None:
+    child = ended(tmp_path, "echo restarting; echo rest")
+    assert child.new_lines("restarting") == ["restarting"]
+    child.log.rename(tmp_path / "kept.log")
+    assert child.new_lines("restarting") == []
+
+
 def test_a_child_that_crashes_is_started_again_some_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "MAX_RESTARTS", 2)
     monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0, 0.0))
