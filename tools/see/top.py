@@ -16,6 +16,7 @@ from slipstream.tools.see.runs import COLUMNS, row_of, trains_alone
 from slipstream.tools.see.summary import read_summary, summary_rows
 from slipstream.tools.see.top_options import TopOptions
 from slipstream.tools.see.view import View, show
+from slipstream.tools.terminal.output_lines import print_json
 from slipstream.tools.terminal.table import print_rows, print_table
 
 REFRESH_S = 1.0
@@ -36,8 +37,8 @@ def top(config: Config, *, options: TopOptions) -> int:
     if view is None:
         return 0
     if options.json:
-        print(json.dumps(view.as_json()))
-    elif once:
+        return print_json([view.as_json()])
+    if once:
         console.print(view.render(), soft_wrap=not console.is_terminal)
     else:
         with Live(view.render(), console=console, auto_refresh=False) as live:
@@ -51,8 +52,8 @@ def _show_recorded(run_dir: RunDir, state: Standing, *, as_json: bool) -> int:
     name, summary = run_dir.path.name, read_summary(run_dir)
     if as_json:
         written = json.loads(run_dir.summary.read_text()) if summary else None
-        print(json.dumps({"run": name, "state": state.value, "summary": written}))
-    elif summary:
+        return print_json([{"run": name, "state": state.value, "summary": written}])
+    if summary:
         print_table(f"Slipstream: {name} has finished", summary_rows(summary))
     else:
         print_rows(COLUMNS, [row_of(run_dir)[1]])

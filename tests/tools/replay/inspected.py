@@ -81,6 +81,7 @@ class Inspected:
         actor: str = "actor-0",
         heard: str = "red small",
         part_values: Mapping[str, float] = {},
+        duration_s: float = 0.5,
     ) -> int:
         """Lease the oldest queued group and store `members`, or all of them; return its id."""
         lease = self.buffer.actor.lease(actor)
@@ -99,6 +100,6 @@ class Inspected:
                 actor=actor,
                 policy_version=policy_version,
             )
-            trajectory = msgspec.structs.replace(trajectory, part_values=dict(part_values))
+            trajectory = msgspec.structs.replace(trajectory, part_values=dict(part_values), duration_s=duration_s)
             assert self.buffer.actor.insert(lease, trajectory) is InsertResult.STORED
         return lease.ticket.group_id

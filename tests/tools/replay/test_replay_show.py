@@ -1,5 +1,6 @@
 """`slipstream replay show`: one trajectory, word for word, and no word of it can do anything but be read."""
 
+import math
 import re
 
 import pytest
@@ -43,6 +44,12 @@ def test_a_program_gets_the_same_as_json(inspected: Inspected) -> None:
     assert [first["state_key"], second["state_key"]] == ["state 0", "state 1"]
     assert facts["kept_tokens_mean"] is None
     assert facts["sampling"]["temperature"] == 1.0 and facts["instance_kind"] == "reserved"
+
+
+def test_a_number_that_json_does_not_have_is_null(inspected: Inspected) -> None:
+    inspected.filled(1, duration_s=math.inf)
+    [facts] = inspected.json("show", "1", "0")
+    assert facts["duration_s"] is None and facts["return"] == 0.0
 
 
 def test_what_the_parts_of_a_reward_measured_is_shown(inspected: Inspected) -> None:
