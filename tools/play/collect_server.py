@@ -30,6 +30,7 @@ from slipstream.common.process.output import appended, sync
 from slipstream.common.process.wire import MALFORMED, MAX_FRAME_BYTES, WireError
 from slipstream.common.records.frame_file import read_frames, write_frames
 from slipstream.common.records.trajectory import (
+    InvalidTrajectory,
     Provenance,
     Sampling,
     Task,
@@ -76,7 +77,7 @@ class Journal:
                     episode = decode_trajectory(frame, max_bytes=MAX_FRAME_BYTES, vocab_size=vocab_size)
                     self.played[episode.group_id, episode.member] = episode
                 size += 4 + len(frame)
-        except (WireError, *MALFORMED):
+        except (WireError, InvalidTrajectory, *MALFORMED):
             if size == 0 and path.stat().st_size > 4 + len(identity):
                 raise ConfigError(f"{path} is not a journal of `slipstream collect`; name another FILE") from None
             report_on_stderr(f"{path} ends within an episode, which is played again")

@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
+from slipstream.common.records.frame_file import read_frames, write_frames
+from slipstream.common.records.trajectory import decode_trajectory, encode_trajectory
 from slipstream.tools.play.collect import collect
 from slipstream.tools.play.eval_options import EvalOptions
 from slipstream.tools.play.evaluate import evaluate
@@ -138,6 +141,21 @@ def test_a_journal_of_more_episodes_than_asked_for_is_refused_and_one_of_fewer_c
     with pytest.raises(ConfigError, match="has episodes of other tasks, or more of each; repeat that command"):
         collected(tmp_path, server, model, "replay.group_size=2")
     assert len(collected(tmp_path, server, model, "replay.group_size=4")) == 12
+
+
+def test_an_episode_of_the_journal_that_contradicts_itself_is_played_again(
+    tmp_path: Path, server: ScriptedJudge, model: Path
+) -> None:
+    server.answer_by(lambda request, number: (400, {}, b"no") if number == 0 else walk(request, number))
+    assert len(collected(tmp_path, server, model)) == 5
+    (tmp_path / "rows.jsonl").unlink()
+    journal = tmp_path / "rows.jsonl.journal"
+    identity, first, *others = read_frames(journal)
+    episode = decode_trajectory(first, max_bytes=len(first) << 8, vocab_size=1 << 20)
+    damaged = encode_trajectory(msgspec.structs.replace(episode, loss_mask=b""), compress=True)
+    with journal.open("wb") as file:
+        write_frames(file, [identity, *others, damaged])
+    assert len(collected(tmp_path, server, model)) == 6
 
 
 def test_a_file_that_is_not_a_journal_is_left_as_it_is(tmp_path: Path, server: ScriptedJudge, model: Path) -> None:
