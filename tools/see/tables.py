@@ -80,22 +80,21 @@ def settings(runs: Sequence[RunFiles]) -> tuple[list[list[str]], list[list[str]]
 
 
 def commands(run: RunFiles) -> list[str]:
-    """How to repeat, continue and look into a run."""
-    config, name = shlex.quote(str(run.path / "config.yaml")), shlex.quote(run.name)
+    """How to repeat, continue and look into a run, as far as its files allow it."""
+    run_dir, name = RunDir(run.path.parent, run.path.name), shlex.quote(run.name)
     root = "" if str(run.path.parent) == "runs" else f" run.root={shlex.quote(str(run.path.parent))}"
-    return [
-        f"slipstream up {config} run.name={name}-again{_own_server(run)}   # the same settings again",
-        f"slipstream learner --replay-archive {name}{root}   # the same steps again, from the archive",
-        f"slipstream up --resume {name}{root} learner.steps=MORE   # continue",
-        f"slipstream eval run.name={name}{root}   # held-out success of the trained model",
-        f"slipstream view {shlex.quote(str(run.path.absolute()))}   # look into the episodes",
-        f"slipstream replay export {name}.jsonl run.name={name}{root}   # the episodes as rows",
+    # The server of the run ended with it; the next one gets a server of its own.
+    server = " \"redis.url=''\"" if (run_dir.redis / "redis.conf").exists() else ""
+    is_rl, is_archived = not run_dir.fit.exists(), run_dir.trajectories.is_dir()
+    lines = [
+        (is_rl, f"up {shlex.quote(str(run_dir.config))} run.name={name}-again{server}", "the same settings again"),
+        (is_archived, f"learner --replay-archive {name}{root}", "the same steps again, from the archive"),
+        (is_rl, f"up --resume {name}{root} learner.steps=MORE", "continue"),
+        (run_dir.trained_model.is_dir(), f"eval run.name={name}{root}", "held-out success of the trained model"),
+        (is_archived, f"view {shlex.quote(str(run.path.absolute()))}", "look into the episodes"),
+        (is_archived, f"replay export {name}.jsonl run.name={name}{root}", "the episodes as rows"),
     ]
-
-
-def _own_server(run: RunFiles) -> str:
-    """The setting that gives the next run a server of its own, if this run had one, which ended with it."""
-    return " \"redis.url=''\"" if (RunDir(run.path.parent, run.path.name).redis / "redis.conf").exists() else ""
+    return [f"slipstream {command}   # {what}" for applies, command, what in lines if applies]
 
 
 def _shown(value: object) -> str:

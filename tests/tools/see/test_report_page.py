@@ -124,6 +124,14 @@ def test_the_command_that_repeats_a_run_starts_another_one_with_its_settings(
     assert capsys.readouterr().out.startswith("redis: a server of its own\n")
 
 
+def test_no_command_is_named_that_the_run_cannot_follow(tmp_path: Path) -> None:
+    make_run(tmp_path, "fitted", age_s=60)
+    RunDir(tmp_path, "fitted").fit.write_text("{}")
+    RunDir(tmp_path, "fitted").trained_model.mkdir()
+    text = reported(RunDir(tmp_path, "fitted"))
+    assert re.findall(r"slipstream (\w+) ", text[text.index("<h2>Commands") :]) == ["eval"]
+
+
 def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     make_whole_run(tmp_path, "one", "optim=lr: 0.25")
     make_whole_run(tmp_path, "two", "optim=lr: 0.5")
