@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from slipstream.common.process.headline import Z, wilson
+from slipstream.common.process.headline import Z, interval, wilson
 from slipstream.tools.play.eval_attempt import WAYS, Played, chosen
 from slipstream.tools.play.eval_options import EvalOptions
 
@@ -61,7 +61,6 @@ def compared(episodes_of: Mapping[str, Sequence[Played]]) -> tuple[list[str], li
     for name, episodes in episodes_of.items():
         tasks = _by_task(episodes)
         success = fmean(_rate(attempts) for attempts in tasks.values())
-        low, high = wilson(success, len(tasks))
         invalid = [fmean(each.num_invalid / each.num_turns for each in attempts) for attempts in tasks.values()]
         written = [fmean(each.num_written for each in attempts) for attempts in tasks.values()]
         others = _by_task(episodes_of[first])
@@ -70,7 +69,7 @@ def compared(episodes_of: Mapping[str, Sequence[Played]]) -> tuple[list[str], li
             [
                 name,
                 str(len(tasks)),
-                f"{success:.3f} ({low:.2f} to {high:.2f})",
+                interval(success, len(tasks)),
                 spread(invalid, digits=3),
                 spread(written, digits=1),
                 "" if name == first else spread(gains, digits=3, sign="+"),

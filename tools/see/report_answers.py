@@ -55,11 +55,8 @@ def _learning(run: RunFiles) -> str:
         verdict = "yes"
     elif after.high < before.low:
         verdict = "NO, it unlearns"
-    return (
-        f"{verdict}: success {before.success:.3f} ({before.low:.2f} to {before.high:.2f}) of the first "
-        f"{before.num_episodes} episodes, {after.success:.3f} ({after.low:.2f} to {after.high:.2f}) of the last "
-        f"{after.num_episodes}"
-    )
+    first, last = (f"{interval(part.success, part.num_episodes)} of the" for part in (before, after))
+    return f"{verdict}: success {first} first {before.num_episodes} episodes, {last} last {after.num_episodes}"
 
 
 def _held_out(run: RunFiles) -> str:

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import RedisUnreachable
-from slipstream.common.process.headline import headline
+from slipstream.common.process.headline import headline, interval
 from slipstream.common.process.metrics import newest_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import Standing, standing
 from slipstream.replay.server.redis_server import password_of
-from slipstream.tools.see.summary import Summary, read_summary
+from slipstream.tools.see.summary import Summary, held_out_success, read_summary
 from slipstream.tools.terminal.table import print_rows
 
 CONNECT_S = 1.0
@@ -73,15 +73,15 @@ def _read_row(run_dir: RunDir) -> tuple[float, list[str]]:
     records, summary = newest_metrics(run_dir.metrics), read_summary(run_dir)
     is_fit = run_dir.fit.is_file()
     steps = [record for record in records if is_fit or "trained/reward" in record]
-    held_out = [record["eval/success_sampled"] for record in records if "eval/success_sampled" in record]
+    evaluations = [record for record in records if "eval/success_sampled" in record]
     newest, last = headline(steps, until=config.last_full_step), steps[-1] if steps else {}
     last_s = last.get("time", run_dir.config.stat().st_mtime)
     return last_s, [
         name,
         standing(run_dir).value,
         f"{last.get('step', 0):.0f}" + ("" if is_fit else f" of {config.learner.steps}"),
-        f"{newest.success:.3f} ({newest.low:.2f} to {newest.high:.2f})" if newest else "",
-        f"{held_out[-1]:.3f}" if held_out else "",
+        interval(newest.success, newest.num_episodes) if newest else "",
+        held_out_success(evaluations[-1]) if evaluations else "",
         _cost(summary, last),
         f"{_age(time.time() - last_s)} ago",
     ]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.headline import Headline, wilson
+from slipstream.common.process.headline import Headline, interval, wilson
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.wire import MALFORMED
 from slipstream.learner.lead.tally import EvalDuring, EvalResult
@@ -46,6 +46,12 @@ def read_summary(run_dir: RunDir) -> Summary | None:
         return msgspec.json.decode(run_dir.summary.read_bytes(), type=Summary)
     except (*MALFORMED, OSError) as error:
         raise ConfigError(f"{run_dir.summary} is damaged: {error}; remove it") from error
+
+
+def held_out_success(record: Mapping[str, float]) -> str:
+    """The sampled success of an evaluation's record, with its 95 % interval where the number of tasks is known."""
+    sampled, count = record["eval/success_sampled"], record.get("eval/num_tasks")
+    return interval(sampled, round(count)) if count else f"{sampled:.3f}"
 
 
 def summary_rows(summary: Summary) -> dict[str, str]:

@@ -12,13 +12,14 @@ import redis
 from rich.console import Console, Group, RenderableType
 
 from slipstream.common.config.config import Config
-from slipstream.common.process.headline import headline, interval
+from slipstream.common.process.headline import headline
 from slipstream.common.process.metrics import MetricsFile
 from slipstream.common.process.run_dir import RunDir
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.run.diagnosis import Facts, diagnose
 from slipstream.replay.run.observer import Observer
 from slipstream.tools.see.fleet_tables import actors_table, relays_table
+from slipstream.tools.see.summary import held_out_success
 from slipstream.tools.terminal.table import cell, two_columns
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -132,9 +133,8 @@ def _newest_episodes(records: Sequence[Mapping[str, float]]) -> dict[str, str]:
 
 
 def held_out(record: Mapping[str, float]) -> str:
-    """Success of an evaluation's record, with its 95 % interval where the number of tasks is known."""
-    sampled, greedy, count = record["eval/success_sampled"], record["eval/success_greedy"], record.get("eval/num_tasks")
-    return f"{interval(sampled, round(count)) if count else f'{sampled:.3f}'} sampled, {greedy:.3f} greedy"
+    """Success of an evaluation's record."""
+    return f"{held_out_success(record)} sampled, {record['eval/success_greedy']:.3f} greedy"
 
 
 def _cost(last: Mapping[str, float]) -> str:

@@ -41,7 +41,7 @@ def make_run(root: Path, name: str, *, age_s: float, **summary: object) -> Confi
     run_dir.create()
     run_dir.config.write_text(dump_config(config))
     records = [step(number, episodes=100, success=0.5) | {"time": time.time() - age_s} for number in (1, 2)]
-    records.append({"step": 2, "time": time.time(), "eval/success_sampled": 0.625})
+    records.append({"step": 2, "time": time.time(), "eval/success_sampled": 0.625, "eval/num_tasks": 64})
     run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     if summary:
         run_dir.summary.write_text(json.dumps(summary))
@@ -63,9 +63,9 @@ def test_runs_are_listed_with_state_success_and_cost(tmp_path: Path, capsys: pyt
     make_run(tmp_path, "old", age_s=7200, **SUMMARY)
     assert runs(load_config(None, [f"run.root={tmp_path}"])) == 0
     _, *lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines] == [
-        ["old", "finished", "2", "of", "12", "0.500", "(0.40", "to", "0.60)", "0.625", "$1.25", "2", "h", "ago"],
-        ["new", "stopped", "2", "of", "12", "0.500", "(0.40", "to", "0.60)", "0.625", "10", "min", "ago"],
+    assert [" ".join(line.split()) for line in lines] == [
+        "old finished 2 of 12 0.500 (0.40 to 0.60) 0.625 (0.50 to 0.73) $1.25 2 h ago",
+        "new stopped 2 of 12 0.500 (0.40 to 0.60) 0.625 (0.50 to 0.73) 10 min ago",
     ]
 
 
