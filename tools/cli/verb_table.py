@@ -4,7 +4,7 @@ import argparse
 import importlib
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,26 +68,8 @@ def run_name(text: str) -> str:
 
 RUN = ("run.name", "run.root", "redis.url")
 REWARDS = ("env.rewards", "env.mixture")
-RELAY = (
-    *RUN,
-    "actors.join_timeout_s",
-    "weights.host",
-    "weights.key_file",
-)
-LEARNER = (
-    "run",
-    "model",
-    "redis",
-    "env",
-    "sampling",
-    "replay",
-    "objective",
-    "optim",
-    "learner",
-    "warm_start",
-    "eval",
-    "weights",
-)
+RELAY = (*RUN, "actors.join_timeout_s", "weights.host", "weights.key_file")
+LEARNER = tuple(section.name for section in fields(Config) if section.name != "actors")
 FIT = ("run", "model", "optim", "learner")
 FIXED_MODEL = ("run", "model", "env", "sampling", "actors")
 

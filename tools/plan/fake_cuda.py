@@ -1,9 +1,6 @@
-"""A CUDA device without memory and kernels, on which code for GPUs runs on a computer that has none.
+"""Compiles and loads `fake_cuda.cpp`: a CUDA device for PyTorch's autograd, without memory and kernels.
 
-PyTorch's FakeTensorMode knows the device, dtype and shape of every tensor, and computes no value: an operation on
-tensors of two devices, or of dtypes that do not go together, fails as on a GPU. Two things are missing for code that
-runs eagerly on a build for CPUs, and are added here: a device for autograd (`fake_cuda.cpp`), and the functions of
-`torch.cuda` that order work on a device. Everything is for a process that does nothing else.
+`fake_device` has what else code for GPUs needs on a computer that has none.
 """
 
 import ctypes
