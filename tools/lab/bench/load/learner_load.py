@@ -1,7 +1,7 @@
 """The load of the learner's benchmark: models with random weights, and batches with the lengths of agents' episodes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -100,19 +100,8 @@ HALF_B = Size(
     times_as_long=16,
     dtype="bfloat16",
 )
-ONE_AND_A_HALF_B = Size(
-    name="1.5B",
-    vocab_size=151_936,
-    hidden_size=1536,
-    intermediate_size=8960,
-    num_layers=28,
-    num_heads=12,
-    num_kv_heads=2,
-    head_dim=128,
-    num_sequences=128,
-    micro_batch_tokens=32_768,
-    times_as_long=16,
-    dtype="bfloat16",
+ONE_AND_A_HALF_B = replace(
+    HALF_B, name="1.5B", hidden_size=1536, intermediate_size=8960, num_layers=28, num_heads=12, head_dim=128
 )
 
 
