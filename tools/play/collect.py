@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from slipstream.actors.engine.engine import EngineDied
@@ -198,13 +199,7 @@ async def _collect(
     """Play every task, `actors.max_episodes` at a time."""
     room = asyncio.Semaphore(config.actors.max_episodes)
     tasks_at_a_time = asyncio.Semaphore(config.actors.max_episodes)
-    chosen = config.sampling
-    sampling = Sampling(
-        temperature=chosen.temperature,
-        top_p=chosen.top_p,
-        top_k=chosen.top_k,
-        max_turn_tokens=chosen.max_turn_tokens,
-    )
+    sampling = msgspec.convert(config.sampling, Sampling, from_attributes=True)
 
     async def play(group_id: int, task: Task) -> None:
         async with tasks_at_a_time:
