@@ -223,14 +223,15 @@ def tasks_to_play(options: CollectOptions, config: Config) -> dict[int, Task]:
     """The tasks by group id.
 
     With one environment the group id is the index of the task, so files of different tasks can be concatenated. In a
-    mixture, the first task of every environment comes before the second task of any.
+    mixture, the first task of every environment comes before the second task of any. One with fewer tasks than are
+    asked for begins again with its first, and plays each once.
     """
     first, known = options.first_task, options.known_tasks(config.env)
     return {
-        index * len(known) + place: Task(env=label, split=options.split, index=index)
+        index * len(known) + place: Task(env=label, split=options.split, index=index % num_tasks)
         for index in range(first, first + (options.num_tasks or DEFAULT_NUM_TASKS))
         for place, (label, num_tasks) in enumerate(known.items())
-        if options.num_tasks or index < num_tasks
+        if index < num_tasks + (first if options.num_tasks else 0)
     }
 
 

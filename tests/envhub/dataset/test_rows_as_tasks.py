@@ -65,6 +65,16 @@ def test_all_rows_are_visited_once_before_any_twice_and_evaluated_once(name: str
     assert num_train_tasks(load_config(None, []).env) == {"shop": 100_000}
 
 
+def test_a_file_of_a_mixture_with_fewer_rows_than_tasks_are_collected_is_played_once(tmp_path: Path) -> None:
+    few = f"few: {{name: dataset, options: {{train: {written(tmp_path / 'rows.jsonl', ROWS[:9])}}}}}"
+    config = load_config(None, [f"env.mixture={{{few}, many: {{name: shop}}}}"])
+    num_few = num_train_tasks(config.env)["few"]
+    for first in (0, 5):
+        tasks = tasks_to_play(CollectOptions(num_tasks=20, first_task=first), config).values()
+        assert sorted(task.index for task in tasks if task.env == "few") == list(range(num_few))
+        assert [task.index for task in tasks if task.env == "many"] == list(range(first, first + 20))
+
+
 @pytest.mark.parametrize("name", ["dataset", "agent"])
 def test_files_that_share_tasks_are_named_with_it(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train = written(tmp_path / "train.jsonl", ROWS)
