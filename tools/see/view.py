@@ -81,7 +81,8 @@ class View:
             "step": f"{records[-1]['step'] if records else 0:.0f} of {self._config.learner.steps}",
         }
         if records:
-            last = records[-1]
+            # In the file null stands for what was not finite, such as the mismatch with a policy that has collapsed.
+            last = {name: math.nan if value is None else value for name, value in records[-1].items()}
             rows |= {
                 **_newest_episodes(records),
                 "trained on": f"success {last['trained/success']:.3f}, reward {last['trained/reward']:.3f}",

@@ -4,7 +4,7 @@ import io
 import json
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -38,10 +38,10 @@ def drawn(table: RenderableType, *, width: int = 80) -> str:
     return out.getvalue()
 
 
-def shown(client: redis.Redis, run_dir: RunDir, *records: dict[str, float]) -> dict[str, str]:
+def shown(client: redis.Redis, run_dir: RunDir, *records: dict[str, Any]) -> dict[str, str]:
     """The rows of the view of a run with such records, by name, in a terminal of 100 columns."""
     run_dir.create()
-    run_dir.metrics.write_text("".join(json.dumps(record | REST) + "\n" for record in records))
+    run_dir.metrics.write_text("".join(json.dumps(REST | record) + "\n" for record in records))
     said = drawn(View([client], run_dir, config_of("demo")).render(), width=100)
     rows = [line.strip(" │").split("│") for line in said.splitlines()]
     return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
@@ -146,6 +146,12 @@ def test_steps_whose_gradient_is_not_finite_are_shown_with_what_is_wrong(
     view = View([redis_client], run_dir, config_of(run_id))
     assert "KL nan, ESS 0.98" in drawn(view.render(), width=100)
     assert view.as_json()["diagnosis"]["cause"] == "every step is skipped"
+
+
+def test_a_number_that_was_not_finite_hides_no_other(redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
+    collapsed = step(3, episodes=50, success=0.5) | {"mismatch/kl": None, "mismatch/effective_sample_size": None}
+    rows = shown(redis_client, RunDir(tmp_path, run_id), collapsed)
+    assert rows["mismatch"] == "KL nan, ESS nan" and rows["lag"] == "1.00 optimizer steps, 2 at most"
 
 
 def test_top_waits_for_a_run_that_no_learner_has_described_yet(
