@@ -16,7 +16,8 @@ import yaml
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.tools.cli.cli import main
-from slipstream.tools.road.road_table import Success, gain
+from slipstream.tools.road.road_file import Stage
+from slipstream.tools.road.road_table import Done, Success, add_outcome, gain
 from tests.stand_ins import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
@@ -47,6 +48,17 @@ def walked(folder: Path, *stages: object, code: int = 0) -> subprocess.Completed
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=REPOSITORY)
     assert done.returncode == code, done.stderr
     return done
+
+
+def test_a_held_out_loss_that_was_not_finite_ends_no_road(tmp_path: Path) -> None:
+    config, command = load_config(None, ["run.name=r-imitate", f"run.root={tmp_path}"]), ["fit sft"]
+    stage = Stage(name="imitate", config=config, command=command, options=None, made=tmp_path)
+    stage.run_dir.create()
+    records = [{"step": 0, "fit/held_out_loss": 1.5}, {"step": 9, "fit/tokens": 40, "fit/held_out_loss": None}]
+    stage.run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    done = Done(command=command)
+    add_outcome(done, stage)
+    assert (done.tokens_trained, done.note) == (40, "held-out loss 1.50 to nan")
 
 
 Refusal = Callable[..., str]
