@@ -46,10 +46,10 @@ class TrainedRun:
 
     @property
     def success(self) -> float | None:
-        """The sampled success on held-out tasks, the mean over environments; None without an evaluation."""
+        """The trained model's sampled success on held-out tasks; None without an evaluation."""
         summary = read_summary(RunDir(self.path.parent, self.path.name))
-        results = list(summary.eval.values()) if summary else []
-        return sum(result.sampled for result in results) / len(results) if results else None
+        final = summary.eval.get("final") if summary else None  # beside those of the initial model and the warm start
+        return final.sampled if final else None
 
     def report(self) -> Path:
         """Write the page about the run, and return its path."""

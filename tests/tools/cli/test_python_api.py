@@ -1,5 +1,6 @@
 """`slipstream.train`: what a script or a notebook defines reaches the processes of a run."""
 
+import json
 import os
 import re
 import signal
@@ -17,8 +18,9 @@ from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.output import held
 from slipstream.tools.cli import python_api
-from slipstream.tools.cli.python_api import definitions
+from slipstream.tools.cli.python_api import TrainedRun, definitions
 from tests.processes import DEADLINE_S, GUESS, POLL_S
+from tests.tools.see.test_runs import FINAL, SUMMARY
 
 REPOSITORY = Path(__file__).parents[3]
 SCRIPT = """
@@ -65,6 +67,15 @@ class Env:
     def step(self): return area()
 run = slipstream.train(env=Env)
 """
+
+
+def test_the_success_of_a_run_is_that_of_its_trained_model(tmp_path: Path) -> None:
+    run = TrainedRun(path=tmp_path)
+    assert run.success is None
+    evaluations = {"initial": FINAL | {"sampled": 0.0}, "final": FINAL}
+    for measured, success in ((evaluations, 0.5), ({}, None)):
+        (tmp_path / "summary.json").write_text(json.dumps(SUMMARY | {"eval": measured}))
+        assert run.success == success
 
 
 def test_a_module_has_what_a_definition_needs_and_nothing_that_starts_a_run() -> None:
