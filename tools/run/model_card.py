@@ -118,9 +118,9 @@ def _differences(config: Config, sections: Sequence[str]) -> Iterator[str]:
 
 
 def _public(value: Any) -> Any:
-    """The value without folders and addresses of this machine: the last part of a path, and no URL."""
+    """The value without folders, addresses and commands of this machine: the last part of a path, and no URL."""
     if isinstance(value, Mapping):
-        return {str(name): _public(each) for name, each in value.items()}
+        return {str(name): _public(each) for name, each in value.items() if name != "server_command"}
     if isinstance(value, list | tuple):
         return [_public(each) for each in value]
     if isinstance(value, str):

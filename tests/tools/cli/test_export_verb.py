@@ -72,6 +72,14 @@ def test_the_card_has_the_runs_own_numbers_and_nothing_of_its_hosts(run_dir: Run
     assert [each for each in ("/home/me", "10.0.0", "redis", "secret") if each in card] == []
 
 
+def test_a_command_of_this_machine_is_not_on_the_card(run_dir: RunDir) -> None:
+    command = "python /home/me/serve.py --host 10.0.0.9"
+    options = f"env.options={{url: 'http://10.0.0.9:7365', env: shop, server_command: '{command}'}}"
+    run_dir.config.write_text(dump_config(load_config(None, ["env.name=remote", options, "run.name=mine"])))
+    card = card_of(run_dir)
+    assert '{"url": "(an address)", "env": "shop"}' in card and "serve.py" not in card and "10.0.0.9" not in card
+
+
 def test_a_lag_of_0_is_on_the_card(run_dir: RunDir) -> None:
     run_dir.metrics.write_text(json.dumps({**STEP, "lag/mean": 0.0, "lag/max": 0}) + "\n")
     assert "| lag at the last step | 0.0 optimizer steps, 0 at most |" in card_of(run_dir)
