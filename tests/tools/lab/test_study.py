@@ -239,13 +239,13 @@ def test_a_search_is_trained_again_from_an_archive_to_the_same_bits(guess_run: P
 @pytest.mark.timeout(900)
 def test_a_short_study_of_lag_writes_its_page_and_runs_nothing_twice(guess_run: Path, tmp_path: Path) -> None:
     arguments = ["--task", str(guess_run), "--folder", str(tmp_path), "--docs", str(tmp_path / "docs")]
-    arguments += ["--arms", "default", "tv_pull", "--lags", "0", "2", "--seeds", "0", "--workers", "1"]
+    arguments += ["--arms", "default", "tv_narrow", "--lags", "0", "2", "--seeds", "0", "--workers", "1"]
     arguments += ["learner.steps=2", "eval.num_tasks=4", "warm_start.episodes=4", "warm_start.batch_tokens=64"]
     study_lag.main(arguments)
     study = json.loads((tmp_path / "docs/lag.json").read_text())
     found = [(result["arm"], result["lag"], len(result["success"])) for result in study["results"]]
-    assert found == [("default", 0, 2), ("tv_pull", 0, 2), ("default", 2, 2), ("tv_pull", 2, 2)]
-    assert "| tv_pull |" in (tmp_path / "docs/lag.md").read_text()
+    assert found == [("default", 0, 2), ("tv_narrow", 0, 2), ("default", 2, 2), ("tv_narrow", 2, 2)]
+    assert "| tv_narrow |" in (tmp_path / "docs/lag.md").read_text()
     kept = tmp_path / "default-lag0-seed0.json"
     kept.write_text(kept.read_text().replace('"seed":0', '"seed":99'))
     study_lag.main(arguments)
