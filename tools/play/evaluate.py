@@ -49,9 +49,9 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
     check_revisable(config, options)
     for name in options.search:
         check_collect(config, CollectOptions(search=name))
-    if options.server:
-        check_collect(config, CollectOptions(server=options.server))
     formats = options.compare or (config.env.action_format,)
+    for env in (dataclasses.replace(config.env, action_format=name) for name in formats if options.server):
+        check_collect(dataclasses.replace(config, env=env), CollectOptions(server=options.server))
     with playing_on_servers(config), reward_model_beside(config, options.reward_model) as values:
         check_no_critic(values)
         if options.server:

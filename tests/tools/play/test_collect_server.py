@@ -244,6 +244,15 @@ def test_a_server_earns_the_part_that_is_the_score_and_no_other(
         evaluate(config, options=EvalOptions(server=file_of(tmp_path, server.url)))
 
 
+def test_a_format_to_compare_that_a_server_cannot_be_asked_for_is_refused_before_anything_is_played(
+    tmp_path: Path, server: ScriptedJudge, model: Path
+) -> None:
+    options = EvalOptions(server=file_of(tmp_path, server.url), compare=("plain", "tools"))
+    with pytest.raises(ConfigError, match=r"`--server` needs another env\.action_format than tools"):
+        evaluate(load_config(None, settings(model)), options=options)
+    assert server.requests == []
+
+
 @pytest.mark.parametrize("options", [{"search": "mcts"}, {"expert": True}, {"completions": 2}])
 def test_a_server_plays_whole_episodes_alone(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="`--server` must be empty with --search, --expert"):
