@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from slipstream.learner.batch.examples import Goal
 
 EQUAL_SIDES = "a pair with equal sides, thoughts aside"
+OF_GOALS = {"min_return": ("sft", "prm"), "best_of_group": ("sft", "prm"), "beta": ("dpo",)}  # options of some alone
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,10 @@ def read_samples(options: FitOptions, *, goal: "Goal") -> tuple[list[Sample], li
 
     Raises ConfigError with the line of the first bad row.
     """
+    for name, goals in OF_GOALS.items():
+        if goal not in goals and getattr(options, name) != getattr(FitOptions(), name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"`{flag}` has no effect in `fit {goal}`, only in {' and '.join(goals)}; leave it out")
     path = options.data
     if not path or not (is_hub(path) or Path(path).is_file()):
         raise ConfigError(f"`--data` must name a file of conversations, got {options.data!r}; see docs/fitting.md")
