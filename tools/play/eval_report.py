@@ -125,8 +125,13 @@ def _powers(most: int) -> list[int]:
 
 def _best_of(tasks: Mapping[int, Sequence[Played]], *, sizes: Sequence[int]) -> dict[str, dict[str, Any]]:
     """By way to choose and number of attempts: success of the choice, and the tokens that were written for a task."""
-    has_values = all(each.value is not None for attempts in tasks.values() for each in attempts)
-    ways = [way for way in WAYS if has_values or way != "reward_model"]
+    every = [each for attempts in tasks.values() for each in attempts]
+    has_numbers = {
+        "likelihood": any(each.mean_logprob for each in every),  # a server sends none
+        "majority": True,
+        "reward_model": all(each.value is not None for each in every),
+    }
+    ways = [way for way in WAYS if has_numbers[way]]
     return {way: {str(size): _choice(tasks, way=way, size=size) for size in sizes} for way in ways}
 
 

@@ -220,6 +220,7 @@ def test_a_server_is_measured_on_the_held_out_tasks(
     (line,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (line["sampling"], line["model"]) == ("server", "thinker")
     assert (line["num_tasks"], line["num_episodes"], set(line["pass_at"])) == (4, 8, {"1", "2"})
+    assert list(line["best_of"]) == ["majority"]  # a server sends no likelihood
     assert line["tokens_written"] > 0 and line["success_low"] <= line["success"] <= line["success_high"]
     server.answer_by(lambda request, number: (400, {}, b"no such model"))
     with pytest.raises(ConfigError, match="every episode failed; see the warnings above"):
