@@ -113,12 +113,9 @@ def _settings(options: DataOptions, judge: RowJudge | None, seed: int) -> tuple[
         early.append(f"run.seed={seed}")
     if judge:
         early.append(f"a judge shown {', '.join(judge.columns) or 'no columns'}")
-        late += [f"judge {_short(judge.settings)}", f"--min-mark={options.min_mark}"]
+        digest = hashlib.sha256(judge.settings.encode()).hexdigest()
+        late += [f"judge {digest[:16]}", f"--min-mark={options.min_mark}"]
     return early, late
-
-
-def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,8 +135,8 @@ class _Call:
         except ConfigError:  # a file that cannot be read will be another when it can
             self.files.discard()
             raise
-        if self.judge and self.files.is_waiting:
-            self._keep_waiting(self.judge)
+        if self.judge and (waiting := self.files.waiting_rows()):
+            self._keep_waiting(waiting, self.judge)
         counts = self.counts
         if not counts.num_trained:
             self.files.discard()
@@ -209,9 +206,9 @@ class _Call:
         self.files.write(self.files.waiting, {**row, "columns": shown, "from": len(self.counts.sources) - 1})
         return None
 
-    def _keep_waiting(self, judge: RowJudge) -> None:
+    def _keep_waiting(self, waiting: Path, judge: RowJudge) -> None:
         """Let the judge mark the rows that wait, and keep those with a mark that is high enough."""
-        waiting, counts, name = self.files.waiting_rows(), self.counts, judge.part.name
+        counts, name = self.counts, judge.part.name
         marks, successes = judged(waiting, judge, self.files.marks), list[bool | None]()
         with waiting.open() as rows:
             for number, text in enumerate(rows):

@@ -177,14 +177,11 @@ class DataFiles:
         """Append a row."""
         self.opened(path).write(json_line(record).encode() + b"\n")
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether rows wait for the judge."""
-        return self.waiting in self._written
-
-    def waiting_rows(self) -> Path:
-        """The file with the rows that wait for the judge, all written."""
-        self.opened(self.waiting).file.flush()
+    def waiting_rows(self) -> Path | None:
+        """The file with the rows that wait for the judge, all written; None if no row waits."""
+        if self.waiting not in self._written:
+            return None
+        self._written[self.waiting].file.flush()
         return _half(self.waiting)
 
     def digests(self) -> dict[str, str]:

@@ -55,14 +55,11 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
     with playing_on_servers(config), reward_model_beside(config, options.reward_model) as values:
         check_no_critic(values)
         if options.server:
-            return _evaluate_served(config, options, read_chat_file(Path(options.server)), values)
+            server = read_chat_file(Path(options.server))
+            setup = served_setup(config, server, fixed_tokenizer(config))
+            asyncio.run(_evaluate(config, setup, options, values, server=server))
+            return 0
         return evaluate_on(start_fixed_policy(config, name="eval", formats=formats), config, options, values=values)
-
-
-def _evaluate_served(config: Config, options: EvalOptions, server: ChatServer, values: StateValues | None) -> int:
-    setup = served_setup(config, server, fixed_tokenizer(config))
-    asyncio.run(_evaluate(config, setup, options, values, server=server))
-    return 0
 
 
 def evaluate_on(stage: EpisodeSetup, config: Config, options: EvalOptions, *, values: StateValues | None = None) -> int:

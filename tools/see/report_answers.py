@@ -64,13 +64,11 @@ def _held_out(run: RunFiles) -> str:
     if not (shown := run.evaluations):
         return "not evaluated"
     first = [record for record in shown if record["step"] == shown[0]["step"]][-1]
-    texts = [_evaluation(record) for record in ([first] if shown[-1] is first else [first, shown[-1]])]
+    texts = []
+    for record in [first] if shown[-1] is first else [first, shown[-1]]:
+        sampled = min(max(record["eval/success_sampled"], 0.0), 1.0)
+        texts.append(f"{interval(sampled, round(record['eval/num_tasks']))} at step {record['step']:.0f}")
     return f"{', then '.join(texts)}, of {shown[-1]['eval/num_tasks']:.0f} tasks"
-
-
-def _evaluation(record: Record) -> str:
-    sampled = min(max(record["eval/success_sampled"], 0.0), 1.0)
-    return f"{interval(sampled, round(record['eval/num_tasks']))} at step {record['step']:.0f}"
 
 
 def _stale(run: RunFiles) -> str:

@@ -42,8 +42,9 @@ def trains_alone(config: Config) -> bool:
 
 
 def has_ended(config: Config) -> bool:
-    """Whether the run's own server has ended with the run."""
-    return _is_own(config) and not _answers(config.redis.url)
+    """Whether the run's own server, which `slipstream up` starts, has ended with the run."""
+    is_own = password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url) is not None
+    return is_own and not _answers(config.redis.url)
 
 
 def check_running(config: Config) -> None:
@@ -98,11 +99,6 @@ def _age(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
-
-
-def _is_own(config: Config) -> bool:
-    """Whether the run has a server of its own, which `slipstream up` starts."""
-    return password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url) is not None
 
 
 def _answers(url: str) -> bool:

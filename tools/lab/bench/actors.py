@@ -56,10 +56,11 @@ def main() -> int:
         rows = episode_loop(config, load_tokenizer(folder, config.model))
         with _a_run(config, folder, Path(root)) as run:
             rows += whole_loop(run)
+    vllm = importlib.metadata.packages_distributions()["vllm"][0]  # its name depends on the build
     return measuring.end(
         rows,
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
-        versions={"torch": str(torch.__version__), "vllm": _vllm_version()},
+        versions={"torch": str(torch.__version__), "vllm": importlib.metadata.version(vllm)},
     )
 
 
@@ -212,11 +213,6 @@ async def _generate_offline(llm: Any, turns: list[TurnToMake]) -> None:
     while llm.has_unfinished_requests():
         num_tokens += sum(len(output.outputs[0].token_ids) for output in llm.step())
     assert num_tokens == sum(turn.num_tokens for turn in turns), "vLLM ended a turn early"
-
-
-def _vllm_version() -> str:
-    names = importlib.metadata.packages_distributions()["vllm"]
-    return importlib.metadata.version(names[0])
 
 
 if __name__ == "__main__":
