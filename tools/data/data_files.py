@@ -84,7 +84,6 @@ class Written:
                     yield file.read(min(size, self.length - start))
 
     def write(self, data: bytes) -> None:
-        """Append `data`."""
         self.file.write(data)
         self.digest.update(data)
         self.length += len(data)
@@ -174,7 +173,6 @@ class DataFiles:
         return self._written[path]
 
     def write(self, path: Path, record: dict[str, Any]) -> None:
-        """Append a row."""
         self.opened(path).write(json_line(record).encode() + b"\n")
 
     def waiting_rows(self) -> Path | None:

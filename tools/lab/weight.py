@@ -29,7 +29,6 @@ print(len(ours), sum(len(open(file, encoding="utf-8").read().splitlines()) for f
 
 
 def main() -> int:
-    """Print the table."""
     files = [Path(name) for name in _lines(["git", "ls-files"])]
     texts = {file: text for file in files if file.is_file() and (text := _text(file)) is not None}
     lab = {file for file in texts if str(file).startswith(LAB)}

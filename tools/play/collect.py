@@ -277,7 +277,6 @@ def _chosen(trajectories: Iterable[Trajectory], *, search: str) -> list[Trajecto
 
 
 async def _report_progress(collected: Collected, *, num_tasks: int) -> None:
-    """Print a line of progress every PROGRESS_S."""
     with contextlib.suppress(asyncio.CancelledError):
         while True:
             await asyncio.sleep(PROGRESS_S)

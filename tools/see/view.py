@@ -134,7 +134,6 @@ def _newest_episodes(records: Sequence[Mapping[str, float]]) -> dict[str, str]:
 
 
 def held_out(record: Mapping[str, float]) -> str:
-    """Success of an evaluation's record."""
     return f"{held_out_success(record)} sampled, {record['eval/success_greedy']:.3f} greedy"
 
 

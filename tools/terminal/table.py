@@ -25,7 +25,6 @@ def two_columns(title: str, rows: Mapping[str, str]) -> Table:
 
 
 def print_table(title: str, rows: Mapping[str, str]) -> None:
-    """Print names and values."""
     console = Console()
     if console.is_terminal:
         console.print(two_columns(title, rows))

@@ -139,7 +139,6 @@ class Run:
 
 
 def show(benchmark: Benchmark) -> None:
-    """Print the rows as a table."""
     table = Table(*_COLUMNS, title=benchmark.name, title_justify="left")
     for row in benchmark.rows:
         table.add_row(*_cells(row), style="" if row.holds in (True, None) else "red")

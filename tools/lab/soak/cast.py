@@ -75,7 +75,6 @@ class Cast:
         return wrong
 
     def kill(self) -> None:
-        """Kill all processes."""
         for child in self.everyone:
             child.kill()
 
