@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import redis
 from redis.exceptions import NoPermissionError
 
-from slipstream.common.config.config import Config
+from slipstream.common.config.config import Config, RunConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.connection import check_servers, connect_shards
 from slipstream.replay.fleet.roles import Role, acl_rules, user_of
@@ -21,9 +21,9 @@ def users(config: Config, *, runs: Sequence[str], options: UsersOptions) -> int:
     """Print the commands for an administrator to send, and to stderr the name and new password of each user.
 
     With a fleet, there is one user of each run, an actor's; otherwise one of each role. With --enforce, revoke expired
-    users.
+    users. Raises ConfigError for what is no name of a run.
     """
-    runs = runs or [config.run.name]
+    runs = [RunConfig(name=name).name for name in runs or [config.run.name]]  # a pattern would reach other runs
     if options.enforce:
         return _enforce(config, runs)
     expires_at_s = round(time.time() + options.lifetime_s)

@@ -46,6 +46,13 @@ def test_the_settings_of_the_runs_actors_are_taken_over_except_its_gpus(capsys: 
     assert dataclasses.asdict(own) == dataclasses.asdict(expected)
 
 
+@pytest.mark.parametrize("name", ["*", "runs/demo", "a b", "demo*"])
+def test_users_are_of_names_of_runs_and_not_of_patterns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["access", "users", "demo", name]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and f"`run.name` must be 1 to 64 letters, digits, '.', '_' or '-', got '{name}'" in shown.err
+
+
 def test_the_configuration_in_the_runs_folder_is_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "demo"
     folder.mkdir(parents=True)
