@@ -154,7 +154,7 @@ def _as_pair(row: Row) -> Row:
         if not all(map(math.isfinite, scores)):
             raise ValueError
         best, worst = (replies[scores.index(most)] for most in (max(scores), min(scores)))
-    except (AttributeError, LookupError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
         given = row["completions"]
         raise BadRow(f"`completions` must have responses with a score or overall_score, got {given!r:.80}") from None
     return row | {"prompt": row.get("prompt") or row.get("instruction"), "chosen": best, "rejected": worst}

@@ -204,8 +204,9 @@ def described(conversation: Conversation) -> Conversation:
 def return_of(row: Row, *, needed: bool) -> float:
     """The return of a row, or its label; 0 if it has none and none is `needed`. Raises BadRow."""
     earned = label_of(row) if row.get("return") is None else row["return"]
-    if isinstance(earned, int | float) and not isinstance(earned, bool) and math.isfinite(earned):
-        return float(earned)
+    with contextlib.suppress(OverflowError):  # of a whole number with hundreds of digits
+        if isinstance(earned, int | float) and not isinstance(earned, bool) and math.isfinite(earned):
+            return float(earned)
     if needed:
         raise BadRow(f"`return` must be a number, got {earned!r:.80}; rows are compared by their return")
     return 0.0

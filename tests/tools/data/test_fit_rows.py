@@ -153,6 +153,12 @@ def test_turns_with_labels_are_read_and_those_without_are_passed_over(tmp_path: 
         ({"chosen": said("a", "b")}, "reward", "row 2: `rejected` must be a list"),
         ({"messages": said("a", "b")}, "reward", "row 2: `return` must be a number, got None"),
         (earned(1, math.nan, "a"), "reward", "row 2: `return` must be a number, got nan"),
+        (earned(1, 10**400, "a"), "reward", "row 2: `return` must be a number, got 1000"),
+        (
+            {"prompt": "p", "completions": [{"response": "a", "score": 10**400}, {"response": "b", "score": 0}]},
+            "dpo",
+            "row 2: `completions` must have responses with a score or overall_score, got",
+        ),
         ({"text": "words"}, "reward", "row 2: neither `chosen` and `rejected` nor `messages`, but text"),
         ({"messages": said("a", "b")}, "prm", "row 2: `turn_labels` must be .* each of the 1 messages .* got None"),
         ({"messages": said("a", "b"), "turn_labels": [1, 0]}, "prm", r"each of the 1 messages .* got \[1, 0\]"),
