@@ -1,5 +1,6 @@
 """The GPUs of this host, and which of them the learner and the actors get under `slipstream up`."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -31,10 +32,14 @@ class Split:
 
 
 def visible_devices() -> list[str]:
-    """The GPUs that this process may use: CUDA_VISIBLE_DEVICES if it is set, else all; none on a CPU."""
+    """The GPUs that this process may use: CUDA_VISIBLE_DEVICES if it is set, else all; none on a CPU.
+
+    As for CUDA, -1 in that list is no GPU, and those after it are not seen.
+    """
     visible = os.environ.get(VARIABLE)
     if visible is not None:
-        return [device.strip() for device in visible.split(",") if device.strip()]
+        named = itertools.takewhile(lambda device: device != "-1", map(str.strip, visible.split(",")))
+        return [device for device in named if device]
     if shutil.which("nvidia-smi") is None:
         return []
     try:

@@ -143,8 +143,9 @@ def test_crashes_before_a_long_good_time_count_no_more(stage: Stage, monkeypatch
 def test_the_gpus_are_those_that_are_visible_else_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-5d3f")
     assert visible_devices() == ["2", "GPU-5d3f"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_devices() == []
+    for without in ("", "-1", "-1,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", without)
+        assert visible_devices() == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert visible_devices() == []
