@@ -21,4 +21,5 @@ class ExportOptions:
             self,
             ("to_hub", is_name, "like maker/name", "leave it out to write the card only"),
             ("critic", alone, "without --to-hub and --public", "a critic is not uploaded"),
+            ("public", self.to_hub != "" or not self.public, "off without --to-hub", "nothing is uploaded without it"),
         )

@@ -19,5 +19,6 @@ class ViewOptions:
         check_options(
             self,
             ("steps", not self.steps or self.file != "", "left out without --file", shown),
+            ("port", self.port == 0 or not self.file, "left out with --file", "only a page in the browser has one"),
             ("steps", is_range, "FIRST:LAST, as in 1:3", "leave it out for a report without episodes"),
         )

@@ -117,6 +117,8 @@ def test_a_run_without_a_model_and_an_upload_without_a_token_are_refused(
     here = ["export", f"run.root={run_dir.path.parent}", "run.name=mine"]
     assert main([*here, "--to-hub", "mine"]) == 2
     assert "`--to-hub` must be like maker/name, got 'mine'" in capsys.readouterr().err
+    assert main([*here, "--public"]) == 2
+    assert "`--public` must be off without --to-hub" in capsys.readouterr().err
     (run_dir.trained_model / "model.safetensors").unlink()
     assert main(here) == 2
     assert "trained_model has no *.safetensors" in capsys.readouterr().err

@@ -205,6 +205,8 @@ def test_a_store_that_mlflow_refuses_is_named(run_dir: RunDir, monkeypatch: pyte
         ({"to": "comet"}, "`--to` must be wandb, mlflow or prometheus, got 'comet'"),
         ({"port": 70_000}, "`--port` must be in [0, 65535], got 70000"),
         ({"to": "prometheus", "once": True}, "`--once` must be left out with --to prometheus"),
+        ({"to": "mlflow", "host": "0.0.0.0"}, "`--host` must be left out without --to prometheus, got '0.0.0.0'"),
+        ({"port": 9465}, "`--port` must be left out without --to prometheus, got 9465"),
     ],
 )
 def test_options_without_a_meaning_are_refused(options: dict[str, object], said: str) -> None:

@@ -327,6 +327,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a port that is none": (["view", "seen", "--port", "70000"], "--port"),
     "steps that are not archived": (["view", "seen", "--file", "x.html", "--steps", "1:5"], "has no archived step"),
     "steps that are none": (["view", "seen", "--file", "x.html", "--steps", "all"], "FIRST:LAST"),
+    "a port of a file": (["view", "seen", "--file", "x.html", "--port", "8000"], "`--port` must be left out with"),
     "steps without a file": (["view", "seen", "--steps", "6:7"], "`--steps` must be left out without --file"),
     "steps of two runs": (
         ["view", "seen", "seen", "--file", "x.html", "--steps", "6:7"],
