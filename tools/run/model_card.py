@@ -1,6 +1,7 @@
 """The model card of a run: what was trained, on what, how far, from the run's own records."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -32,11 +33,11 @@ def card_of(run_dir: RunDir) -> str:
     fit = run_dir.fit  # of `slipstream fit sft`, `dpo` and `reward`
     sections: Sequence[str]
     if fit.exists():
-        rows, sections = _fit_rows(fit, list(read_metrics(run_dir.metrics))), FIT_SECTIONS
+        rows, sections, tags = _fit_rows(fit, list(read_metrics(run_dir.metrics))), FIT_SECTIONS, "slipstream"
     else:
-        rows, sections = _rl_rows(read_run(run_dir), config), SECTIONS
+        rows, sections, tags = _rl_rows(read_run(run_dir), config), SECTIONS, "slipstream, reinforcement-learning"
     hub_id, base = base_model(config)
-    lines = ["---", "library_name: transformers", "tags: [slipstream, reinforcement-learning]"]
+    lines = ["---", "library_name: transformers", f"tags: [{tags}]"]
     lines += [f"base_model: {hub_id}"] if hub_id else []
     lines += ["---", f"# {run_dir.path.name}", "", "Trained by Slipstream. All numbers are this run's own records.", ""]
     lines += ["| | |", "|---|---|", f"| base model | {_cell(base)} |"]
@@ -94,9 +95,10 @@ def _fit_rows(fit: Path, records: Sequence[Mapping[str, float]]) -> dict[str, st
     } | {text: MISSING if value is None else f"{value:.4f}" for text, value in values.items()}
 
 
-def _last(records: Sequence[Record], name: str) -> float | None:
-    """The value of the newest record that has one."""
-    return next((record[name] for record in reversed(records) if name in record), None)
+def _last(records: Sequence[Mapping[str, float | None]], name: str) -> float | None:
+    """The value of the newest record that has one; NaN for one that was not finite, which is null there."""
+    values = (record[name] for record in reversed(records) if name in record)
+    return next((math.nan if value is None else value for value in values), None)
 
 
 def _held_out(evaluations: Sequence[Record]) -> str:

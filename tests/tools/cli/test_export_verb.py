@@ -106,6 +106,10 @@ def test_the_card_of_a_fit_has_its_losses_and_no_environment(run_dir: RunDir) ->
     assert "| optimizer steps | 2 |" in card and "| loss of the last step | 0.5000 |" in card
     assert "| held-out accuracy | 0.7500 |" in card and "| held-out loss | not recorded |" in card
     assert "goal dpo" in card and "env." not in card
+    assert "tags: [slipstream]" in card
+    with run_dir.metrics.open("a") as metrics:
+        metrics.write(json.dumps({"step": 3, "fit/loss": None}) + "\n")  # it was not finite
+    assert "| loss of the last step | nan |" in card_of(run_dir)
 
 
 def test_a_run_without_a_model_and_an_upload_without_a_token_are_refused(
