@@ -114,11 +114,15 @@ class Child:
         if not self.log.exists():
             return []
         with self.log.open("rb") as log:
+            if log.seek(0, os.SEEK_END) < self._log_bytes:  # it was truncated
+                self._log_bytes = 0
             log.seek(self._log_bytes)
             read = log.read(MAX_READ_BYTES)
-        whole = read[: read.rfind(b"\n") + 1]
-        self._log_bytes += len(whole)
-        return [line for line in whole.decode(errors="replace").splitlines() if about in line]
+        end = read.rfind(b"\n") + 1
+        if not end and len(read) == MAX_READ_BYTES:  # a part of a line that is no message, such as a progress bar
+            end = len(read)
+        self._log_bytes += end
+        return [line for line in read[:end].decode(errors="replace").splitlines() if about in line]
 
     @property
     def ending(self) -> str:

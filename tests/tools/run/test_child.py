@@ -95,6 +95,18 @@ def test_a_log_that_was_moved_away_has_no_new_lines(tmp_path: Path) -> None:
     assert child.new_lines("restarting") == []
 
 
+def test_new_lines_are_found_after_a_truncation_and_after_a_line_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = ended(tmp_path, "echo restarting; echo rest")
+    assert child.new_lines("restarting") == ["restarting"]
+    monkeypatch.setattr(child_module, "MAX_READ_BYTES", 32)
+    child.log.write_text("restarting\n")
+    assert child.new_lines("restarting") == ["restarting"]
+    child.log.write_text("restarting\n" + "\r50 %" * 32 + "\nrestarting again\n")
+    assert [line for _ in range(9) for line in child.new_lines("restarting")] == ["restarting again"]
+
+
 def test_a_child_that_crashes_is_started_again_some_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "MAX_RESTARTS", 2)
     monkeypatch.setattr(child_module, "BACK_OFF_S", (0.0, 0.0))
