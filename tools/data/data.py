@@ -146,7 +146,7 @@ class _Call:
             why += f", {counts.num_malformed} cannot be read" + "".join(f": {fault}" for fault in counts.faults[:1])
             raise ConfigError(f"nothing is written to {self.files.kept}: {why}")
         _, late = _settings(self.options, self.judge, self.seed)
-        text = card(self.files.kept.name, counts, self.options, digests=self.files.digests())
+        text = card(self.files.kept.name, counts, self.options, seed=self.seed, digests=self.files.digests())
         self.files.save(late=late, card=text)
 
     def _sift(self, sources: Sequence[Path]) -> None:

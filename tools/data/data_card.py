@@ -1,6 +1,7 @@
 """The data card of `slipstream data`: what was read, what was kept, and why the rest was not."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -56,19 +57,19 @@ def count(counts: dict[T, int], key: T) -> None:
     counts[key] = counts.get(key, 0) + 1
 
 
-def card(name: str, counts: Counts, options: DataOptions, *, digests: Mapping[str, str]) -> str:
-    """The card as Markdown. The same data and options give the same card."""
+def card(name: str, counts: Counts, options: DataOptions, *, seed: int, digests: Mapping[str, str]) -> str:
+    """The card as Markdown. The same data, options and seed of the copies give the same card."""
     read = [[source.path, f"{source.num_rows:,}", f"{source.num_kept:,}"] for source in counts.sources]
     gone = [[reason, f"{number:,}"] for reason, number in _most_first(counts.dropped)]
     gone += [[f"cannot be read: {fault}", f"{number:,}"] for fault, number in _most_first(counts.malformed)]
-    settings = as_arguments(dataclasses.replace(options, data=()))
+    settings = as_arguments(dataclasses.replace(options, data=())) + ([f"run.seed={seed}"] if options.noise else [])
     lines = [
         f"# {name}",
         "",
         f"{counts.num_rows:,} rows were read: {counts.num_trained:,} are kept, {counts.num_held_out:,} held out, "
         f"{counts.num_dropped:,} dropped, and {counts.num_malformed:,} cannot be read.",
         "",
-        f"Made by `slipstream data {' '.join([name, *settings])}`.",
+        f"Made by `slipstream data {shlex.join([name, *settings])}`.",
         "",
         "## Sources",
         "",

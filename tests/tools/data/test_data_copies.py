@@ -53,3 +53,4 @@ def test_noise_adds_copies_of_the_rows_that_are_kept_and_of_none_that_is_held_ou
     assert f"| noise | {len(copies)} |" in card and "| no copy: nothing to change |" in card
     assert main(["data", f"{tmp_path}/out.jsonl", *options, "run.seed=1"]) == 0
     assert read(tmp_path / "out.jsonl") != kept
+    assert "--held-out=0.3 --noise=0.5 run.seed=1`" in (tmp_path / "out.md").read_text()
