@@ -30,11 +30,11 @@ from slipstream.tools.road.road_table import (
     row_of,
     save_records,
 )
-from slipstream.tools.run.child import EXIT_BAD_INPUT, Child, kill_descendants, print_failure
+from slipstream.tools.run.child import EXIT_BAD_INPUT, Child, kill_descendants, print_failure, verb_command
 from slipstream.tools.terminal.table import print_rows
 
 POLL_S = 0.2
-CLI = [sys.executable, "-P", "-m", "slipstream.tools.cli.cli"]
+CLI = verb_command()
 PREPARE = [sys.executable, "-P", "-m", "slipstream.tools.run.prepare"]
 
 
