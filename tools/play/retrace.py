@@ -6,6 +6,7 @@ played again in the environment, so every observation is a true answer to what c
 
 import logging
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -127,7 +128,7 @@ def _recorded(path: Path, config: Config, left_out: Counter[str]) -> Iterator[tu
             replies = []
         if line.fault or not replies:
             left_out["cannot be read"] += 1
-        elif label not in labels or split != "train" or not index.isdecimal():
+        elif label not in labels or split != "train" or not re.fullmatch(r"\d{1,18}", index):
             left_out["not of a train task of this environment"] += 1
         else:
             yield line.number, Task(env=label, split="train", index=int(index)), replies, line.row

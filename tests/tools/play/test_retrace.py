@@ -124,11 +124,12 @@ def test_the_same_seed_retraces_alike_and_what_cannot_be_is_counted(tmp_path: Pa
     path = recorded(tmp_path, noise=0.0, number=3)
     assert retraced(path, mistake=True).rows[0]["messages"] == retraced(path, mistake=True).rows[0]["messages"]
     row = json.loads(path.read_text().splitlines()[0])
-    rows = [row | {"task": "shop/held_out/1"}, row | {"task": "maze/train/1"}, row | {"messages": None}, {}]
+    tasks = ("shop/held_out/1", "maze/train/1", f"shop/train/{'9' * 5000}")
+    rows = [*(row | {"task": task} for task in tasks), row | {"messages": None}, {}]
     path.write_text("".join(json.dumps(each) + "\n" for each in rows) + "no JSON\n")
     done = retraced(path, mistake=False)
     assert done.rows == []
-    assert done.left_out == {"not of a train task of this environment": 2, "cannot be read": 3}
+    assert done.left_out == {"not of a train task of this environment": 3, "cannot be read": 3}
 
 
 def test_a_mistake_in_the_options_is_named() -> None:
