@@ -26,7 +26,8 @@ EVENT = """{"EventId": "A123BC45-1234-5678-AB90-ABCDEF123456", "EventType": "%s"
 
 
 @pytest.fixture
-def service() -> Iterator[MetadataService]:
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataService]:
+    monkeypatch.setattr(preemption, "TIMEOUT_S", DEADLINE_S)  # beside other load it may answer later than a cloud's
     with MetadataService() as service:
         yield service
 
