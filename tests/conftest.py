@@ -1,6 +1,8 @@
 """What every test may ask for: a real Redis server for the session, a client, and a run name of the test's own."""
 
+import asyncio
 import gc
+import inspect
 import signal
 import sys
 import uuid
@@ -106,6 +108,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine function runs in an event loop of its own, its fixtures outside of it."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    return True
+
+
 def pytest_collection_finish() -> None:
     """What all files have imported stays to the end: no later search for garbage looks through it."""
     gc.collect()
@@ -141,9 +153,11 @@ def run_id() -> str:
 
 @pytest.fixture
 def shutdown() -> Iterator[Shutdown]:
-    """Its signal handlers are taken back."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield Shutdown()
+    """Its signal handlers are taken back, and threads that watch it end."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    shutdown = Shutdown()
+    yield shutdown
+    shutdown.requested.set()
     for number, handler in before.items():
         signal.signal(number, handler)
 

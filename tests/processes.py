@@ -46,6 +46,8 @@ GUESS = [
     "optim.lr=1e-3",
     "eval.num_tasks=0",
 ]
+# For what another one plays than the policy: a stand-in, or a script.
+PLAYED_BY_OTHERS = ["objective.guard=false", "objective.max_negative_kl=0"]
 
 
 class Process:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from slipstream.tools.lab.soak.accounts import Accounts
 from slipstream.tools.lab.soak.actor import VOCAB_SIZE, Work, replay_of
 from slipstream.tools.lab.soak.cast import Cast
 from tests.replay.records.attempts import Views
+from tests.waiting import wait_until
 
 DEADLINE_S = 120.0
 POLL_S = 0.02
@@ -41,25 +42,17 @@ def make_cast(tmp_path: Path, server: Server, run_id: str, *, url: str = "", **w
     return Cast(tmp_path / "cast", settings, password=server.password)
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> float:
-    """Seconds until `condition()` held."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < deadline_s, f"not within {deadline_s:.0f} s: {what}"
-        time.sleep(POLL_S)
-    return time.monotonic() - started
-
-
 def wait_for_answers(cast: Cast, num_more: int) -> float:
     """Seconds until the actors had that many more answers to their inserts, and each of them one."""
-    before = {journal: len(journal.read_bytes()) for journal in cast.journals}
+    started, before = time.monotonic(), {journal: len(journal.read_bytes()) for journal in cast.journals}
     num_before = len(cast.answers())
 
     def all_go_on() -> bool:
         is_growing = [len(journal.read_bytes()) > before.get(journal, 0) for journal in cast.journals]
         return len(is_growing) == len(cast.actors) and all(is_growing) and len(cast.answers()) >= num_before + num_more
 
-    return wait_until(all_go_on, f"{num_more} more answers")
+    wait_until(all_go_on, f"{num_more} more answers")
+    return time.monotonic() - started
 
 
 def books_of(cast: Cast, client: redis.Redis) -> Accounts:

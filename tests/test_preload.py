@@ -14,7 +14,7 @@ import pytest
 from slipstream.common.process.shutdown import die_with_parent
 from tests import preload
 from tests.processes import customized
-from tests.stand_ins import wait_until
+from tests.waiting import wait_until
 
 BEYOND = "redis://127.0.0.1:1"  # no server answers there: the learner asks again for a while, then ends with code 2
 COMMAND = [sys.executable, "-m", "slipstream.tools.cli.cli", "learner", "run.name=forked", f"redis.url={BEYOND}"]
@@ -96,7 +96,7 @@ process.wait()
         orphan = psutil.Process(int(process.stdout.readline()))
         assert is_fork(orphan.pid)
         process.kill()
-    wait_until(lambda: has_ended(orphan), "it ends", deadline_s=30)
+    wait_until(lambda: has_ended(orphan), "it ends", timeout_s=30)
 
 
 def test_a_worker_of_xdist_is_a_fork_of_a_process_that_has_collected_the_tests() -> None:
