@@ -30,8 +30,8 @@ from tests.stand_ins import (
     server,
     views_of,
     wait_for_answers,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 __all__ = ["server"]  # the fixture
 

@@ -16,7 +16,8 @@ from slipstream.replay.fleet.rendezvous import MAC_BYTES, Rendezvous, Rendezvous
 from slipstream.replay.records import keys
 from tests.garbage import garbage, shout, shouts
 from tests.learner.publisher.test_weight_faults import following
-from tests.learner.publisher.test_weights import flat_bytes, publishing, receiver_info, wait_until, weights
+from tests.learner.publisher.test_weights import flat_bytes, publishing, receiver_info, weights
+from tests.waiting import wait_until
 
 PEER = "0/1"  # where rank 0 of two looks for the address of the other
 

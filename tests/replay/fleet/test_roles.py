@@ -27,10 +27,11 @@ from slipstream.replay.run.server_shards import audit_shards
 from slipstream.replay.server.redis_server import Server, find_executable, start_server
 from slipstream.replay.server.redis_version import version_of
 from slipstream.tools.cli.cli import main
-from tests.common.process.test_patience import Call, wait_until
+from tests.common.process.test_patience import Call
 from tests.replay.buffer.every_verb import FACTS, play_every_verb
 from tests.replay.records.attempts import attempt_at, leased, make_buffer, ticket
 from tests.replay.server.redis_nodes import cluster
+from tests.waiting import wait_until
 
 RUN = "shop-1"
 OTHER = "shop-2"

@@ -14,9 +14,9 @@ from slipstream.replay.fleet import fleet as fleet_module
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet
 from slipstream.replay.server.redis_server import find_executable, start_server
-from tests.envhub.env_hosts import wait_until
 from tests.replay.fleet.test_fleet import member
 from tests.replay.records.attempts import make_buffer, ticket
+from tests.waiting import wait_until
 
 HOUR_S = 3600
 LEASE_TTL_S = 1.0

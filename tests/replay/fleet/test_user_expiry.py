@@ -18,8 +18,8 @@ from slipstream.replay.records.keys import key
 from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.access.access_options import UsersOptions
 from slipstream.tools.cli.cli import main
-from tests.common.process.test_patience import wait_until
 from tests.replay.server.redis_nodes import cluster
+from tests.waiting import wait_until
 
 RUN, PASSWORD, DEADLINE_S = "shop-1", "s3cret", 60.0
 PAST, FUTURE = 1_700_000_000, 9_999_999_999

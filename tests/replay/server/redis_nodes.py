@@ -15,7 +15,7 @@ import redis
 
 from slipstream.common.process.shutdown import die_with_parent
 from slipstream.replay.server.redis_server import find_executable
-from tests.common.process.test_patience import wait_until
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 MAX_CLUSTER_PORT = 55_000  # a node's bus listens 10,000 above
