@@ -1,9 +1,10 @@
 """One blob in chunks: servers of it, pullers of it, and requests for a chunk."""
 
 import math
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Self
 
 import msgspec
@@ -17,7 +18,8 @@ from slipstream.common.transfer.chunks import Blob, ChunkRequest
 from slipstream.common.transfer.encryption import CurveKey
 from slipstream.common.transfer.weights import WeightsError
 from slipstream.replay.fleet.bulletin import RelayNotice
-from tests.envhub.env_hosts import wait_until as wait_until
+from tests.replay.buffer.every_verb import RELAY
+from tests.waiting import beside
 
 CHUNK_BYTES = 64 << 10
 NUM_CHUNKS = 40
@@ -40,17 +42,9 @@ def relay_at(
     num_children: int = 0,
     moved_bytes: int = 0,
 ) -> RelayNotice:
-    return RelayNotice(
-        name=name or endpoint,
-        host=host,
-        endpoint=endpoint,
-        roots=list(roots),
-        policy_version=1,
-        num_children=num_children,
-        fan_out=8,
-        fetched_bytes=moved_bytes,
-        served_bytes=0,
-        num_corrupt=0,
+    counts = {"num_children": num_children, "fetched_bytes": moved_bytes}
+    return msgspec.structs.replace(
+        RELAY, name=name or endpoint, host=host, endpoint=endpoint, roots=list(roots), **counts
     )
 
 
@@ -80,11 +74,26 @@ def serving(
         return data[request.offset : request.offset + request.num_bytes] if request.root == BLOB.root else None
 
     limits = ServerLimits(fan_out=fan_out, chunk_bytes=CHUNK_BYTES)
-    server = ChunkServer("127.0.0.1", read, limits=limits, key=key)
-    try:
+    with closing(ChunkServer("127.0.0.1", read, limits=limits, key=key)) as server:
         yield server
-    finally:
-        server.close()
+
+
+@contextmanager
+def routed(answer: Callable[[bytes], list[bytes] | None]) -> Iterator[str]:
+    """A server of the test's own, at the address that it yields: what `answer` says to a request is the reply."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 0)
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+
+        def serve(over: threading.Event) -> None:
+            while not over.is_set():
+                if router.poll(20):
+                    peer, request, *_ = router.recv_multipart()
+                    if (reply := answer(request)) is not None:
+                        router.send_multipart([peer, *reply])
+
+        with beside(serve):
+            yield f"tcp://127.0.0.1:{port}"
 
 
 def ask(socket: "zmq.Socket[bytes]", chunk: int) -> None:

@@ -270,12 +270,6 @@ async def deaths_of(engine: VllmEngine, end: Callable[[], Awaitable[object]]) ->
     return {str(death) for death in deaths}
 
 
-async def until(holds: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not holds():  # noqa: ASYNC110 — another thread makes it true
-            await asyncio.sleep(0.005)
-
-
 def run(awaitable: Awaitable[T]) -> T:
     async def main() -> T:
         async with asyncio.timeout(120):

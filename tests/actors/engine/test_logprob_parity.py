@@ -18,7 +18,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from slipstream.actors.engine.vllm_engine import VllmEngine
-from slipstream.actors.episode.episode_record import Allowance, Attempt, EpisodeRecord
+from slipstream.actors.episode.episode_record import Allowance, EpisodeRecord
 from slipstream.actors.episode.rollout import rollout
 from slipstream.actors.host.pin import Pin
 from slipstream.actors.host.poll_interval import PollInterval
@@ -28,9 +28,7 @@ from slipstream.common.records.trajectory import (
     LogprobArray,
     MaskArray,
     Outcome,
-    Provenance,
     Sampling,
-    Task,
     Trajectory,
     check,
 )
@@ -39,14 +37,14 @@ from slipstream.envhub.catalogue import make_env
 from slipstream.learner.batch.pack import pack, sequences_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.weight_shards import full_layout, full_tensors
-from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.tools.run.prepare import vocabulary_texts
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
-from tests.actors.episode.episodes import policy_versions
+from tests.actors.episode.episodes import ALLOWANCE, attempt_on, policy_versions
 from tests.actors.vllm_engines import MAX_TOKENS, RECEIVER, TOLERANCE, started
+from tests.learner.publisher.offers import publisher_settings
 from tests.tools.run.tiny_model import FLOAT32
 
 NUM_EPISODES = 12
@@ -110,17 +108,9 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
     run_id: str,
     tmp_path: Path,
 ) -> None:
-    publisher_settings = PublisherSettings(
-        entries=full_layout(policies.models[0]),
-        redis_url=redis_url,
-        run_id=run_id,
-        learner_epoch=1,
-        host="127.0.0.1",
-        chunk_bytes=1 << 20,
-        anchor_every=1,
-        broadcast_timeout_s=20.0,
-    )
-    publisher = Publisher(publisher_settings, log_path=tmp_path / "publisher.log")
+    entries = full_layout(policies.models[0])
+    settings = publisher_settings(redis_url, run_id, entries, learner_epoch=1, chunk_bytes=1 << 20)
+    publisher = Publisher(settings, log_path=tmp_path / "publisher.log")
     receiver = dataclasses.replace(RECEIVER, redis_url=redis_url, run_id=run_id, chunk_bytes=1 << 20)
     engine = started(policies.folder, kv_policy=kv_policy, receiver=receiver, restricts=True)
     counts = RefreshCounts()
@@ -238,17 +228,7 @@ async def play(
     while not is_last:
         is_last = engine.policy_version == NUM_VERSIONS - 1
         index = next(task_indices)
-        attempt = Attempt(
-            run_id=run_id,
-            task=Task(env="shop", split="train", index=index),
-            group_id=index,
-            member=0,
-            attempt=0,
-            actor="actor",
-            sampling=sampling,
-            seed=7,
-            provenance=Provenance(host="here", instance_kind="reserved", price_per_hour=0.0),
-        )
+        attempt = dataclasses.replace(attempt_on(index), run_id=run_id, group_id=index, member=0, sampling=sampling)
         trajectories.append(
             await rollout(
                 EpisodeRecord(attempt=attempt),
@@ -256,12 +236,8 @@ async def play(
                 sampler=engine,
                 tokenizer=tokenizer,
                 action_format=action_format(enforced or "plain", MARKS),
-                allowance=Allowance(
-                    max_turns=8,
-                    max_tokens=MAX_TOKENS,
-                    step_timeout_s=60.0,
-                    episode_timeout_s=240.0,
-                    enforces_admissible=bool(enforced),
+                allowance=dataclasses.replace(
+                    ALLOWANCE, max_tokens=MAX_TOKENS, step_timeout_s=60.0, enforces_admissible=bool(enforced)
                 ),
             )
         )

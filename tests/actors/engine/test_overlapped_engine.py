@@ -68,12 +68,9 @@ def test_a_commit_collects_the_batch_in_flight_first(
         check_crossing(crossing, old, new, keeps_kv="keep" in request.node.name)
 
 
-def test_after_its_close_every_call_says_so(engine: VllmEngine) -> None:
-    async def closed_while_generating() -> None:
-        assert await deaths_of(engine, engine.close) == {"the engine ended: close() was called"}
-        with pytest.raises(EngineDied, match="close"):
-            await engine.generate(PROMPT, ONES)
-        await engine.close()
-
-    run(closed_while_generating())
+async def test_after_its_close_every_call_says_so(engine: VllmEngine) -> None:
+    assert await deaths_of(engine, engine.close) == {"the engine ended: close() was called"}
+    with pytest.raises(EngineDied, match="close"):
+        await engine.generate(PROMPT, ONES)
+    await engine.close()
     assert not psutil.pid_exists(engine.pid)

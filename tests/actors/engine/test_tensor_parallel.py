@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from transformers import Qwen3ForCausalLM
 from slipstream.actors.engine.vllm_engine import VllmEngine
 from slipstream.actors.weights.refused import WeightsRefused
 from slipstream.common.transfer.weights import Offer, layout
-from slipstream.learner.publisher.messages import PublisherSettings
 from slipstream.learner.publisher.publish import Publisher
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.server.redis_server import Server
@@ -31,8 +31,9 @@ from tests.actors.vllm_engines import (
     refreshed_in_mid_generation,
     run,
     started,
-    until,
 )
+from tests.learner.publisher.offers import publisher_settings
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -99,24 +100,13 @@ def test_the_first_worker_receives_a_broadcast_for_both_and_both_commit_between_
     engine: VllmEngine, policies: Policies, redis_url: str, redis_client: redis.Redis, run_of_file: str, tmp_path: Path
 ) -> None:
     new, bulletin = policies.models[1], Bulletin(redis_client, run_of_file)
-    settings = PublisherSettings(
-        entries=layout((name, "float32", tuple(value.shape)) for name, value in new.named_parameters()),
-        redis_url=redis_url,
-        run_id=run_of_file,
-        learner_epoch=1,
-        host="127.0.0.1",
-        chunk_bytes=1 << 16,
-        anchor_every=1,
-        broadcast_timeout_s=60.0,
-    )
-    publisher = Publisher(settings, log_path=tmp_path / "publisher.log")
-    try:
+    entries = layout((name, "float32", tuple(value.shape)) for name, value in new.named_parameters())
+    settings = publisher_settings(redis_url, run_of_file, entries, learner_epoch=1, broadcast_timeout_s=60.0)
+    with closing(Publisher(settings, log_path=tmp_path / "publisher.log")) as publisher:
         offer = run(broadcast(bulletin, publisher, new))
         crossings, _ = run(refreshed_in_mid_generation(engine, offer))
         run(until(lambda: publisher.stats.num_receivers == 1))
         assert len(holders_of_received_weights(engine)) == 1, "a machine needs one host copy for all workers"
-    finally:
-        publisher.close()
     for crossing in crossings:
         check_spans(crossing)
     check_serves(engine, new, version=1)

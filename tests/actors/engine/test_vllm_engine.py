@@ -16,7 +16,7 @@ import torch
 from transformers import Qwen3Config
 
 from slipstream.actors.engine import vllm_engine, vllm_start
-from slipstream.actors.engine.engine import Completion, EngineDied
+from slipstream.actors.engine.engine import EngineDied
 from slipstream.actors.engine.orders import engine_settings
 from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
 from slipstream.actors.weights.refused import WeightsRefused, WeightsUnfit
@@ -45,9 +45,9 @@ from tests.actors.vllm_engines import (
     run,
     server,
     started,
-    until,
     worst,
 )
+from tests.waiting import until
 
 __all__ = ["policies", "server"]  # fixtures
 
@@ -83,14 +83,10 @@ def test_greedy_takes_the_likeliest_tokens(keeping: VllmEngine, policies: Polici
     assert completion.tokens == sequence[len(PROMPT) :]
 
 
-def test_a_seed_fixes_the_tokens_whatever_runs_beside(keeping: VllmEngine) -> None:
-    async def alone_and_in_company() -> list[Completion]:
-        alone = await keeping.generate(PROMPT, ONES, seed=5)
-        beside = [keeping.generate([*PROMPT, 1], ONES, seed=6), keeping.generate([*PROMPT, 2], ONES)]
-        in_company, other, _ = await asyncio.gather(keeping.generate(PROMPT, ONES, seed=5), *beside)
-        return [alone, in_company, other]
-
-    alone, in_company, other = run(alone_and_in_company())
+async def test_a_seed_fixes_the_tokens_whatever_runs_beside(keeping: VllmEngine) -> None:
+    alone = await keeping.generate(PROMPT, ONES, seed=5)
+    beside = [keeping.generate([*PROMPT, 1], ONES, seed=6), keeping.generate([*PROMPT, 2], ONES)]
+    in_company, other, _ = await asyncio.gather(keeping.generate(PROMPT, ONES, seed=5), *beside)
     assert alone.tokens == in_company.tokens != other.tokens
 
 
@@ -108,13 +104,11 @@ def test_turns_of_an_agent_have_the_log_probabilities_of_a_forward(keeping: Vllm
         assert torch.allclose(torch.tensor(logprobs[turn.start : turn.stop]), expected, atol=TOLERANCE)
 
 
-def test_a_turn_ends_with_its_end_token_or_at_its_limit(keeping: VllmEngine, policies: Policies) -> None:
+async def test_a_turn_ends_with_its_end_token_or_at_its_limit(keeping: VllmEngine, policies: Policies) -> None:
     end = policies.models[0].generation_config.eos_token_id
-
-    async def many() -> list[Completion]:
-        return await asyncio.gather(*(keeping.generate([*PROMPT, member], LONG, seed=member) for member in range(24)))
-
-    completions = run(many())
+    completions = await asyncio.gather(
+        *(keeping.generate([*PROMPT, member], LONG, seed=member) for member in range(24))
+    )
     stopped = [completion for completion in completions if completion.finish_reason == "stop"]
     cut = [completion for completion in completions if completion.finish_reason == "length"]
     assert stopped and cut
@@ -135,51 +129,41 @@ def test_tokens_of_another_vocabulary_are_refused_and_hurt_nobody(keeping: VllmE
     assert run(keeping.generate(PROMPT, ONES)).tokens
 
 
-def test_a_cancelled_generate_frees_its_request(keeping: VllmEngine) -> None:
-    async def cancelled() -> None:
-        task = asyncio.create_task(keeping.generate(PROMPT, LONG))
-        while keeping.load().kv_use == 0:
-            if task.done():  # before anyone looked
-                task = asyncio.create_task(keeping.generate(PROMPT, LONG))
-            await asyncio.sleep(0.005)
-        task.cancel()
-        await until(lambda: keeping.load().num_running == 0 and keeping.load().kv_use == 0)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(cancelled())
+async def test_a_cancelled_generate_frees_its_request(keeping: VllmEngine) -> None:
+    task = asyncio.create_task(keeping.generate(PROMPT, LONG))
+    while keeping.load().kv_use == 0:
+        if task.done():  # before anyone looked
+            task = asyncio.create_task(keeping.generate(PROMPT, LONG))
+        await asyncio.sleep(0.005)
+    task.cancel()
+    await until(lambda: keeping.load().num_running == 0 and keeping.load().kv_use == 0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
-def test_the_load_counts_tokens_as_they_are_sampled(keeping: VllmEngine) -> None:
-    async def counted() -> tuple[set[int], int]:
-        before, seen = keeping.load(), set[int]()
-        long = msgspec.structs.replace(ONES, max_turn_tokens=200)
-        task = asyncio.gather(*(keeping.generate([*PROMPT, number], long, seed=number) for number in range(32)))
-        while not task.done():
-            load = keeping.load()
-            if load.generated_tokens == before.generated_tokens:
-                seen.add(load.running_tokens)
-            await asyncio.sleep(0.001)
-        return seen, keeping.load().running_tokens
-
-    seen, afterwards = run(counted())
-    assert max(seen) > 32 and afterwards == 0
+async def test_the_load_counts_tokens_as_they_are_sampled(keeping: VllmEngine) -> None:
+    before, seen = keeping.load(), set[int]()
+    long = msgspec.structs.replace(ONES, max_turn_tokens=200)
+    task = asyncio.gather(*(keeping.generate([*PROMPT, number], long, seed=number) for number in range(32)))
+    while not task.done():
+        load = keeping.load()
+        if load.generated_tokens == before.generated_tokens:
+            seen.add(load.running_tokens)
+        await asyncio.sleep(0.001)
+    assert max(seen) > 32 and keeping.load().running_tokens == 0
 
 
-def test_generation_goes_on_during_a_slow_stage(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
-    async def generated_meanwhile() -> int:
-        await keeping.generate(PROMPT, ONES, seed=0)  # the first is slow, and a publisher that is silent is given up
-        server.gate.clear()
-        staging = asyncio.create_task(keeping.stage(server.offer(policies.models[1], policy_version=1)))
-        before = keeping.load().generated_tokens
-        await keeping.generate(PROMPT, ONES, seed=1)
-        await keeping.generate(PROMPT, ONES, seed=2)
-        assert not staging.done()
-        server.gate.set()
-        await staging
-        return keeping.load().generated_tokens - before
-
-    assert run(generated_meanwhile()) > 20
+async def test_generation_goes_on_during_a_slow_stage(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
+    await keeping.generate(PROMPT, ONES, seed=0)  # the first is slow, and a publisher that is silent is given up
+    server.gate.clear()
+    staging = asyncio.create_task(keeping.stage(server.offer(policies.models[1], policy_version=1)))
+    before = keeping.load().generated_tokens
+    await keeping.generate(PROMPT, ONES, seed=1)
+    await keeping.generate(PROMPT, ONES, seed=2)
+    assert not staging.done()
+    server.gate.set()
+    await staging
+    assert keeping.load().generated_tokens - before > 20
     assert keeping.policy_version == 0
 
 
@@ -224,21 +208,19 @@ def test_new_requests_are_of_the_new_weights_alone(keeping: VllmEngine, policies
     check_completion(completion, policies.models[2], version=2, prompt=PROMPT * 16)
 
 
-def test_a_request_behind_a_commit_has_new_weights(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
+async def test_a_request_behind_a_commit_has_new_weights(
+    keeping: VllmEngine, policies: Policies, server: Offers
+) -> None:
     """Ordered before the commit, and with a prompt whose KV the old weights left in the prefix cache."""
-
-    async def overtaken() -> Completion:
-        await keeping.generate(PROMPT * 16, ONES)
-        await keeping.stage(server.offer(policies.models[1], policy_version=3))
-        os.kill(keeping.pid, signal.SIGSTOP)
-        generating = asyncio.create_task(keeping.generate(PROMPT * 16, ONES))
-        committing = asyncio.create_task(keeping.commit(3))
-        await asyncio.sleep(0)  # each has placed its order, in this sequence
-        os.kill(keeping.pid, signal.SIGCONT)
-        await committing
-        return await generating
-
-    check_completion(run(overtaken()), policies.models[1], version=3, prompt=PROMPT * 16)
+    await keeping.generate(PROMPT * 16, ONES)
+    await keeping.stage(server.offer(policies.models[1], policy_version=3))
+    os.kill(keeping.pid, signal.SIGSTOP)
+    generating = asyncio.create_task(keeping.generate(PROMPT * 16, ONES))
+    committing = asyncio.create_task(keeping.commit(3))
+    await asyncio.sleep(0)  # each has placed its order, in this sequence
+    os.kill(keeping.pid, signal.SIGCONT)
+    await committing
+    check_completion(await generating, policies.models[1], version=3, prompt=PROMPT * 16)
 
 
 def test_an_engine_that_idles_is_heard_of_every_second(keeping: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,18 +229,15 @@ def test_an_engine_that_idles_is_heard_of_every_second(keeping: VllmEngine, monk
     assert run(keeping.generate(PROMPT, ONES)).tokens
 
 
-def test_when_its_process_is_killed_all_who_wait_hear_of_it(keeping: VllmEngine) -> None:
+async def test_when_its_process_is_killed_all_who_wait_hear_of_it(keeping: VllmEngine) -> None:
     """The last test of this engine."""
 
     async def kill() -> None:
         os.kill(keeping.pid, signal.SIGKILL)
 
-    async def killed() -> None:
-        assert await deaths_of(keeping, kill) == {"the engine process ended with exit code -9"}
-        with pytest.raises(EngineDied, match="exit code -9"):
-            await keeping.generate(PROMPT, ONES)
-
-    run(killed())
+    assert await deaths_of(keeping, kill) == {"the engine process ended with exit code -9"}
+    with pytest.raises(EngineDied, match="exit code -9"):
+        await keeping.generate(PROMPT, ONES)
 
 
 def test_a_process_that_hangs_is_killed() -> None:

@@ -84,20 +84,15 @@ def test_published_adapters_are_merged_by_the_engine_to_the_learners_log_probabi
     run(recomputing.stage(offer))
     run(recomputing.commit(4))
     completion = run(recomputing.generate(PROMPT, ONES))
-    sequence = TokenSequence(
-        tokens=np.array(PROMPT + completion.tokens, dtype=np.int32),
-        loss_mask=np.arange(len(PROMPT) + len(completion.tokens)) >= len(PROMPT),
-        behaviour_logprobs=np.zeros(len(PROMPT) + len(completion.tokens), dtype=np.float32),
-        advantages=np.zeros(len(PROMPT) + len(completion.tokens), dtype=np.float32),
-        kept=None,
-    )
+    tokens = np.array(PROMPT + completion.tokens, dtype=np.int32)
+    sequence = TokenSequence.bare(tokens, np.arange(len(tokens)) >= len(PROMPT))
     with torch.no_grad():
         learners = model(pack([sequence])).logprobs
     assert worst(completion, learners[-len(completion.tokens) :]) < TOLERANCE
     assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) > 10 * TOLERANCE
 
 
-def test_what_fails_inside_the_process_is_told_to_all_who_wait(recomputing: VllmEngine) -> None:
+async def test_what_fails_inside_the_process_is_told_to_all_who_wait(recomputing: VllmEngine) -> None:
     """A commit that nothing was staged for breaks vLLM's update session. The last test of this engine."""
 
     async def fail() -> None:
@@ -105,8 +100,5 @@ def test_what_fails_inside_the_process_is_told_to_all_who_wait(recomputing: Vllm
         with pytest.raises(EngineDied, match="the engine process failed: AssertionError: commit before the stage"):
             await recomputing.commit(9)
 
-    async def failed() -> None:
-        (death,) = await deaths_of(recomputing, fail)
-        assert "AssertionError" in death
-
-    run(failed())
+    (death,) = await deaths_of(recomputing, fail)
+    assert "AssertionError" in death

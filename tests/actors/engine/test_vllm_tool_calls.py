@@ -160,23 +160,18 @@ async def episode(
     )
 
 
-def test_tool_calls_have_the_log_probabilities_of_the_learner(engine: VllmEngine, versions: Versions) -> None:
-    async def episodes() -> list[Trajectory]:
-        return await asyncio.gather(*(episode("explores", index, engine, versions) for index in range(16)))
-
-    found = counts_of(asyncio.run(episodes()), versions)
+async def test_tool_calls_have_the_log_probabilities_of_the_learner(engine: VllmEngine, versions: Versions) -> None:
+    played = (episode("explores", index, engine, versions) for index in range(16))
+    found = counts_of(await asyncio.gather(*played), versions)
     print(found)
     assert found.calls >= 3 and found.invalid >= 3 and found.thoughts >= 5 and found.branches >= 5
     assert found.worst < TOLERANCE
 
 
 @pytest.mark.long
-def test_so_they_have_where_long_thoughts_are_closed(engine: VllmEngine, versions: Versions) -> None:
-    async def episodes() -> list[Trajectory]:
-        played = (episode("explores", index, engine, versions, max_thought_tokens=2) for index in range(48))
-        return await asyncio.gather(*played)
-
-    trajectories = asyncio.run(episodes())
+async def test_so_they_have_where_long_thoughts_are_closed(engine: VllmEngine, versions: Versions) -> None:
+    played = (episode("explores", index, engine, versions, max_thought_tokens=2) for index in range(48))
+    trajectories = await asyncio.gather(*played)
     found = counts_of(trajectories, versions)
     closed = [trajectory.kept.count_array() for trajectory in trajectories if trajectory.kept]
     print(found, sum(int(each.sum()) for each in closed))

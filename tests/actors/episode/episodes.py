@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -76,6 +77,11 @@ def completion_of(
     """What an engine answers, all of it by one version."""
     spans = [VersionSpan(start=0, stop=len(tokens), policy_version=policy_version)]
     return Completion(tokens=tokens, logprobs=logprobs, kept=kept, version_spans=spans, finish_reason=finish_reason)
+
+
+def timeless(trajectory: Trajectory) -> Trajectory:
+    turns = [msgspec.structs.replace(turn, generate_s=0.0, env_s=0.0) for turn in trajectory.turns]
+    return msgspec.structs.replace(trajectory, turns=turns, started_at_s=0.0, duration_s=0.0)
 
 
 def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -8,7 +8,7 @@ from slipstream.common.records.trajectory import Trajectory, Turn, VersionSpan, 
 from slipstream.common.text.chat import Chat
 from slipstream.replay.records.ticket import Lease
 from tests.actors.episode.episodes import ids
-from tests.replay.records.attempts import attempt_at, ticket
+from tests.replay.records.attempts import attempt_at, ticket, turn
 
 Exchange = tuple[str, tuple[Message, ...]]  # what the policy writes, and what it hears after it
 
@@ -34,24 +34,14 @@ def spoken(
         start, last = len(tokens), index == len(exchanges) - 1
         tokens = tokens + sampled
         chat.reply(sampled)
-        turns.append(
-            Turn(
-                start=start,
-                stop=len(tokens),
-                state_key=f"state {index}",
-                rewards={"task": reward if last else 0.0},
-                finish_reason="stop",
-                valid_action=True,
-                generate_s=0.25,
-                env_s=0.125,
-            )
-        )
+        bare = turn(start, len(tokens), reward if last else 0.0, state=f"state {index}")
+        turns.append(msgspec.structs.replace(bare, generate_s=0.25, env_s=0.125))
         if not last:
             extension = chat.extend(heard)
             if extension.new_branch:
                 branch_starts.append(len(tokens))
             tokens = tokens + extension.tokens
-    sampled_spans = [range(turn.start, turn.stop) for turn in turns]
+    sampled_spans = [range(each.start, each.stop) for each in turns]
     mask = [any(place in span for span in sampled_spans) for place in range(len(tokens))]
     asked = ticket(group_id, num_members=member + 1)
     lease = Lease(ticket=asked, fence=1, missing={member: attempt}, partials={}, ttl_s=1.0)
@@ -62,7 +52,7 @@ def spoken(
         behaviour_logprobs=pack_logprobs([-0.5 if sampled else 0.0 for sampled in mask]),
         loss_mask=pack_mask(mask),
         branch_starts=branch_starts,
-        version_spans=[VersionSpan(start=turn.start, stop=turn.stop, policy_version=policy_version) for turn in turns],
+        version_spans=[VersionSpan(start=each.start, stop=each.stop, policy_version=policy_version) for each in turns],
         score=min(1.0, max(0.0, reward)),
         success=reward > 0.5,
         duration_s=0.5,

@@ -31,7 +31,7 @@ from slipstream.envhub.env import Env, Observation
 from slipstream.envhub.household.household import HouseholdEnv
 from slipstream.envhub.shop.shop import ShopEnv
 from slipstream.tools.lab.soak.scripted_engine import ScriptedEngine
-from tests.actors.episode.episodes import ALLOWANCE, Script, attempt_on, engine_of, expert, ids, rollout_of
+from tests.actors.episode.episodes import ALLOWANCE, Script, attempt_on, engine_of, expert, ids, rollout_of, timeless
 from tests.common.text.small_tokenizer import CHATML, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 from tests.learner.skipping_loop import run_skipping
 
@@ -155,11 +155,6 @@ def expert_partial() -> Trajectory:
 async def resumed_by_expert(partial: Trajectory, attempt: Attempt) -> Trajectory:
     env = ShopEnv()
     return await rollout_of(env, engine_of(expert(env, shop_tokenizer())), record=resumed_record(attempt, partial))
-
-
-def timeless(trajectory: Trajectory) -> Trajectory:
-    turns = [msgspec.structs.replace(turn, generate_s=0.0, env_s=0.0) for turn in trajectory.turns]
-    return msgspec.structs.replace(trajectory, turns=turns, started_at_s=0.0, duration_s=0.0)
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)

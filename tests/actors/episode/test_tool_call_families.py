@@ -2,7 +2,6 @@
 
 # ruff: noqa: RUF001  DeepSeek's special tokens have such characters
 
-import asyncio
 import json
 import re
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.fresh_env import fresh_env
 from slipstream.common.config.env_config import MixtureEntry
-from slipstream.common.records.trajectory import Trajectory, check
+from slipstream.common.records.trajectory import check
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, rollout_of, turns_of
 from tests.actors.tool_parsing import LOOK, parsing
 from tests.common.text.chat_templates import family_tokenizer
@@ -102,20 +101,16 @@ async def looks(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_20_tool_calls_keep_their_tokens_and_each_branch_is_explained(case: Case, tmp_path: Path) -> None:
+async def test_20_tool_calls_keep_their_tokens_and_each_branch_is_explained(case: Case, tmp_path: Path) -> None:
     tokenizer = family_tokenizer(case.family, tmp_path)
     tokenizer.add_tokens(list(case.added), special_tokens=True)
     policy = Policy(tokenizer, case.text + case.end)
     engine = engine_of(policy.write, max_tokens=LONG.max_tokens)
     entry = MixtureEntry(name="agent", options={"agent": "tests.actors.episode.test_tool_call_families:looks"})
-
-    async def played() -> Trajectory:
-        record = EpisodeRecord(attempt=attempt_on(max_turn_tokens=400))
-        async with fresh_env({"shop": entry}, record.attempt.task, timeout_s=60.0) as env:
-            parse = parsing(case.parser, tokenizer=tokenizer)
-            return await rollout_of(env, engine, record=record, tokenizer=tokenizer, allowance=LONG, parse=parse)
-
-    trajectory = asyncio.run(played())
+    record = EpisodeRecord(attempt=attempt_on(max_turn_tokens=400))
+    async with fresh_env({"shop": entry}, record.attempt.task, timeout_s=60.0) as env:
+        parse = parsing(case.parser, tokenizer=tokenizer)
+        trajectory = await rollout_of(env, engine, record=record, tokenizer=tokenizer, allowance=LONG, parse=parse)
     check(trajectory, vocab_size=len(tokenizer))
     assert len(trajectory.branch_starts) == 1 + case.num_branches
     assert all(turn.valid_action for turn in trajectory.turns)

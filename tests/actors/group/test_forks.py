@@ -27,10 +27,11 @@ from slipstream.learner.credit.tree import leaves_of
 from slipstream.replay.records.forks import awaited, planned_forks
 from slipstream.replay.records.ticket import Group, Ticket
 from slipstream.tools.run.check_input import check_input
-from tests.actors.group.test_group import TOKENIZER, Actor, let_go, nobodys, until
+from tests.actors.group.test_group import TOKENIZER, Actor, let_go, nobodys
 from tests.guess import GuessEnv
 from tests.learner.objective.objectives import check_objective
 from tests.replay.records.attempts import Views, leased, make_buffer, ticket
+from tests.waiting import until
 
 TURNS, MEMBERS, TREES = 4, 8, 2
 TICKET = ticket(1, num_members=MEMBERS, num_trees=TREES, max_fork_turn=3)

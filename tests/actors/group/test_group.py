@@ -5,7 +5,6 @@ import dataclasses
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.guess import WORDS, GuessEnv
 from tests.processes import Gate
 from tests.replay.records.attempts import Views, make_buffer, ticket
+from tests.waiting import until
 
 TURNS = 3
 MEMBERS = 2
@@ -131,12 +131,6 @@ async def let_go(task: asyncio.Task[Any]) -> None:
         await task
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not holds():  # noqa: ASYNC110 - it is another thread, or the engine, that moves
-            await asyncio.sleep(0.01)
-
-
 def buffer_with_a_group(client: redis.Redis, run_id: str, **limits: Any) -> Views:
     buffer = make_buffer(client, run_id, **limits)
     buffer.learner.acquire_epoch()
@@ -203,16 +197,12 @@ def test_an_episode_without_a_whole_turn_is_not_handed_in(buffer: Views, run_id:
     assert (lease.partials, lease.missing) == ({}, dict.fromkeys(range(MEMBERS), 0))
 
 
-def test_a_finished_episode_of_a_lost_group_is_stored(buffer: Views, run_id: str, tmp_path: Path) -> None:
+async def test_a_finished_episode_of_a_lost_group_is_stored(buffer: Views, run_id: str, tmp_path: Path) -> None:
     leaver = Actor("leaver", run_id, env_name=f"{__name__}:ClosesSlowly", closing=str(tmp_path))
-
-    async def play() -> None:
-        task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
-        await until(lambda: len(list(tmp_path.iterdir())) == MEMBERS)
-        assert buffer.learner.ledger().inserted == 0
-        await let_go(task)
-
-    asyncio.run(play())
+    task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
+    await until(lambda: len(list(tmp_path.iterdir())) == MEMBERS)
+    assert buffer.learner.ledger().inserted == 0
+    await let_go(task)
     assert (buffer.learner.ledger().inserted, buffer.learner.ledger().ready) == (MEMBERS, 1)
 
 
@@ -229,22 +219,19 @@ def test_a_partial_that_does_not_replay_begins_anew(buffer: Views, run_id: str, 
     assert buffer.audit() == []
 
 
-def test_a_death_costs_no_attempt_and_what_was_played_stays(buffer: Views, run_id: str, gate: Gate) -> None:
+async def test_a_death_costs_no_attempt_and_what_was_played_stays(buffer: Views, run_id: str, gate: Gate) -> None:
     victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
-
-    async def play() -> None:
-        task = asyncio.create_task(rollout_group(victim.lease(buffer), setup=victim.setup, buffer=buffer.actor))
-        await victim.stands_in_turn(1)
-        await victim.engine.close()
-        gate.open()
-        with pytest.raises(EngineDied, match="the engine is closed"):
-            await task
-
-    asyncio.run(play())
+    task = asyncio.create_task(rollout_group(victim.lease(buffer), setup=victim.setup, buffer=buffer.actor))
+    await victim.stands_in_turn(1)
+    await victim.engine.close()
+    gate.open()
+    with pytest.raises(EngineDied, match="the engine is closed"):
+        await task
     ledger = buffer.learner.ledger()
     assert (ledger.queued, ledger.redone_members, ledger.failed) == (1, 0, {})
     assert ledger.partials_handed_in == MEMBERS
-    Actor("heir", run_id, turns=TURNS).plays(buffer)
+    heir = Actor("heir", run_id, turns=TURNS)
+    await rollout_group(heir.lease(buffer), setup=heir.setup, buffer=buffer.actor)
     assert buffer.learner.ledger().partials_resumed == MEMBERS
     assert [member.attempt for member in trained(buffer)] == [0] * MEMBERS
 
@@ -335,7 +322,9 @@ def test_a_group_that_ends_its_actors_ends_no_more_of_them_than_it_has_attempts(
     assert buffer.learner.ledger().dropped == {"lease_expired": 1}
 
 
-def test_no_token_is_lost_from_the_count_where_groups_end_together(redis_client: redis.Redis, run_id: str) -> None:
+async def test_no_token_is_lost_from_the_count_where_groups_end_together(
+    redis_client: redis.Redis, run_id: str
+) -> None:
     buffer = make_buffer(redis_client, run_id)
     buffer.learner.acquire_epoch()
     buffer.learner.open([ticket(group_id, num_members=MEMBERS) for group_id in range(20)])
@@ -345,24 +334,10 @@ def test_no_token_is_lost_from_the_count_where_groups_end_together(redis_client:
         await asyncio.sleep(after_s)
         await rollout_group(lease, setup=actor.setup, buffer=buffer.actor)
 
-    async def play_all() -> None:
-        await asyncio.gather(*[play(actor.lease(buffer), 0.003 * number) for number in range(20)])
-
-    asyncio.run(play_all())
+    await asyncio.gather(*[play(actor.lease(buffer), 0.003 * number) for number in range(20)])
     groups = buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
     sampled = [turn.stop - turn.start for group in groups for member in group.trajectories for turn in member.turns]
     assert actor.setup.episodes.kept_tokens == sum(sampled)
-
-
-@pytest.fixture
-def shutdown() -> Iterator[Shutdown]:
-    """This process's own; the signals are as before behind it."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-    shutdown = Shutdown()
-    yield shutdown
-    shutdown.requested.set()  # so that threads that watch it end
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 async def acting(
@@ -376,39 +351,31 @@ async def acting(
     return await act(actor.setup, bulletin=bulletin, fleet=fleet, shutdown=shutdown, **(given | settings))
 
 
-def test_an_actor_ends_with_its_engine(buffer: Views, run_id: str, gate: Gate, shutdown: Shutdown) -> None:
+async def test_an_actor_ends_with_its_engine(buffer: Views, run_id: str, gate: Gate, shutdown: Shutdown) -> None:
     victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
-
-    async def play() -> None:
-        task = asyncio.create_task(acting(victim, buffer, buffer.client, shutdown))
-        await victim.stands_in_turn(1)
-        await victim.engine.close()
-        gate.open()
-        with pytest.raises(EngineDied):
-            await task
-
-    asyncio.run(play())
+    task = asyncio.create_task(acting(victim, buffer, buffer.client, shutdown))
+    await victim.stands_in_turn(1)
+    await victim.engine.close()
+    gate.open()
+    with pytest.raises(EngineDied):
+        await task
     assert (buffer.learner.ledger().queued, buffer.learner.ledger().redone_members) == (1, 0)
     assert buffer.actor.lease("heir") is not None
 
 
-def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
+async def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
     buffer: Views, run_id: str, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, lease = Actor("victim", run_id, turns=TURNS), buffer.actor.lease
+    loop = asyncio.get_running_loop()
 
-    async def play() -> None:
-        loop = asyncio.get_running_loop()
+    def lease_late(actor: str) -> Lease | None:
+        asyncio.run_coroutine_threadsafe(victim.engine.close(), loop).result()
+        return lease(actor)
 
-        def lease_late(actor: str) -> Lease | None:
-            asyncio.run_coroutine_threadsafe(victim.engine.close(), loop).result()
-            return lease(actor)
-
-        monkeypatch.setattr(buffer.actor, "lease", lease_late)
-        with pytest.raises(EngineDied):
-            await acting(victim, buffer, buffer.client, shutdown)
-
-    asyncio.run(play())
+    monkeypatch.setattr(buffer.actor, "lease", lease_late)
+    with pytest.raises(EngineDied):
+        await acting(victim, buffer, buffer.client, shutdown)
     heir = lease("heir")
     assert heir is not None
     buffer.actor.release(heir, death="the first death of these attempts")
@@ -416,61 +383,49 @@ def test_a_group_that_is_leased_while_the_engine_dies_counts_no_death(
 
 
 @pytest.mark.parametrize(("state", "exit_code"), [(RunState.FINISHED, 0), (RunState.FAILED, EXIT_RUN_FAILED)])
-def test_an_actor_leaves_a_run_that_is_over_for_good_and_one_that_failed_to_come_back(
+async def test_an_actor_leaves_a_run_that_is_over_for_good_and_one_that_failed_to_come_back(
     buffer: Views, run_id: str, shutdown: Shutdown, state: RunState, exit_code: int
 ) -> None:
-
-    async def play() -> int:
-        task = asyncio.create_task(acting(Actor("actor", run_id, turns=TURNS), buffer, buffer.client, shutdown))
-        await until(lambda: buffer.learner.ledger().ready == 1)
-        Fleet(buffer.client, run_id).set_run_state(state)
-        return await task
-
-    assert asyncio.run(play()) == exit_code
+    task = asyncio.create_task(acting(Actor("actor", run_id, turns=TURNS), buffer, buffer.client, shutdown))
+    await until(lambda: buffer.learner.ledger().ready == 1)
+    Fleet(buffer.client, run_id).set_run_state(state)
+    assert await task == exit_code
 
 
-def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(
+async def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(
     redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that was stopped for longer than a lease lasts, and asks for work before it renews what it had."""
     monkeypatch.setattr("slipstream.actors.host.beat.BEAT_S", DEADLINE_S)
     buffer = buffer_with_a_group(redis_client, run_id, lease_ttl_s=2.0)
     actor = Actor("actor", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
-
-    async def play() -> int:
-        room = ActorsConfig(drain_s=0.1, max_episodes=2 * MEMBERS)
-        task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown, actors=room))
-        await actor.stands_in_turn(1)
-        await until(lambda: buffer.learner.ledger().expired_leases == 1)
-        await asyncio.sleep(0.3)
-        assert actor.setup.episodes.num_running == MEMBERS
-        gate.open()
-        await until(lambda: buffer.learner.ledger().ready == 1)
-        await until(lambda: actor.setup.episodes.num_running == 0)
-        shutdown.notice()
-        return await task
-
-    assert asyncio.run(play()) == EXIT_PREEMPTED
+    room = ActorsConfig(drain_s=0.1, max_episodes=2 * MEMBERS)
+    task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown, actors=room))
+    await actor.stands_in_turn(1)
+    await until(lambda: buffer.learner.ledger().expired_leases == 1)
+    await asyncio.sleep(0.3)
+    assert actor.setup.episodes.num_running == MEMBERS
+    gate.open()
+    await until(lambda: buffer.learner.ledger().ready == 1)
+    await until(lambda: actor.setup.episodes.num_running == 0)
+    shutdown.notice()
+    assert await task == EXIT_PREEMPTED
     assert buffer.learner.ledger().inserted == MEMBERS
 
 
 @pytest.mark.parametrize("may_finish", [False, True])
-def test_an_actor_that_is_told_to_leave_finishes_what_it_can_hands_in_the_rest_and_begins_nothing(
+async def test_an_actor_that_is_told_to_leave_finishes_what_it_can_hands_in_the_rest_and_begins_nothing(
     buffer: Views, run_id: str, gate: Gate, shutdown: Shutdown, may_finish: bool
 ) -> None:
     leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
-
-    async def play() -> int:
-        drain_s = DEADLINE_S if may_finish else 0.1
-        task = asyncio.create_task(acting(leaver, buffer, buffer.client, shutdown, drain_s=drain_s))
-        await leaver.stands_in_turn(1)
-        buffer.learner.open([ticket(1)])
-        signal.raise_signal(signal.SIGTERM)
-        if may_finish:
-            gate.open()
-        return await task
-
-    assert asyncio.run(play()) == EXIT_PREEMPTED
+    drain_s = DEADLINE_S if may_finish else 0.1
+    task = asyncio.create_task(acting(leaver, buffer, buffer.client, shutdown, drain_s=drain_s))
+    await leaver.stands_in_turn(1)
+    buffer.learner.open([ticket(1)])
+    signal.raise_signal(signal.SIGTERM)
+    if may_finish:
+        gate.open()
+    assert await task == EXIT_PREEMPTED
     ledger = buffer.learner.ledger()
     found = (ledger.inserted, ledger.ready, ledger.queued, ledger.partials_held, ledger.expired_leases)
     assert found == ((MEMBERS, 1, 1, 0, 0) if may_finish else (0, 0, 2, MEMBERS, 0))

@@ -75,16 +75,11 @@ def test_an_error_of_redis_reaches_all_who_wait(buffer: Views, run_id: str, monk
     assert [type(error) for error in errors] == [redis.ConnectionError] * MEMBERS
 
 
-def test_who_no_longer_waits_is_not_stored_and_the_next_one_is(buffer: Views, run_id: str) -> None:
+async def test_who_no_longer_waits_is_not_stored_and_the_next_one_is(buffer: Views, run_id: str) -> None:
     """A group that is cancelled stores its members itself, under its own lease."""
-    lease = leased(buffer)
-
-    async def cancel_one() -> InsertResult:
-        inserts = Inserts()
-        leaving = asyncio.create_task(inserts.insert(buffer.actor, lease, attempt_at(lease, 0, run_id=run_id)))
-        await asyncio.sleep(0)  # it waits, and nothing was sent yet
-        leaving.cancel()
-        return await inserts.insert(buffer.actor, lease, attempt_at(lease, 1, run_id=run_id))
-
-    assert asyncio.run(cancel_one()) is InsertResult.STORED
+    lease, inserts = leased(buffer), Inserts()
+    leaving = asyncio.create_task(inserts.insert(buffer.actor, lease, attempt_at(lease, 0, run_id=run_id)))
+    await asyncio.sleep(0)  # it waits, and nothing was sent yet
+    leaving.cancel()
+    assert await inserts.insert(buffer.actor, lease, attempt_at(lease, 1, run_id=run_id)) is InsertResult.STORED
     assert buffer.learner.ledger().inserted == 1

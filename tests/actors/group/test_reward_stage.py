@@ -28,15 +28,14 @@ from tests.actors.group.test_group import (
     buffer_with_a_group,
     let_go,
     nobodys,
-    shutdown,
     trained,
-    until,
 )
 from tests.envhub.rewards.own import OWN, Own, own
 from tests.guess import GuessEnv
 from tests.replay.records.attempts import Views, make_buffer, ticket
+from tests.waiting import until
 
-__all__ = ["buffer", "own", "shutdown"]  # fixtures
+__all__ = ["buffer", "own"]  # fixtures
 
 
 def scoring(actor: Actor, rewards: dict[str, Any]) -> Scoring:
@@ -72,22 +71,18 @@ def unscored(trajectory: Trajectory) -> Trajectory:
     return msgspec.structs.replace(nobodys(trajectory), scoring_s=0.0)
 
 
-def test_an_episode_is_stored_with_its_parts_and_has_no_place_in_the_engine_while_they_are_computed(
+async def test_an_episode_is_stored_with_its_parts_and_has_no_place_in_the_engine_while_they_are_computed(
     buffer: Views, run_id: str, own: Own
 ) -> None:
     stage = Stage(own)
     actor = scorer("actor", run_id, STAGED)
-
-    async def play() -> None:
-        task = asyncio.create_task(rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor))
-        await until(lambda: len(stage.seen) == MEMBERS)
-        assert actor.setup.episodes.num_running == 0
-        assert buffer.learner.ledger().inserted == 0
-        stage.may_answer.set()
-        await task
-        assert actor.setup.episodes.num_running == 0
-
-    asyncio.run(play())
+    task = asyncio.create_task(rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor))
+    await until(lambda: len(stage.seen) == MEMBERS)
+    assert actor.setup.episodes.num_running == 0
+    assert buffer.learner.ledger().inserted == 0
+    stage.may_answer.set()
+    await task
+    assert actor.setup.episodes.num_running == 0
     for member in trained(buffer):
         assert [set(turn.rewards) for turn in member.turns] == [{"said", "staged", "format"}] * TURNS
         assert [turn.rewards["staged"] for turn in member.turns] == [0, 0, 0.5 * TURNS]
@@ -98,65 +93,56 @@ def test_an_episode_is_stored_with_its_parts_and_has_no_place_in_the_engine_whil
         assert member.total_reward == pytest.approx(sum(said) + 0.5 * TURNS)
 
 
-def test_a_slow_part_lets_others_play(redis_client: redis.Redis, run_id: str, own: Own, shutdown: Shutdown) -> None:
+async def test_a_slow_part_lets_others_play(
+    redis_client: redis.Redis, run_id: str, own: Own, shutdown: Shutdown
+) -> None:
     """The actor has places for one group only, and its leases are renewed."""
     buffer = make_buffer(redis_client, run_id, lease_ttl_s=3.0)
     buffer.learner.acquire_epoch()
     buffer.learner.open([ticket(group_id, num_members=MEMBERS) for group_id in range(3)])
     stage = Stage(own)
     actor = scorer("actor", run_id, STAGED)
-
-    async def play() -> None:
-        task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown))
-        await until(lambda: len(stage.seen) == 3 * MEMBERS)
-        await asyncio.sleep(4.0)  # longer than a lease lasts without a heartbeat
-        assert buffer.learner.ledger().inserted == 0
-        stage.may_answer.set()
-        await until(lambda: buffer.learner.ledger().inserted == 3 * MEMBERS)
-        Fleet(redis_client, run_id).set_run_state(RunState.FINISHED)
-        assert await task == 0
-
-    asyncio.run(play())
+    task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown))
+    await until(lambda: len(stage.seen) == 3 * MEMBERS)
+    await asyncio.sleep(4.0)  # longer than a lease lasts without a heartbeat
+    assert buffer.learner.ledger().inserted == 0
+    stage.may_answer.set()
+    await until(lambda: buffer.learner.ledger().inserted == 3 * MEMBERS)
+    Fleet(redis_client, run_id).set_run_state(RunState.FINISHED)
+    assert await task == 0
     ledger = buffer.learner.ledger()
     assert (ledger.expired_leases, ledger.ready, ledger.failed) == (0, 3, {})
 
 
-def test_a_group_let_go_while_scored_comes_out_the_same(redis_client: redis.Redis, run_id: str, own: Own) -> None:
+async def test_a_group_let_go_while_scored_comes_out_the_same(redis_client: redis.Redis, run_id: str, own: Own) -> None:
     undisturbed, buffer = (buffer_with_a_group(redis_client, name) for name in (f"{run_id}-undisturbed", run_id))
-
-    async def play() -> None:
-        stage = Stage(own)
-        leaver = scorer("leaver", run_id, STAGED)
-        task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
-        await until(lambda: len(stage.seen) == MEMBERS)
-        await let_go(task)
-        ledger = buffer.learner.ledger()
-        assert (ledger.inserted, ledger.partials_held, ledger.redone_members) == (0, MEMBERS, 0)
-        stage.may_answer.set()
-        heir = scorer("heir", run_id, STAGED)
-        await rollout_group(heir.lease(buffer), setup=heir.setup, buffer=buffer.actor)
-        assert len(heir.seeds) == MEMBERS, "only the last turn is sampled again"
-        alone = scorer("alone", f"{run_id}-undisturbed", STAGED)
-        await rollout_group(alone.lease(undisturbed), setup=alone.setup, buffer=undisturbed.actor)
-        before, after, whole = stage.seen[:MEMBERS], stage.seen[MEMBERS : 2 * MEMBERS], stage.seen[2 * MEMBERS :]
-        by_text = [sorted(str(episode.messages) for episode in episodes) for episodes in (before, after, whole)]
-        assert by_text[0] == by_text[1] == by_text[2], "a part sees the replayed turns too"
-
-    asyncio.run(play())
+    stage = Stage(own)
+    leaver = scorer("leaver", run_id, STAGED)
+    task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
+    await until(lambda: len(stage.seen) == MEMBERS)
+    await let_go(task)
+    ledger = buffer.learner.ledger()
+    assert (ledger.inserted, ledger.partials_held, ledger.redone_members) == (0, MEMBERS, 0)
+    stage.may_answer.set()
+    heir = scorer("heir", run_id, STAGED)
+    await rollout_group(heir.lease(buffer), setup=heir.setup, buffer=buffer.actor)
+    assert len(heir.seeds) == MEMBERS, "only the last turn is sampled again"
+    alone = scorer("alone", f"{run_id}-undisturbed", STAGED)
+    await rollout_group(alone.lease(undisturbed), setup=alone.setup, buffer=undisturbed.actor)
+    before, after, whole = stage.seen[:MEMBERS], stage.seen[MEMBERS : 2 * MEMBERS], stage.seen[2 * MEMBERS :]
+    by_text = [sorted(str(episode.messages) for episode in episodes) for episodes in (before, after, whole)]
+    assert by_text[0] == by_text[1] == by_text[2], "a part sees the replayed turns too"
     assert buffer.learner.ledger().failed == {}
     assert [unscored(member) for member in trained(buffer)] == [unscored(member) for member in trained(undisturbed)]
 
 
-def test_one_turn_let_go_while_scored_is_played_again(buffer: Views, run_id: str, own: Own) -> None:
+async def test_one_turn_let_go_while_scored_is_played_again(buffer: Views, run_id: str, own: Own) -> None:
 
-    async def play() -> None:
-        stage = Stage(own)
-        leaver = scorer("leaver", run_id, STAGED, turns=1)
-        task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
-        await until(lambda: len(stage.seen) == MEMBERS)
-        await let_go(task)
-
-    asyncio.run(play())
+    stage = Stage(own)
+    leaver = scorer("leaver", run_id, STAGED, turns=1)
+    task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
+    await until(lambda: len(stage.seen) == MEMBERS)
+    await let_go(task)
     ledger = buffer.learner.ledger()
     assert (ledger.inserted, ledger.partials_held, ledger.queued, ledger.failed) == (0, 0, 1, {})
 
@@ -179,29 +165,24 @@ def test_a_part_that_fails_is_redone_and_never_a_reward_of_0(buffer: Views, run_
     assert [(member.attempt, member.part_values["staged"]) for member in trained(buffer)] == [(1, 3.0)] * MEMBERS
 
 
-def played(
+async def played(
     rewards: dict[str, Any], *, split: str = "train", change: Callable[[EpisodeRecord], None] = lambda record: None
 ) -> Any:
     actor = Actor("actor", "run", turns=TURNS)
     attempt = dataclasses.replace(attempt_on(), task=Task(env="shop", split=split, index=0))
     record = EpisodeRecord(attempt=attempt)
-
-    async def play() -> Trajectory:
-        env = GuessEnv(turns=TURNS)
-        trajectory = await rollout_of(env, actor.engine, record=record, tokenizer=actor.setup.tokenizer)
-        change(record)
-        return await rewarded(trajectory, record, scoring=scoring(actor, rewards))
-
-    return asyncio.run(play())
+    trajectory = await rollout_of(GuessEnv(turns=TURNS), actor.engine, record=record, tokenizer=actor.setup.tokenizer)
+    change(record)
+    return await rewarded(trajectory, record, scoring=scoring(actor, rewards))
 
 
-def test_of_a_held_out_task_only_the_score_is_computed() -> None:
-    assert played({"format": {}}, split="held_out").part_values == {}
-    scored = played({"format": {"success_from": 0.1}, "efficiency": {}}, split="held_out")
+async def test_of_a_held_out_task_only_the_score_is_computed() -> None:
+    assert (await played({"format": {}}, split="held_out")).part_values == {}
+    scored = await played({"format": {"success_from": 0.1}, "efficiency": {}}, split="held_out")
     assert scored.part_values == {"format": 1.0} and (scored.score, scored.success) == (1.0, True)
 
 
-def test_other_parts_see_the_score_and_the_success_that_a_part_gives(own: Own) -> None:
+async def test_other_parts_see_the_score_and_the_success_that_a_part_gives(own: Own) -> None:
     """Where an environment has no score, `only_if: success` would never hold."""
     seen = list[Episode]()
     own.see = lambda episode: seen.append(episode) or 1.0
@@ -209,17 +190,18 @@ def test_other_parts_see_the_score_and_the_success_that_a_part_gives(own: Own) -
     own.nothing = lambda episode: None
     won, lost = ({"part": f"{OWN}:see", "only_if": when} for when in ("success", "failure"))
 
-    def values(least: float) -> dict[str, float]:
+    async def values(least: float) -> dict[str, float]:
         half = {"part": f"{OWN}:half", "success_from": least}
-        return played({"won": won, "half": half, "lost": lost}).part_values
+        return (await played({"won": won, "half": half, "lost": lost})).part_values
 
-    assert values(0.5) == {"half": 0.5, "won": 1.0} and values(0.6) == {"half": 0.5, "lost": 1.0}
+    assert await values(0.5) == {"half": 0.5, "won": 1.0}
+    assert await values(0.6) == {"half": 0.5, "lost": 1.0}
     assert [(episode.score, episode.success) for episode in seen] == [(0.5, True), (0.5, False)]
     with pytest.raises(EpisodeFailed, match=r"`env\.rewards\.none`: it gives no value"):
-        played({"none": {"part": f"{OWN}:nothing", "success_from": 1}})
+        await played({"none": {"part": f"{OWN}:nothing", "success_from": 1}})
 
 
-def test_an_episode_of_tokens_alone_is_decoded(own: Own) -> None:
+async def test_an_episode_of_tokens_alone_is_decoded(own: Own) -> None:
     """As those of environments that render their prompts themselves."""
     seen = list[Episode]()
     own.see = lambda episode: seen.append(episode) or 1.0
@@ -228,8 +210,8 @@ def test_an_episode_of_tokens_alone_is_decoded(own: Own) -> None:
         record.opening, record.exchanges = (), []
 
     rewards = {"seen": {"part": f"{OWN}:see"}}
-    played(rewards)
-    played(rewards, change=forget)
+    await played(rewards)
+    await played(rewards, change=forget)
     known, decoded = seen
     assert [turn.reply for turn in decoded.turns] == [turn.reply for turn in known.turns]
     assert [turn.action for turn in decoded.turns] == [turn.action for turn in known.turns]
@@ -243,7 +225,9 @@ class Leaves(BaseException):
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Leaves("for good"), asyncio.CancelledError()])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_what_a_function_raises_fails_the_attempt_and_is_named(own: Own, error: BaseException, is_async: bool) -> None:
+async def test_what_a_function_raises_fails_the_attempt_and_is_named(
+    own: Own, error: BaseException, is_async: bool
+) -> None:
     def leave(episode: Episode) -> float:
         raise error
 
@@ -252,5 +236,5 @@ def test_what_a_function_raises_fails_the_attempt_and_is_named(own: Own, error: 
 
     own.leave = leave_async if is_async else leave
     with pytest.raises(EpisodeFailed, match=r"`env\.rewards\.left`: ") as failure:
-        played({"left": {"part": f"{OWN}:leave"}, "format": {}})
+        await played({"left": {"part": f"{OWN}:leave"}, "format": {}})
     assert failure.value.stop_reason is StopReason.ENV_ERROR

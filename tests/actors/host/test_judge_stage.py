@@ -23,13 +23,14 @@ from slipstream.envhub.rewards.sibling_judge import GroupJudge, Shown
 from slipstream.replay.fleet.fleet import Fleet, RunState
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import Group, Marks, Verdict, with_verdict
-from tests.actors.group.test_group import Actor, until
+from tests.actors.group.test_group import Actor
 from tests.actors.group.test_reward_stage import scorer
 from tests.actors.scripted_judge import Reply, ScriptedJudge, completion, impatient
 from tests.envhub.rewards.test_group_judge import RUBRIC, higher_wins, marks_of_digits, replies_of
 from tests.processes import Process
 from tests.replay.buffer.every_verb import FACTS
 from tests.replay.records.attempts import Views, attempt_at, ids, leased, ticket, verdict_on
+from tests.waiting import until
 
 __all__ = ["impatient"]  # a fixture
 MEMBERS = 3
@@ -43,9 +44,8 @@ def better(url: str, **settings: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def server() -> Iterator[ScriptedJudge]:
-    judge = ScriptedJudge(marks_of_digits)
-    yield judge
-    judge.close()
+    with ScriptedJudge(marks_of_digits) as judge:
+        yield judge
 
 
 def setup_of(buffer: Views, rewards: dict[str, Any], name: str = "j") -> JudgeSetup:
@@ -106,7 +106,7 @@ def test_marks_survive_a_learner_of_an_older_checkpoint(buffer: Views, run_id: s
     assert buffer.audit() == [] and buffer.learner.ledger().trained == 1
 
 
-def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
+async def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
     """Actors end their groups, without a lease or a place in the engine, while not one answer has come."""
     may_answer = threading.Event()
 
@@ -123,13 +123,9 @@ def test_a_slow_judge_stops_no_rollout(buffer: Views, run_id: str, server: Scrip
         target=judged_by, args=(setup_of(buffer, rewards), lambda: buffer.learner.ledger().ready == 4), daemon=True
     )
     judging.start()
-
-    async def play() -> None:
-        for _ in range(4):
-            await rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor)
-        await until(lambda: len(server.requests) > 0)
-
-    asyncio.run(play())
+    for _ in range(4):
+        await rollout_group(actor.lease(buffer), setup=actor.setup, buffer=buffer.actor)
+    await until(lambda: len(server.requests) > 0)
     ledger = buffer.learner.ledger()
     assert (ledger.judging, ledger.leased, ledger.queued, ledger.ready) == (4, 0, 0, 0)
     assert actor.setup.episodes.num_running == 0

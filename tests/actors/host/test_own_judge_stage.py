@@ -4,7 +4,8 @@ import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from slipstream.replay.fleet.judge_account import JudgeAccount
 from slipstream.replay.records.keys import key
 from slipstream.tools.lab.soak.scripted_engine import Schedule, ScriptedEngine
 from tests.actors.episode.episodes import ids
-from tests.actors.group.test_group import MEMBERS, TOKENIZER, TURNS, Actor, acting, shutdown, until
+from tests.actors.group.test_group import MEMBERS, TOKENIZER, TURNS, Actor, acting
 from tests.actors.group.test_reward_stage import scoring
 from tests.actors.host.test_judge_stage import wait_until
 from tests.actors.scripted_judge import impatient
@@ -36,8 +37,9 @@ from tests.learner.supply.test_supply import ahead_of
 from tests.processes import Process
 from tests.replay.buffer.every_verb import FACTS
 from tests.replay.records.attempts import attempt_at, leased, make_buffer, ticket
+from tests.waiting import until
 
-__all__ = ["impatient", "shutdown"]  # fixtures
+__all__ = ["impatient"]  # a fixture
 MAX_TOKENS = 8192
 ENDLESS = RUBRIC | {"text": "You compare." * 1000}
 BETTER = {"part": "judge", "url": "actors", "compare": "listwise", "rubric": RUBRIC, "weight": 0.5}
@@ -98,25 +100,22 @@ class Scene:
     def opens(self, *group_ids: int) -> None:
         self.buffer.learner.open([ticket(group_id, num_members=MEMBERS, is_judged=True) for group_id in group_ids])
 
-    def plays(self, policy: Policy, script: Callable[[], Coroutine[Any, Any, None]], shutdown: Shutdown) -> int:
-        """Run an actor, with room for one group, beside `script`, and until the run is over; return its exit code."""
+    @asynccontextmanager
+    async def playing(self, policy: Policy, shutdown: Shutdown, *, exit_code: int = 0) -> AsyncIterator[None]:
+        """An actor plays, with room for one group, until the run is over behind this."""
         parts = scoring(self.actor, self.rewards)
         setup = dataclasses.replace(self.actor.setup, engine=policy, scoring=parts)
         rules = ChatRules(max_tokens=MAX_TOKENS)
         own = OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=rules, episodes=setup.episodes)
         judge_by(own, parts.parts)
         book_on(JudgeAccount(self._client, self._run_id).add, parts.parts.values())
-
-        async def play() -> int:
-            buffers = {"eval": self.evaluations.actor, "train": self.buffer.actor}
-            judged: dict[str, Any] = {"buffers": buffers, "judge_buffers": [self.buffer.judge]}
-            self.actor.setup = setup
-            self.acting = asyncio.create_task(acting(self.actor, self.buffer, self._client, shutdown, **judged))
-            await script()
-            Fleet(self._client, self._run_id).set_run_state(RunState.FINISHED)
-            return await self.acting
-
-        return asyncio.run(play())
+        buffers = {"eval": self.evaluations.actor, "train": self.buffer.actor}
+        judged: dict[str, Any] = {"buffers": buffers, "judge_buffers": [self.buffer.judge]}
+        self.actor.setup = setup
+        self.acting = asyncio.create_task(acting(self.actor, self.buffer, self._client, shutdown, **judged))
+        yield
+        Fleet(self._client, self._run_id).set_run_state(RunState.FINISHED)
+        assert await self.acting == exit_code
 
     def holder_of(self, group_id: int) -> set[str]:
         """The names of what Redis knows of a group."""
@@ -141,21 +140,18 @@ def check_marks(members: list[Trajectory], *, version: int = 0) -> None:
         assert last.rewards["better"] == pytest.approx(mark / 2)
 
 
-def test_an_actor_judges_its_runs_groups_and_a_slow_verdict_stops_none(scene: Scene, shutdown: Shutdown) -> None:
+async def test_an_actor_judges_its_runs_groups_and_a_slow_verdict_stops_none(scene: Scene, shutdown: Shutdown) -> None:
     """It plays all groups, in its only two places, before it begins a verdict."""
     policy, num_groups = Policy(), 5
     policy.may_judge.clear()
     scene.opens(*range(num_groups))
-
-    async def script() -> None:
+    async with scene.playing(policy, shutdown):
         await until(lambda: policy.num_judging == num_groups)
         ledger = scene.buffer.learner.ledger()
         assert (ledger.judging, ledger.leased, ledger.queued, ledger.ready) == (num_groups, 0, 0, 0)
         assert scene.actor.setup.episodes.num_running == 0
         policy.may_judge.set()
         await until(lambda: scene.buffer.learner.ledger().ready == num_groups)
-
-    assert scene.plays(policy, script, shutdown) == 0
     ledger = scene.buffer.learner.ledger()
     assert (ledger.expired_judgings, ledger.fenced_verdicts, ledger.failed) == (0, 0, {})
     for members in scene.claimed(num_groups):
@@ -165,20 +161,19 @@ def test_an_actor_judges_its_runs_groups_and_a_slow_verdict_stops_none(scene: Sc
     assert policy.num_judging == num_groups and scene.buffer.audit() == []
 
 
-def test_an_engine_that_dies_while_it_judges_counts_as_a_judging_in_vain(scene: Scene, shutdown: Shutdown) -> None:
+async def test_an_engine_that_dies_while_it_judges_counts_as_a_judging_in_vain(
+    scene: Scene, shutdown: Shutdown
+) -> None:
     """Else a group whose judging kills the engine would kill every engine, again and again."""
     policy = Policy()
     policy.may_judge.clear()
     policy.dies = True
     scene.opens(0, 1)
-
-    async def script() -> None:
-        await until(lambda: policy.num_judging == 2)
-        policy.may_judge.set()
-        await until(lambda: scene.acting.done())
-
     with pytest.raises(EngineDied):
-        scene.plays(policy, script, shutdown)
+        async with scene.playing(policy, shutdown):
+            await until(lambda: policy.num_judging == 2)
+            policy.may_judge.set()
+            await until(lambda: scene.acting.done())
     ledger = scene.buffer.learner.ledger()
     assert (ledger.judging, ledger.failed, ledger.expired_judgings) == (2, {"judge_failed": 2}, 0)
     assert scene.buffer.learner.failures()[0].reason == "gone"
@@ -186,17 +181,14 @@ def test_an_engine_that_dies_while_it_judges_counts_as_a_judging_in_vain(scene: 
     assert heir is not None and heir.num_judgings == 1
 
 
-def test_an_actor_that_must_leave_gives_back_what_it_judges_at_once(scene: Scene, shutdown: Shutdown) -> None:
+async def test_an_actor_that_must_leave_gives_back_what_it_judges_at_once(scene: Scene, shutdown: Shutdown) -> None:
     policy = Policy()
     policy.may_judge.clear()
     scene.opens(0, 1)
-
-    async def script() -> None:
+    async with scene.playing(policy, shutdown, exit_code=EXIT_PREEMPTED):
         await until(lambda: policy.num_judging == 2)
         shutdown.notice()
         await until(lambda: scene.acting.done())
-
-    assert scene.plays(policy, script, shutdown) == EXIT_PREEMPTED
     check_given_back(scene, 2)
 
 
@@ -208,22 +200,21 @@ def check_given_back(scene: Scene, num_groups: int) -> None:
     assert scene.buffer.audit() == []
 
 
-def test_weights_that_change_before_the_verdict_are_the_judge_s(scene: Scene, shutdown: Shutdown) -> None:
+async def test_weights_that_change_before_the_verdict_are_the_judge_s(scene: Scene, shutdown: Shutdown) -> None:
     policy = Policy()
     policy.may_judge.clear()
     scene.opens(0)
-
-    async def script() -> None:
+    async with scene.playing(policy, shutdown):
         await until(lambda: policy.num_judging == 1)
         await policy.gets(1)
         policy.may_judge.set()
         await until(lambda: scene.buffer.learner.ledger().ready == 1)
-
-    assert scene.plays(policy, script, shutdown) == 0
     check_marks(scene.claimed(1)[0], version=1)
 
 
-def test_an_old_policy_does_not_judge(scene: Scene, run_id: str, redis_client: redis.Redis, shutdown: Shutdown) -> None:
+async def test_an_old_policy_does_not_judge(
+    scene: Scene, run_id: str, redis_client: redis.Redis, shutdown: Shutdown
+) -> None:
     """In a synchronous run each group is judged by the very weights that played it."""
     scene.buffer.learner.open([ticket(0, num_members=MEMBERS, is_judged=True, min_policy_version=1)])
     lease = leased(scene.buffer)
@@ -237,21 +228,19 @@ def test_an_old_policy_does_not_judge(scene: Scene, run_id: str, redis_client: r
     def num_leases() -> int:
         return int(redis_client.hget(key(run_id, "train", "counters"), "last_fence") or 0)
 
-    async def script() -> None:
+    async with scene.playing(policy, shutdown):
         await until(lambda: num_leases() > lease.fence)  # it has seen the group
         await until(lambda: "judge" not in scene.holder_of(0))
         assert policy.num_judging == 0
         await policy.gets(1)
         await until(lambda: scene.buffer.learner.ledger().ready == 1)
-
-    assert scene.plays(policy, script, shutdown) == 0
     (members,) = scene.claimed(1)
     expected = [{"better": 0.1 * place, "better_policy_version": 1} for place in range(MEMBERS)]
     assert [member.part_values for member in members] == expected
     assert scene.buffer.learner.ledger().failed == {}
 
 
-def test_a_synchronous_run_goes_to_its_end_beside_an_evaluation(scene: Scene, shutdown: Shutdown) -> None:
+async def test_a_synchronous_run_goes_to_its_end_beside_an_evaluation(scene: Scene, shutdown: Shutdown) -> None:
     """The learner waits for the verdicts of each step, also of the last; held-out episodes are not judged."""
     sizes = ["replay.group_size=2", "replay.groups_per_step=2", "replay.target_lag=0", "learner.steps=2"]
     config = load_config(None, sizes)
@@ -259,8 +248,7 @@ def test_a_synchronous_run_goes_to_its_end_beside_an_evaluation(scene: Scene, sh
     supply, policy, batches = Supply(scene.buffer.learner, config, first_group_id=0), Policy(), []
     held_out = msgspec.structs.replace(ticket(0, num_members=1), task=Task(env="shop", split="held_out", index=0))
     scene.evaluations.learner.open([held_out])
-
-    async def script() -> None:
+    async with scene.playing(policy, shutdown):
         for version in (0, 1):
             if version > policy.policy_version:
                 await policy.gets(version)
@@ -268,8 +256,6 @@ def test_a_synchronous_run_goes_to_its_end_beside_an_evaluation(scene: Scene, sh
             assert batch is not None
             batches.append(batch)
         await until(lambda: scene.evaluations.learner.ledger().ready == 1)
-
-    assert scene.plays(policy, script, shutdown) == 0
     for version, batch in enumerate(batches):
         assert len(batch.groups) == 2
         for group in batch.groups:
@@ -288,16 +274,13 @@ def test_a_synchronous_run_goes_to_its_end_beside_an_evaluation(scene: Scene, sh
         ({"max_chars": 1000, "rubric": ENDLESS}, "leaves no room in `model.max_tokens` = 8192; lower max_chars"),
     ],
 )
-def test_a_policy_that_cannot_judge_drops_the_group_with_its_reason_and_never_gives_zeros(
+async def test_a_policy_that_cannot_judge_drops_the_group_with_its_reason_and_never_gives_zeros(
     redis_client: redis.Redis, run_id: str, shutdown: Shutdown, settings: dict[str, Any], why: str
 ) -> None:
     scene = Scene(redis_client, run_id, max_attempts=1, **settings)
     scene.opens(0)
-
-    async def script() -> None:
+    async with scene.playing(Policy(lambda request: "They are all great."), shutdown):
         await until(lambda: scene.buffer.learner.ledger().dropped == {"judge_failed": 1})
-
-    assert scene.plays(Policy(lambda request: "They are all great."), script, shutdown) == 0
     assert why in scene.buffer.learner.failures()[0].reason
     assert scene.buffer.learner.ledger().failed == {"judge_failed": 1} and scene.buffer.audit() == []
 

@@ -1,7 +1,8 @@
 """An actor that plays an evaluation stays at its version; weights that are newer wait, training episodes do not."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from slipstream.common.transfer.weights import Offer
 from slipstream.learner.lead.evaluation import drop_open_groups
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.fleet.fleet import Fleet, RunState
-from tests.actors.group.test_group import Actor, acting, gate, shutdown, until
+from tests.actors.group.test_group import Actor, acting, gate
 from tests.learner.publisher.offers import empty_offer
 from tests.processes import Gate
 from tests.replay.records.attempts import Views, make_buffer, ticket
+from tests.waiting import until
 
-__all__ = ["gate", "shutdown"]  # fixtures
+__all__ = ["gate"]  # a fixture
 TURNS = 3
 
 
@@ -58,18 +60,15 @@ class Scene:
         self.announces(version)
         await until(lambda: version in (self.actor.engine._staged_version, self.version))
 
-    def plays(self, script: Callable[[], Coroutine[Any, Any, None]], *, transport: str = "broadcast") -> None:
-        """Run the actor, with room for three episodes, while `script` runs beside it."""
+    @asynccontextmanager
+    async def playing(self, *, transport: str = "broadcast") -> AsyncIterator[None]:
+        """The actor plays, with room for three episodes, until the run is over behind this."""
         buffers = {"eval": self.evaluations.actor, "train": self.train.actor}
         given: dict[str, Any] = {"buffers": buffers, "actors": ActorsConfig(max_episodes=3, transport=transport)}
-
-        async def play() -> int:
-            task = asyncio.create_task(acting(self.actor, self.train, self._client, self._shutdown, **given))
-            await script()
-            Fleet(self._client, self.actor.setup.run_id).set_run_state(RunState.FINISHED)
-            return await task
-
-        assert asyncio.run(play()) == 0
+        task = asyncio.create_task(acting(self.actor, self.train, self._client, self._shutdown, **given))
+        yield
+        Fleet(self._client, self.actor.setup.run_id).set_run_state(RunState.FINISHED)
+        assert await task == 0
 
 
 @pytest.fixture
@@ -85,11 +84,12 @@ def versions(trajectory: Trajectory) -> tuple[int, int]:
     return trajectory.oldest_policy_version, trajectory.newest_policy_version
 
 
-def test_an_evaluation_is_of_one_version_though_weights_come_and_training_goes_on(scene: Scene, gate: Gate) -> None:
+async def test_an_evaluation_is_of_one_version_though_weights_come_and_training_goes_on(
+    scene: Scene, gate: Gate
+) -> None:
     scene.opens(scene.evaluations, 0, 1, 2, 3)
     scene.opens(scene.train, 0, 1)
-
-    async def script() -> None:
+    async with scene.playing():
         await until(lambda: len(scene.actor.seeds) == 3)  # all episodes stand in their first turn
         await scene.offers(1)
         await scene.offers(2)
@@ -98,41 +98,32 @@ def test_an_evaluation_is_of_one_version_though_weights_come_and_training_goes_o
         await until(lambda: scene.version == 2)
         assert scene.evaluations.learner.ledger().ready == 4  # not before the last of them was over
         await until(lambda: scene.train.learner.ledger().ready == 2)
-
-    scene.plays(script)
     assert [versions(episode) for episode in episodes(scene.evaluations, 4)] == [(0, 0)] * 4
     assert scene.evaluations.audit() == [] == scene.train.audit()
 
 
-def test_a_few_evaluations_are_played_beside_training(scene: Scene, gate: Gate) -> None:
+async def test_a_few_evaluations_are_played_beside_training(scene: Scene, gate: Gate) -> None:
     scene.opens(scene.evaluations, 0, 1, 2, 3)
     scene.opens(scene.train, 0, 1)
-
-    async def script() -> None:
+    async with scene.playing():
         await until(lambda: len(scene.actor.seeds) == 3)
         assert (scene.evaluations.learner.ledger().leased, scene.train.learner.ledger().leased) == (1, 2)
         gate.open()
         await until(lambda: scene.evaluations.learner.ledger().ready == 4)
 
-    scene.plays(script)
 
-
-def test_evaluations_take_all_the_room_while_there_is_no_training(scene: Scene, gate: Gate) -> None:
+async def test_evaluations_take_all_the_room_while_there_is_no_training(scene: Scene, gate: Gate) -> None:
     scene.opens(scene.evaluations, 0, 1, 2, 3)
-
-    async def script() -> None:
+    async with scene.playing():
         await until(lambda: scene.evaluations.learner.ledger().leased == 3)
         gate.open()
 
-    scene.plays(script)
 
-
-def test_an_evaluation_of_another_version_waits_until_the_actor_gets_there(scene: Scene, gate: Gate) -> None:
+async def test_an_evaluation_of_another_version_waits_until_the_actor_gets_there(scene: Scene, gate: Gate) -> None:
     gate.open()
     scene.opens(scene.evaluations, 0, version=5)
     scene.opens(scene.train, 0)
-
-    async def script() -> None:
+    async with scene.playing():
         await until(lambda: scene.train.learner.ledger().ready == 1)
         assert scene.evaluations.learner.ledger().queued == 1
         await scene.offers(5)
@@ -140,17 +131,16 @@ def test_an_evaluation_of_another_version_waits_until_the_actor_gets_there(scene
         scene.opens(scene.evaluations, 1, version=4)
         await scene.offers(6)
         await until(lambda: scene.version == 6)  # an evaluation that it cannot play holds nothing up
-
-    scene.plays(script)
     assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(5, 5)]
     assert scene.evaluations.learner.ledger().queued == 1
 
 
-def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_played(scene: Scene, gate: Gate) -> None:
+async def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_played(
+    scene: Scene, gate: Gate
+) -> None:
     """The run's last one, of the version that the actors came to while one before it was still queued."""
     gate.open()
-
-    async def script() -> None:
+    async with scene.playing():
         await scene.offers(1)
         await until(lambda: scene.version == 1)
         scene.opens(scene.evaluations, 0, version=0)
@@ -159,13 +149,10 @@ def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_playe
         scene.opens(scene.evaluations, 1, version=1)
         await until(lambda: scene.evaluations.learner.ledger().ready == 1)
 
-    scene.plays(script)
 
-
-def test_a_held_engine_takes_the_training_that_it_can_serve_and_no_other(scene: Scene, gate: Gate) -> None:
+async def test_a_held_engine_takes_the_training_that_it_can_serve_and_no_other(scene: Scene, gate: Gate) -> None:
     scene.opens(scene.evaluations, 0)
-
-    async def script() -> None:
+    async with scene.playing():
         await until(lambda: len(scene.actor.seeds) == 1)
         await scene.offers(1)
         scene.opens(scene.train, 0)
@@ -175,15 +162,14 @@ def test_a_held_engine_takes_the_training_that_it_can_serve_and_no_other(scene: 
         assert (scene.train.learner.ledger().leased, scene.train.learner.ledger().queued) == (1, 1)
         gate.open()
         await until(lambda: scene.train.learner.ledger().ready == 2)
-
-    scene.plays(script)
     assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(0, 0)]
     assert versions(episodes(scene.train, 2)[1]) == (1, 1)
 
 
-def test_a_group_waits_for_the_version_that_it_prefers_unless_the_engine_is_held(scene: Scene, gate: Gate) -> None:
-
-    async def script() -> None:
+async def test_a_group_waits_for_the_version_that_it_prefers_unless_the_engine_is_held(
+    scene: Scene, gate: Gate
+) -> None:
+    async with scene.playing():
         await scene.offers(1)
         scene.opens(scene.train, 0, preferred=2)
         await until(lambda: scene.train.learner.ledger().leased == 1)
@@ -197,25 +183,22 @@ def test_a_group_waits_for_the_version_that_it_prefers_unless_the_engine_is_held
         await until(lambda: len(scene.actor.seeds) == 3)
         gate.open()
         await until(lambda: scene.train.learner.ledger().ready == 2)
-
-    scene.plays(script)
     assert [versions(episode)[0] for episode in episodes(scene.train, 2)] == [2, 2]
 
 
-def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(scene: Scene, gate: Gate) -> None:
+async def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(scene: Scene, gate: Gate) -> None:
     scene.opens(scene.evaluations, 0, 1)
-
-    async def script() -> None:
+    async with scene.playing():
         await until(lambda: len(scene.actor.seeds) == 2)
         await scene.offers(1)
         scene.evaluations.learner.drop([0, 1], "superseded")
         scene.opens(scene.evaluations, 2, version=9)
         await until(lambda: scene.version == 1)
 
-    scene.plays(script)
 
-
-def test_without_weights_no_group_that_asks_is_held(scene: Scene, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_weights_no_group_that_asks_is_held(
+    scene: Scene, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("slipstream.actors.host.refresh.RETRY_S", 0.1)
     refused = asyncio.Event()
     gate.open()
@@ -227,7 +210,7 @@ def test_without_weights_no_group_that_asks_is_held(scene: Scene, gate: Gate, mo
             refused.set()
         raise WeightsRefused("its host is cut off from the publisher")
 
-    async def script() -> None:
+    async with scene.playing():
         scene.opens(scene.train, 0, version=1)
         await asyncio.sleep(0.5)  # some polls
         assert scene.train.learner.ledger().leased == 0
@@ -243,17 +226,14 @@ def test_without_weights_no_group_that_asks_is_held(scene: Scene, gate: Gate, mo
         assert (scene.train.learner.ledger().leased, scene.train.learner.ledger().queued) == (0, 1)
         scene.actor.engine.stage = stage  # type: ignore[method-assign]
         await until(lambda: scene.train.learner.ledger().ready == 2)
-
-    scene.plays(script)
     assert scene.train.learner.ledger().failed == {}
 
 
-def test_an_actor_holds_no_group_whose_weights_are_on_offer_and_not_on_its_disk(scene: Scene, gate: Gate) -> None:
+async def test_an_actor_holds_no_group_whose_weights_are_on_offer_and_not_on_its_disk(scene: Scene, gate: Gate) -> None:
     """The disk may be full. Actors that pull can play these groups."""
     ledger = scene.train.learner.ledger
     gate.open()
-
-    async def script() -> None:
+    async with scene.playing(transport="disk"):
         scene.announces(1)
         scene.stores(1)
         await until(lambda: scene.version == 1)
@@ -265,8 +245,6 @@ def test_an_actor_holds_no_group_whose_weights_are_on_offer_and_not_on_its_disk(
         assert (ledger().leased, ledger().queued) == (0, 1)
         scene.stores(2)
         await until(lambda: ledger().ready == 1)
-
-    scene.plays(script, transport="disk")
     assert ledger().failed == {}
 
 

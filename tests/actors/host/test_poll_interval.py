@@ -25,11 +25,12 @@ from slipstream.replay.records import scripts
 from slipstream.replay.records.keys import key
 from slipstream.replay.records.ticket import Lease
 from slipstream.replay.server.redis_server import Server
-from tests.actors.group.test_group import Actor, acting, gate, shutdown, until
+from tests.actors.group.test_group import Actor, acting, gate
 from tests.processes import Gate
 from tests.replay.records.attempts import make_buffer, ticket
+from tests.waiting import until
 
-__all__ = ["gate", "shutdown"]  # fixtures
+__all__ = ["gate"]  # a fixture
 NUM_ACTORS = 10
 MEASURED_S = 3.0
 
@@ -99,50 +100,40 @@ def test_the_interval_grows_with_the_fleet_between_its_bounds() -> None:
     assert PollInterval(num_members=10**9).seconds(1.0, most_s=0.5) == 1.0
 
 
-def test_all_actors_keep_to_one_rate(redis_server: Server, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_actors_keep_to_one_rate(redis_server: Server, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, ten idle actors would ask for a group 400 times a second."""
     monkeypatch.setattr(poll_interval, "ASKS_PER_S", 20.0)
-
-    async def play() -> tuple[Counter[str], float]:
-        tasks = [scene.acts(number) for number in range(NUM_ACTORS)]
-        await until(lambda: len(scene.fleet.members()) == NUM_ACTORS)
-        with watching(redis_server, scene.run_id) as asked:
-            await until(lambda: asked.counts["beat"] >= NUM_ACTORS)  # now each knows how many they are
-            before, started = asked.counts.copy(), time.monotonic()
-            await asyncio.sleep(MEASURED_S)
-            counted, measured_s = asked.counts - before, time.monotonic() - started
-        scene.fleet.set_run_state(RunState.FINISHED)
-        await asyncio.gather(*tasks)
-        return counted, measured_s
-
-    counted, measured_s = asyncio.run(play())
+    tasks = [scene.acts(number) for number in range(NUM_ACTORS)]
+    await until(lambda: len(scene.fleet.members()) == NUM_ACTORS)
+    with watching(redis_server, scene.run_id) as asked:
+        await until(lambda: asked.counts["beat"] >= NUM_ACTORS)  # now each knows how many they are
+        before, started = asked.counts.copy(), time.monotonic()
+        await asyncio.sleep(MEASURED_S)
+        counted, measured_s = asked.counts - before, time.monotonic() - started
+    scene.fleet.set_run_state(RunState.FINISHED)
+    await asyncio.gather(*tasks)
     most = {"wait for an offer": 20.0, "lease eval": 20.0, "lease train": 20.0, "beat": 10.0, "state": 10.0}
     assert counted.keys() <= most.keys()  # without a lease there is nothing to renew
     for kind, per_s in most.items():
         assert 0 < counted[kind] <= 1.4 * per_s * measured_s + NUM_ACTORS / 2, (kind, counted, measured_s)
 
 
-def test_a_small_fleet_asks_as_often_as_it_can_use(redis_server: Server, scene: Scene, gate: Gate) -> None:
+async def test_a_small_fleet_asks_as_often_as_it_can_use(redis_server: Server, scene: Scene, gate: Gate) -> None:
     scene.streams["train"].learner.open([ticket(0, num_members=2)])
-
-    async def play() -> Counter[str]:
-        task = scene.acts(0, gate=str(gate))
-        await until(lambda: scene.streams["train"].learner.ledger().leased == 1)
-        with watching(redis_server, scene.run_id) as asked:
-            await until(lambda: asked.counts["beat"] >= 1)
-            before = asked.counts.copy()
-            await until(lambda: asked.counts["beat"] >= before["beat"] + 3)
-            counted = asked.counts - before
-        scene.fleet.set_run_state(RunState.FINISHED)
-        await task
-        return counted
-
-    counted = asyncio.run(play())
+    task = scene.acts(0, gate=str(gate))
+    await until(lambda: scene.streams["train"].learner.ledger().leased == 1)
+    with watching(redis_server, scene.run_id) as asked:
+        await until(lambda: asked.counts["beat"] >= 1)
+        before = asked.counts.copy()
+        await until(lambda: asked.counts["beat"] >= before["beat"] + 3)
+        counted = asked.counts - before
+    scene.fleet.set_run_state(RunState.FINISHED)
+    await task
     assert counted["heartbeat train"] in (2, 3, 4) and "heartbeat eval" not in counted
     assert counted["wait for an offer"] >= 3 and counted["lease train"] > 30, counted
 
 
-def test_with_its_share_of_a_queue_it_lets_others_ask(
+async def test_with_its_share_of_a_queue_it_lets_others_ask(
     scene: Scene, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of four groups it takes two at once, as there are two actors; those that the other leaves it takes one by one."""
@@ -162,18 +153,14 @@ def test_with_its_share_of_a_queue_it_lets_others_ask(
     monkeypatch.setattr(act_module, "IDLE_S", idle_s)
     monkeypatch.setattr(PollInterval, "seconds", noted_pause)
     monkeypatch.setattr(train.actor, "lease", noted_lease)
-
-    async def play() -> None:
-        task = scene.acts(0, gate=str(gate))
-        await until(lambda: len(fleet.members()) == 1)
-        fleet.beat(msgspec.structs.replace(fleet.members()[0], name="another"))
-        await until(lambda: "pause" in events)
-        train.learner.open([ticket(group_id, num_members=2) for group_id in range(4)])
-        await until(lambda: train.learner.ledger().leased == 4)
-        scene.fleet.set_run_state(RunState.FINISHED)
-        await task
-
-    asyncio.run(play())
+    task = scene.acts(0, gate=str(gate))
+    await until(lambda: len(fleet.members()) == 1)
+    fleet.beat(msgspec.structs.replace(fleet.members()[0], name="another"))
+    await until(lambda: "pause" in events)
+    train.learner.open([ticket(group_id, num_members=2) for group_id in range(4)])
+    await until(lambda: train.learner.ledger().leased == 4)
+    scene.fleet.set_run_state(RunState.FINISHED)
+    await task
     took = events[events.index("leased with 3 left") : events.index("leased with 0 left") + 1]
     three, two, one, none = (f"leased with {left} left" for left in (3, 2, 1, 0))
     assert took == [three, two, "pause", one, "pause", none]

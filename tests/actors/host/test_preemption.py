@@ -7,11 +7,9 @@ import pytest
 from slipstream.actors.host import preemption
 from slipstream.actors.host.preemption import Aws, Azure, Gcp, MetadataError, watch_notices
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, Shutdown
-from tests.actors.group.test_group import shutdown
 from tests.actors.host.metadata_service import MetadataService
-from tests.envhub.env_hosts import wait_until
+from tests.waiting import wait_until
 
-__all__ = ["shutdown"]  # a fixture
 DEADLINE_S = 60.0
 ACTION = "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,10 @@ from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.actor_host import host_relay
 from slipstream.tools.see.fleet_tables import relays_table
-from tests.envhub.env_hosts import wait_until
 from tests.link import Link
 from tests.processes import Process
 from tests.replay.buffer.every_verb import FACTS
+from tests.waiting import wait_until
 
 CHUNK_BYTES = 64 << 10
 NUM_CHUNKS = 48
@@ -154,18 +154,15 @@ class Receiving:
 
 @pytest.fixture
 def plane(redis_url: str, run_id: str, redis_client: redis.Redis, tmp_path: Path) -> Iterator[Plane]:
-    made = Plane(redis_url, run_id, redis_client, tmp_path)
-    yield made
-    made.close()
+    with closing(Plane(redis_url, run_id, redis_client, tmp_path)) as made:
+        yield made
 
 
 @contextmanager
 def origin_of(plane: Plane, *, bytes_per_s: float = math.inf, key: CurveKey | None = None) -> Iterator[Origin]:
     origin = Origin(plane.bulletin, bytes_per_s=bytes_per_s, key=key)
-    try:
+    with closing(origin.server):
         yield origin
-    finally:
-        origin.server.close()
 
 
 def relay_here(redis_url: str, run_id: str, *, timeout_s: float = 30.0) -> Relay:
@@ -228,12 +225,10 @@ def test_a_receiver_that_is_stopped_in_mid_pull_does_not_hold_up_the_others(plan
 
 
 def test_a_relay_with_bad_bytes_is_refused_counted_and_the_others_are_fine(plane: Plane) -> None:
-    with origin_of(plane) as origin, ExitStack() as stack:
+    read = lambda request: bytes(request.num_bytes)  # noqa: E731
+    liar = ChunkServer("127.0.0.1", read, limits=LIMITS, key=None)
+    with origin_of(plane) as origin, closing(liar):
         manifest = origin.publish(1)
-        bad = bytes(NUM_BYTES)
-        read = lambda request: bad[request.offset : request.offset + request.num_bytes]  # noqa: E731
-        liar = ChunkServer("127.0.0.1", read, limits=LIMITS, key=None)
-        stack.callback(liar.close)
         told = {"name": "liar", "host": "elsewhere", "endpoint": liar.endpoint, "roots": [manifest.root]}
         counts = dict.fromkeys(("num_children", "fetched_bytes", "served_bytes", "num_corrupt"), 0)
         notice = RelayNotice(**told, policy_version=1, fan_out=8, **counts)
@@ -296,24 +291,17 @@ def test_with_a_key_the_publisher_and_a_relay_serve_who_has_it_and_nobody_else(
 
 
 def test_a_relay_whose_memory_has_changed_mends_itself_when_blamed(plane: Plane, redis_url: str, run_id: str) -> None:
-    relay = relay_here(redis_url, run_id)
-    try:
-        with origin_of(plane) as origin:
-            manifest = origin.publish(1)
-            wait_until(lambda: (notice := plane.relay()) is not None and notice.policy_version == 1, "version 1")
-            held = relay._holdings.get(manifest.root)
-            assert held is not None
-            held[NUM_BYTES // 2] ^= 1
-            receiver = plane.start_receiver("r0")
-            said = receiver.wait_for(1)
-            assert said["digests"] == {manifest.root: origin.digest(manifest)} and said["num_corrupt"] == 1
-            wait_until(
-                lambda: (now := relay._holdings.get(manifest.root)) is not None and now is not held, "another copy"
-            )
-            assert bytes(relay._holdings.get(manifest.root).data) == origin.data(manifest)  # type: ignore[union-attr]
-            assert plane.bulletin.blamed() == {relay.endpoint: 1}
-    finally:
-        relay.close()
+    with closing(relay_here(redis_url, run_id)) as relay, origin_of(plane) as origin:
+        manifest = origin.publish(1)
+        wait_until(lambda: (notice := plane.relay()) is not None and notice.policy_version == 1, "version 1")
+        held = relay._holdings.get(manifest.root)
+        assert held is not None
+        held[NUM_BYTES // 2] ^= 1
+        said = plane.start_receiver("r0").wait_for(1)
+        assert said["digests"] == {manifest.root: origin.digest(manifest)} and said["num_corrupt"] == 1
+        wait_until(lambda: (now := relay._holdings.get(manifest.root)) is not None and now is not held, "another copy")
+        assert bytes(relay._holdings.get(manifest.root).data) == origin.data(manifest)  # type: ignore[union-attr]
+        assert plane.bulletin.blamed() == {relay.endpoint: 1}
     assert plane.relay() is None
 
 
@@ -362,8 +350,8 @@ def test_a_relay_leaves_when_it_is_told_to_and_when_its_run_is_over(plane: Plane
 
 def test_a_relay_outlives_a_server_whose_memory_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with start_server(tmp_path) as server, connect(server.admin_url) as client:
-        bulletin, relay = Bulletin(client, "full"), relay_here(server.secret_url, "full", timeout_s=5.0)
-        try:
+        bulletin = Bulletin(client, "full")
+        with closing(relay_here(server.secret_url, "full", timeout_s=5.0)) as relay:
             wait_until(lambda: len(bulletin.relays()) == 1, "the relay")
             client.config_set("maxmemory", 1)
             wait_until(lambda: "Redis refused a call of this relay" in caplog.text, "the refusal to be logged")
@@ -371,8 +359,6 @@ def test_a_relay_outlives_a_server_whose_memory_is_full(tmp_path: Path, caplog: 
             assert relay.alive
             client.config_set("maxmemory", 0)
             wait_until(lambda: len(bulletin.relays()) == 1, "the relay to be there again")
-        finally:
-            relay.close()
 
 
 def test_an_actor_host_keeps_its_own_relay_up(

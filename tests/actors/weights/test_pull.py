@@ -1,55 +1,35 @@
 """What a puller makes of its sources: good ones, dying ones, full ones, liars."""
 
-import threading
+import itertools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import msgspec
 import pytest
 import xxhash
-import zmq
 
 from slipstream.actors.weights.pull import SMALL_CHUNK_BYTES, Puller, PullFailed
 from slipstream.actors.weights.sources import NOTICES_PER_S, NoSource, Sources
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.common.transfer.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus, Farewell, Request
 from slipstream.replay.fleet.bulletin import RelayNotice
-from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, NUM_CHUNKS, Pulling, check, relay_at, serving
-from tests.envhub.env_hosts import wait_until
+from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, NUM_CHUNKS, Pulling, check, relay_at, routed, serving
+from tests.waiting import wait_until
 
 Reply = Callable[[ChunkRequest, int], "tuple[ChunkReply, bytes] | None"]
 
 
-@contextmanager
-def faulty(reply: Reply) -> Iterator[str]:
+def faulty(reply: Reply) -> AbstractContextManager[str]:
     """A server of the test's own, at the address that it yields; `reply` gets the request and its number."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.setsockopt(zmq.LINGER, 0)
-        port = router.bind_to_random_port("tcp://127.0.0.1")
-        closing = threading.Event()
+    numbers = itertools.count()
 
-        def serve() -> None:
-            num_requests = 0
-            while not closing.is_set():
-                if not router.poll(20):
-                    continue
-                peer, frame = router.recv_multipart()
-                request = msgspec.msgpack.decode(frame, type=Request)
-                if isinstance(request, Farewell):
-                    continue
-                made = reply(request, num_requests)
-                num_requests += 1
-                if made is not None:
-                    router.send_multipart([peer, msgspec.msgpack.encode(made[0]), made[1]])
+    def answer(frame: bytes) -> list[bytes] | None:
+        request = msgspec.msgpack.decode(frame, type=Request)
+        made = None if isinstance(request, Farewell) else reply(request, next(numbers))
+        return None if made is None else [msgspec.msgpack.encode(made[0]), made[1]]
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield f"tcp://127.0.0.1:{port}"
-        finally:
-            closing.set()
-            thread.join()
+    return routed(answer)
 
 
 def reply_with(request: ChunkRequest, data: bytes) -> tuple[ChunkReply, bytes]:

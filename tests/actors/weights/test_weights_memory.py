@@ -20,9 +20,9 @@ from tests.learner.publisher.test_weights import (
     latest_version,
     publishing,
     receiver_info,
-    wait_until,
     weights,
 )
+from tests.waiting import wait_until
 
 GPU = torch.device("cuda", 1)
 PAGE = mmap.PAGESIZE

@@ -32,7 +32,8 @@ from slipstream.tools.lab.families.measure import (
     served,
 )
 from slipstream.tools.lab.families.tiny import FAMILIES, save_tiny, sequence
-from tests.actors.vllm_engines import LONG, run, until
+from tests.actors.vllm_engines import LONG, run
+from tests.waiting import until
 
 EXACT = 1e-4
 CPU = torch.device("cpu")
@@ -79,14 +80,10 @@ def test_experts_and_buffers_are_the_learners_after_every_publish(
     assert engine.policy_version == 1
 
 
-def test_ids_that_the_tokenizer_lacks_are_never_sampled(engine: VllmEngine, models: list[PackedModel]) -> None:
+async def test_ids_that_the_tokenizer_lacks_are_never_sampled(engine: VllmEngine, models: list[PackedModel]) -> None:
     assert models[1].absent is not None and len(models[1].absent) > 8
     hot = Sampling(temperature=2.0, top_p=1.0, top_k=0, max_turn_tokens=64)
-
-    async def several() -> list[Completion]:
-        return await asyncio.gather(*(engine.generate(PROMPT, hot, seed=seed) for seed in range(8)))
-
-    completions = run(several())
+    completions = await asyncio.gather(*(engine.generate(PROMPT, hot, seed=seed) for seed in range(8)))
     sampled = [token for completion in completions for token in completion.tokens]
     assert len(sampled) > 50 and not set(sampled) & set(models[1].absent.tolist())
     with models[1].at_temperature(2.0):
