@@ -27,7 +27,8 @@ from slipstream.replay.server.redis_server import Server
 from slipstream.tools.cli.cli import main
 from tests.replay.buffer.every_verb import play_every_verb
 from tests.replay.records.attempts import Views, make_buffer, ticket
-from tests.replay.server.redis_nodes import Node, certificate, cluster, replicated, tls_in_front_of, wait_until
+from tests.replay.server.redis_nodes import Node, certificate, cluster, replicated, tls_in_front_of
+from tests.waiting import wait_until
 
 
 def play(url: str, run_id: str) -> None:

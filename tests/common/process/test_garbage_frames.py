@@ -4,9 +4,8 @@ The frames of Redis are those of `tests/whole/test_hostile_messages.py`.
 """
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import aiohttp
@@ -27,12 +26,13 @@ from slipstream.envhub.driving import Reply
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.remote.env_protocol import ErrorResponse, Opened, Reset, StepEnv, decode_response, encode_message
 from slipstream.replay.fleet.bulletin import Bulletin, RelayNotice
-from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, Pulling, serving, wait_until
+from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, Pulling, routed, serving
 from tests.envhub.adapters.test_generate_server import ASKED, asking
 from tests.envhub.env_hosts import TASK, env_host, far, play_and_close
 from tests.garbage import NOT_UTF8, garbage, shout, shouts
 from tests.learner.publisher.test_weights import flat_bytes, latest_version, publishing, receiver_info, weights
 from tests.replay.buffer.every_verb import RELAY
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 REQUEST = ChunkRequest(root=BLOB.root, offset=0, num_bytes=CHUNK_BYTES)
@@ -63,36 +63,12 @@ def test_a_chunk_server_outlives_garbage_counts_it_and_names_its_sender(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.common.transfer.chunk_server.LOG_EVERY_S", 0.0)  # every sender is looked up
-    with serving() as server:
+    with serving() as server, Pulling() as pulling:
         pelt(server.endpoint, of_frames(garbage(1, 200, sound=REQUESTS)))
-        pulling = Pulling()
         assert pulling.pull(server.endpoint) == DATA
         wait_until(lambda: server.load.num_malformed > 500, "all of the garbage to be counted")
         assert server.alive
-        pulling.puller.close()
     assert "malformed requests so far; the last one, from 127.0.0.1 (" in caplog.text
-
-
-@contextmanager
-def replying(frames: Callable[[], list[bytes]]) -> Iterator[str]:
-    """A server that answers every request with whatever comes next."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.setsockopt(zmq.LINGER, 0)
-        port = router.bind_to_random_port("tcp://127.0.0.1")
-        closing = threading.Event()
-
-        def serve() -> None:
-            while not closing.is_set():
-                if router.poll(20):
-                    router.send_multipart([router.recv_multipart()[0], *frames()])
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield f"tcp://127.0.0.1:{port}"
-        finally:
-            closing.set()
-            thread.join()
 
 
 def replies() -> Iterator[list[bytes]]:
@@ -102,15 +78,13 @@ def replies() -> Iterator[list[bytes]]:
 
 def test_a_puller_refuses_whatever_is_no_reply_and_names_and_blames_the_sender() -> None:
     wrong = next(iter(replies()))
-    with replying(lambda: wrong) as liar, serving() as good:
-        pulling = Pulling()
-        for wrong in replies():  # noqa: B007 - it is what `replying` sends
+    with routed(lambda _: wrong) as liar, serving() as good, Pulling() as pulling:
+        for wrong in replies():  # noqa: B007 - it is what `routed` sends
             with pytest.raises(PullFailed, match=liar):
                 pulling.pull(liar)
         assert set(pulling.blamed) == {liar}
         pulling.relays.append(relay_notice(liar))
         assert pulling.pull(good.endpoint) == DATA, "a relay that lies does not stop the pull"
-        pulling.puller.close()
 
 
 def relay_notice(endpoint: str) -> RelayNotice:
@@ -122,7 +96,7 @@ def test_an_actor_that_a_source_sends_text_that_is_none_keeps_its_weights(redis_
     manifest = sealed(entries, memoryview(bytes(64)), policy_version=1, learner_epoch=0)
     receiver = Receiver(receiver_info(redis_url, run_id, "a", "pull"))
     why = "version 1: tcp://127.0.0.1:.*: a reply that is not a ChunkReply"
-    with replying(lambda: [NOT_UTF8, b"data"]) as liar, pytest.raises(WeightsRefused, match=why):
+    with routed(lambda _: [NOT_UTF8, b"data"]) as liar, pytest.raises(WeightsRefused, match=why):
         receiver.receive(Offer(manifest=manifest, pull_endpoint=liar))
     receiver.close()
 
@@ -150,18 +124,15 @@ def test_a_relay_outlives_garbage_from_its_receivers_and_from_its_source(
     info = RelayInfo(
         redis_url=redis_url, run_id=run_id, name="relay", host="here", address="127.0.0.1", limits=limits, timeout_s=5.0
     )
-    bulletin, relay = Bulletin(redis_client, run_id), Relay(info, key=None)
+    bulletin = Bulletin(redis_client, run_id)
     entries = layout([("w", "float32", (4,))])
     manifest = sealed(entries, memoryview(bytes(64)), policy_version=1, learner_epoch=0)
     wrong = replies()
-    try:
-        with replying(lambda: next(wrong, [b""])) as liar:
-            bulletin.announce(Offer(manifest=manifest, pull_endpoint=liar))
-            pelt(relay.endpoint, of_frames(garbage(4, 50, sound=REQUESTS)))
-            wait_until(lambda: bulletin.blamed().get(liar, 0) > 20, "the source to be blamed")
+    with closing(Relay(info, key=None)) as relay, routed(lambda _: next(wrong, [b""])) as liar:
+        bulletin.announce(Offer(manifest=manifest, pull_endpoint=liar))
+        pelt(relay.endpoint, of_frames(garbage(4, 50, sound=REQUESTS)))
+        wait_until(lambda: bulletin.blamed().get(liar, 0) > 20, "the source to be blamed")
         assert relay.alive
-    finally:
-        relay.close()
 
 
 def test_an_environment_server_outlives_garbage(tmp_path: Path) -> None:
@@ -188,52 +159,45 @@ def test_an_environment_server_outlives_garbage(tmp_path: Path) -> None:
         play_and_close(env, lambda: env.reset(TASK))
 
 
-def test_a_client_of_an_environment_refuses_whatever_is_no_answer_and_names_the_server() -> None:
-    async def play() -> None:
-        wrong = b""
+async def test_a_client_of_an_environment_refuses_whatever_is_no_answer_and_names_the_server() -> None:
+    wrong = b""
 
-        async def answer(request: web.Request) -> web.WebSocketResponse:
-            socket = web.WebSocketResponse()
-            await socket.prepare(request)
-            await socket.receive()
-            await socket.send_bytes(encode_message(Opened(replay_only=False)))
-            await socket.receive()
-            await socket.send_bytes(wrong)
-            await socket.receive()
-            return socket
+    async def answer(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive()
+        await socket.send_bytes(encode_message(Opened(replay_only=False)))
+        await socket.receive()
+        await socket.send_bytes(wrong)
+        await socket.receive()
+        return socket
 
-        app = web.Application()
-        app.router.add_get("/v1/episode", answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        env = far(url, "grid")
-        sound = [encode_message(Opened(replay_only=True))]
-        for wrong in garbage(6, 60, sound=sound):  # noqa: B007 - `answer` sends it
-            with pytest.raises((EnvError, ValueError, NotImplementedError), match=url):
-                await env.reset(TASK)
-        await env.close()
-        await runner.cleanup()
-
-    asyncio.run(play())
+    app = web.Application()
+    app.router.add_get("/v1/episode", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    env = far(url, "grid")
+    sound = [encode_message(Opened(replay_only=True))]
+    for wrong in garbage(6, 60, sound=sound):  # noqa: B007 - `answer` sends it
+        with pytest.raises((EnvError, ValueError, NotImplementedError), match=url):
+            await env.reset(TASK)
+    await env.close()
+    await runner.cleanup()
 
 
-def test_the_endpoint_that_gives_tokens_outlives_garbage() -> None:
+async def test_the_endpoint_that_gives_tokens_outlives_garbage() -> None:
     sound = [msgspec.json.encode(ASKED)]
-
-    async def ask() -> None:
-        async with asking() as side:
-            side.policy.reply = lambda prompt: Reply(tokens=[8, 2], logprobs=[-0.5, 0.0], finish_reason="stop")
-            statuses = {(await side.post(body))[0] for body in garbage(7, 60, sound=sound)}
-            assert 400 in statuses and statuses <= {200, 400}
-            answered, writer = await asyncio.open_connection("127.0.0.1", int(side.url.rpartition(":")[2]))
-            writer.write(b"GET /v1/models HTTP/1.0\r\nAuthorization: Bearer \xff\xfe\r\n\r\n")
-            assert b" 401 " in await answered.readline()
-            writer.close()
-            assert (await side.models())[0] == 200
-
-    asyncio.run(ask())
+    async with asking() as side:
+        side.policy.reply = lambda prompt: Reply(tokens=[8, 2], logprobs=[-0.5, 0.0], finish_reason="stop")
+        statuses = {(await side.post(body))[0] for body in garbage(7, 60, sound=sound)}
+        assert 400 in statuses and statuses <= {200, 400}
+        answered, writer = await asyncio.open_connection("127.0.0.1", int(side.url.rpartition(":")[2]))
+        writer.write(b"GET /v1/models HTTP/1.0\r\nAuthorization: Bearer \xff\xfe\r\n\r\n")
+        assert b" 401 " in await answered.readline()
+        writer.close()
+        assert (await side.models())[0] == 200
 
 
 def test_every_decode_of_bytes_from_elsewhere_answers_to_all_that_msgspec_raises() -> None:

@@ -165,31 +165,25 @@ over_all_servers = pytest.mark.parametrize("serving", SERVERS.values(), ids=SERV
 
 
 @over_all_servers
-def test_a_packed_body_is_refused_and_never_unpacked(serving: Serving) -> None:
-    async def ask() -> None:
-        async with serving() as served:
-            is_open, packed = served.key and serving is pages, bomb(256 << 20)[: served.max_bytes]
-            for key, wanted in (("guessed", 415 if is_open else 401), (served.key, 415)):
-                began = time.process_time()
-                head = head_of(served, len(packed), key=key, more="Content-Encoding: gzip\r\n")
-                status, text = await status_of(served, head + packed)
-                assert status == wanted and (status == 401 or "Content-Encoding gzip is not accepted" in text)
-                await asyncio.sleep(0.2)  # the server reads the rest of a body that it has refused
-                assert time.process_time() - began < MAX_HOLD_S
-
-    asyncio.run(ask())
+async def test_a_packed_body_is_refused_and_never_unpacked(serving: Serving) -> None:
+    async with serving() as served:
+        is_open, packed = served.key and serving is pages, bomb(256 << 20)[: served.max_bytes]
+        for key, wanted in (("guessed", 415 if is_open else 401), (served.key, 415)):
+            began = time.process_time()
+            head = head_of(served, len(packed), key=key, more="Content-Encoding: gzip\r\n")
+            status, text = await status_of(served, head + packed)
+            assert status == wanted and (status == 401 or "Content-Encoding gzip is not accepted" in text)
+            await asyncio.sleep(0.2)  # the server reads the rest of a body that it has refused
+            assert time.process_time() - began < MAX_HOLD_S
 
 
 @over_all_servers
-def test_a_body_that_is_too_large_or_has_no_length_is_refused_by_its_headers(serving: Serving) -> None:
-    async def ask() -> None:
-        async with serving() as served:
-            status, text = await status_of(served, head_of(served, served.max_bytes + 1))
-            assert status == 413 and f"the limit is {served.max_bytes}" in text
-            chunked = head_of(served, 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
-            assert (await status_of(served, chunked))[0] == 411
-
-    asyncio.run(ask())
+async def test_a_body_that_is_too_large_or_has_no_length_is_refused_by_its_headers(serving: Serving) -> None:
+    async with serving() as served:
+        status, text = await status_of(served, head_of(served, served.max_bytes + 1))
+        assert status == 413 and f"the limit is {served.max_bytes}" in text
+        chunked = head_of(served, 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        assert (await status_of(served, chunked))[0] == 411
 
 
 @pytest.mark.parametrize(
@@ -197,24 +191,21 @@ def test_a_body_that_is_too_large_or_has_no_length_is_refused_by_its_headers(ser
     [pytest.param(each, marks=[] if each in (agents, rewards) else pytest.mark.long) for each in SERVERS.values()],
     ids=SERVERS,
 )
-def test_of_many_large_bodies_at_once_few_are_held_and_each_has_its_turn(serving: Serving) -> None:
-    async def ask() -> None:
-        async with serving() as served, asyncio.timeout(300), contextlib.AsyncExitStack() as stack:
-            content = memoryview(head_of(served, served.max_bytes) + b"[" * served.max_bytes)
-            clients = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(20)]
-            places, most = dict.fromkeys(clients, 0), len(content) - 1
-            tracemalloc.start()
-            try:
-                await send_all(places, content, up_to=most)
-                assert tracemalloc.get_traced_memory()[0] < NUM_LARGEST * served.max_bytes + 20 * BUFFER_BYTES
-            finally:
-                tracemalloc.stop()
-            answers = [asyncio.create_task(answered(client)) for client in clients]
-            while not all(each.done() for each in answers):
-                await send_all(places, content, up_to=len(content))
-            assert {each.result() for each in answers} <= {b"400", b"403", b"405", b"422"}
-
-    asyncio.run(ask())
+async def test_of_many_large_bodies_at_once_few_are_held_and_each_has_its_turn(serving: Serving) -> None:
+    async with serving() as served, asyncio.timeout(300), contextlib.AsyncExitStack() as stack:
+        content = memoryview(head_of(served, served.max_bytes) + b"[" * served.max_bytes)
+        clients = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(20)]
+        places, most = dict.fromkeys(clients, 0), len(content) - 1
+        tracemalloc.start()
+        try:
+            await send_all(places, content, up_to=most)
+            assert tracemalloc.get_traced_memory()[0] < NUM_LARGEST * served.max_bytes + 20 * BUFFER_BYTES
+        finally:
+            tracemalloc.stop()
+        answers = [asyncio.create_task(answered(client)) for client in clients]
+        while not all(each.done() for each in answers):
+            await send_all(places, content, up_to=len(content))
+        assert {each.result() for each in answers} <= {b"400", b"403", b"405", b"422"}
 
 
 async def send_all(places: dict[socket.socket, int], content: memoryview, *, up_to: int) -> None:
@@ -236,39 +227,31 @@ async def answered(client: socket.socket) -> bytes:
 
 
 @over_all_servers
-def test_no_body_that_is_refused_holds_the_loop(serving: Serving) -> None:
-    async def ask() -> None:
-        async with serving() as served:
-            deep = b"\x91" * 100_000 if serving is rewards else b'{"messages":' + b"[" * 100_000
-            small = head_of(served, 2) + b"[]"
-            first, _ = await status_of(served, small)
-            for body in (deep[: served.max_bytes], served.heavy):
-                async with watched_loop():
-                    hostile = [
-                        asyncio.create_task(status_of(served, head_of(served, len(body)) + body)) for _ in range(2)
-                    ]
-                    await asyncio.sleep(0.02)
-                    assert (await status_of(served, small))[0] == first
-                    assert {status for status, _ in await asyncio.gather(*hostile)} <= {400, 403, 405, 422}
-
-    asyncio.run(ask())
+async def test_no_body_that_is_refused_holds_the_loop(serving: Serving) -> None:
+    async with serving() as served:
+        deep = b"\x91" * 100_000 if serving is rewards else b'{"messages":' + b"[" * 100_000
+        small = head_of(served, 2) + b"[]"
+        first, _ = await status_of(served, small)
+        for body in (deep[: served.max_bytes], served.heavy):
+            async with watched_loop():
+                hostile = [asyncio.create_task(status_of(served, head_of(served, len(body)) + body)) for _ in range(2)]
+                await asyncio.sleep(0.02)
+                assert (await status_of(served, small))[0] == first
+                assert {status for status, _ in await asyncio.gather(*hostile)} <= {400, 403, 405, 422}
 
 
 @over_all_servers
-def test_half_a_request_does_not_keep_a_server_from_ending(serving: Serving) -> None:
-    async def close() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            served = await stack.enter_async_context(serving())
-            head, halves = head_of(served, 1000), []
-            for half in (head[:20], head, head + b"x" * 500):
-                halves.append((await asyncio.open_connection("127.0.0.1", served.port))[1])
-                halves[-1].write(half)
-            await asyncio.sleep(0.2)
-            began = time.monotonic()
-            async with asyncio.timeout(4 * END_S):
-                await stack.aclose()
-            assert time.monotonic() - began < 3 * END_S
-            for half in halves:
-                half.transport.abort()
-
-    asyncio.run(close())
+async def test_half_a_request_does_not_keep_a_server_from_ending(serving: Serving) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serving())
+        head, halves = head_of(served, 1000), []
+        for half in (head[:20], head, head + b"x" * 500):
+            halves.append((await asyncio.open_connection("127.0.0.1", served.port))[1])
+            halves[-1].write(half)
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        async with asyncio.timeout(4 * END_S):
+            await stack.aclose()
+        assert time.monotonic() - began < 3 * END_S
+        for half in halves:
+            half.transport.abort()

@@ -16,6 +16,7 @@ from slipstream.common.process.connection import RedisUnreachable, connect, conn
 from slipstream.common.process.redis_retry import RedisAway
 from slipstream.replay.server.redis_server import Server, start_server
 from tests.proxy import Fault, Proxy
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 
@@ -207,13 +208,6 @@ def piped(client: redis.Redis) -> list[object]:
         pipeline.set("piped", "1")
         pipeline.get("piped")
         return list(pipeline.execute())
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)

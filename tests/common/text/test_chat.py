@@ -111,11 +111,6 @@ def test_a_damaged_generation_config_is_named(tmp_path: Path, content: str) -> N
         end_tokens(tokenizer)
 
 
-def test_the_end_of_turn_is_what_the_template_writes_behind_an_assistants_words() -> None:
-    assert reply_form(shop_tokenizer()).ends["user"] == "<|end|>"
-    assert reply_form(merging_tokenizer(CHATML)).ends["user"] == "<|im_end|>"
-
-
 def test_a_template_that_changes_an_assistants_words_is_refused() -> None:
     shouting = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
     with pytest.raises(ValueError, match="does not render an assistant's message right after its generation prompt"):

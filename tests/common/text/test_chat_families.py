@@ -76,19 +76,24 @@ def opening_of(family: str) -> tuple[Message, ...]:
     return (SYSTEM, ASK) if FAMILIES[family].has_system else (ASK,)
 
 
-def played(
-    tokenizer: PreTrainedTokenizerBase, family: str, *, follows: str, thinks: bool, rules: ChatRules | None = None
+def branches_of(
+    tokenizer: PreTrainedTokenizerBase,
+    opening: tuple[Message, ...],
+    reply: str,
+    follows: tuple[Message, ...],
+    *,
+    num_turns: int = TURNS,
+    rules: ChatRules | None = None,
 ) -> int:
-    """Play 20 turns; return the number of branches. Every token of the sequence is checked after each turn."""
+    """Play some turns; return the number of branches. Every token of the sequence is checked after each turn."""
     chat, encode = Chat(tokenizer, rules=rules), encode_with(tokenizer)
-    end = encode(reply_form(tokenizer).ends["tool" if follows == "results" else "user"])
-    sequence, num_branches = chat.open(opening_of(family)), 0
-    for _ in range(TURNS):
-        reply = THOUGHT.removeprefix("<think>\n") if thinks and family == "deepseek" else THOUGHT if thinks else PLAIN
+    end = encode(reply_form(tokenizer).ends["tool" if follows is RESULTS else "user"])
+    sequence, num_branches = chat.open(opening), 0
+    for _ in range(num_turns):
         sampled = apart(tokenizer, f"{reply} \n") + end
         chat.reply(sampled)
         sequence += sampled
-        extension = chat.extend(QUESTION if follows == "question" else RESULTS)
+        extension = chat.extend(follows)
         added = tokenizer.decode(extension.tokens)
         num_branches += extension.new_branch
         if extension.new_branch:
@@ -97,10 +102,20 @@ def played(
         else:
             assert added.count("try") == 0  # only what is new is rendered
         sequence += extension.tokens
-        shown = tokenizer.apply_chat_template(chat._messages, tokenize=False, add_generation_prompt=True)
+        messages = [{"role": message.role, "content": message.content} for message in chat._messages]
+        shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         if rules is None:  # white space apart, the policy reads what the template renders
             assert "".join(tokenizer.decode(sequence).split()) == "".join(shown.split())
     return num_branches
+
+
+def played(
+    tokenizer: PreTrainedTokenizerBase, family: str, *, follows: str, thinks: bool, rules: ChatRules | None = None
+) -> int:
+    reply = THOUGHT.removeprefix("<think>\n") if thinks and family == "deepseek" else THOUGHT if thinks else PLAIN
+    return branches_of(
+        tokenizer, opening_of(family), reply, QUESTION if follows == "question" else RESULTS, rules=rules
+    )
 
 
 @every_case

@@ -16,10 +16,11 @@ from slipstream.actors.host.rehearse import check_template
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.message import Message
-from slipstream.common.text.chat import Chat, reply_form
+from slipstream.common.text.chat import Chat
 from slipstream.common.text.dialogue import Tokeniser
 from slipstream.common.text.tokenizer import load_tokenizer
 from tests.common.text.chat_templates import save_byte_tokenizer
+from tests.common.text.test_chat_families import ASK, PLAIN, QUESTION, RESULTS, THOUGHT, branches_of
 
 found = importlib.util.find_spec("trl")
 FOLDER = (
@@ -73,10 +74,6 @@ REFUSED = {
     "muse_glimmer": "the chat template writes channels",
     "smolvlm": "does not render an assistant's message right after its generation prompt",
 }
-TURNS = 3
-ASK, QUESTION = Message("user", " find ab a "), (Message("user", " and ab? \n"),)
-RESULTS = (Message("tool", "ab: 1"), Message("tool", "a: 2"))
-PLAIN, THOUGHT = "try ab a", "<think>\nab or a?\n</think>\n\ntry ab a"
 
 
 def official(name: str, folder: Path) -> PreTrainedTokenizerBase:
@@ -100,20 +97,7 @@ def test_a_template_that_cannot_be_played_is_refused_before_the_start(name: str,
 
 
 def branches(tokenizer: PreTrainedTokenizerBase, follows: tuple[Message, ...], reply: str) -> bool:
-    """Play some turns, of which each token is compared with the template's own text; return whether any branched."""
-    chat, has_branched = Chat(tokenizer), False
-    end = reply_form(tokenizer).ends["tool" if follows is RESULTS else "user"]
-    sampled = list(tokenizer.encode(f"{reply} \n{end}", add_special_tokens=False))
-    sequence = chat.open((ASK,))
-    for _ in range(TURNS):
-        chat.reply(sampled)
-        extension = chat.extend(follows)
-        has_branched |= extension.new_branch
-        sequence = extension.tokens if extension.new_branch else [*sequence, *sampled, *extension.tokens]
-        messages = [{"role": message.role, "content": message.content} for message in chat._messages]
-        shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        assert "".join(tokenizer.decode(sequence).split()) == "".join(shown.split())  # white space apart
-    return has_branched
+    return branches_of(tokenizer, (ASK,), reply, follows, num_turns=3) > 0
 
 
 @pytest.mark.parametrize("name", REWRITES)

@@ -11,7 +11,8 @@ import zmq
 
 from slipstream.common.transfer.chunk_server import MAX_WAITING, ChunkServer
 from slipstream.common.transfer.chunks import ChunkReply, ChunkRequest, ChunkStatus, Farewell
-from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, NUM_CHUNKS, Pulling, ask, serving, wait_until
+from tests.actors.chunks import BLOB, CHUNK_BYTES, DATA, NUM_CHUNKS, Pulling, ask, serving
+from tests.waiting import beside, wait_until
 
 
 @contextmanager
@@ -57,42 +58,37 @@ def test_a_receiver_that_vanishes_loses_its_place(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_pull_waits_for_room_at_the_publisher() -> None:
-    with serving(fan_out=1) as publisher, client(publisher) as first:
+    with serving(fan_out=1) as publisher, client(publisher) as first, Pulling() as pulling:
         ask(first, 0)
         assert answer_of(first) is ChunkStatus.HERE
-        timer = threading.Timer(1.0, lambda: first.send(msgspec.msgpack.encode(Farewell())))
+        timer = threading.Timer(0.5, lambda: first.send(msgspec.msgpack.encode(Farewell())))
         timer.start()
-        pulling = Pulling()
         assert pulling.pull(publisher.endpoint) == DATA
         assert publisher.load.num_turned_away > 0
-        pulling.puller.close()
         timer.join()
 
 
 def test_one_that_asks_for_everything_gets_no_more_than_its_share_and_keeps_nobody_waiting() -> None:
-    with serving(bytes_per_s=64 * CHUNK_BYTES) as server, client(server) as greedy:
+    with serving(bytes_per_s=64 * CHUNK_BYTES) as server, client(server) as greedy, Pulling() as pulling:
         for number in range(1000):
             ask(greedy, number % NUM_CHUNKS)
-        pulling, before = Pulling(), server.load.served_bytes
+        before = server.load.served_bytes
         assert pulling.pull(server.endpoint) == DATA
         to_greedy = server.load.served_bytes - before - len(DATA)
         assert to_greedy <= len(DATA) + MAX_WAITING * CHUNK_BYTES, "more than one chunk for each of the other's"
-        pulling.puller.close()
 
 
 def test_one_that_takes_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.common.transfer.chunk_server.IDLE_S", 0.5)
-    with serving() as server, client(server, max_unread=1) as deaf:
+    with serving() as server, client(server, max_unread=1) as deaf, Pulling() as pulling:
         for number in range(1000):
             ask(deaf, number % NUM_CHUNKS)
             if number % MAX_WAITING == 0:
                 time.sleep(0.005)  # so that they are not dropped as too many at once
-        pulling = Pulling()
         assert pulling.pull(server.endpoint) == DATA
         to_deaf = server.load.served_bytes - len(DATA)
         assert to_deaf < 500 * CHUNK_BYTES, "what it does not take piles up"
         wait_until(lambda: server.load.num_children == 0, "its place to be free")
-        pulling.puller.close()
 
 
 def asks_and_never_reads(socket: "zmq.Socket[bytes]", number: int) -> None:
@@ -118,25 +114,17 @@ def test_receivers_without_progress_lose_their_places_for_good(
 ) -> None:
     monkeypatch.setattr("slipstream.common.transfer.chunk_server.IDLE_S", 0.5)
     with serving(fan_out=2) as server, client(server, max_unread=1) as first, client(server, max_unread=1) as second:
-        closing = threading.Event()
 
-        def hold() -> None:
+        def hold(over: threading.Event) -> None:
             number = 0
-            while not closing.wait(0.02):
+            while not over.wait(0.02):
                 do(first, number)
                 do(second, number)
                 number += 1
 
-        thread = threading.Thread(target=hold)
-        thread.start()
-        try:
+        with beside(hold), Pulling() as pulling:
             wait_until(lambda: server.load.num_children == 2, "both places to be taken")
-            pulling = Pulling()
             assert pulling.pull(server.endpoint) == DATA
-            pulling.puller.close()
-        finally:
-            closing.set()
-            thread.join()
 
 
 def test_rubbish_and_requests_out_of_range_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
