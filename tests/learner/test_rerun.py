@@ -11,13 +11,15 @@ from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.run_state import Standing, standing
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
+from slipstream.learner.checkpoint.checkpoint import latest_checkpoint
 from slipstream.replay.run.archive import Archive
 from slipstream.replay.run.server_shards import read_shards
 from slipstream.replay.server.redis_server import Server
-from tests.processes import GUESS, Process, Run
-from tests.whole.test_faults import checkpointed_step, is_frozen_between_checkpoints
+from tests.learner.checkpoint.test_checkpoint_kill import weights
+from tests.processes import GUESS, Process, Run, nothing_runs
 
 NUM_STEPS = 12
+GROUPS_PER_STEP = 4
 SETTINGS = [
     *GUESS,
     "replay.max_lag=2",
@@ -35,7 +37,10 @@ SETTINGS = [
 def test_a_run_whose_learner_was_killed_is_trained_again_to_the_same_bits(
     redis_server: Server, run_id: str, tmp_path: Path, in_full: bool
 ) -> None:
-    """The learner dies between two checkpoints: what it archived since is cut, and others' work is in its place."""
+    """The learner dies between two checkpoints: what it archived since is cut, and others' work is in its place.
+
+    Nothing is lost by it, and nothing counted twice.
+    """
     settings = [*SETTINGS, "learner.checkpoint_every=5"]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         first_learner, actor = run.start_learner(), run.start_actor("actor")
@@ -45,13 +50,24 @@ def test_a_run_whose_learner_was_killed_is_trained_again_to_the_same_bits(
         saved_step, killed_at = checkpointed_step(run), run.last_step()
         assert 0 < saved_step < killed_at < NUM_STEPS
         assert archive_of(run).last_step >= killed_at  # what its successor has to cut
+        undone, published_before = run.claimed_after(saved_step), run.published_version()
+        assert len(undone) >= GROUPS_PER_STEP * (killed_at - saved_step)
+        assert run.ledger().trained <= GROUPS_PER_STEP * saved_step
         first_learner.kill()
         assert [process.wait() for process in (run.start_learner(), actor)] == [0, 0]
+        books = run.ledger()
+        assert books.trained == GROUPS_PER_STEP * NUM_STEPS
+        assert books.opened == books.trained + sum(books.dropped.values())
+        assert set(books.dropped) <= {"zero_variance", "too_old"}
+        assert books.balanced and run.audit() == []
+        assert run.steps() == list(range(1, NUM_STEPS + 1))
+        # One version per step, and one for the weights of the checkpoint under a new number.
+        assert run.published_version() >= published_before + 1 + NUM_STEPS - saved_step
+        run.wait_until(lambda: nothing_runs(run_id), "every process is gone", deadline_s=30)
         writers = {path.name.partition(".")[2] for path in run.dir.trajectories.iterdir()}
         assert len(writers) == 2, "each learner has its own epoch"
         assert archive_of(run).last_step == len(list(run.dir.trajectories.iterdir())) == NUM_STEPS
         assert versions_left_out(run) > 0, "the second learner reused the version numbers of the first one"
-        books = run.ledger()
 
         again = run.start_rerun("again")
         assert again.wait() == 0, again.last_words()
@@ -154,12 +170,23 @@ def it_stops_before_a_step_that_it_cannot_archive(run: Run) -> None:
     run.dir.trajectories.unlink()
 
 
+def checkpointed_step(run: Run) -> int:
+    """Of the newest whole checkpoint."""
+    newest = latest_checkpoint(run.dir.checkpoints)
+    return int(newest.name.removeprefix("step_")) if newest else 0
+
+
+def is_frozen_between_checkpoints(run: Run, learner: Process) -> bool:
+    """Stop the learner to look; it stays stopped if it is past its first checkpoint and has made a step since."""
+    learner.send(signal.SIGSTOP)
+    if 0 < checkpointed_step(run) < run.last_step():
+        return True
+    learner.send(signal.SIGCONT)
+    return False
+
+
 def archive_of(run: Run) -> Archive:
     return Archive(run.dir.trajectories, run.name)
-
-
-def weights(root: Path, name: str) -> bytes:
-    return (RunDir(root, name).trained_model / "model.safetensors").read_bytes()
 
 
 def versions_left_out(run: Run) -> int:

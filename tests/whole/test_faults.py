@@ -1,4 +1,4 @@
-"""Actors and learners that vanish, leave and come back, as real processes against one Redis server."""
+"""Actors that vanish, leave and join, as real processes against one Redis server."""
 
 import signal
 import time
@@ -8,14 +8,12 @@ import pytest
 
 from slipstream.common.process.shutdown import EXIT_PREEMPTED, LEAVE_S
 from slipstream.common.records.trajectory import Trajectory
-from slipstream.learner.checkpoint.checkpoint import latest_checkpoint
 from slipstream.replay.server.redis_server import Server
 from tests.processes import GUESS, Gate, Process, Run, nothing_runs
 
 GROUPS_PER_STEP = 4
 DRAIN_S = 1.0
 STANDSTILL_S = 2.0  # an episode behind the gate ends within milliseconds
-ANY_LAG = "replay.max_lag=1000"  # so that no group is dropped for its age, and every one must be trained in the end
 
 
 @pytest.mark.timeout(1200)
@@ -30,7 +28,7 @@ def test_the_work_of_actors_that_die_or_leave_is_done_by_others(
     gate = Gate(tmp_path / "gate")
     settings = [
         *GUESS,
-        ANY_LAG,
+        "replay.max_lag=1000",  # so that no group is dropped for its age
         f"env.options={{gate: {gate}, gate_turn: 1, step_s: 0.1}}",
         "env.step_timeout_s=600",
         "replay.lease_ttl_s=6",
@@ -138,46 +136,6 @@ def an_actor_without_its_engine_gives_everything_back_and_fails(run: Run, actor:
     assert "the engine process ended with exit code -9" in actor.last_words()
 
 
-@pytest.mark.timeout(1200)
-def test_a_learner_killed_between_checkpoints_loses_nothing_and_counts_nothing_twice(
-    redis_server: Server, run_id: str, tmp_path: Path
-) -> None:
-    num_steps = 14
-    settings = [
-        *GUESS,
-        ANY_LAG,
-        "env.options={step_s: 0.05}",
-        f"learner.steps={num_steps}",
-        "learner.checkpoint_every=5",
-    ]
-    with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
-        first_learner = run.start_learner()
-        actor = run.start_actor("actor")
-        run.wait_until(
-            lambda: is_frozen_between_checkpoints(run, first_learner), "the learner is past its first checkpoint"
-        )
-        saved_step, killed_at = checkpointed_step(run), run.last_step()
-        assert 0 < saved_step < killed_at < num_steps
-        undone, published_before = run.claimed_after(saved_step), run.published_version()
-        assert len(undone) >= GROUPS_PER_STEP * (killed_at - saved_step)
-        assert run.ledger().trained <= GROUPS_PER_STEP * saved_step
-        first_learner.kill()
-
-        second_learner = run.start_learner()
-        run.wait_until(lambda: run.published_version() > published_before, "the second learner publishes")
-        assert second_learner.wait() == 0
-        assert actor.wait() == 0
-
-        ledger = run.ledger()
-        assert ledger.trained == GROUPS_PER_STEP * num_steps
-        assert ledger.opened == ledger.trained + ledger.dropped.get("zero_variance", 0)
-        assert ledger.balanced and run.audit() == []
-        assert run.steps() == list(range(1, num_steps + 1))
-        # One version per step, and one for the weights of the checkpoint under a new number.
-        assert run.published_version() >= published_before + 1 + num_steps - saved_step
-        run.wait_until(lambda: nothing_runs(run_id), "every process is gone", deadline_s=30)
-
-
 def steps_on(run: Run, num_steps: int) -> None:
     wanted = run.last_step() + num_steps
     run.wait_until(lambda: run.last_step() >= wanted, f"the learner comes to step {wanted}")
@@ -201,18 +159,3 @@ def stands_still_with_leases_of(run: Run, actor: str) -> None:
 def made_by(run: Run, actor: str) -> bool:
     """Whether a group that the learner claimed has a trajectory of `actor`."""
     return any(actor in run.makers(group_id) for group_id in run.claimed_after(0))
-
-
-def checkpointed_step(run: Run) -> int:
-    """Of the newest whole checkpoint."""
-    newest = latest_checkpoint(run.dir.checkpoints)
-    return int(newest.name.removeprefix("step_")) if newest else 0
-
-
-def is_frozen_between_checkpoints(run: Run, learner: Process) -> bool:
-    """Stop the learner to look; it stays stopped if it is past its first checkpoint and has made a step since."""
-    learner.send(signal.SIGSTOP)
-    if 0 < checkpointed_step(run) < run.last_step():
-        return True
-    learner.send(signal.SIGCONT)
-    return False
