@@ -34,7 +34,7 @@ class HttpStandIn:
                 status, headers, content = reply
                 with contextlib.suppress(OSError):  # the client has gone
                     self.send_response(status)
-                    for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                    for name, value in {"Content-Length": str(len(content)), **headers}.items():
                         self.send_header(name, value)
                     self.end_headers()
                     self.wfile.write(content)

@@ -98,11 +98,6 @@ def test_every_rank_gets_the_same_number_of_packs_even_if_some_have_nothing() ->
     assert not idle[0].loss_mask.any()
 
 
-def test_ranks_get_like_loads() -> None:
-    assert balanced_bins([4, 3, 3, 2], max_tokens=6, num_ranks=2) == [[0, 3], [1, 2]]
-    assert balanced_bins([9, 1, 1, 1], max_tokens=10, num_ranks=2) == [[0], [1, 2, 3]]
-
-
 def test_a_sequence_that_does_not_fit_is_refused_with_the_cure() -> None:
     with pytest.raises(ValueError, match=r"17 tokens .* raise `learner.micro_batch_tokens`"):
         micro_batches([random_sequence(17, seed=0)], max_tokens=16, num_ranks=1, rank=0)

@@ -4,8 +4,7 @@ A real learner with a slow disk on a real server; the actor is a stand-in that p
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -14,28 +13,25 @@ import pytest
 from slipstream.common.process.connection import connect
 from slipstream.replay.server.redis_server import Server
 from tests.learner.checkpoint.test_checkpoint_kill import SLOW_DISK, kill_where, whole_checkpoints
-from tests.processes import GUESS, Run, customized, nothing_runs
+from tests.processes import GUESS, PLAYED_BY_OTHERS, Run, customized, nothing_runs
 from tests.replay.records.attempts import attempt_at, make_buffer
+from tests.waiting import beside
 
 GROUPS_PER_STEP = 4
 NUM_STEPS = 12
 SETTINGS = [
     *GUESS,
+    *PLAYED_BY_OTHERS,
     "replay.max_lag=1000",
     f"learner.steps={NUM_STEPS}",
     "learner.checkpoint_every=2",
-    "eval.num_tasks=0",
-    "objective.guard=false",
-    "objective.max_negative_kl=0",
 ]
 
 
-@contextmanager
-def stand_in(server: Server, run_id: str) -> Iterator[None]:
+def stand_in(server: Server, run_id: str) -> AbstractContextManager[None]:
     """Every ticket is answered at once, by attempts that earn unlike rewards."""
-    leaving = threading.Event()
 
-    def play() -> None:
+    def play(leaving: threading.Event) -> None:
         with connect(server.secret_url) as client:
             buffer = make_buffer(client, run_id)
             while not leaving.wait(0.01):
@@ -48,13 +44,7 @@ def stand_in(server: Server, run_id: str) -> Iterator[None]:
                         rewarded = msgspec.structs.replace(turn, rewards={"task": float(member % 2)})
                         buffer.actor.insert(lease, msgspec.structs.replace(attempt, turns=[rewarded]))
 
-    player = threading.Thread(target=play)
-    player.start()
-    try:
-        yield
-    finally:
-        leaving.set()
-        player.join()
+    return beside(play)
 
 
 @pytest.mark.long

@@ -31,12 +31,6 @@ def test_advantages_of_a_group_sum_to_zero(returns: list[float]) -> None:
     assert standardised_advantages(returns).sum() == pytest.approx(0.0, abs=1e-6)
 
 
-@given(RETURNS, st.floats(-50, 50))
-def test_a_reward_that_all_members_get_changes_nothing(returns: list[float], bonus: float) -> None:
-    with_bonus = centred_advantages([value + bonus for value in returns])
-    assert with_bonus == pytest.approx(centred_advantages(returns), abs=1e-9)
-
-
 def test_a_group_of_one_and_a_return_that_is_not_finite_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 returns"):
         centred_advantages([1.0])

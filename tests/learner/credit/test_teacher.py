@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from slipstream.learner.credit.teacher import PROBE, Teacher, TeacherAway, find_
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.learner.ranks.ranks import Ranks
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
+from tests.http_stand_in import Asked, HttpStandIn, Reply
 from tests.learner.credit.test_distillation import DISTIL, config_of, teacher_of
 from tests.learner.credit.test_token_advantages import two_turns
 from tests.learner.even_game import load_player, train
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("any_id")
 Answer = tuple[int, Any]
 
 
-class Server:
+class Server(HttpStandIn):
     """Answers as vLLM's server does, with a model of transformers; `answer` may answer otherwise."""
 
     def __init__(self, folder: Path) -> None:
@@ -42,32 +42,18 @@ class Server:
         self.answer: Callable[[str, Any], Answer | None] = lambda path, body: None
         self.requests: list[tuple[str, Any]] = []
         self.num_cut = 0  # of the next replies, which end in the middle
-        self.lock, server = threading.Lock(), self
+        self.lock = threading.Lock()
+        super().__init__(self._reply)
+        self.url += "/v1"
 
-        class Endpoint(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.reply(None)
-
-            def do_POST(self) -> None:
-                self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-            def reply(self, body: Any) -> None:
-                with server.lock:
-                    server.requests.append((self.path, body))
-                    status, reply = server.answer(self.path, body) or (200, server.honest(self.path, body))
-                    is_cut, server.num_cut = server.num_cut > 0, server.num_cut - 1
-                text = json.dumps(reply).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text[: len(text) // 2] if is_cut else text)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+    def _reply(self, asked: Asked) -> Reply:
+        body = json.loads(asked.body) if asked.body else None
+        with self.lock:
+            self.requests.append((asked.path, body))
+            status, reply = self.answer(asked.path, body) or (200, self.honest(asked.path, body))
+            is_cut, self.num_cut = self.num_cut > 0, self.num_cut - 1
+        text = json.dumps(reply).encode()
+        return status, {"Content-Length": str(len(text))}, text[: len(text) // 2] if is_cut else text
 
     @torch.no_grad()
     def honest(self, path: str, body: Any) -> Any:
@@ -98,10 +84,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def server(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
-    started = Server(folders[1])
-    yield started
-    started.http.shutdown()
-    started.http.server_close()
+    with Server(folders[1]) as server:
+        yield server
 
 
 def sequence() -> TokenSequence:

@@ -1,13 +1,16 @@
 """Advantages as they arrive at the tokens of a batch."""
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
+from slipstream.learner.batch.pack import TokenSequence
 from slipstream.learner.credit.measure import Measured
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
 from slipstream.learner.credit.token_rewards import token_rewards
@@ -27,10 +30,22 @@ def group_of(*trajectories: Trajectory) -> Group:
     return even_game.group_of(trajectories)
 
 
-def advantages(groups: list[Group], **changes: object) -> list[list[float]]:
+WON_AND_LOST = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))
+
+
+def credited(*groups: Group, measured: Measured | None = None, **changes: Any) -> list[TokenSequence]:
+    return sequences_with_advantages(groups, objective=ObjectiveConfig(**changes), measured=measured)
+
+
+def sampled(numbers: npt.NDArray[np.float32] | None, sequence: TokenSequence) -> list[float]:
+    """Those of the loss tokens."""
+    assert numbers is not None
+    return numbers[sequence.loss_mask].tolist()
+
+
+def advantages(groups: list[Group], **changes: Any) -> list[list[float]]:
     """Of the loss tokens of each sequence."""
-    sequences = sequences_with_advantages(groups, objective=ObjectiveConfig(**changes))
-    return [sequence.advantages[sequence.loss_mask].tolist() for sequence in sequences]
+    return [sampled(sequence.advantages, sequence) for sequence in credited(*groups, **changes)]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +57,7 @@ def advantages(groups: list[Group], **changes: object) -> list[list[float]]:
     ],
 )
 def test_group_relative_advantages_go_to_every_token_of_the_trajectory(name: str, won: float, lost: float) -> None:
-    found = advantages([group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))], advantage=name)
+    found = advantages([WON_AND_LOST], advantage=name)
     assert found[0] == pytest.approx([won] * 3, rel=1e-5)
     assert found[1] == pytest.approx([lost] * 3, rel=1e-5)
 
@@ -60,7 +75,7 @@ def test_reinforce_pp_compares_each_tokens_return_to_go_with_the_whole_batch() -
 
 
 def test_gamma_discounts_by_sampled_tokens_and_not_by_those_of_the_environment() -> None:
-    found = advantages([group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))], advantage="reinforce_pp", gamma=0.5)
+    found = advantages([WON_AND_LOST], advantage="reinforce_pp", gamma=0.5)
     mean = 1.75 / 6  # of 0.25, 0.5, 1 and three zeros
     above = [value - mean for value in (0.25, 0.5, 1)]
     assert [value / found[0][0] for value in found[0]] == pytest.approx([value / above[0] for value in above], rel=1e-4)
@@ -73,23 +88,22 @@ def test_rewards_go_to_the_tokens_that_the_allocation_names(allocation: str, exp
 
 
 def test_tokens_that_were_not_sampled_have_no_advantage_of_their_own() -> None:
-    (first, _) = sequences_with_advantages(
-        [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))], objective=ObjectiveConfig(advantage="reinforce_pp")
-    )
+    first, _ = credited(WON_AND_LOST, advantage="reinforce_pp")
     assert first.advantages[~first.loss_mask].tolist() == [0, 0]
     assert first.advantages.dtype == np.float32
 
 
 VALUES = np.array([0.5, 0.25, 0.75, 0.0, 0.0, 0.0])  # of the sampled tokens of two trajectories
+VALUED = Measured(values=VALUES)
+GAE: dict[str, Any] = {"advantage": "gae", "critic": "own", "allocation": "per_turn"}
+IN_REWARD: dict[str, Any] = {"kl_coefficient": 0.1, "kl_place": "reward"}
 
 
 def test_gae_skips_tokens_of_the_environment_and_is_standardised_over_the_batch() -> None:
-    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
-    objective = ObjectiveConfig(advantage="gae", critic="own", allocation="per_turn", gae_lambda=0.5)
-    first, second = sequences_with_advantages(groups, objective=objective, measured=Measured(values=VALUES))
+    first, second = credited(WON_AND_LOST, measured=VALUED, gae_lambda=0.5, **GAE)
     # The differences are 0.25 - 0.5, 0.75 - 0.25 and 1 - 0.75, each with half of what follows.
     expected = np.array([0.0625, 0.625, 0.25, 0.0, 0.0, 0.0])
-    found = np.concatenate([first.advantages[first.loss_mask], second.advantages[second.loss_mask]])
+    found = np.array(sampled(first.advantages, first) + sampled(second.advantages, second))
     assert found == pytest.approx((expected - expected.mean()) / expected.std(), rel=1e-4)
     assert first.returns.tolist() == [0.0, 0.5625, 0.875, 0.0, 1.0]
     assert first.old_values.tolist() == [0.0, 0.5, 0.25, 0.0, 0.75]
@@ -99,63 +113,50 @@ def test_branches_are_one_episode_to_the_critic() -> None:
     """Where history was rewritten, the value after a turn is that of the next turn in its new words."""
     whole = two_turns(0.0, 1.0)
     branched = msgspec.structs.replace(whole, branch_starts=[0, 3])
-    objective = ObjectiveConfig(advantage="gae", critic="own", allocation="per_turn", gae_lambda=0.5)
-    groups = [group_of(branched, two_turns(0.0, 0.0))]
-    first, second, _ = sequences_with_advantages(groups, objective=objective, measured=Measured(values=VALUES))
+    group = group_of(branched, two_turns(0.0, 0.0))
+    first, second, _ = credited(group, measured=VALUED, gae_lambda=0.5, **GAE)
     assert [first.returns.tolist(), second.returns.tolist()] == [[0.0, 0.5625, 0.875], [0.0, 1.0]]
 
 
-def test_with_lambda_1_the_critics_targets_are_returns_to_go_for_any_values() -> None:
-    for name in ("gae", "bi_level_gae"):
-        objective = ObjectiveConfig(advantage=name, critic="own", allocation="last_token")
-        groups = [group_of(two_turns(1.0, 2.0), two_turns(0.0, 0.0))]
-        first, _ = sequences_with_advantages(groups, objective=objective, measured=Measured(values=VALUES))
-        expected = [3.0, 3.0, 3.0] if name == "gae" else [3.0, 3.0, 2.0]  # bi-level gives each turn its own
-        assert first.returns[first.loss_mask].tolist() == pytest.approx(expected)
+@pytest.mark.parametrize(("name", "expected"), [("gae", [3, 3, 3]), ("bi_level_gae", [3, 3, 2])])
+def test_with_lambda_1_the_critics_targets_are_returns_to_go_for_any_values(name: str, expected: list[float]) -> None:
+    """Bi-level GAE gives each turn its own."""
+    group = group_of(two_turns(1.0, 2.0), two_turns(0.0, 0.0))
+    first, _ = credited(group, measured=VALUED, advantage=name, critic="own", allocation="last_token")
+    assert sampled(first.returns, first) == pytest.approx(expected)
 
 
 def test_vtraces_advantages_have_the_ratio_in_them_and_are_as_they_are() -> None:
     current = np.log(np.array([0.5, 3.0, 1.0, 1.0, 1.0, 1.0])) - 1.0  # behaviour's are -1
-    objective = ObjectiveConfig(advantage="vtrace", critic="own", allocation="per_turn")
-    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
     measured = Measured(values=VALUES, current_logprobs=current)
-    first, _ = sequences_with_advantages(groups, objective=objective, measured=measured)
+    first, _ = credited(WON_AND_LOST, measured=measured, **(GAE | {"advantage": "vtrace"}))
     # Targets from the last: 0.75 + 0.25; 0.25 + 0.5 + 0.25; 0.5 + 0.5 * -0.25 + 0.5 * (1 - 0.25).
-    assert first.returns[first.loss_mask].tolist() == pytest.approx([0.75, 1.0, 1.0])
-    assert first.advantages[first.loss_mask].tolist() == pytest.approx([0.5 * (1 - 0.5), 1 - 0.25, 1 - 0.75])
+    assert sampled(first.returns, first) == pytest.approx([0.75, 1.0, 1.0])
+    assert sampled(first.advantages, first) == pytest.approx([0.5 * (1 - 0.5), 1 - 0.25, 1 - 0.75])
 
 
 REFERENCE = np.array([-1.5, -1.0, -0.5, -1.0, -1.0, -1.0])  # behaviour's are -1: k1 is 0.5, 0, -0.5, and zeros
 
 
 def test_the_divergence_is_taken_off_each_tokens_reward() -> None:
-    objective = ObjectiveConfig(
-        advantage="gae", critic="own", allocation="per_turn", kl_coefficient=0.1, kl_place="reward"
-    )
-    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
     measured = Measured(values=VALUES, reference_logprobs=REFERENCE)
-    first, second = sequences_with_advantages(groups, objective=objective, measured=measured)
-    assert first.returns[first.loss_mask].tolist() == pytest.approx([1.0, 1.05, 1.05])  # 1 - 0.05, + 0, + 0.05
+    first, second = credited(WON_AND_LOST, measured=measured, **GAE, **IN_REWARD)
+    assert sampled(first.returns, first) == pytest.approx([1.0, 1.05, 1.05])  # 1 - 0.05, + 0, + 0.05
     assert second.returns.tolist() == [0] * 5
 
 
 def test_siblings_are_compared_by_what_the_divergence_leaves_of_their_returns() -> None:
-    objective = ObjectiveConfig(advantage="leave_one_out", kl_coefficient=0.2, kl_place="reward")
-    reference = np.array([-2.0, -1.0, -1.0, -1.0, -1.0, -1.0])  # the first's divergence is 1
-    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.5))]
-    first, second = sequences_with_advantages(
-        groups, objective=objective, measured=Measured(reference_logprobs=reference)
-    )
-    assert first.advantages[first.loss_mask].tolist() == pytest.approx([0.3] * 3)
-    assert second.advantages[second.loss_mask].tolist() == pytest.approx([-0.3] * 3)
+    measured = Measured(reference_logprobs=np.array([-2.0, -1, -1, -1, -1, -1]))  # the first's divergence is 1
+    group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.6))
+    first, second = credited(group, measured=measured, advantage="leave_one_out", **IN_REWARD)
+    assert sampled(first.advantages, first) == pytest.approx([0.3] * 3)
+    assert sampled(second.advantages, second) == pytest.approx([-0.3] * 3)
 
 
 def test_turns_pay_for_their_own_tokens_in_the_bi_level_estimate() -> None:
-    objective = ObjectiveConfig(advantage="bi_level_gae", critic="own", kl_coefficient=0.1, kl_place="reward")
-    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
     measured = Measured(values=np.zeros(6), reference_logprobs=REFERENCE)
-    first, _ = sequences_with_advantages(groups, objective=objective, measured=measured)
-    assert first.returns[first.loss_mask].tolist() == pytest.approx([1.0, 1.0, 1.05])
+    first, _ = credited(WON_AND_LOST, measured=measured, advantage="bi_level_gae", critic="own", **IN_REWARD)
+    assert sampled(first.returns, first) == pytest.approx([1.0, 1.0, 1.05])
 
 
 def test_gigpo_adds_what_turns_from_the_same_state_earned_to_what_the_episode_did() -> None:
@@ -201,7 +202,7 @@ def test_a_group_teaches_where_something_in_it_has_an_advantage() -> None:
     assert not teaches(same_end, objective=grpo)
     assert teaches(same_end, objective=gigpo)
     for objective in (grpo, gigpo):
-        assert teaches(group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0)), objective=objective)
+        assert teaches(WON_AND_LOST, objective=objective)
         assert not teaches(group_of(two_turns(0.0, 1.0), two_turns(0.0, 1.0)), objective=objective)
         assert not teaches(group_of(two_turns(0.0, 0.3), two_turns(0.0, 0.1 + 0.2)), objective=objective)
 
@@ -247,22 +248,18 @@ def test_equal_returns_teach_nothing_however_large_they_are(changes: dict[str, s
 
 
 def test_siblings_pay_in_the_unit_of_their_standardised_advantage() -> None:
-    group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))
     # Standardised 0.7071 and -0.7071, less 0.1 times the divergence above its mean: 3 and 1 are 1 above and 1 below 2.
-    first, second = with_divergence(group, "group_standardised", 0.1, [3.0, 1.0])
+    first, second = with_divergence(WON_AND_LOST, "group_standardised", 0.1, [3.0, 1.0])
     assert first == pytest.approx([0.7071 - 0.1] * 3, abs=1e-4)
     assert second == pytest.approx([-0.7071 + 0.1] * 3, abs=1e-4)
     # GiGPO has the same twice where a turn began in the same state as the sibling's, and paid there: in the first turn.
-    first, second = with_divergence(group, "gigpo", 0.1, [3.0, 1.0])
+    first, second = with_divergence(WON_AND_LOST, "gigpo", 0.1, [3.0, 1.0])
     assert first == pytest.approx([1.4142 - 0.2, 1.4142 - 0.2, 1.4142 - 0.1], abs=1e-4)
     assert second == pytest.approx([-1.4142 + 0.2, -1.4142 + 0.2, -1.4142 + 0.1], abs=1e-4)
 
 
 def test_turns_pay_for_their_own_divergence_in_gigpo() -> None:
-    objective = ObjectiveConfig(advantage="gigpo_centred", gamma=0.5, kl_coefficient=0.2, kl_place="reward")
-    # The first episode's divergence is 1 in its first turn and -1 in its second: rewards of -0.2 and 1.2.
-    reference = np.array([-2.0, -1.0, 0.0, -1.0, -1.0, -1.0])
-    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
-    first, _ = sequences_with_advantages(groups, objective=objective, measured=Measured(reference_logprobs=reference))
-    found = first.advantages[first.loss_mask].tolist()
-    assert found == pytest.approx([0.5 + 0.4 / 2, 0.5 + 0.4 / 2, 0.5 + 1.2 / 2], rel=1e-5)
+    # The first episode's divergence is 2 in its first turn and -2 in its second: rewards of -0.2 and 1.2.
+    measured = Measured(reference_logprobs=np.array([-3.0, -1, 1, -1, -1, -1]))
+    first, _ = credited(WON_AND_LOST, measured=measured, advantage="gigpo_centred", gamma=0.5, **IN_REWARD)
+    assert sampled(first.advantages, first) == pytest.approx([0.5 + 0.4 / 2, 0.5 + 0.4 / 2, 0.5 + 1.2 / 2], rel=1e-5)

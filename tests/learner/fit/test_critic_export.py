@@ -24,7 +24,6 @@ from slipstream.common.records.reward_protocol import RETURN, RETURN_TO_GO, Scor
 from slipstream.common.records.trajectory import Outcome, StopReason, Task, Trajectory
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.envhub.env import EnvError
-from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.reward_client import RewardClient
 from slipstream.envhub.rewards.reward_model_part import ServedRewardModel
 from slipstream.learner.batch.pack import sequences_of
@@ -39,6 +38,7 @@ from slipstream.tools.play.state_values import Numbers, StateValues, check_searc
 from slipstream.tools.run.export_options import ExportOptions
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from tests.actors.episode.episodes import attempt_on
+from tests.envhub.rewards.test_rewards import episode_of
 from tests.guess import WORDS, GuessEnv
 from tests.learner.even_game import load_player, play, save, train
 from tests.tools.play.test_prm import TURNS, collected, stage_on
@@ -247,20 +247,7 @@ def test_mcts_asks_the_critic_in_every_new_state(guess: Config, scorer: RewardSc
 
 def test_a_served_critic_has_the_same_values_and_is_no_part_of_a_reward(run: Run, scorer: RewardScorer) -> None:
     state, here = before(run.episodes[0], 1), scored_here(scorer)
-    episode = Episode(
-        task=state.task,
-        columns={},
-        prompt=[],
-        messages=[],
-        ending=[],
-        turns=[],
-        max_turns=2,
-        score=0.0,
-        success=False,
-        stop_reason="done",
-        completion_ids=[],
-        scored=ScoredEpisode.of(run.episodes[0]),
-    )
+    episode = replace(episode_of(), scored=ScoredEpisode.of(run.episodes[0]))
 
     async def ask() -> tuple[float, float]:
         async with listening(scorer) as url:

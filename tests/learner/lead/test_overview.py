@@ -6,22 +6,18 @@ The episodes go through a real Redis, and the learner's own record writes what T
 import dataclasses
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import Mock
 
 import msgspec
 import pytest
-import redis
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from slipstream.common.config.config import load_config
-from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Outcome
 from slipstream.learner.batch.batch import Batch
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.fence import Fence
-from slipstream.learner.lead.connections import Connections, join_run
 from slipstream.learner.lead.evaluation import Evaluation
 from slipstream.learner.lead.overview import LINES, PINNED
 from slipstream.learner.lead.run_record import RunRecord
@@ -31,10 +27,13 @@ from slipstream.learner.publisher.publish import PublishStats
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.records.ticket import InsertResult
+from tests.learner.lead.test_lead import Place, place
 from tests.learner.lead.test_report import STEP
 from tests.replay.buffer.every_verb import MEMBER
-from tests.replay.records.attempts import earning, make_buffer, ticket
+from tests.replay.records.attempts import earning, ticket
 from tests.whole.test_loop import points
+
+__all__ = ["place"]  # a fixture
 
 BUSY = {"wait": 0.25, "forward": 0.75}
 REPOSITORY = Path(__file__).parents[3]
@@ -45,15 +44,8 @@ BIAS = ("charts/reward", "charts/tokens", "charts/turns", "charts/seconds")
 class Run:
     """A run whose learner records steps of one group of two, and which a fault then changes."""
 
-    def __init__(self, client: redis.Redis, redis_url: str, run_id: str, root: Path) -> None:
-        self.dir = RunDir(root, run_id)
-        self.dir.create()
-        self.run_id = run_id
-        self.buffer = make_buffer(client, run_id)
-        config = load_config(None, [f"run.name={run_id}", f"redis.url={redis_url}"])
-        self.connections: Connections = join_run(
-            client, config, model_folder=root, model_files=[], vocab_size=100, tokenizer_root="", own_modules={}
-        )
+    def __init__(self, place: Place) -> None:
+        self.dir, self.buffer, self.connections = place.dir, place.views, place.join()
         self.buffer.learner.adopt_epoch(self.connections.epoch)
         self.record = RunRecord(
             self.connections,
@@ -63,7 +55,7 @@ class Run:
             step=0,
             started_at_s=STARTED_S,
             flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
-            config=config,
+            config=place.config,
             decode=str,
         )
         self.entropy = 1.5
@@ -127,8 +119,8 @@ def drawn_points(run: Path, tag: str) -> list[tuple[int, float]]:
 
 
 @pytest.fixture
-def run(redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path) -> Iterator[Run]:
-    yield Run(redis_client, redis_url, run_id, tmp_path)
+def run(place: Place) -> Run:
+    return Run(place)
 
 
 def test_in_a_run_in_order_no_chart_alarms(run: Run) -> None:

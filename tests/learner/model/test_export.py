@@ -16,9 +16,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3MoeConfig,
 from vllm import SamplingParams
 from vllm.config import ModelConfig
 
-from slipstream.actors.engine.orders import EngineSettings
-from slipstream.actors.engine.vllm_engine import EngineProcess, VllmEngine
-from slipstream.actors.weights.receive import ReceiverInfo
 from slipstream.common.config.model_config import LoraConfig
 from slipstream.common.config.replay_config import SamplingConfig
 from slipstream.common.process.config_error import ConfigError
@@ -31,6 +28,7 @@ from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
+from tests.actors.vllm_engines import started
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
 
@@ -239,28 +237,7 @@ def test_vllm_says_greedily_what_the_trained_learner_thinks_likeliest(tmp_path: 
 
 
 async def greedy(folder: Path) -> tuple[list[int], list[float]]:
-    receiver = ReceiverInfo(
-        redis_url="redis://127.0.0.1:1",
-        run_id="test",
-        actor="a0",
-        transport="pull",
-        chunk_bytes=1 << 16,
-        timeout_s=60,
-        disk="",
-    )
-    settings = EngineSettings(
-        model_path=str(folder),
-        policy_version=0,
-        seed=11,
-        max_tokens=128,
-        dtype="float32",
-        kv_cache_bytes=64 << 20,
-        max_episodes=2,
-        tensor_parallel=1,
-        kv_policy="keep",
-        receiver=receiver,
-    )
-    engine = VllmEngine(EngineProcess(), settings)
+    engine = started(folder, kv_policy="keep", max_tokens=128, max_episodes=2)
     try:
         async with asyncio.timeout(300):
             sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_turn_tokens=12)

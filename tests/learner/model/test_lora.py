@@ -75,14 +75,6 @@ def test_fresh_adapters_change_no_log_probability_and_no_weight(folder: Path, ra
     torch.testing.assert_close(dict(full_tensors(adapted)), dict(full_tensors(plain)), rtol=0, atol=0)
 
 
-def test_an_adapter_counts_alpha_over_rank_times() -> None:
-    weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    down, up = torch.nn.Parameter(torch.tensor([[1.0, -1.0]])), torch.nn.Parameter(torch.tensor([[2.0], [0.5]]))
-    adapter = Adapter(down=down, up=up, scaling=3.0)
-    # 3 * [[2, -2], [0.5, -0.5]] on top
-    assert adapter.merged(weight).tolist() == [[7.0, -4.0], [4.5, 2.5]]
-
-
 def test_only_adapters_train(folder: Path, ranks: Ranks) -> None:
     model = loaded(folder, ranks)
     optimizer, schedule = optimized(model)

@@ -15,10 +15,6 @@ def test_sums_and_means_are_those_of_the_tokens_own_sequence() -> None:
     assert sequences.means(values).tolist() == [2, 2, 5]
 
 
-def test_a_ratio_says_how_many_times_likelier_a_token_became() -> None:
-    assert ratio(float64(0.6, 0.3).log(), other_logprobs=float64(0.3, 0.6).log()).tolist() == pytest.approx([2, 0.5])
-
-
 @any_batch
 def test_sequence_ratios_equal_a_derivation_by_probabilities(tokens: Tokens) -> None:
     means = geometric_ratio(tokens.current, other_logprobs=tokens.behaviour, sequences=tokens.sequences)

@@ -27,12 +27,6 @@ def losses(found: Surrogate) -> list[float]:
     return [float(loss) for loss in found.losses.detach()]
 
 
-def test_ppos_clip_stops_what_has_gone_far_enough() -> None:
-    found = clipped(float64(1.5, 1.5, 0.5, 0.5), advantages=float64(2, -2, 2, -2), **CLIPS, dual_clip=0.0)
-    assert losses(found) == pytest.approx([-2.56, 3.0, -1.0, 1.6])
-    assert found.held_back.tolist() == [True, False, False, True]
-
-
 def test_the_dual_clip_bounds_what_a_negative_advantage_can_cost() -> None:
     found = clipped(float64(6, 2, 6), advantages=float64(-2, -2, 2), **CLIPS, dual_clip=3.0)
     assert losses(found) == pytest.approx([6.0, 4.0, -2.56])

@@ -38,9 +38,10 @@ from slipstream.replay.records.keys import FencedOut
 from slipstream.replay.server.redis_server import Server
 from tests.learner.model.test_model_families import EXACT, SEEING, save
 from tests.learner.publisher.offers import publisher_settings
-from tests.learner.publisher.test_weights import flat_bytes, latest_version, receiver_info, wait_until
+from tests.learner.publisher.test_weights import flat_bytes, latest_version, receiver_info
 from tests.several_ranks import SeveralRanks
 from tests.tools.run.tiny_model import FLOAT32, save_tiny_model
+from tests.waiting import wait_until
 
 COUNTS = (2, 3)
 # Of tensors with fewer rows than ranks: a gate of 1 row beside converted experts, adapters of rank 3.

@@ -1,7 +1,7 @@
 """Deltas on the weight plane: which way a receiver takes to the newest version, and what it does when that fails."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,9 +26,9 @@ from tests.learner.publisher.test_weights import (
     receive_all,
     receiver_info,
     spawned,
-    wait_until,
     weights,
 )
+from tests.waiting import wait_until
 
 
 def nudged(tensors: Tensors, *, seed: int, one_in: int = 100) -> Tensors:
@@ -90,21 +90,12 @@ def history(versions: list[Tensors], *, anchor_every: int) -> Iterator[History]:
             asked.append(request.root)
         return blobs[request.root][request.offset : request.offset + request.num_bytes]
 
-    limits = ServerLimits(chunk_bytes=CHUNK_BYTES)
-    server = ChunkServer("127.0.0.1", read, limits=limits, key=None)
-    try:
+    with closing(ChunkServer("127.0.0.1", read, limits=ServerLimits(chunk_bytes=CHUNK_BYTES), key=None)) as server:
         yield History(manifests=manifests, blobs=blobs, endpoint=server.endpoint, asked=asked)
-    finally:
-        server.close()
 
 
-@contextmanager
-def a_receiver() -> Iterator[Receiver]:
-    receiver = Receiver(receiver_info("redis://unused", "unused", "a", "pull"))
-    try:
-        yield receiver
-    finally:
-        receiver.close()
+def a_receiver() -> AbstractContextManager[Receiver]:
+    return closing(Receiver(receiver_info("redis://unused", "unused", "a", "pull")))
 
 
 def test_every_third_version_is_an_anchor_and_the_deltas_reach_back_to_the_one_before_it() -> None:
@@ -130,15 +121,8 @@ def test_a_version_is_an_anchor_when_a_newcomer_would_pull_more_in_deltas_than_i
     for seed in range(6):
         versions.append(nudged(versions[-1], seed=seed, one_in=5))  # in both bytes: four tenths of the whole
     with history(versions, anchor_every=100) as past:
-        assert [manifest.anchor is None for manifest in past.manifests] == [
-            True,
-            False,
-            False,
-            True,
-            False,
-            False,
-            True,
-        ]
+        anchors = [number for number, manifest in enumerate(past.manifests) if manifest.anchor is None]
+    assert anchors == [0, 3, 6] and len(past.manifests) == 7
 
 
 def test_a_receiver_takes_the_deltas_it_lacks_and_a_newcomer_the_anchor_first() -> None:
@@ -161,19 +145,7 @@ def test_a_receiver_that_was_away_for_too_long_begins_at_the_anchor() -> None:
         assert past.receive(receiver, 7) == (flat_bytes(versions[7]), [past.manifests[6].root, past.delta_to(7)])
 
 
-def test_a_corrupt_delta_is_refused_and_what_is_held_stays_good() -> None:
-    versions = nudged_versions(3)
-    with history(versions, anchor_every=9) as past, a_receiver() as receiver:
-        past.receive(receiver, 1)
-        whole = past.blobs[past.delta_to(2)]
-        past.blobs[past.delta_to(2)] = whole[:-1] + bytes([whole[-1] ^ 1])
-        with pytest.raises(WeightsRefused, match="does not match its hash"):
-            past.receive(receiver, 2)
-        past.blobs[past.delta_to(2)] = whole
-        assert past.receive(receiver, 2) == (flat_bytes(versions[2]), [past.delta_to(2)])
-
-
-def test_an_attempt_that_broke_off_goes_on_behind_the_last_delta_that_came() -> None:
+def test_a_corrupt_delta_is_refused_and_the_next_attempt_goes_on_from_the_good_ones_before_it() -> None:
     versions = nudged_versions(4)
     with history(versions, anchor_every=9) as past, a_receiver() as receiver:
         missing = past.blobs[past.delta_to(3)]

@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue
 
@@ -37,9 +38,9 @@ from tests.learner.publisher.test_weights import (
     latest_version,
     next_of,
     spawned,
-    wait_until,
     weights,
 )
+from tests.waiting import beside, wait_until
 
 NUM_ROWS = 30_000
 SLACK = 100  # 5 ms without a fault; whoever waited for a receiver would wait for its deadline, of seconds
@@ -95,14 +96,9 @@ class Follower:
 def following(info: ReceiverInfo, *, before: Hook = nothing, after: Hook = nothing) -> Iterator[dict[int, bytes]]:
     """A follower on a thread of this process: what it has received, by version."""
     received: dict[int, bytes] = {}
-    closing, follower = threading.Event(), Follower(info, before=before, after=after)
-    thread = threading.Thread(target=follower.follow, args=(received.__setitem__, closing))
-    thread.start()
-    try:
+    follower = Follower(info, before=before, after=after)
+    with beside(partial(follower.follow, received.__setitem__)):
         yield received
-    finally:
-        closing.set()
-        thread.join()
 
 
 def follow_until_struck(info: ReceiverInfo, fault: str, number: int, received: "Queue[Received]") -> None:
@@ -159,25 +155,17 @@ def reached(received: dict[int, bytes], version: int, published: bytes) -> None:
     assert received[version] == published
 
 
-@contextmanager
-def slowed(pid: int) -> Iterator[None]:
+def slowed(pid: int) -> AbstractContextManager[None]:
     """The process runs for a tenth of the time."""
-    over = threading.Event()
 
-    def throttle() -> None:
+    def throttle(over: threading.Event) -> None:
         while not over.is_set():
             os.kill(pid, signal.SIGSTOP)
             over.wait(0.18)
             os.kill(pid, signal.SIGCONT)
             over.wait(0.02)
 
-    throttling = threading.Thread(target=throttle)
-    throttling.start()
-    try:
-        yield
-    finally:
-        over.set()
-        throttling.join()
+    return beside(throttle)
 
 
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP", pytest.param("slow", marks=pytest.mark.long)])

@@ -34,6 +34,7 @@ from slipstream.replay.records import keys
 from slipstream.replay.records.keys import FencedOut
 from tests.learner.publisher.offers import publisher_settings
 from tests.replay.buffer.every_verb import GROUP
+from tests.waiting import wait_until
 
 CHUNK_BYTES = 64 << 10
 SPAWN = multiprocessing.get_context("spawn")
@@ -110,14 +111,9 @@ def spawned(*targets: tuple[Callable[..., None], tuple[object, ...]]) -> Iterato
 def publishing(
     redis_url: str, run_id: str, tmp_path: Path, *, num_rows: int = 1000, **settings: Any
 ) -> Iterator[Publisher]:
-    entries = entries_of(weights(0, num_rows))
-    publisher = Publisher(
-        publisher_settings(redis_url, run_id, entries, **settings), log_path=tmp_path / "publisher.log"
-    )
-    try:
+    given = publisher_settings(redis_url, run_id, entries_of(weights(0, num_rows)), **settings)
+    with closing(Publisher(given, log_path=tmp_path / "publisher.log")) as publisher:
         yield publisher
-    finally:
-        publisher.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +142,6 @@ class Plane:
     def wait_for(self, version: int) -> None:
         bulletin = self.bulletin
         wait_until(lambda: latest_version(bulletin) == version, f"version {version}")
-
-
-def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for: {what}"
-        time.sleep(0.02)
 
 
 def latest_version(bulletin: Bulletin) -> int:

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from slipstream.replay.records import keys
 from slipstream.replay.records.keys import FencedOut
 from tests.full_disk import largest_file
 from tests.learner.publisher.test_weight_deltas import nudged_versions
-from tests.learner.publisher.test_weights import Plane, flat_bytes, manifest_of, receiver_info, wait_until, weights
+from tests.learner.publisher.test_weights import Plane, flat_bytes, manifest_of, receiver_info, weights
+from tests.waiting import wait_until
 
 
 def files(folder: Path, run_id: str) -> set[str]:
@@ -35,13 +36,8 @@ def roots(manifest: Manifest) -> set[str]:
     return {anchor, *(delta.blob.root for delta in manifest.deltas)}
 
 
-@contextmanager
-def a_reader(run_id: str, folder: Path) -> Iterator[Receiver]:
-    receiver = Receiver(receiver_info("redis://unused", run_id, "a", "disk", disk=str(folder)))
-    try:
-        yield receiver
-    finally:
-        receiver.close()
+def a_reader(run_id: str, folder: Path) -> AbstractContextManager[Receiver]:
+    return closing(Receiver(receiver_info("redis://unused", run_id, "a", "disk", disk=str(folder))))
 
 
 def stored(bulletin: Bulletin, version: int) -> Offer:
