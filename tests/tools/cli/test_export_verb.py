@@ -5,9 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from slipstream.common.config.config import dump_config, load_config
 from slipstream.common.process.run_dir import RunDir
 from slipstream.tools.cli.cli import main
 from slipstream.tools.run.model_card import card_of
+from tests.http_stand_in import Asked, HttpStandIn, Reply
 from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 
 PRODUCED = {"produced/episodes": 64, "produced/success": 0.5, "produced/reward": 0.5}
@@ -128,7 +127,7 @@ def test_a_run_without_a_model_and_an_upload_without_a_token_are_refused(
     assert "trained_model has no *.safetensors" in capsys.readouterr().err
 
 
-class Hub:
+class Hub(HttpStandIn):
     """The requests of an upload of small files, as the Hub answers them. It keeps what was committed."""
 
     def __init__(self) -> None:
@@ -136,59 +135,38 @@ class Hub:
         self.tokens: set[str | None] = set()
         self.created: dict[str, Any] = {}
         self.files: dict[str, bytes] = {}
-        hub = self
+        super().__init__(self._reply)
 
-        class Endpoint(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    def _reply(self, asked: Asked) -> Reply:
+        self.paths.append(asked.path)
+        found = self._answer(asked)
+        status, value = (200, found) if found is not None else (403, {"error": f"unknown {asked.path}"})
+        return status, {"Content-Type": "application/json"}, json.dumps(value).encode()
 
-            def do_GET(self) -> None:
-                self._answer({"siblings": [], "sha": "0" * 40, "id": "maker/mine"})
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                hub.tokens.add(self.headers.get("Authorization"))
-                if self.path.endswith("/api/repos/create"):
-                    hub.created = json.loads(body)
-                    return self._answer({"url": f"{hub.url}/maker/mine"})
-                if self.path.endswith("/api/validate-yaml"):
-                    return self._answer({"errors": [], "warnings": []})
-                if "/preupload/" in self.path:
-                    names = [each["path"] for each in json.loads(body)["files"]]
-                    modes = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]
-                    return self._answer({"files": modes})
-                if "/commit/" in self.path:
-                    for line in map(json.loads, body.splitlines()):
-                        if line["key"] == "file":
-                            hub.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                    return self._answer(
-                        {"commitUrl": f"{hub.url}/maker/mine/commit/1", "commitOid": "1", "success": True}
-                    )
-                return self._answer({"error": f"unknown {self.path}"}, status=403)
-
-            def _answer(self, value: Any, status: int = 200) -> None:
-                hub.paths.append(self.path)
-                body = json.dumps(value).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+    def _answer(self, asked: Asked) -> Any:
+        if asked.method == "GET":
+            return {"siblings": [], "sha": "0" * 40, "id": "maker/mine"}
+        self.tokens.add(asked.headers.get("Authorization"))
+        if asked.path.endswith("/api/repos/create"):
+            self.created = json.loads(asked.body)
+            return {"url": f"{self.url}/maker/mine"}
+        if asked.path.endswith("/api/validate-yaml"):
+            return {"errors": [], "warnings": []}
+        if "/preupload/" in asked.path:
+            names = [each["path"] for each in json.loads(asked.body)["files"]]
+            return {"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]}
+        if "/commit/" in asked.path:
+            for line in map(json.loads, asked.body.splitlines()):
+                if line["key"] == "file":
+                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            return {"commitUrl": f"{self.url}/maker/mine/commit/1", "commitOid": "1", "success": True}
+        return None
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    made = Hub()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with Hub() as hub:
+        yield hub
 
 
 def test_the_folder_is_uploaded_without_what_a_model_does_not_need(run_dir: RunDir, hub: Hub) -> None:
@@ -200,8 +178,7 @@ def test_the_folder_is_uploaded_without_what_a_model_does_not_need(run_dir: RunD
     assert hub.created["visibility"] == "private" and hub.tokens == {"Bearer hf_test"}
     assert "hf_test" not in done.stdout + done.stderr
 
-    hub.server.shutdown()
-    hub.server.server_close()
+    hub.close()
     done = export(run_dir, "--to-hub", "maker/mine", **variables)
     assert done.returncode == 2 and "`--to-hub` maker/mine was not uploaded: " in done.stderr
     assert "hf_test" not in done.stdout + done.stderr

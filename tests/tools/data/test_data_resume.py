@@ -70,13 +70,12 @@ def test_the_marks_of_a_judge_outlive_kill_9_and_are_paid_once(tmp_path: Path) -
         time.sleep(0.02)
         return completion(request["messages"][-1]["content"][-5])  # the reply, a digit
 
-    server = ScriptedJudge(slow)
     written(tmp_path / "rows.jsonl", [talk(f"q{number}", str(number % 10)) for number in range(30)])
-    judge = {"part": "judge", "url": server.url, "model": "m", "rubric": RUBRIC, "max_concurrent": 1}
-    (tmp_path / "judge.yaml").write_text(yaml.safe_dump({"clear": judge}))
     arguments = [f"{tmp_path}/out.jsonl", f"--data={tmp_path}/rows.jsonl", f"--judge={tmp_path}/judge.yaml"]
-    num_ended = ended_again_and_again(2, *arguments, "--min-mark=0.5", "--force")
-    server.close()
+    with ScriptedJudge(slow) as server:
+        judge = {"part": "judge", "url": server.url, "model": "m", "rubric": RUBRIC, "max_concurrent": 1}
+        (tmp_path / "judge.yaml").write_text(yaml.safe_dump({"clear": judge}))
+        num_ended = ended_again_and_again(2, *arguments, "--min-mark=0.5", "--force")
     assert num_ended >= 2
     assert len(server.requests) <= 30 + num_ended, "a kill costs the answer that was under way at most"
     kept = read(tmp_path / "out.jsonl")

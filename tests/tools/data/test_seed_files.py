@@ -3,7 +3,6 @@
 The texts are ours; keys, nesting and marks are theirs. A parquet file has the nulls that Arrow adds.
 """
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -223,15 +222,11 @@ def test_fits_learn_the_tokens_that_their_marks_leave(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_their_tasks_are_scored(name: str, tmp_path: Path) -> None:
+async def test_their_tasks_are_scored(name: str, tmp_path: Path) -> None:
     (form, _), path = OF_FILES[name], str(written(tmp_path, name))
-
-    async def play() -> None:
-        env = make_env(form.env, {"train": path, "held_out": path} | form.options)
-        for index, action, score in form.plays:
-            seen = await env.reset(Task(env=form.env, split="train", index=index))
-            while not seen.terminated:
-                seen = await env.step(action)
-            assert (index, action, seen.score) == (index, action, score)
-
-    asyncio.run(play())
+    env = make_env(form.env, {"train": path, "held_out": path} | form.options)
+    for index, action, score in form.plays:
+        seen = await env.reset(Task(env=form.env, split="train", index=index))
+        while not seen.terminated:
+            seen = await env.step(action)
+        assert (index, action, seen.score) == (index, action, score)

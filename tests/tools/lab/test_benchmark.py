@@ -6,14 +6,15 @@ import msgspec
 import pytest
 
 from slipstream.common.config.config import load_config
-from slipstream.common.records.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
+from slipstream.common.records.trajectory import Trajectory
 from slipstream.tools.lab.bench import benchmark
 from slipstream.tools.lab.bench.actors import CONFIG, turns_in_order
 from slipstream.tools.lab.bench.benchmark import Benchmark, Machine, Row
 from slipstream.tools.lab.bench.load import episode_loop as bench_episode_loop
 from slipstream.tools.lab.bench.load.episode_loop import episode_loop
 from slipstream.tools.run.prepare import load_tokenizer, model_folder, prepare
-from tests.tools.run.tiny_model import a_trajectory
+from tests.learner.even_game import recorded
+from tests.replay.records.attempts import turn
 
 ROWS = [
     Row.of("loop", [2.0, 9.0, 3.0], unit="s", against=[1.0, 3.0, 2.0], goal="ratio <= 2"),
@@ -109,22 +110,8 @@ def test_offline_turns_have_the_prompt_of_their_branch_and_come_in_the_order_of_
 def played(*, started_at_s: float, generate_s: float) -> Trajectory:
     """Two turns, the second in a branch of its own; the environment took half a second for each."""
     turns = [
-        Turn(
-            start=start,
-            stop=stop,
-            state_key="",
-            rewards={"task": 0.0},
-            finish_reason="stop",
-            valid_action=True,
-            generate_s=generate_s,
-            env_s=0.5,
-        )
-        for start, stop in ((2, 4), (7, 8))
+        msgspec.structs.replace(turn(start, stop), generate_s=generate_s, env_s=0.5) for start, stop in ((2, 4), (7, 8))
     ]
-    trajectory = a_trajectory(
-        tokens=pack_tokens(list(range(8))),
-        behaviour_logprobs=pack_logprobs([0.0] * 8),
-        loss_mask=pack_mask([False, False, True, True, False, False, False, True]),
-        branch_starts=[0, 5],
-    )
-    return msgspec.structs.replace(trajectory, turns=turns, started_at_s=started_at_s)
+    sampled = [False, False, True, True, False, False, False, True]
+    trajectory = recorded(range(8), [0.0] * 8, sampled, turns=turns, branch_starts=[0, 5])
+    return msgspec.structs.replace(trajectory, started_at_s=started_at_s)

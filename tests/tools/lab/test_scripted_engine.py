@@ -49,43 +49,36 @@ def test_a_turn_is_cut_at_its_limit_and_at_the_end_of_the_context() -> None:
         asyncio.run(engine_of().generate([50] * 64, SAMPLING))
 
 
-def test_requests_are_ready_when_due_and_do_not_wait_for_each_other() -> None:
-    async def durations_s() -> list[float]:
-        engine = engine_of(token_time_s=0.02, prefill_s=0.1)
+async def test_requests_are_ready_when_due_and_do_not_wait_for_each_other() -> None:
+    engine = engine_of(token_time_s=0.02, prefill_s=0.1)
 
-        async def one(length: int) -> float:
-            started_s = time.perf_counter()
-            await engine.generate([length], SAMPLING)
-            return time.perf_counter() - started_s
+    async def one(length: int) -> float:
+        started_s = time.perf_counter()
+        await engine.generate([length], SAMPLING)
+        return time.perf_counter() - started_s
 
-        return await asyncio.gather(one(2), one(5), *(one(10) for _ in range(50)))
-
-    short_s, middle_s, *long_s = asyncio.run(durations_s())
+    short_s, middle_s, *long_s = await asyncio.gather(one(2), one(5), *(one(10) for _ in range(50)))
     assert short_s >= 0.14 and middle_s >= 0.2 and min(long_s) >= 0.3
     assert max(long_s) < 51 * 0.3 / 10  # 51 requests one after another would take 15 s
 
 
-def test_a_commit_shows_in_the_spans_of_what_is_running() -> None:
+async def test_a_commit_shows_in_the_spans_of_what_is_running() -> None:
     """Ten tokens, due every 0.1 s; version 5 comes after 0.35 s, or when the machine gets round to it."""
-
-    async def spans_and_boundaries() -> tuple[list[VersionSpan], range]:
-        engine = engine_of(token_time_s=0.1)
-        loop = asyncio.get_running_loop()
-        before_start_s = loop.time()
-        running = asyncio.create_task(engine.generate([10], SAMPLING))
-        await asyncio.sleep(0)
-        after_start_s = loop.time()
-        await asyncio.sleep(0.35)
-        await engine.stage(empty_offer(5))
-        assert engine.policy_version == 4
-        before_commit_s = loop.time()
-        await engine.commit(5)
-        after_commit_s = loop.time()
-        assert engine.policy_version == 5
-        earliest, latest = (before_commit_s - after_start_s) / 0.1, (after_commit_s - before_start_s) / 0.1
-        return (await running).version_spans, range(int(earliest), int(latest) + 1)
-
-    (before, after), boundaries = asyncio.run(spans_and_boundaries())
+    engine = engine_of(token_time_s=0.1)
+    loop = asyncio.get_running_loop()
+    before_start_s = loop.time()
+    running = asyncio.create_task(engine.generate([10], SAMPLING))
+    await asyncio.sleep(0)
+    after_start_s = loop.time()
+    await asyncio.sleep(0.35)
+    await engine.stage(empty_offer(5))
+    assert engine.policy_version == 4
+    before_commit_s = loop.time()
+    await engine.commit(5)
+    after_commit_s = loop.time()
+    assert engine.policy_version == 5
+    earliest, latest = (before_commit_s - after_start_s) / 0.1, (after_commit_s - before_start_s) / 0.1
+    (before, after), boundaries = (await running).version_spans, range(int(earliest), int(latest) + 1)
     assert before.stop in boundaries
     assert before == VersionSpan(start=0, stop=before.stop, policy_version=4)
     assert after == VersionSpan(start=before.stop, stop=10, policy_version=5)
@@ -97,29 +90,23 @@ def test_only_what_was_staged_can_be_committed() -> None:
         asyncio.run(engine.commit(5))
 
 
-def test_a_cancelled_generate_is_no_longer_running() -> None:
-    async def num_running() -> list[int]:
-        engine = engine_of(token_time_s=10.0)
-        running = asyncio.create_task(engine.generate([5], SAMPLING))
-        await asyncio.sleep(0)
-        before = engine.load().num_running
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        return [before, engine.load().num_running]
-
-    assert asyncio.run(num_running()) == [1, 0]
+async def test_a_cancelled_generate_is_no_longer_running() -> None:
+    engine = engine_of(token_time_s=10.0)
+    running = asyncio.create_task(engine.generate([5], SAMPLING))
+    await asyncio.sleep(0)
+    assert engine.load().num_running == 1
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert engine.load().num_running == 0
 
 
-def test_close_ends_what_is_running() -> None:
-    async def closed() -> None:
-        engine = engine_of(token_time_s=10.0)
-        running = asyncio.create_task(engine.generate([5], SAMPLING))
-        await asyncio.sleep(0)
-        await engine.close()
-        with pytest.raises(EngineError, match="closed"):
-            await running
-        with pytest.raises(EngineError, match="closed"):
-            await engine.generate([5], SAMPLING)
-
-    asyncio.run(closed())
+async def test_close_ends_what_is_running() -> None:
+    engine = engine_of(token_time_s=10.0)
+    running = asyncio.create_task(engine.generate([5], SAMPLING))
+    await asyncio.sleep(0)
+    await engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        await running
+    with pytest.raises(EngineError, match="closed"):
+        await engine.generate([5], SAMPLING)

@@ -57,17 +57,7 @@ def test_recorded_logprobs_are_the_learners_for_episodes_of_many_turns(ranks: Ra
         for begun, turn in episode:
             recorded[len(begun) : len(begun) + len(turn.tokens)] = turn.logprobs
             sampled[len(begun) : len(begun) + len(turn.tokens)] = True
-        packed = pack(
-            [
-                TokenSequence(
-                    tokens=tokens,
-                    loss_mask=sampled,
-                    behaviour_logprobs=recorded,
-                    kept=None,
-                    advantages=np.zeros(len(tokens), np.float32),
-                )
-            ]
-        )
+        packed = pack([dataclasses.replace(TokenSequence.bare(tokens, sampled), behaviour_logprobs=recorded)])
         with torch.no_grad():
             again = model(packed).logprobs
         assert float((again - packed.behaviour_logprobs[packed.loss_mask]).abs().max()) < 1e-4
@@ -89,46 +79,34 @@ async def three_episodes(sampler: LockstepSampler) -> list[Episode]:
     return list(await asyncio.gather(*(play(number) for number in range(3))))
 
 
-def test_a_seed_samples_the_same_whoever_sits_beside_it(tmp_path: Path) -> None:
+async def test_a_seed_samples_the_same_whoever_sits_beside_it(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path)
-
-    async def alone(sampler: LockstepSampler) -> Completion:
-        with sampler.seat() as seat:
-            return await seat.generate([11, 11], SAMPLING, seed=0)
-
-    together = asyncio.run(three_episodes(LockstepSampler(folder, num_slots=3, max_tokens=64, end_token=7)))
-    found = asyncio.run(alone(LockstepSampler(folder, num_slots=1, max_tokens=64, end_token=7)))
+    together = await three_episodes(LockstepSampler(folder, num_slots=3, max_tokens=64, end_token=7))
+    with LockstepSampler(folder, num_slots=1, max_tokens=64, end_token=7).seat() as seat:
+        found = await seat.generate([11, 11], SAMPLING, seed=0)
     assert found.tokens == together[0][0][1].tokens
 
 
-def test_a_turn_ends_at_its_end_token_at_its_limit_and_at_the_context(tmp_path: Path) -> None:
+async def test_a_turn_ends_at_its_end_token_at_its_limit_and_at_the_context(tmp_path: Path) -> None:
     sampler = LockstepSampler(save_tiny_model(tmp_path), num_slots=1, max_tokens=12, end_token=7)
 
     async def turn(seat: Sampler, num_prompt: int, seed: int) -> Completion:
         return await seat.generate([11] * num_prompt, SAMPLING, seed=seed)
 
-    async def turns() -> None:
-        with sampler.seat() as seat:
-            assert [len((await turn(seat, num, 1)).tokens) for num in (6, 7, 11)] == [6, 5, 1]
-            with pytest.raises(ValueError, match="leaves no room"):
-                await turn(seat, 12, 0)
-            completions = [await turn(seat, 4, seed) for seed in range(60)]
-            stopped = [each for each in completions if each.finish_reason == "stop"]
-            assert stopped and all(each.tokens.index(7) == len(each.tokens) - 1 for each in stopped)
-            assert all(7 not in each.tokens for each in completions if each.finish_reason == "length")
-
-    asyncio.run(turns())
+    with sampler.seat() as seat:
+        assert [len((await turn(seat, num, 1)).tokens) for num in (6, 7, 11)] == [6, 5, 1]
+        with pytest.raises(ValueError, match="leaves no room"):
+            await turn(seat, 12, 0)
+        completions = [await turn(seat, 4, seed) for seed in range(60)]
+        stopped = [each for each in completions if each.finish_reason == "stop"]
+        assert stopped and all(each.tokens.index(7) == len(each.tokens) - 1 for each in stopped)
+        assert all(7 not in each.tokens for each in completions if each.finish_reason == "length")
 
 
-def test_new_weights_are_refused_in_mid_episode(tmp_path: Path) -> None:
+async def test_new_weights_are_refused_in_mid_episode(tmp_path: Path) -> None:
     sampler = LockstepSampler(save_tiny_model(tmp_path), num_slots=1, max_tokens=12, end_token=7)
-    with pytest.raises(ValueError, match="load between episodes"):
-
-        async def load() -> None:
-            with sampler.seat():
-                sampler.load({}, 1)
-
-        asyncio.run(load())
+    with sampler.seat(), pytest.raises(ValueError, match="load between episodes"):
+        sampler.load({}, 1)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from slipstream.replay.server.redis_server import find_executable
 from slipstream.tools.cli.cli import main
 from slipstream.tools.launch.launch import OURS, TEMPLATES, launch, resource_name, run_commands, run_files
 from slipstream.tools.run.child import EXIT_BAD_INPUT
-from tests.envhub.env_hosts import wait_until
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 60.0

@@ -15,7 +15,7 @@ from slipstream.replay.fleet.fleet import Fleet, MemberState
 from slipstream.tools.launch.scale import RAY, scale
 from slipstream.tools.run.actor_host import Host, _follow
 from tests.replay.buffer.every_verb import FACTS, MEMBER
-from tests.stand_ins import wait_until
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 

@@ -212,19 +212,15 @@ def tree_on(config: Config, script: Script, folder: Path, *, index: int = 0) -> 
     return EpisodeTree(replace(attempt_on(), task=task), setup=setup, room=room, collected=collected), collected
 
 
-def test_children_have_their_parents_tokens_and_log_probabilities_bit_for_bit(tmp_path: Path) -> None:
+async def test_children_have_their_parents_tokens_and_log_probabilities_bit_for_bit(tmp_path: Path) -> None:
     config = settings(*GUESS)
     tree, collected = tree_on(config, guessing, tmp_path)
-
-    async def grow() -> None:
-        children = await tree.expand(START, width=20)
-        assert sorted(child.actions for child in children) == [(word,) for word in WORDS]
-        grandchildren = await tree.expand(children[0], width=20)
-        assert {child.actions[0] for child in grandchildren} == {children[0].actions[0]}
-        for grandchild in grandchildren[:2]:
-            await tree.play_out(grandchild, max_turns=1)
-
-    asyncio.run(grow())
+    children = await tree.expand(START, width=20)
+    assert sorted(child.actions for child in children) == [(word,) for word in WORDS]
+    grandchildren = await tree.expand(children[0], width=20)
+    assert {child.actions[0] for child in grandchildren} == {children[0].actions[0]}
+    for grandchild in grandchildren[:2]:
+        await tree.play_out(grandchild, max_turns=1)
     first, second = collected.trajectories
     shared = 4 * first.turns[1].start
     assert first.member != second.member
@@ -256,7 +252,7 @@ def test_two_thoughts_before_one_action_are_one_child(tmp_path: Path) -> None:
     assert [child.actions for child in asyncio.run(tagged.expand(START, width=3))] == [("red",)]
 
 
-def test_a_revision_is_shown_every_action_and_answer_of_the_attempts_before(tmp_path: Path) -> None:
+async def test_a_revision_is_shown_every_action_and_answer_of_the_attempts_before(tmp_path: Path) -> None:
     openings = []
 
     def write(tokens: list[int], seed: int | None) -> list[int]:
@@ -264,13 +260,9 @@ def test_a_revision_is_shown_every_action_and_answer_of_the_attempts_before(tmp_
         return ids(TOKENIZER, "nothing" + END)
 
     tree, collected = tree_on(settings(*GUESS), write, tmp_path)
-
-    async def revise() -> None:
-        first = await tree.revise([])
-        assert first is not None and not first.success
-        assert await tree.revise([first, first]) is not None
-
-    asyncio.run(revise())
+    first = await tree.revise([])
+    assert first is not None and not first.success
+    assert await tree.revise([first, first]) is not None
     assert INTRODUCTION not in openings[0] and openings[:3] == [openings[0]] * 3
     attempt = "\n".join(["> nothing\nagain"] * 3 + [FAILED])
     assert openings[-1].endswith(f"\n\n{INTRODUCTION}\nAttempt 1:\n{attempt}\nAttempt 2:\n{attempt}\n{REQUEST}")
@@ -312,25 +304,21 @@ def test_where_no_episode_ended_the_best_state_is_played_out(tmp_path: Path) -> 
     ("limit", "stop_reason"),
     [("env.max_turns=9", StopReason.DONE), ("model.max_tokens=160", StopReason.MAX_TOKENS)],
 )
-def test_an_episode_in_stretches_is_the_uninterrupted_one(
+async def test_an_episode_in_stretches_is_the_uninterrupted_one(
     limit: str, stop_reason: StopReason, template: str, tmp_path: Path
 ) -> None:
     """Also where a limit is reached at the end of a stretch."""
     config = settings(*GUESS, "env.options.turns=9", "env.max_turns=9", limit)
     setup = setup_of(config, thinking, tmp_path, tokenizer=byte_tokenizer(template))
     attempt = replace(attempt_on(), task=Task(env=config.env.name, split="train", index=0))
-
-    async def in_stretches() -> Trajectory:
-        record = EpisodeRecord(attempt=attempt)
-        while not (stretch := await play_stretch(record, setup=setup, num_turns=1)).is_over:
-            assert stretch.record.stop_reason is StopReason.PREEMPTED
-            record = resumed_record(attempt, stretch.record)
-        return stretch.record
-
-    whole = asyncio.run(play_stretch(EpisodeRecord(attempt=attempt), setup=setup, num_turns=9)).record
+    whole = (await play_stretch(EpisodeRecord(attempt=attempt), setup=setup, num_turns=9)).record
     assert whole.stop_reason is stop_reason
     assert len(whole.branch_starts) == (len(whole.turns) if template == FORGETS_THOUGHTS else 1)
-    assert told(asyncio.run(in_stretches())) == told(whole)
+    record = EpisodeRecord(attempt=attempt)
+    while not (stretch := await play_stretch(record, setup=setup, num_turns=1)).is_over:
+        assert stretch.record.stop_reason is StopReason.PREEMPTED
+        record = resumed_record(attempt, stretch.record)
+    assert told(stretch.record) == told(whole)
 
 
 def test_episodes_whose_environment_failed_are_left_out_and_reported(

@@ -24,8 +24,8 @@ from slipstream.tools.play.evaluate import evaluate
 from slipstream.tools.run.collect_options import CollectOptions
 from tests.actors.scripted_judge import Reply, ScriptedJudge
 from tests.common.text.small_tokenizer import CHATML, byte_tokenizer
-from tests.envhub.env_hosts import wait_until
 from tests.tools.run.tiny_model import save_tiny_model
+from tests.waiting import wait_until
 
 ENV = ("env.name=grid", "env.options={game: maze, profile: small, size: 5}", "env.max_turns=3")
 
@@ -49,9 +49,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server() -> Iterator[ScriptedJudge]:
-    judge = ScriptedJudge(walk)
-    yield judge
-    judge.close()
+    with ScriptedJudge(walk) as judge:
+        yield judge
 
 
 def settings(model: Path) -> list[str]:

@@ -11,10 +11,10 @@ from slipstream.replay.buffer.listing import find_group, list_groups
 from slipstream.replay.fleet.bulletin import Bulletin
 from slipstream.replay.server.redis_server import start_server
 from slipstream.tools.cli.cli import main
-from tests.envhub.env_hosts import wait_until
 from tests.learner.publisher.offers import empty_offer
 from tests.replay.records.attempts import make_buffer, ticket
 from tests.tools.replay.inspected import Inspected
+from tests.waiting import wait_until
 
 
 def test_groups_are_listed_with_their_state_holder_members_and_step(inspected: Inspected) -> None:

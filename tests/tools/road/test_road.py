@@ -18,7 +18,7 @@ from slipstream.common.config.config import Config, load_config
 from slipstream.tools.cli.cli import main
 from slipstream.tools.road.road_file import Stage
 from slipstream.tools.road.road_table import Done, Success, add_outcome, gain
-from tests.stand_ins import wait_until
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 120.0

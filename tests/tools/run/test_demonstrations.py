@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from slipstream.actors.episode.rollout import EpisodeFailed
@@ -12,6 +11,7 @@ from slipstream.common.records import frame_file
 from slipstream.common.records.trajectory import StopReason, Trajectory, check
 from slipstream.learner.batch.pack import sequences_of
 from slipstream.tools.run.prepare import demonstrate, prepare
+from tests.actors.episode.episodes import timeless
 from tests.common.text.small_tokenizer import shop_tokenizer
 
 
@@ -26,11 +26,6 @@ def demonstrations(*overrides: str) -> list[Trajectory]:
 def actions(trajectory: Trajectory) -> list[str]:
     tokens = trajectory.token_array()
     return [shop_tokenizer().decode(tokens[turn.start : turn.stop]) for turn in trajectory.turns]
-
-
-def without_times(trajectory: Trajectory) -> Trajectory:
-    turns = [msgspec.structs.replace(turn, generate_s=0.0, env_s=0.0) for turn in trajectory.turns]
-    return msgspec.structs.replace(trajectory, turns=turns, started_at_s=0.0, duration_s=0.0)
 
 
 def test_an_expert_without_noise_always_succeeds_and_its_actions_are_what_is_imitated() -> None:
@@ -71,8 +66,8 @@ def test_tasks_that_do_not_work_are_left_out_and_named_while_they_are_few(caplog
 
 
 def test_the_same_seed_gives_the_same_episodes_and_another_seed_others() -> None:
-    first = [without_times(trajectory) for trajectory in demonstrations("warm_start.noise=0.3")]
-    assert [without_times(trajectory) for trajectory in demonstrations("warm_start.noise=0.3")] == first
+    first = [timeless(trajectory) for trajectory in demonstrations("warm_start.noise=0.3")]
+    assert [timeless(trajectory) for trajectory in demonstrations("warm_start.noise=0.3")] == first
     other = demonstrations("warm_start.noise=0.3", "run.seed=1")
     assert [actions(trajectory) for trajectory in other] != [actions(trajectory) for trajectory in first]
 

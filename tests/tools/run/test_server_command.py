@@ -22,9 +22,9 @@ from slipstream.tools.run.check_input import check_env
 from slipstream.tools.run.server_command import env_servers, playing_on_servers, server_commands
 from slipstream.tools.run.tiny_model import TinyShape, make_tiny_model
 from slipstream.tools.run.up import free_port
-from tests.envhub.env_hosts import wait_until
 from tests.guess import WORDS
 from tests.processes import MARK, REPOSITORY, marked, nothing_runs
+from tests.waiting import wait_until
 
 STUB = f"{sys.executable} -m tests.envhub.remote.agentgym_stub"  # speaks AgentGym's wire
 

@@ -28,10 +28,10 @@ from slipstream.replay.records.keys import key
 from slipstream.replay.records.ledger import read_ledger
 from slipstream.replay.server.redis_server import Server, _socket_of, password_of
 from slipstream.tools.run.up import free_port
-from tests.envhub.env_hosts import wait_until
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
 from tests.replay.buffer.every_verb import FACTS
 from tests.tools.cli.verbs import slipstream
+from tests.waiting import wait_until
 
 NAME = "run"
 ENDLESS = 100_000  # steps: a sitting ends when the test ends it

@@ -7,6 +7,7 @@ import time
 import types
 import urllib.request
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,26 +39,20 @@ def write(run_dir: RunDir, *records: Mapping[str, float | None]) -> None:
 
 
 def test_prometheus_gets_the_newest_finite_value_of_every_metric_with_the_name_of_the_run() -> None:
-    tracker = PrometheusTracker('de"mo', host="127.0.0.1", port=0)
-    try:
+    with closing(PrometheusTracker('de"mo', host="127.0.0.1", port=0)) as tracker:
         tracker.log({"step": 1, "time": 5.0, "produced/success": 0.25, "eval/success_sampled": 0.5})
         tracker.log(finite({"step": 2, "time": 6.0, "produced/success": 0.75, "optim/grad_norm": None}))
         body = urllib.request.urlopen(tracker.place).read().decode()
-    finally:
-        tracker.close()
     assert 'slipstream_produced_success{run="de\\"mo"} 0.75' in body
     assert 'slipstream_eval_success_sampled{run="de\\"mo"} 0.5' in body and 'slipstream_step{run="de\\"mo"} 2.0' in body
     assert "grad_norm" not in body
 
 
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
-    first = PrometheusTracker("demo", host="127.0.0.1", port=0)
-    port = int(first.place.rpartition(":")[2].partition("/")[0])
-    try:
+    with closing(PrometheusTracker("demo", host="127.0.0.1", port=0)) as first:
+        port = int(first.place.rpartition(":")[2].partition("/")[0])
         with pytest.raises(ConfigError, match=rf"cannot serve on 127\.0\.0\.1:{port}: .*choose another --port"):
             PrometheusTracker("demo", host="127.0.0.1", port=port)
-    finally:
-        first.close()
 
 
 def test_a_step_that_a_resumed_learner_makes_again_is_sent_again_and_no_other(run_dir: RunDir) -> None:

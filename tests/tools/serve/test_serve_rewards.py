@@ -49,10 +49,10 @@ from slipstream.tools.play.evaluate import evaluate_on
 from slipstream.tools.play.state_values import Batches, Numbers, reward_model_beside, scored_here
 from slipstream.tools.serve.reward_server import RewardServer
 from tests.actors.episode.episodes import attempt_on, rollout_of
-from tests.envhub.env_hosts import wait_until
 from tests.guess import GuessEnv
 from tests.processes import Process
 from tests.tools.play.test_prm import TURNS, collected, config_of, stage_on
+from tests.waiting import wait_until
 
 Score = Callable[[Sequence[ScoredEpisode]], list[Numbers]]
 PART = {"weight": 2.0, "deadline_s": 60.0}
@@ -145,17 +145,12 @@ def test_a_search_goes_on_when_the_server_is_killed_and_started_again(
     assert KEY not in first.said() + second.said() and "Traceback" not in second.said()
 
 
-def played(config: Config, folder: Path, number: int) -> list[Trajectory]:
-    found, room = Collected(), asyncio.Semaphore(4)
-
-    async def play() -> None:
-        stage = stage_on(config, folder)
-        for index in range(number):
-            tree = EpisodeTree(attempt(config, index), setup=stage, room=room, collected=found)
-            await tree.play_out(START, max_turns=TURNS)
-
-    asyncio.run(play())
-    return found.trajectories
+async def played(config: Config, folder: Path, number: int) -> list[ScoredEpisode]:
+    found, room, stage = Collected(), asyncio.Semaphore(4), stage_on(config, folder)
+    for index in range(number):
+        tree = EpisodeTree(attempt(config, index), setup=stage, room=room, collected=found)
+        await tree.play_out(START, max_turns=TURNS)
+    return [ScoredEpisode.of(each) for each in found.trajectories]
 
 
 def attempt(config: Config, index: int) -> Attempt:
@@ -202,32 +197,30 @@ def malformed(good: ValuesRequest, vocab_size: int) -> dict[str, bytes]:
     }
 
 
-def test_garbage_is_refused_and_the_server_goes_on(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
-    (trajectory,) = played(config, tmp_path, 1)
-    good = ValuesRequest(reads=reads(scorer), episode=ScoredEpisode.of(trajectory))
+async def test_garbage_is_refused_and_the_server_goes_on(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
+    (episode,) = await played(config, tmp_path, 1)
+    good = ValuesRequest(reads=reads(scorer), episode=episode)
+    async with listening(scorer) as url, aiohttp.ClientSession() as session:
 
-    async def send() -> None:
-        async with listening(scorer) as url, aiohttp.ClientSession() as session:
+        async def answer(body: bytes, **headers: str) -> tuple[int, str]:
+            async with session.post(f"{url}/v1/values", data=io.BytesIO(body), headers=headers) as response:
+                return response.status, (await response.read()).decode(errors="replace")
 
-            async def answer(body: bytes, **headers: str) -> tuple[int, str]:
-                async with session.post(f"{url}/v1/values", data=io.BytesIO(body), headers=headers) as response:
-                    return response.status, (await response.read()).decode(errors="replace")
-
-            for reason, body in malformed(good, scorer.model.vocab_size).items():
-                status, text = await answer(body)
-                assert status == 400 and re.search(reason, text), (reason, status, text)
-            assert (await answer(bytes(MAX_REQUEST_BYTES + 1)))[0] == 413
-            whole = msgspec.msgpack.encode(good)
-            assert (await answer(whole, Origin="http://elsewhere"))[0] == 403
-            status, text = await answer(msgspec.msgpack.encode(msgspec.structs.replace(good, reads="another")))
-            assert status == 409 and "another" not in text and "train one from a model of the same family" in text
-            assert (await answer(whole))[0] == 200
-
-    asyncio.run(send())
+        for reason, body in malformed(good, scorer.model.vocab_size).items():
+            status, text = await answer(body)
+            assert status == 400 and re.search(reason, text), (reason, status, text)
+        assert (await answer(bytes(MAX_REQUEST_BYTES + 1)))[0] == 413
+        whole = msgspec.msgpack.encode(good)
+        assert (await answer(whole, Origin="http://elsewhere"))[0] == 403
+        status, text = await answer(msgspec.msgpack.encode(msgspec.structs.replace(good, reads="another")))
+        assert status == 409 and "another" not in text and "train one from a model of the same family" in text
+        assert (await answer(whole))[0] == 200
 
 
-def test_callers_that_leave_or_wait_too_long_harm_none(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
-    episodes = [ScoredEpisode.of(each) for each in played(config, tmp_path, 4)]
+async def test_callers_that_leave_or_wait_too_long_harm_none(
+    config: Config, scorer: RewardScorer, tmp_path: Path
+) -> None:
+    episodes = await played(config, tmp_path, 4)
     wanted = [each.tolist() for each in scorer.values(episodes)]
     gate, begun = threading.Event(), threading.Event()
 
@@ -236,25 +229,22 @@ def test_callers_that_leave_or_wait_too_long_harm_none(config: Config, scorer: R
         assert gate.wait(60)
         return scorer.values(batch)
 
-    async def ask() -> list[list[float]]:
-        async with listening(scorer, score) as url:
-            client = RewardClient(url=url, reads=reads(scorer))
-            leaves = asyncio.create_task(client.values(episodes[0]))
-            await asyncio.to_thread(begun.wait, 60)
-            others = [asyncio.create_task(client.values(each)) for each in episodes[1:]]
-            leaves.cancel()
-            hasty = RewardClient(url=url, reads=reads(scorer), deadline_s=0.2)
-            with pytest.raises(EnvError, match=r"no answer from .* within 0.2 s \(deadline_s\): no reply yet"):
-                await hasty.values(episodes[0])
-            gate.set()
-            return [reply.values for reply in await asyncio.gather(*others)]
-
-    found = asyncio.run(ask())
+    async with listening(scorer, score) as url:
+        client = RewardClient(url=url, reads=reads(scorer))
+        leaves = asyncio.create_task(client.values(episodes[0]))
+        await asyncio.to_thread(begun.wait, 60)
+        others = [asyncio.create_task(client.values(each)) for each in episodes[1:]]
+        leaves.cancel()
+        hasty = RewardClient(url=url, reads=reads(scorer), deadline_s=0.2)
+        with pytest.raises(EnvError, match=r"no answer from .* within 0.2 s \(deadline_s\): no reply yet"):
+            await hasty.values(episodes[0])
+        gate.set()
+        found = [reply.values for reply in await asyncio.gather(*others)]
     assert np.allclose(found, wanted[1:], rtol=1e-5)
 
 
-def test_an_episode_without_a_score_fails_no_other(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
-    first, culprit, *others = [ScoredEpisode.of(each) for each in played(config, tmp_path, 4)]
+async def test_an_episode_without_a_score_fails_no_other(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
+    first, culprit, *others = await played(config, tmp_path, 4)
     sizes = list[int]()
 
     def score(batch: Sequence[ScoredEpisode]) -> list[Numbers]:
@@ -263,35 +253,29 @@ def test_an_episode_without_a_score_fails_no_other(config: Config, scorer: Rewar
             raise ConfigError("a score is not finite")
         return scorer.values(batch)
 
-    async def ask() -> list[Numbers | BaseException]:
-        batches = Batches(score)
-        return await asyncio.gather(
-            *(batches.values(each) for each in (first, others[0], culprit, others[1])), return_exceptions=True
-        )
-
-    found = asyncio.run(ask())
+    batches = Batches(score)
+    asked = (batches.values(each) for each in (first, others[0], culprit, others[1]))
+    found = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(found.pop(2), ConfigError)
     wanted = [each.tolist() for each in scorer.values([first, *others])]
     assert np.allclose(found, wanted, rtol=1e-5)  # type: ignore[arg-type]
     assert sizes == [4, 2, 2, 1, 1]
 
 
-def test_a_server_of_another_model_is_refused(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
-    (episode,) = map(ScoredEpisode.of, played(config, tmp_path, 1))
-
-    async def ask() -> None:
-        async with listening(scorer) as url:
-            client = RewardClient(url=url, reads=reads(scorer))
+async def test_a_server_of_another_model_is_refused(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
+    (episode,) = await played(config, tmp_path, 1)
+    async with listening(scorer) as url:
+        client = RewardClient(url=url, reads=reads(scorer))
+        await client.values(episode)
+    async with listening(scorer, model="b") as url:
+        client.url = url
+        with pytest.raises(EnvError, match="serves another reward model than before"):
             await client.values(episode)
-        async with listening(scorer, model="b") as url:
-            client.url = url
-            with pytest.raises(EnvError, match="serves another reward model than before"):
-                await client.values(episode)
-
-    asyncio.run(ask())
 
 
-def test_a_part_asks_the_server_which_away_is_no_zero(config: Config, scorer: RewardScorer, tmp_path: Path) -> None:
+async def test_a_part_asks_the_server_which_away_is_no_zero(
+    config: Config, scorer: RewardScorer, tmp_path: Path
+) -> None:
     stage = stage_on(config, tmp_path)
 
     async def reward(url: str, root: str, **changes: float) -> Trajectory:
@@ -306,18 +290,14 @@ def test_a_part_asks_the_server_which_away_is_no_zero(config: Config, scorer: Re
         scoring = Scoring(parts=parts, tokenizer=stage.tokenizer, max_turns=TURNS, step_timeout_s=30.0)
         return await rewarded(trajectory, record, scoring=scoring)
 
-    async def ask() -> Trajectory:
-        async with listening(scorer) as url:
-            found = await reward(url, text_root(stage.tokenizer))
-            with pytest.raises(EpisodeFailed, match=r"`env.rewards.steps`: .* status 409: .*tokenizer") as failed:
-                await reward(url, "another")
-            assert failed.value.outcome is Outcome.ENV_FAILURE
-        with pytest.raises(EpisodeFailed, match=r"`env.rewards.steps`: .*: Client.* would be too late") as failed:
-            await reward(url, text_root(stage.tokenizer), deadline_s=2.0)
+    async with listening(scorer) as own_url:
+        found = await reward(own_url, text_root(stage.tokenizer))
+        with pytest.raises(EpisodeFailed, match=r"`env.rewards.steps`: .* status 409: .*tokenizer") as failed:
+            await reward(own_url, "another")
         assert failed.value.outcome is Outcome.ENV_FAILURE
-        return found
-
-    found = asyncio.run(ask())
+    with pytest.raises(EpisodeFailed, match=r"`env.rewards.steps`: .*: Client.* would be too late") as failed:
+        await reward(own_url, text_root(stage.tokenizer), deadline_s=2.0)
+    assert failed.value.outcome is Outcome.ENV_FAILURE
     (values,) = scorer.values([ScoredEpisode.of(found)])
     assert [turn.rewards["steps"] for turn in found.turns] == pytest.approx(2 * progress(values), rel=1e-5)
     assert found.part_values["steps"] == pytest.approx(values[-1], rel=1e-5)

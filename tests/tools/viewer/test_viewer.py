@@ -144,56 +144,52 @@ def test_a_page_that_is_not_there_is_named(pages: ArchivePages, path: str) -> No
         pages.page(path)
 
 
-def marks_sent(pages: ArchivePages, *bodies: object, **headers: str) -> list[tuple[int, Any]]:
+async def marks_sent(pages: ArchivePages, *bodies: object, **headers: str) -> list[tuple[int, Any]]:
     """The answers to marks that are sent at once, by the viewer's page unless `headers` say otherwise."""
+    async with TestClient(TestServer(make_app(pages, lambda: ""))) as client:
+        own = {"Origin": f"http://127.0.0.1:{client.port}"}
 
-    async def send() -> list[tuple[int, Any]]:
-        async with TestClient(TestServer(make_app(pages, lambda: ""))) as client:
-            own = {"Origin": f"http://127.0.0.1:{client.port}"}
+        async def post(body: object) -> tuple[int, Any]:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            async with client.post("/api/marks", data=data, headers=own | headers) as answer:
+                return answer.status, await answer.json(content_type=None)
 
-            async def post(body: object) -> tuple[int, Any]:
-                data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                async with client.post("/api/marks", data=data, headers=own | headers) as answer:
-                    return answer.status, await answer.json(content_type=None)
-
-            return await asyncio.gather(*map(post, bodies))
-
-    return asyncio.run(send())
+        return await asyncio.gather(*map(post, bodies))
 
 
 def mark_of(better: int, worse: int, **changes: object) -> dict[str, object]:
     return {"step": 6, "group_id": 1, "better": better, "worse": worse} | changes
 
 
-def test_what_people_prefer_is_learned_from(tmp_path: Path) -> None:
+async def test_what_people_prefer_is_learned_from(tmp_path: Path) -> None:
     run_dir = make_viewed_run(tmp_path)
     pages = pages_of(run_dir)
     assert pages.page("steps/6/groups/1")["marks"] == []
-    assert marks_sent(pages, mark_of(1, 0)) == [(200, {"marks": [[1, 0]]})]
-    assert marks_sent(pages, mark_of(0, 1)) == [(200, {"marks": [[0, 1]]})]  # the last one counts
-    assert marks_sent(pages, mark_of(1, 0, group_id=2)) == [(200, {"marks": [[1, 0]]})]
+    assert await marks_sent(pages, mark_of(1, 0)) == [(200, {"marks": [[1, 0]]})]
+    assert await marks_sent(pages, mark_of(0, 1)) == [(200, {"marks": [[0, 1]]})]  # the last one counts
+    assert await marks_sent(pages, mark_of(1, 0, group_id=2)) == [(200, {"marks": [[1, 0]]})]
     assert pages_of(run_dir).page("steps/6/groups/1")["marks"] == [[0, 1]]
     for goal in get_args(Goal)[1:3]:  # dpo and reward
         pairs, _, left_out = read_samples(FitOptions(data=str(run_dir.preferences), held_out=0.0), goal=goal)
         learnt = [[side.messages[side.learn_from].content.strip() for side in pair.sides] for pair in pairs]
         assert learnt == [["click[0] ü", "click[1] ü"], ["click[1] ü", "click[0] ü"]] and not left_out.total()
         assert [pair.task for pair in pairs] == ["shop/train/1", "shop/train/2"]
-    assert marks_sent(pages, mark_of(1, 0, undo=True)) == [(200, {"marks": []})]
+    assert await marks_sent(pages, mark_of(1, 0, undo=True)) == [(200, {"marks": []})]
     assert [json.loads(line)["group_id"] for line in run_dir.preferences.read_text().splitlines()] == [2]
     assert [path.name for path in run_dir.path.glob("preferences*")] == ["preferences.jsonl"]
 
 
-def test_two_browsers_lose_no_mark_of_each_other(tmp_path: Path) -> None:
+async def test_two_browsers_lose_no_mark_of_each_other(tmp_path: Path) -> None:
     run_dir = make_viewed_run(tmp_path)
     one, other = pages_of(run_dir), pages_of(run_dir)
     groups = [(6, 1), (6, 2), (7, 3)]
-    sent = marks_sent(one, *(mark_of(1, 0, step=step, group_id=group) for step, group in groups))
+    sent = await marks_sent(one, *(mark_of(1, 0, step=step, group_id=group) for step, group in groups))
     assert [status for status, _ in sent] == [200, 200, 200]
-    assert marks_sent(other, mark_of(0, 1, group_id=2))[0][0] == 200  # another server of the same run
+    assert (await marks_sent(other, mark_of(0, 1, group_id=2)))[0][0] == 200  # another server of the same run
     kept = [json.loads(line) for line in run_dir.preferences.read_text().splitlines()]
     assert {row["group_id"]: row["member"] for row in kept} == {1: [1, 0], 2: [0, 1], 3: [1, 0]}
     with held(run_dir.preferences):
-        ((status, answer),) = marks_sent(one, mark_of(0, 1))
+        ((status, answer),) = await marks_sent(one, mark_of(0, 1))
     assert status == 409 and "is writing" in answer["error"]
 
 
@@ -216,18 +212,18 @@ NO_MARKS: dict[str, tuple[object, dict[str, str], int, str]] = {
 
 
 @pytest.mark.parametrize("mistake", NO_MARKS)
-def test_a_mark_that_is_none_is_refused_with_a_sentence(tmp_path: Path, mistake: str) -> None:
+async def test_a_mark_that_is_none_is_refused_with_a_sentence(tmp_path: Path, mistake: str) -> None:
     run_dir = make_viewed_run(tmp_path)
     body, headers, status, named = NO_MARKS[mistake]
-    ((answered, answer),) = marks_sent(pages_of(run_dir), body, **headers)
+    ((answered, answer),) = await marks_sent(pages_of(run_dir), body, **headers)
     assert (answered, named in answer["error"]) == (status, True), answer
     assert not run_dir.preferences.exists()
 
 
-def test_a_damaged_file_of_marks_is_named_and_kept(tmp_path: Path) -> None:
+async def test_a_damaged_file_of_marks_is_named_and_kept(tmp_path: Path) -> None:
     run_dir = make_viewed_run(tmp_path)
     run_dir.preferences.write_text('{"group_id": 1}\n{"chosen"')
-    ((status, answer),) = marks_sent(pages_of(run_dir), mark_of(1, 0))
+    ((status, answer),) = await marks_sent(pages_of(run_dir), mark_of(1, 0))
     assert status == 404 and "preferences.jsonl is damaged: line 2 is not JSON" in answer["error"]
     assert run_dir.preferences.read_text() == '{"group_id": 1}\n{"chosen"'
 
