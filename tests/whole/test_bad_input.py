@@ -15,7 +15,7 @@ import pytest
 
 from slipstream.common.config.config import load_config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.connection import PASSWORD_VARIABLE, connect
+from slipstream.common.process.connection import connect
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import EXIT_PREEMPTED
 from slipstream.envhub.rewards.rubric import read_rubric
@@ -31,17 +31,11 @@ from slipstream.tools.run.up import free_port
 from tests.full_disk import largest_file
 from tests.processes import GUESS, Run, nothing_runs
 from tests.replay.buffer.every_verb import FACTS
+from tests.tools.cli.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.tools.cli.verbs import slipstream
 
 REASON = "the last one: env_failure: RuntimeError: the database is gone"
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "max_position_embeddings": 128}
-
-
-@pytest.fixture(autouse=True)
-def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What `main` changes in this process is undone after each test; runs go to a folder of the test's own."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
 
 
 @pytest.fixture
@@ -312,7 +306,7 @@ def test_an_environment_that_raises_is_never_trained_on_and_the_learner_says_why
         learner = run.start_learner()
         run.wait_until(run.is_described, "the learner describes the run")
         broken.touch()
-        actor = run.start_actor("actor")
+        actor = run.start_scripted_actor("actor")
         run.wait_until(lambda: run.ledger().dropped.get("env_failure", 0) > 4, "groups are dropped")
         run.wait_until(lambda: REASON in learner.last_words(), "the learner says why it waits")
         actor.send(signal.SIGTERM)

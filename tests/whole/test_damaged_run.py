@@ -30,17 +30,15 @@ from slipstream.replay.run.archive import Archive, ArchiveWriter
 from slipstream.replay.server.redis_server import Server
 from slipstream.tools.run.prepare import prepare
 from tests.learner.checkpoint.test_checkpoint_settle import stand_in
-from tests.processes import GUESS
+from tests.processes import GUESS, PLAYED_BY_OTHERS
 
 GROUPS_PER_STEP = 4
 SETTINGS = [
     *GUESS,
+    *PLAYED_BY_OTHERS,
     "replay.max_lag=1000",
     "learner.checkpoint_every=2",
     "learner.keep_checkpoints=9",
-    "eval.num_tasks=0",
-    "objective.guard=false",
-    "objective.max_negative_kl=0",
 ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.common.transfer.chunk_server import ChunkServer, ServerLimits
-from tests.envhub.env_hosts import wait_until
+from tests.waiting import wait_until
 from tests.whole.bare_host import BareHost
 from tests.whole.lossy_line import NEAR, TUN
 
@@ -42,7 +42,7 @@ def test_a_pull_over_a_slow_line_continues_after_a_cut_with_what_is_missing(tmp_
         host.link(port)
         (host.links / "client.py").write_text(PULLER.format(port=port, num_bytes=len(DATA)))
         host.start("until python /tmp/links/client.py; do sleep 0.2; done")
-        wait_until(lambda: host.line.num_bytes[NEAR] >= len(DATA) // 2, "half of the bytes", DEADLINE_S)
+        wait_until(lambda: host.line.num_bytes[NEAR] >= len(DATA) // 2, "half of the bytes", timeout_s=DEADLINE_S)
         host.line.is_cut = True
         time.sleep(CUT_S)
         host.line.is_cut = False

@@ -9,7 +9,7 @@ import torch
 
 from slipstream.replay.server.redis_server import Server
 from slipstream.tools.cli.cli import main
-from tests.processes import GUESS, Run, customized
+from tests.processes import GUESS, PLAYED_BY_OTHERS, Run, customized
 
 NUM_STEPS = 20
 READER_ENDS = """
@@ -18,10 +18,9 @@ if "slipstream.learner.model.reader" in sys.orig_argv: os._exit(1)
 """
 SETTINGS = [
     *GUESS,
+    *PLAYED_BY_OTHERS,
     f"learner.steps={NUM_STEPS}",
     "learner.checkpoint_every=2",
-    "objective.guard=false",
-    "objective.max_negative_kl=0",
 ]
 
 

@@ -7,9 +7,10 @@ import pytest
 from slipstream.common.process.run_state import Standing, standing
 from slipstream.replay.fleet.fleet import RunState
 from slipstream.replay.server.redis_server import Server
-from tests.processes import GUESS, Run
+from tests.processes import GUESS, PLAYED_BY_OTHERS, Run
 
-SOLVED = [*GUESS, "env.name=tests.whole.solved:SolvedEnv", "learner.steps=100000", "learner.checkpoint_every=1000"]
+SOLVED = [*GUESS, *PLAYED_BY_OTHERS, "env.name=tests.whole.solved:SolvedEnv"]
+SOLVED += ["learner.steps=100000", "learner.checkpoint_every=1000"]
 
 
 @pytest.mark.timeout(900)
@@ -29,7 +30,7 @@ def test_a_solved_run_ends_with_a_model(
 ) -> None:
     with Run(run_id, root=tmp_path, server=redis_server, settings=[*SOLVED, *settings]) as run:
         learner = run.start_learner()
-        actor = run.start_actor("actor")
+        actor = run.start_scripted_actor("actor")
         assert learner.wait() == 0, learner.last_words()
         assert "the tasks are solved: stop here, or use harder tasks; the run ends as finished" in learner.last_words()
         assert actor.wait() == 0

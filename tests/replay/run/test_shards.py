@@ -29,13 +29,13 @@ from slipstream.replay.records.keys import epoch_key, key, shard_name
 from slipstream.replay.run.server_shards import Shards, audit_shards, read_shards
 from slipstream.replay.server.redis_server import Server, start_server
 from slipstream.tools.replay.audit_table import audit
-from tests.actors.group.test_group import Actor, until
-from tests.common.process.test_patience import wait_until
+from tests.actors.group.test_group import Actor
 from tests.learner.supply.test_supply import differ, work
-from tests.processes import GUESS, Run, nothing_runs
+from tests.processes import GUESS, PLAYED_BY_OTHERS, Run, nothing_runs
 from tests.replay.buffer.every_verb import FACTS
 from tests.replay.records.attempts import Views, make_buffer, ticket
 from tests.several_ranks import SeveralRanks
+from tests.waiting import until, wait_until
 
 START = Progress(step=0, policy_version=0, highest_published=0, next_group_id=0, tokens_trained=0)
 
@@ -240,6 +240,7 @@ def test_a_run_on_two_servers_outlives_the_death_of_one(servers: list[Server], r
     num_steps = 12
     settings = [
         *GUESS,
+        *PLAYED_BY_OTHERS,
         f"redis.shards=[{servers[1].url}]",
         "env.options={step_s: 0.05}",
         f"learner.steps={num_steps}",
@@ -247,7 +248,7 @@ def test_a_run_on_two_servers_outlives_the_death_of_one(servers: list[Server], r
         "replay.max_lag=1000",
     ]
     with Run(run_id, root=tmp_path, server=servers[0], settings=settings) as run:
-        learner, actor = run.start_learner(), run.start_actor("actor")
+        learner, actor = run.start_learner(), run.start_scripted_actor("actor")
         run.wait_until(lambda: run.last_step() >= 3, "the third step")
         servers[1].process.kill()
         servers[1].process.wait()
