@@ -22,6 +22,12 @@ ALWAYS: tuple[Callable[[Case], None], ...] = (
     contract.test_step_before_reset_is_an_error,
     contract.test_close_may_be_called_twice_and_a_closed_one_starts_again,
 )
+# And what nearly every one keeps.
+USUAL = (
+    *ALWAYS,
+    contract.test_step_after_the_end_is_an_error,
+    contract.test_garbage_is_an_observation_and_leaves_the_state_alone,
+)
 
 
 def keeps(check: Callable[..., None], case: Case, *, splits: tuple[str, ...] = ("train",)) -> None:

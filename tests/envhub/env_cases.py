@@ -103,6 +103,10 @@ def offered(env: Env, case: Case) -> list[str]:
     return [*case.samples, env.expert()] if actions is None else actions
 
 
+def said(observation: Observation) -> str:
+    return observation.messages[-1].content
+
+
 async def rollout(env: Env, case: Case, task: Task, rng: random.Random, *, noise: float) -> list[Observation]:
     """Play an episode by the expert, with a random action at probability `noise`. Every action must be valid."""
     observations = [await env.reset(task)]

@@ -17,8 +17,8 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.env import Env
 from slipstream.envhub.remote.env_client import EnvClient
 from tests.processes import Process
+from tests.waiting import wait_until
 
-DEADLINE_S = 90.0
 UNRULY = "tests.envhub.unruly:UnrulyEnv"
 TASK = Task(env="any", split="train", index=3)
 
@@ -59,19 +59,11 @@ class EnvHost:
 def stub_server(module: str, folder: Path) -> Iterator[str]:
     """The URL of `python -m module`, a server as strict as theirs; it must have raised nothing by the end."""
     process = Process("stub", [sys.executable, "-m", module], log=folder / "log", environment={})
-    wait_until(lambda: bool(re.search(r"port \d+\n", process.said())), "the stub")
-    found = re.search(r"port (\d+)\n", process.said())
+    found = wait_until(lambda: re.search(r"port (\d+)\n", process.said()), "the stub")
     assert found is not None
     yield f"http://127.0.0.1:{found[1]}"
     process.kill()
     assert "Traceback" not in process.said(), process.said()
-
-
-def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = DEADLINE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for: {what}"
-        time.sleep(0.02)
 
 
 @contextmanager

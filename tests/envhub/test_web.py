@@ -262,7 +262,7 @@ def test_a_closed_server_has_freed_its_port_and_is_an_error_of_the_environment_a
         load(Browser(), Visit(SITE, STATE, host="unknown", port=web_server().port), "/")
 
 
-def test_64_concurrent_episodes_are_solved() -> None:
+async def test_64_concurrent_episodes_are_solved() -> None:
     async def episode(index: int) -> float:
         env = make_env("web", {"errands": 2})
         observation = await env.reset(Task(env="web", split="train", index=index))
@@ -271,11 +271,8 @@ def test_64_concurrent_episodes_are_solved() -> None:
         await env.close()
         return observation.score
 
-    async def all_of_them() -> list[float]:
-        return await asyncio.gather(*(episode(index) for index in range(64)))
-
     port = web_server().port
-    assert sum(asyncio.run(all_of_them())) >= 0.95 * 64
+    assert sum(await asyncio.gather(*(episode(index) for index in range(64)))) >= 0.95 * 64
     assert web_server().port == port
 
 

@@ -1,12 +1,6 @@
-"""What a browser could leave behind, and ways to wait until it has not."""
+"""What a browser could leave behind."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
-
-DEADLINE_S = 60.0
-T = TypeVar("T")
 
 
 def processes_of(name: str) -> set[int]:
@@ -24,12 +18,3 @@ def processes_of(name: str) -> set[int]:
 
 def folders_of(name: str) -> set[Path]:
     return set(Path("/tmp").glob(f"slipstream-{name}-*"))
-
-
-def until(look: Callable[[], T]) -> T:
-    """What `look` sees as soon as it sees something."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (seen := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return seen

@@ -5,10 +5,8 @@ import contextlib
 import os
 import re
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -16,9 +14,11 @@ from slipstream.actors.episode.answer import answer
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
-from tests.adapters.browser.left import folders_of, processes_of, until
+from tests.adapters.browser.left import folders_of, processes_of
 from tests.adapters.held import ALWAYS
 from tests.envhub.env_cases import Case
+from tests.http_stand_in import Asked, HttpStandIn, Reply
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Gymnasium's own
 
@@ -60,7 +60,7 @@ def test_browsergym_keeps_the_contract(check: Callable[[Case], None], monkeypatc
     check(CASE)
 
 
-def test_scripts_solve_pages_of_two_tasks_by_turns() -> None:
+async def test_scripts_solve_pages_of_two_tasks_by_turns() -> None:
     def click_one(text: str) -> list[str]:
         one = bid(text, "button 'ONE'")
         return [f"click('{one}')"]
@@ -70,65 +70,48 @@ def test_scripts_solve_pages_of_two_tasks_by_turns() -> None:
         assert wanted is not None
         return [f"fill('{bid(text, 'textbox')}', {wanted[1]!r})", f"I say click('{bid(text, 'button')}')"]
 
-    async def solve() -> None:
-        games = ["browsergym/miniwob.click-test-2", "browsergym/miniwob.enter-text"]
-        env = make_env("browsergym", {"train": games})
-        for index, player in enumerate((click_one, enter)):
-            observations = await play(env, player, index)
-            assert "click(bid: str" in observations[0].messages[0].content
-            assert "upload_file" not in observations[0].messages[0].content
-            end = observations[-1]
-            assert (end.terminated, end.success, end.score, end.rewards) == (True, True, 1.0, {"task": 1.0})
-        with pytest.raises(EnvError, match="is over; call reset first"):
-            await env.step("noop(1)")
-        await env.close()
-
-    asyncio.run(solve())
+    games = ["browsergym/miniwob.click-test-2", "browsergym/miniwob.enter-text"]
+    env = make_env("browsergym", {"train": games})
+    for index, player in enumerate((click_one, enter)):
+        observations = await play(env, player, index)
+        assert "click(bid: str" in observations[0].messages[0].content
+        assert "upload_file" not in observations[0].messages[0].content
+        end = observations[-1]
+        assert (end.terminated, end.success, end.score, end.rewards) == (True, True, 1.0, {"task": 1.0})
+    with pytest.raises(EnvError, match="is over; call reset first"):
+        await env.step("noop(1)")
+    await env.close()
 
 
-def test_what_is_not_understood_is_said_and_nothing_is_handed_out_or_run() -> None:
-    async def ask() -> None:
-        env = make_env("browsergym", {})
-        start = page(await env.reset(task()))
-        for action, why in (
-            ("hello", "Received an empty action"),
-            ("click('999')", "Could not find element with bid"),
-            ("upload_file('13', '/etc/passwd')", "Invalid action type 'upload_file'"),
-            ("click('13') click('14')", "Received a multi-action"),
-            ("noop(60000)", "noop waits for 5000 ms at most"),
-            ("goto('javascript:core.endEpisode(1)')", "goto takes an address"),
-            ("page.evaluate('core.endEpisode(1)')", "Invalid action type 'evaluate'"),
-            ("[" * 3000, "Received an empty action"),
-        ):
-            observation = await env.step(action)
-            assert (observation.valid_action, observation.done, observation.rewards) == (False, False, {"task": 0.0})
-            assert why in page(observation), action
-            assert page(observation).endswith(start.split("\n\n", 1)[1])
-        await env.close()
-
-    asyncio.run(ask())
+async def test_what_is_not_understood_is_said_and_nothing_is_handed_out_or_run() -> None:
+    env = make_env("browsergym", {})
+    start = page(await env.reset(task()))
+    for action, why in (
+        ("hello", "Received an empty action"),
+        ("click('999')", "Could not find element with bid"),
+        ("upload_file('13', '/etc/passwd')", "Invalid action type 'upload_file'"),
+        ("click('13') click('14')", "Received a multi-action"),
+        ("noop(60000)", "noop waits for 5000 ms at most"),
+        ("goto('javascript:core.endEpisode(1)')", "goto takes an address"),
+        ("page.evaluate('core.endEpisode(1)')", "Invalid action type 'evaluate'"),
+        ("[" * 3000, "Received an empty action"),
+    ):
+        observation = await env.step(action)
+        assert (observation.valid_action, observation.done, observation.rewards) == (False, False, {"task": 0.0})
+        assert why in page(observation), action
+        assert page(observation).endswith(start.split("\n\n", 1)[1])
+    await env.close()
 
 
 @contextlib.contextmanager
 def site() -> Iterator[int]:
     """A loopback site of one page that says where it was asked for; its port."""
 
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = f"<button>{self.path}</button>".encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def page(asked: Asked) -> Reply:
+        return 200, {"Content-Type": "text/html"}, f"<button>{asked.path}</button>".encode()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
+    with HttpStandIn(page) as server:
+        yield int(server.url.rpartition(":")[2])
 
 
 def test_only_the_sites_that_are_named_are_reached() -> None:
@@ -158,24 +141,21 @@ def test_only_the_sites_that_are_named_are_reached() -> None:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_what_dies_or_hangs_fails_the_episode_and_nothing_is_left(sent: signal.Signals) -> None:
-    async def disturbed() -> None:
-        env = make_env("browsergym", {})
-        start = await env.reset(task())
-        for pid in processes_of("browsergym") - before:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sent)
-        with pytest.raises(EnvError, match=r"BrowserGym's process is lost|no answer within"):
-            await answer(partial(env.step, "noop(1)"), timeout_s=2)
-        await env.close()
-        until(lambda: processes_of("browsergym") <= before)
-        assert folders_of("browsergym") <= folders
-        assert await env.reset(task()) == start
-        await env.close()
-        until(lambda: processes_of("browsergym") <= before)
-
+async def test_what_dies_or_hangs_fails_the_episode_and_nothing_is_left(sent: signal.Signals) -> None:
     before, folders = processes_of("browsergym"), folders_of("browsergym")
-    asyncio.run(disturbed())
+    env = make_env("browsergym", {})
+    start = await env.reset(task())
+    for pid in processes_of("browsergym") - before:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, sent)
+    with pytest.raises(EnvError, match=r"BrowserGym's process is lost|no answer within"):
+        await answer(partial(env.step, "noop(1)"), timeout_s=2)
+    await env.close()
+    wait_until(lambda: processes_of("browsergym") <= before)
+    assert folders_of("browsergym") <= folders
+    assert await env.reset(task()) == start
+    await env.close()
+    wait_until(lambda: processes_of("browsergym") <= before)
 
 
 def test_a_task_that_nobody_registers_is_refused() -> None:

@@ -16,10 +16,11 @@ from slipstream.actors.episode.answer import answer
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
-from tests.adapters.browser.left import folders_of, processes_of, until
+from tests.adapters.browser.left import folders_of, processes_of
 from tests.adapters.held import ALWAYS
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Gymnasium's own
 
@@ -106,52 +107,43 @@ def test_miniwob_keeps_the_contract(case: Case, check: Callable[[Case], None], m
 
 
 @pytest.mark.parametrize("game", PLAYERS)
-def test_a_script_solves_the_page_and_a_wrong_one_does_not(game: str) -> None:
-    async def solve() -> None:
-        env, openings = make_env("miniwob", {"game": game}), set()
-        for split, index in (("train", 0), ("train", 1), ("held_out", 0)):
-            observations = await play(env, task(index, split), PLAYERS[game])
-            end = observations[-1]
-            assert (end.terminated, end.success, end.score, end.rewards) == (True, True, 1.0, {"page": 1.0})
-            assert all(observation.rewards == {"page": 0.0} for observation in observations[1:-1])
-            openings.add(page(observations[0]))
-        assert len(openings) == (1 if game == "click-test-2" else 3)  # its seeds move the buttons only
-        start = await env.reset(task())
-        wrong = [f"click {number(page(start), 'button.*')}"] if game != "click-test-2" else ["click 5"]
-        end = await env.step(wrong[0])
-        assert (end.terminated, end.success, end.score) == (True, False, 0.0)
-        with pytest.raises(EnvError, match="is over; call reset first"):
-            await env.step("wait")
-        await env.close()
-
-    asyncio.run(solve())
+async def test_a_script_solves_the_page_and_a_wrong_one_does_not(game: str) -> None:
+    env, openings = make_env("miniwob", {"game": game}), set()
+    for split, index in (("train", 0), ("train", 1), ("held_out", 0)):
+        observations = await play(env, task(index, split), PLAYERS[game])
+        end = observations[-1]
+        assert (end.terminated, end.success, end.score, end.rewards) == (True, True, 1.0, {"page": 1.0})
+        assert all(observation.rewards == {"page": 0.0} for observation in observations[1:-1])
+        openings.add(page(observations[0]))
+    assert len(openings) == (1 if game == "click-test-2" else 3)  # its seeds move the buttons only
+    start = await env.reset(task())
+    wrong = [f"click {number(page(start), 'button.*')}"] if game != "click-test-2" else ["click 5"]
+    end = await env.step(wrong[0])
+    assert (end.terminated, end.success, end.score) == (True, False, 0.0)
+    with pytest.raises(EnvError, match="is over; call reset first"):
+        await env.step("wait")
+    await env.close()
 
 
-def test_what_is_typed_is_seen_and_what_makes_no_sense_changes_nothing() -> None:
-    async def look() -> None:
-        env = make_env("miniwob", {"game": "enter-text"})
-        start = page(await env.reset(task()))
-        field = number(start, "input_text")
-        for action in ("click 999", "type 99 x", "fly", "press A-<F4>", "", "type 5 \ue007"):
-            refused = await env.step(action)
-            assert (refused.valid_action, refused.rewards) == (False, {"page": 0.0})
-            assert page(refused).split("\n", 1)[1] == start.split("\n\n", 1)[1]
-        typed = page(await env.step(f"type {field} né 'x'"))
-        assert f"[{field}] input_text#tt (now \"né 'x'\") (focused)" in typed
-        await env.close()
-
-    asyncio.run(look())
+async def test_what_is_typed_is_seen_and_what_makes_no_sense_changes_nothing() -> None:
+    env = make_env("miniwob", {"game": "enter-text"})
+    start = page(await env.reset(task()))
+    field = number(start, "input_text")
+    for action in ("click 999", "type 99 x", "fly", "press A-<F4>", "", "type 5 \ue007"):
+        refused = await env.step(action)
+        assert (refused.valid_action, refused.rewards) == (False, {"page": 0.0})
+        assert page(refused).split("\n", 1)[1] == start.split("\n\n", 1)[1]
+    typed = page(await env.step(f"type {field} né 'x'"))
+    assert f"[{field}] input_text#tt (now \"né 'x'\") (focused)" in typed
+    await env.close()
 
 
-def test_what_is_animated_is_over_when_a_policy_looks() -> None:
-    async def look() -> None:
-        env = make_env("miniwob", {"game": "click-collapsible"})
-        start = page(await env.reset(task(1)))
-        opened = page(await env.step(f"click {number(start, 'h3')}"))
-        assert opened == page(await env.step("wait")) != start
-        await env.close()
-
-    asyncio.run(look())
+async def test_what_is_animated_is_over_when_a_policy_looks() -> None:
+    env = make_env("miniwob", {"game": "click-collapsible"})
+    start = page(await env.reset(task(1)))
+    opened = page(await env.step(f"click {number(start, 'h3')}"))
+    assert opened == page(await env.step("wait")) != start
+    await env.close()
 
 
 def test_a_page_that_moves_by_the_clock_stands_still_while_a_policy_thinks() -> None:
@@ -169,38 +161,32 @@ def test_a_page_that_moves_by_the_clock_stands_still_while_a_policy_thinks() -> 
     assert asyncio.run(watch(0.37)) == at_once
 
 
-def test_nothing_of_a_browser_is_left_and_it_has_its_own_sandbox_as_nobody() -> None:
-    async def play_and_close() -> None:
-        env = make_env("miniwob", {})
-        await env.reset(task())
-        assert len(processes_of("miniwob") - before) > 3
-        await env.close()
-        with pytest.raises(EnvError, match="call reset first"):
-            await env.step("wait")
-
+async def test_nothing_of_a_browser_is_left_and_it_has_its_own_sandbox_as_nobody() -> None:
     before, folders = processes_of("miniwob"), folders_of("miniwob")
-    asyncio.run(play_and_close())
-    until(lambda: processes_of("miniwob") <= before)
+    env = make_env("miniwob", {})
+    await env.reset(task())
+    assert len(processes_of("miniwob") - before) > 3
+    await env.close()
+    with pytest.raises(EnvError, match="call reset first"):
+        await env.step("wait")
+    wait_until(lambda: processes_of("miniwob") <= before)
     assert folders_of("miniwob") <= folders
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_browser_that_dies_or_hangs_fails_the_episode_and_the_next_has_another(sent: signal.Signals) -> None:
-    async def disturbed() -> None:
-        env = make_env("miniwob", {})
-        start = await env.reset(task())
-        for pid in processes_of("miniwob") - before:
-            with contextlib.suppress(ProcessLookupError):  # some end with the first that is killed
-                os.kill(pid, sent)
-        with pytest.raises(EnvError, match=r"the browser failed|no answer within"):
-            await answer(partial(env.step, "wait"), timeout_s=2)
-        await env.close()
-        until(lambda: processes_of("miniwob") <= before)
-        assert await env.reset(task()) == start
-        await env.close()
-
+async def test_a_browser_that_dies_or_hangs_fails_the_episode_and_the_next_has_another(sent: signal.Signals) -> None:
     before = processes_of("miniwob")
-    asyncio.run(disturbed())
+    env = make_env("miniwob", {})
+    start = await env.reset(task())
+    for pid in processes_of("miniwob") - before:
+        with contextlib.suppress(ProcessLookupError):  # some end with the first that is killed
+            os.kill(pid, sent)
+    with pytest.raises(EnvError, match=r"the browser failed|no answer within"):
+        await answer(partial(env.step, "wait"), timeout_s=2)
+    await env.close()
+    wait_until(lambda: processes_of("miniwob") <= before)
+    assert await env.reset(task()) == start
+    await env.close()
 
 
 def test_the_browser_ends_with_an_actor_that_is_killed() -> None:
@@ -214,7 +200,7 @@ def test_the_browser_ends_with_an_actor_that_is_killed() -> None:
         assert actor.stdout is not None and actor.stdout.readline() == "playing\n"
         assert processes_of("miniwob") - before
         actor.kill()
-    until(lambda: processes_of("miniwob") <= before)
+    wait_until(lambda: processes_of("miniwob") <= before)
 
 
 def test_a_page_that_is_not_there_is_refused_with_those_that_are_near() -> None:

@@ -55,13 +55,10 @@ def test_settings_reach_the_data_set() -> None:
     assert opening.count(" + ") + opening.count(" - ") == 5
 
 
-def test_an_empty_answer_is_none_and_the_question_stands() -> None:
-    async def play() -> list[Observation]:
-        env = make_env("reasoning_gym", {})
-        await env.reset(Task(env="r", split="train", index=0))
-        return [await env.step("  "), await env.step("9" * 5000), await env.step(env.expert())]
-
-    empty, endless, right = asyncio.run(play())
+async def test_an_empty_answer_is_none_and_the_question_stands() -> None:
+    env = make_env("reasoning_gym", {})
+    await env.reset(Task(env="r", split="train", index=0))
+    empty, endless, right = [await env.step("  "), await env.step("9" * 5000), await env.step(env.expert())]
     assert (empty.valid_action, empty.done, endless.valid_action, right.success) == (False, False, False, True)
 
 
@@ -84,13 +81,11 @@ def test_what_is_no_number_is_no_answer_in_complex_numbers() -> None:
     assert asyncio.run(answered("complex_arithmetic", None)).success
 
 
-def test_an_answer_in_numbers_reaches_the_scorer_of_countdown() -> None:
-    async def play() -> float:
-        env = make_env("reasoning_gym", {"dataset": "countdown"})
-        await env.reset(Task(env="r", split="train", index=0))
-        return (await env.step(f"({env.expert()}) + 0")).score
-
-    assert asyncio.run(play()) == 0.05  # it is no solution, as 0 was not given; only the scorer could tell
+async def test_an_answer_in_numbers_reaches_the_scorer_of_countdown() -> None:
+    env = make_env("reasoning_gym", {"dataset": "countdown"})
+    await env.reset(Task(env="r", split="train", index=0))
+    wrong = await env.step(f"({env.expert()}) + 0")
+    assert wrong.score == 0.05  # it is no solution, as 0 was not given; only the scorer could tell
 
 
 @pytest.mark.parametrize(

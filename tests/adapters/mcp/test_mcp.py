@@ -15,6 +15,7 @@ import pytest
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
+from tests.envhub.env_cases import said
 
 SERVER = Path(__file__).parent / "notes_server.py"
 COMMAND = [sys.executable, str(SERVER)]
@@ -81,10 +82,6 @@ def played(index: int, actions: list[str], **options: Any) -> list[Observation]:
     return asyncio.run(play())
 
 
-def said(observation: Observation) -> str:
-    return observation.messages[-1].content
-
-
 async def solved_by_the_expert(env: Env, index: int) -> Observation:
     observation = await env.reset(task(index))
     while not observation.done:
@@ -140,47 +137,38 @@ def test_what_makes_no_sense_is_told_and_changes_nothing(tasks: str) -> None:
     assert said(observations[-1]).startswith("error: ")
 
 
-def test_the_expert_does_the_solution_of_the_file_and_says_where_there_is_none(tasks: str) -> None:
-    async def play() -> None:
-        env = make_env("mcp", {"train": tasks, "command": COMMAND})
-        assert (await solved_by_the_expert(env, 2)).success  # the first task again: they go round
-        await env.reset(task(1))
-        with pytest.raises(NotImplementedError, match="has no solution"):
-            env.expert()
-        await env.close()
-
-    asyncio.run(play())
+async def test_the_expert_does_the_solution_of_the_file_and_says_where_there_is_none(tasks: str) -> None:
+    env = make_env("mcp", {"train": tasks, "command": COMMAND})
+    assert (await solved_by_the_expert(env, 2)).success  # the first task again: they go round
+    await env.reset(task(1))
+    with pytest.raises(NotImplementedError, match="has no solution"):
+        env.expert()
+    await env.close()
 
 
-def test_each_episode_has_a_server_of_its_own(tasks: str) -> None:
-    async def play() -> None:
-        one, other = (make_env("mcp", {"train": tasks, "command": COMMAND}) for _ in range(2))
-        await one.reset(task())
-        await other.reset(task())
-        await one.step(call("wipe"))
-        assert said(await other.step(call("read", title="a"))) == "plums"
-        assert said(await one.reset(task())) == "Copy the note a to a note b."
-        assert said(await one.step(call("read", title="a"))) == "plums"
-        await one.close()
-        await one.close()
-        await other.close()
-        with pytest.raises(EnvError, match="call reset first"):
-            await one.step("done")
-
-    asyncio.run(play())
+async def test_each_episode_has_a_server_of_its_own(tasks: str) -> None:
+    one, other = (make_env("mcp", {"train": tasks, "command": COMMAND}) for _ in range(2))
+    await one.reset(task())
+    await other.reset(task())
+    await one.step(call("wipe"))
+    assert said(await other.step(call("read", title="a"))) == "plums"
+    assert said(await one.reset(task())) == "Copy the note a to a note b."
+    assert said(await one.step(call("read", title="a"))) == "plums"
+    await one.close()
+    await one.close()
+    await other.close()
+    with pytest.raises(EnvError, match="call reset first"):
+        await one.step("done")
 
 
-def test_a_server_that_dies_is_the_environments_failure(tasks: str) -> None:
-    async def play() -> None:
-        env = make_env("mcp", {"train": tasks, "command": COMMAND})
-        await env.reset(task())
-        for _ in range(2):
-            with pytest.raises(EnvError, match="the MCP server"):
-                await asyncio.wait_for(env.step(call("crash")), 60)
-        assert (await solved_by_the_expert(env, 0)).success
-        await env.close()
-
-    asyncio.run(play())
+async def test_a_server_that_dies_is_the_environments_failure(tasks: str) -> None:
+    env = make_env("mcp", {"train": tasks, "command": COMMAND})
+    await env.reset(task())
+    for _ in range(2):
+        with pytest.raises(EnvError, match="the MCP server"):
+            await asyncio.wait_for(env.step(call("crash")), 60)
+    assert (await solved_by_the_expert(env, 0)).success
+    await env.close()
 
 
 @pytest.mark.parametrize("command", [[sys.executable, "-c", "raise SystemExit(1)"], ["no-such-program-here"]])
@@ -203,28 +191,24 @@ def test_a_long_text_is_cut(tasks: str) -> None:
     assert len(said(played(0, [call("long")], train=tasks, command=COMMAND)[-1])) == 4000
 
 
-def test_a_server_over_http_is_shared_and_set_up(tasks: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_over_http_is_shared_and_set_up(tasks: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "Bearer k-2")
-
-    async def play() -> None:
-        env = make_env("mcp", {"train": tasks, "url": url, "secrets": {"Authorization": "MY_KEY"}, "hidden": ["wipe"]})
-        deadline = time.monotonic() + 60
-        while True:  # until it listens
-            try:
-                await env.reset(task(1))
-                break
-            except EnvError:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.1)
-        assert said(await env.step(call("header"))) == "Bearer k-2"
-        assert not (await env.step(call("read", title="b"))).valid_action
-        assert (await env.step("answer(pears)")).success
-        assert (await solved_by_the_expert(env, 0)).success
-        assert said(await env.reset(task(0))) == "Copy the note a to a note b."
-        assert said(await env.step(call("read", title="b"))) == "plums"  # what the episode before wrote
-        await env.close()
-
-    asyncio.run(play())
+    env = make_env("mcp", {"train": tasks, "url": url, "secrets": {"Authorization": "MY_KEY"}, "hidden": ["wipe"]})
+    deadline = time.monotonic() + 60
+    while True:  # until it listens
+        try:
+            await env.reset(task(1))
+            break
+        except EnvError:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+    assert said(await env.step(call("header"))) == "Bearer k-2"
+    assert not (await env.step(call("read", title="b"))).valid_action
+    assert (await env.step("answer(pears)")).success
+    assert (await solved_by_the_expert(env, 0)).success
+    assert said(await env.reset(task(0))) == "Copy the note a to a note b."
+    assert said(await env.step(call("read", title="b"))) == "plums"  # what the episode before wrote
+    await env.close()
 
 
 @pytest.mark.parametrize(

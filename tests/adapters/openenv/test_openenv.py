@@ -17,8 +17,9 @@ import pytest
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import EnvError
-from tests.envhub.env_hosts import env_host, wait_until
+from tests.envhub.env_hosts import env_host
 from tests.processes import Process
+from tests.waiting import wait_until
 
 HERE = Path(__file__).parent
 PYTHON = os.environ["OPENENV_PYTHON"]
@@ -46,41 +47,35 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     process.kill()
 
 
-def test_our_client_plays_a_server_of_theirs(theirs: str) -> None:
-    async def play() -> None:
-        env = make_env("openenv", {"url": theirs, "observation_field": "text"})
-        start = await env.reset(Task(env="openenv", split="train", index=1))
-        first = int(start.messages[0].content.removeprefix("count down from "))
-        assert (await env.step("99")).messages[0].content == "not 99"
-        turns = [await env.step(str(number)) for number in range(first, 0, -1)]
-        assert [turn.rewards["openenv"] for turn in turns] == [pytest.approx(1 / first)] * first
-        assert turns[-1].terminated and turns[-1].success
-        with pytest.raises(EnvError, match="is over; call reset first"):
-            await env.step("1")
-        assert await env.reset(Task(env="openenv", split="train", index=1)) == start
-        with pytest.raises(EnvError, match="reported EXECUTION_ERROR: the database is gone"):
-            await env.step("break")
+async def test_our_client_plays_a_server_of_theirs(theirs: str) -> None:
+    env = make_env("openenv", {"url": theirs, "observation_field": "text"})
+    start = await env.reset(Task(env="openenv", split="train", index=1))
+    first = int(start.messages[0].content.removeprefix("count down from "))
+    assert (await env.step("99")).messages[0].content == "not 99"
+    turns = [await env.step(str(number)) for number in range(first, 0, -1)]
+    assert [turn.rewards["openenv"] for turn in turns] == [pytest.approx(1 / first)] * first
+    assert turns[-1].terminated and turns[-1].success
+    with pytest.raises(EnvError, match="is over; call reset first"):
+        await env.step("1")
+    assert await env.reset(Task(env="openenv", split="train", index=1)) == start
+    with pytest.raises(EnvError, match="reported EXECUTION_ERROR: the database is gone"):
+        await env.step("break")
+    await env.close()
+
+
+async def test_our_client_waits_for_a_session_of_theirs_and_names_a_wrong_field(theirs: str) -> None:
+    one, two, three = (make_env("openenv", {"url": theirs, "action_field": "text"}) for _ in range(3))
+    task = Task(env="openenv", split="held_out", index=0)
+    await one.reset(task)
+    await two.reset(task)
+    start = asyncio.create_task(three.reset(task))
+    await asyncio.sleep(1.5)
+    assert not start.done()  # theirs has two sessions
+    with pytest.raises(EnvError, match=r"VALIDATION_ERROR: Invalid message .*missing.*message"):
+        await one.step("4")
+    assert json.loads((await start).messages[0].content)["text"].startswith("count down from ")
+    for env in (one, two, three):
         await env.close()
-
-    asyncio.run(play())
-
-
-def test_our_client_waits_for_a_session_of_theirs_and_names_a_wrong_field(theirs: str) -> None:
-    async def play() -> None:
-        one, two, three = (make_env("openenv", {"url": theirs, "action_field": "text"}) for _ in range(3))
-        task = Task(env="openenv", split="held_out", index=0)
-        await one.reset(task)
-        await two.reset(task)
-        start = asyncio.create_task(three.reset(task))
-        await asyncio.sleep(1.5)
-        assert not start.done()  # theirs has two sessions
-        with pytest.raises(EnvError, match=r"VALIDATION_ERROR: Invalid message .*missing.*message"):
-            await one.step("4")
-        assert json.loads((await start).messages[0].content)["text"].startswith("count down from ")
-        for env in (one, two, three):
-            await env.close()
-
-    asyncio.run(play())
 
 
 @pytest.mark.parametrize("name", ["kg", "household", "craft"])

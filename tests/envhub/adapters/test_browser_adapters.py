@@ -7,11 +7,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import pytest
@@ -22,9 +20,9 @@ from slipstream.envhub.adapters.miniwob_text import PageAction, page_text, parse
 from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation import chromium
 from slipstream.envhub.isolation.own_process import OwnProcess
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
-T = TypeVar("T")
 # In Chromium's place: says what it is given and what it can reach.
 PROBE = """#!/bin/bash
 echo "given: $*"
@@ -200,11 +198,11 @@ def test_what_is_missing_is_said_with_its_package(monkeypatch: pytest.MonkeyPatc
 def test_a_process_is_ended_with_all_that_it_started() -> None:
     process = OwnProcess(name="test")
     process.start(["bash", "-c", "trap '' TERM; sleep 600 & echo $! $TMPDIR; wait"], env={"PATH": os.defpath})
-    child, folder = until(lambda: process.log_tail().split())
+    child, folder = wait_until(lambda: process.log_tail().split())
     assert folder == str(process.folder) and process.folder.is_dir() and not process.is_over
     process.end()
     process.end()
-    until(lambda: not psutil.pid_exists(int(child)) or psutil.Process(int(child)).status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not psutil.pid_exists(int(child)) or psutil.Process(int(child)).status() == psutil.STATUS_ZOMBIE)
     assert process.is_over and not process.folder.exists()
 
 
@@ -236,9 +234,9 @@ def test_what_fails_in_browsergyms_process_is_a_failure_of_the_environment() -> 
         worker.end()
 
 
-def test_a_process_of_browsergyms_that_hangs_is_ended_and_then_lost() -> None:
+async def test_a_process_of_browsergyms_that_hangs_is_ended_and_then_lost() -> None:
     worker = _Worker(pages=None, sites=())
-    pid = until(
+    pid = wait_until(
         lambda: [
             child.pid
             for child in psutil.Process().children()
@@ -246,15 +244,11 @@ def test_a_process_of_browsergyms_that_hangs_is_ended_and_then_lost() -> None:
         ]
     )[0]
     os.kill(pid, signal.SIGSTOP)
-
-    async def cut() -> None:
-        asked = asyncio.create_task(worker.request(BEGIN))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(worker.end)
-        with pytest.raises(EnvError, match="BrowserGym's process is lost"):
-            await asked
-
-    asyncio.run(cut())
+    asked = asyncio.create_task(worker.request(BEGIN))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(worker.end)
+    with pytest.raises(EnvError, match="BrowserGym's process is lost"):
+        await asked
     assert not psutil.pid_exists(pid)
 
 
@@ -263,11 +257,3 @@ def words(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
-
-
-def until(look: Callable[[], T]) -> T:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (seen := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return seen

@@ -77,49 +77,37 @@ async def asking() -> AsyncIterator[Asking]:
         yield Asking(url, sessions, policy, client)
 
 
-def asked(what: Callable[[Asking], Awaitable[T]]) -> T:
+async def asked(what: Callable[[Asking], Awaitable[T]]) -> T:
     """What is answered beside a new server, which must touch no session."""
-
-    async def ask() -> T:
-        async with asking() as side:
-            answer = await what(side)
-            assert side.is_untouched()
-            return answer
-
-    return asyncio.run(ask())
+    async with asking() as side:
+        answer = await what(side)
+        assert side.is_untouched()
+        return answer
 
 
-def test_a_request_reaches_its_session_and_the_reply_has_the_recorded_format() -> None:
-    async def ask() -> None:
-        async with asking() as side:
-            side.policy.reply = lambda prompt: Reply(tokens=[8, 2], logprobs=[-0.5, -0.0], finish_reason="stop")
-            status, text = await side.post(ASKED)
-            assert side.policy.prompts == [[5, 6, 7]]
-        content = [{"token": "token_id:8", "logprob": -0.5}, {"token": "token_id:2", "logprob": -0.0}]
-        choice = {"index": 0, "token_ids": [8, 2], "finish_reason": "stop", "logprobs": {"content": content}}
-        assert (status, json.loads(text)) == (200, {"request_id": "", "choices": [choice]})
-        assert side.session.answered == [[8, 2]]
-
-    asyncio.run(ask())
+async def test_a_request_reaches_its_session_and_the_reply_has_the_recorded_format() -> None:
+    async with asking() as side:
+        side.policy.reply = lambda prompt: Reply(tokens=[8, 2], logprobs=[-0.5, -0.0], finish_reason="stop")
+        status, text = await side.post(ASKED)
+        assert side.policy.prompts == [[5, 6, 7]]
+    content = [{"token": "token_id:8", "logprob": -0.5}, {"token": "token_id:2", "logprob": -0.0}]
+    choice = {"index": 0, "token_ids": [8, 2], "finish_reason": "stop", "logprobs": {"content": content}}
+    assert (status, json.loads(text)) == (200, {"request_id": "", "choices": [choice]})
+    assert side.session.answered == [[8, 2]]
 
 
-def test_the_models_card_tells_the_longest_prompt_that_leaves_room() -> None:
-    status, text = asked(lambda side: side.models())
+async def test_the_models_card_tells_the_longest_prompt_that_leaves_room() -> None:
+    status, text = await asked(lambda side: side.models())
     card = {"id": "policy", "object": "model", "max_model_len": 15}
     assert (status, json.loads(text)) == (200, {"object": "list", "data": [card]})
 
 
-def test_two_questions_at_a_time_are_each_answered() -> None:
-    async def ask() -> None:
-        async with asking() as side:
-            side.policy.reply = lambda prompt: Reply(
-                tokens=[prompt[0] + 1, 2], logprobs=[0.0] * 2, finish_reason="stop"
-            )
-            posted = [side.post(ASKED | {"token_ids": [number]}) for number in (5, 6)]
-            told = [json.loads(text)["choices"][0]["token_ids"] for _, text in await asyncio.gather(*posted)]
-        assert told == [[6, 2], [7, 2]]
-
-    asyncio.run(ask())
+async def test_two_questions_at_a_time_are_each_answered() -> None:
+    async with asking() as side:
+        side.policy.reply = lambda prompt: Reply(tokens=[prompt[0] + 1, 2], logprobs=[0.0] * 2, finish_reason="stop")
+        posted = [side.post(ASKED | {"token_ids": [number]}) for number in (5, 6)]
+        told = [json.loads(text)["choices"][0]["token_ids"] for _, text in await asyncio.gather(*posted)]
+    assert told == [[6, 2], [7, 2]]
 
 
 @pytest.mark.parametrize(
@@ -131,15 +119,15 @@ def test_two_questions_at_a_time_are_each_answered() -> None:
         SHOWN | {"Origin": "https://a.page"},
     ],
 )
-def test_requests_without_the_secret_and_of_web_pages_are_refused(headers: dict[str, str]) -> None:
+async def test_requests_without_the_secret_and_of_web_pages_are_refused(headers: dict[str, str]) -> None:
     wanted = 403 if "Origin" in headers else 401
-    assert asked(lambda side: side.post(ASKED, headers))[0] == wanted
-    assert asked(lambda side: side.models(headers))[0] == wanted
+    assert (await asked(lambda side: side.post(ASKED, headers)))[0] == wanted
+    assert (await asked(lambda side: side.models(headers)))[0] == wanted
 
 
-def test_a_request_for_an_unknown_episode_is_refused_and_reaches_no_session() -> None:
+async def test_a_request_for_an_unknown_episode_is_refused_and_reaches_no_session() -> None:
     for headers in (SHOWN | {"X-Session-ID": "another"}, {"Authorization": "Bearer hidden"}):
-        assert asked(lambda side, headers=headers: side.post(ASKED, headers))[0] == 403  # type: ignore[misc]
+        assert (await asked(lambda side, headers=headers: side.post(ASKED, headers)))[0] == 403  # type: ignore[misc]
 
 
 def sampling(**changes: Any) -> dict[str, Any]:
@@ -172,26 +160,23 @@ def sampling(**changes: Any) -> dict[str, Any]:
         (sampling(seed=1), "unknown field `seed`"),
     ],
 )
-def test_an_invalid_request_is_refused_and_fails_its_episode(body: object, complaint: str) -> None:
-    async def ask() -> None:
-        async with asking() as side:
-            assert (await side.post(body))[0] == 400
-            with pytest.raises(EnvError, match=complaint):
-                await side.session.ending()
-
-    asyncio.run(ask())
+async def test_an_invalid_request_is_refused_and_fails_its_episode(body: object, complaint: str) -> None:
+    async with asking() as side:
+        assert (await side.post(body))[0] == 400
+        with pytest.raises(EnvError, match=complaint):
+            await side.session.ending()
 
 
-def test_a_prompt_over_the_context_is_refused_in_the_words_that_harnesses_know_and_fails_no_episode() -> None:
-    status, text = asked(lambda side: side.post(ASKED | {"token_ids": [1] * 16}))
+async def test_a_prompt_over_the_context_is_refused_in_the_words_that_harnesses_know_and_fails_no_episode() -> None:
+    status, text = await asked(lambda side: side.post(ASKED | {"token_ids": [1] * 16}))
     assert status == 400 and "maximum context length" in text
 
 
-def test_a_body_that_no_prompt_needs_is_not_read() -> None:
-    assert asked(lambda side: side.post(ASKED | {"cache_salt": "x" * (2 << 20)}))[0] == 413
+async def test_a_body_that_no_prompt_needs_is_not_read() -> None:
+    assert (await asked(lambda side: side.post(ASKED | {"cache_salt": "x" * (2 << 20)})))[0] == 413
 
 
-def test_only_answers_that_verifiers_still_waits_for_are_recorded_and_count() -> None:
+async def test_only_answers_that_verifiers_still_waits_for_are_recorded_and_count() -> None:
     recorded: list[int] = []
 
     async def late(request: Request) -> Reply:
@@ -203,48 +188,38 @@ def test_only_answers_that_verifiers_still_waits_for_are_recorded_and_count() ->
             left.set()
         return Reply(tokens=[8, 2], logprobs=[0.0] * 2, finish_reason="stop", record=lambda: recorded.append(1))
 
-    async def ask() -> None:
-        nonlocal posted
-        async with asking() as side:
-            posted = asyncio.create_task(side.post(ASKED))
-            await side.policy.asked.wait()
-            posted.cancel()
-            side.session = side.sessions["episode"] = Session(SAMPLING, late)
-            assert (await side.post(ASKED))[0] == 200
-            posted = asyncio.create_task(side.post(ASKED))
-            await asyncio.wait_for(left.wait(), 10)
-            assert recorded == [1] and side.session.answered == [[8, 2]]
-            side.session.end(EpisodeReport(ended="episode", errors=["a timeout"]))
-            with pytest.raises(EnvError, match="a timeout; verifiers did not wait for 1 answers"):
-                await side.session.ending()
-
     posted: asyncio.Task[tuple[int, str]]
     left = asyncio.Event()
-    asyncio.run(ask())
+    async with asking() as side:
+        posted = asyncio.create_task(side.post(ASKED))
+        await side.policy.asked.wait()
+        posted.cancel()
+        side.session = side.sessions["episode"] = Session(SAMPLING, late)
+        assert (await side.post(ASKED))[0] == 200
+        posted = asyncio.create_task(side.post(ASKED))
+        await asyncio.wait_for(left.wait(), 10)
+        assert recorded == [1] and side.session.answered == [[8, 2]]
+        side.session.end(EpisodeReport(ended="episode", errors=["a timeout"]))
+        with pytest.raises(EnvError, match="a timeout; verifiers did not wait for 1 answers"):
+            await side.session.ending()
 
 
-def test_a_request_that_ended_with_its_process_says_so() -> None:
-    async def ask() -> None:
-        async with asking() as side:
-            posted = asyncio.create_task(side.post(ASKED))
-            await side.policy.asked.wait()
-            posted.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await posted
-            side.session.fail(EnvError("its process ended"))
-            with pytest.raises(EnvError, match="its process ended"):
-                await side.session.ending()
-
-    asyncio.run(ask())
+async def test_a_request_that_ended_with_its_process_says_so() -> None:
+    async with asking() as side:
+        posted = asyncio.create_task(side.post(ASKED))
+        await side.policy.asked.wait()
+        posted.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await posted
+        side.session.fail(EnvError("its process ended"))
+        with pytest.raises(EnvError, match="its process ended"):
+            await side.session.ending()
 
 
-def test_a_request_of_an_episode_that_is_over_is_refused() -> None:
+async def test_a_request_of_an_episode_that_is_over_is_refused() -> None:
     async def over(request: Request) -> Reply:
         raise EnvError("the episode is over")
 
-    async def ask() -> None:
-        async with asking() as side:
-            side.session = side.sessions["episode"] = Session(SAMPLING, over)
-            assert (await side.post(ASKED))[0] == 503
-
-    asyncio.run(ask())
+    async with asking() as side:
+        side.session = side.sessions["episode"] = Session(SAMPLING, over)
+        assert (await side.post(ASKED))[0] == 503

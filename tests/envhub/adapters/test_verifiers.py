@@ -7,7 +7,6 @@ itself, tests/adapters/verifiers plays.
 import asyncio
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from slipstream.tools.run.check_input import check_input
 from tests.actors.episode.episodes import ALLOWANCE, attempt_on, engine_of, rollout_of
 from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
 from tests.replay.records.attempts import leased, make_buffer, ticket
+from tests.waiting import until
 
 STUB = Path(__file__).parent / "verifiers_stub"
 TOKENIZER = merging_tokenizer(CHATML)
@@ -82,12 +82,6 @@ async def played(
 
 def play(options: MixtureEntry, **settings: Any) -> Trajectory:
     return asyncio.run(played(options, **settings))
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not holds():  # noqa: ASYNC110 - another process makes it so
-            await asyncio.sleep(0.01)
 
 
 def is_running(pid: str) -> bool:
@@ -205,73 +199,61 @@ def test_nothing_is_played_without_uv_which_would_be_installed_otherwise(tmp_pat
         play(part())
 
 
-def test_episodes_share_a_process_and_keep_apart_and_it_ends_with_the_last(tmp_path: Path) -> None:
+async def test_episodes_share_a_process_and_keep_apart_and_it_ends_with_the_last(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-
-    async def side_by_side() -> list[Trajectory]:
-        records = [EpisodeRecord(attempt=replace(attempt_on(index), member=index)) for index in range(8)]
-        return await asyncio.gather(
-            *(played(part(pids=str(pids)), record=record, sampler=engine(token_time_s=0.01)) for record in records)
-        )
-
-    trajectories = asyncio.run(side_by_side())
-    alone = [play(part(), record=EpisodeRecord(attempt=attempt_on(index))) for index in (0, 5)]
+    records = [EpisodeRecord(attempt=replace(attempt_on(index), member=index)) for index in range(8)]
+    trajectories = await asyncio.gather(
+        *(played(part(pids=str(pids)), record=record, sampler=engine(token_time_s=0.01)) for record in records)
+    )
+    alone = [await played(part(), record=EpisodeRecord(attempt=attempt_on(index))) for index in (0, 5)]
     assert [trajectories[0].tokens, trajectories[5].tokens] == [trajectory.tokens for trajectory in alone]
     assert len({trajectory.tokens for trajectory in trajectories}) == 8
     (pid,) = pids.read_text().split()
     assert not is_running(pid)
 
 
-def test_a_process_that_dies_takes_its_episodes_along_and_the_next_has_a_new_one(tmp_path: Path) -> None:
+async def test_a_process_that_dies_takes_its_episodes_along_and_the_next_has_a_new_one(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     options = part(does="hang", pids=str(pids))
-
-    async def kill_it() -> None:
-        playing = [asyncio.create_task(played(options)) for _ in range(2)]
-        await until(lambda: pids.exists() and pids.read_text().endswith("\n"), "the process is up")
-        os.kill(int(pids.read_text()), 9)
-        for task in playing:
-            with pytest.raises(EpisodeFailed, match="its process ended"):
-                await task
-        again = asyncio.create_task(played(options))
-        await until(lambda: len(pids.read_text().split()) == 2, "a new process is up")
-        again.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await again
-
-    asyncio.run(kill_it())
+    playing = [asyncio.create_task(played(options)) for _ in range(2)]
+    await until(lambda: pids.exists() and pids.read_text().endswith("\n"), "the process is up")
+    os.kill(int(pids.read_text()), 9)
+    for task in playing:
+        with pytest.raises(EpisodeFailed, match="its process ended"):
+            await task
+    again = asyncio.create_task(played(options))
+    await until(lambda: len(pids.read_text().split()) == 2, "a new process is up")
+    again.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await again
     assert not any(is_running(pid) for pid in pids.read_text().split())
 
 
-def test_a_lost_episode_that_is_not_yet_closed_does_not_keep_a_dead_process_in_use(tmp_path: Path) -> None:
+async def test_a_lost_episode_that_is_not_yet_closed_does_not_keep_a_dead_process_in_use(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     lost, next_one = (make_any_env("verifiers", part(pids=str(pids)).options) for _ in range(2))
     limits: dict[str, Any] = {"max_tokens": 256, "max_turns": 8, "sampling": attempt_on().sampling}
     terms = Terms(tokenizer=TOKENIZER, end_tokens=end_tokens(TOKENIZER), started_at_s=0.0, **limits)
     task = Task(env="verifiers", split="train", index=0)
+    assert isinstance(lost, VerifiersEnv) and isinstance(next_one, VerifiersEnv)
+    asked: list[list[int]] = []
 
-    async def lose_one() -> None:
-        assert isinstance(lost, VerifiersEnv) and isinstance(next_one, VerifiersEnv)
-        asked: list[list[int]] = []
+    async def killed(request: Request) -> Reply:
+        asked.append(request.prompt)
+        os.kill(int(pids.read_text()), 9)
+        await asyncio.sleep(3600)
+        raise AssertionError
 
-        async def killed(request: Request) -> Reply:
-            asked.append(request.prompt)
-            os.kill(int(pids.read_text()), 9)
-            await asyncio.sleep(3600)
-            raise AssertionError
+    async def sampled(request: Request) -> Reply:
+        asked.append(request.prompt)
+        return Reply(tokens=answered(request.prompt), logprobs=[0.0, 0.0], finish_reason="stop")
 
-        async def sampled(request: Request) -> Reply:
-            asked.append(request.prompt)
-            return Reply(tokens=answered(request.prompt), logprobs=[0.0, 0.0], finish_reason="stop")
-
-        with pytest.raises(EnvError, match="its process ended"):
-            await lost.play_episode(task, terms, killed)
-        await next_one.play_episode(task, terms, sampled)
-        assert asked[1] == asked[0]
-        await next_one.close()
-        await lost.close()
-
-    asyncio.run(lose_one())
+    with pytest.raises(EnvError, match="its process ended"):
+        await lost.play_episode(task, terms, killed)
+    await next_one.play_episode(task, terms, sampled)
+    assert asked[1] == asked[0]
+    await next_one.close()
+    await lost.close()
     assert len(pids.read_text().split()) == 2
     assert not any(is_running(pid) for pid in pids.read_text().split())
 

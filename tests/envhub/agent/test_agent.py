@@ -361,21 +361,17 @@ def test_an_agent_that_does_not_repeat_its_calls_cannot_be_continued() -> None:
         assert failure is Outcome.REPLAY_MISMATCH
 
 
-def test_64_episodes_at_once_keep_apart_while_the_weights_change_in_mid_call() -> None:
+async def test_64_episodes_at_once_keep_apart_while_the_weights_change_in_mid_call() -> None:
     model = Model(token_time_s=0.25)
-
-    async def side_by_side() -> list[Trajectory]:
-        records = [EpisodeRecord(attempt=replace(attempt_on(index), member=index)) for index in range(64)]
-        playing = [asyncio.create_task(played(entry("chats"), model, record=record)) for record in records]
-        async with asyncio.timeout(DEADLINE_S):
-            while model.engine.load().num_running < 64:  # noqa: ASYNC110 - the episodes make it so
-                await asyncio.sleep(0.001)
-        await asyncio.sleep(0.4)  # of the second that a call takes
-        await model.engine.stage(empty_offer(5))
-        await model.engine.commit(5)
-        return await asyncio.gather(*playing)
-
-    trajectories = asyncio.run(side_by_side())
+    records = [EpisodeRecord(attempt=replace(attempt_on(index), member=index)) for index in range(64)]
+    playing = [asyncio.create_task(played(entry("chats"), model, record=record)) for record in records]
+    async with asyncio.timeout(DEADLINE_S):
+        while model.engine.load().num_running < 64:  # noqa: ASYNC110 - the episodes make it so
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.4)  # of the second that a call takes
+    await model.engine.stage(empty_offer(5))
+    await model.engine.commit(5)
+    trajectories = await asyncio.gather(*playing)
     assert sorted(turn for trajectory in trajectories for turn in turns_of(trajectory)) == sorted(model.written)
     for index, trajectory in enumerate(trajectories):
         assert trajectory.branch_starts == [0] and len(trajectory.turns) == 3

@@ -63,20 +63,16 @@ async def served() -> AsyncIterator[Side]:
         yield Side(url, endpoint, prompts, client)
 
 
-def post(path: str, body: object, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+async def post(path: str, body: object, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
     """Post to a fresh endpoint, which must not pass on what it refuses."""
-
-    async def ask() -> tuple[int, dict[str, Any]]:
-        async with served() as side:
-            status, response = await side.post(path, body, headers)
-            assert bool(side.prompts) == (status == 200 and path != "reward")
-            return status, response
-
-    return asyncio.run(ask())
+    async with served() as side:
+        status, response = await side.post(path, body, headers)
+        assert bool(side.prompts) == (status == 200 and path != "reward")
+        return status, response
 
 
-def test_a_response_has_what_openais_has() -> None:
-    status, response = post("chat/completions", CHAT | {"logprobs": True})
+async def test_a_response_has_what_openais_has() -> None:
+    status, response = await post("chat/completions", CHAT | {"logprobs": True})
     assert status == 200 and response.pop("id").startswith("chatcmpl-") and response.pop("created") > 0
     (choice,) = response.pop("choices")
     assert [token["logprob"] for token in choice.pop("logprobs")["content"]] == [-0.5, -0.25, 0.0]
@@ -88,46 +84,40 @@ def test_a_response_has_what_openais_has() -> None:
     }
 
 
-def events_of(path: str, body: object) -> list[Any]:
-    async def ask() -> str:
-        async with (
-            served() as side,
-            aiohttp.ClientSession() as client,
-            client.post(f"{side.url}/{path}", json=body, headers=side.key) as response,
-        ):
-            assert (response.status, response.content_type) == (200, "text/event-stream")
-            return await response.text()
-
-    events = asyncio.run(ask()).removesuffix("\n\n").split("\n\n")
+async def events_of(path: str, body: object) -> list[Any]:
+    async with (
+        served() as side,
+        aiohttp.ClientSession() as client,
+        client.post(f"{side.url}/{path}", json=body, headers=side.key) as response,
+    ):
+        assert (response.status, response.content_type) == (200, "text/event-stream")
+        events = (await response.text()).removesuffix("\n\n").split("\n\n")
     assert events.pop() == "data: [DONE]"
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-def test_a_stream_has_the_chunks_of_openais() -> None:
-    first, last = events_of("chat/completions", CHAT | {"stream": True})
+async def test_a_stream_has_the_chunks_of_openais() -> None:
+    first, last = await events_of("chat/completions", CHAT | {"stream": True})
     assert (first["object"], first["id"]) == ("chat.completion.chunk", last["id"])
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": "ok"}
     assert first["choices"][0]["finish_reason"] is None
     assert last["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
     options = {"stream": True, "n": 2, "stream_options": {"include_usage": True}}
-    *texts, usage = events_of("completions", TEXT | options)
+    *texts, usage = await events_of("completions", TEXT | options)
     assert [(text["choices"][0]["index"], text["choices"][0]["text"]) for text in texts] == [(0, "ok"), (1, "ok")]
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 6)
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "reward", "nothing"])
 @pytest.mark.parametrize("authorization", [None, "Bearer guessed", "Bearer ", "sk-key", "Bearer \xfc"])
-def test_a_request_without_the_key_of_the_episode_is_refused(path: str, authorization: str | None) -> None:
-    status, response = post(path, CHAT, {} if authorization is None else {"Authorization": authorization})
+async def test_a_request_without_the_key_of_the_episode_is_refused(path: str, authorization: str | None) -> None:
+    status, response = await post(path, CHAT, {} if authorization is None else {"Authorization": authorization})
     assert status == 401 and "not the key of the episode" in response["error"]["message"]
 
 
-def test_a_web_page_is_refused_even_with_the_key() -> None:
-    async def ask() -> None:
-        async with served() as side:
-            assert (await side.post("chat/completions", CHAT, side.key | {"Origin": "https://a.page"}))[0] == 403
-
-    asyncio.run(ask())
+async def test_a_web_page_is_refused_even_with_the_key() -> None:
+    async with served() as side:
+        assert (await side.post("chat/completions", CHAT, side.key | {"Origin": "https://a.page"}))[0] == 403
 
 
 @pytest.mark.parametrize(
@@ -180,124 +170,110 @@ def test_a_web_page_is_refused_even_with_the_key() -> None:
         ("reward", {"reward": {"right": None}}, "malformed reward"),
     ],
 )
-def test_what_is_malformed_or_impossible_is_refused_with_the_reason(path: str, body: object, complaint: str) -> None:
-    status, response = post(path, body)
+async def test_what_is_malformed_or_impossible_is_refused_with_the_reason(
+    path: str, body: object, complaint: str
+) -> None:
+    status, response = await post(path, body)
     assert status == 400 and complaint in response["error"]["message"]
     assert response["error"]["type"] == "invalid_request_error"
 
 
-def test_a_body_that_is_larger_than_any_prompt_is_not_read() -> None:
-    status, response = post("chat/completions", CHAT | {"user": "x" * (2 << 20)})
+async def test_a_body_that_is_larger_than_any_prompt_is_not_read() -> None:
+    status, response = await post("chat/completions", CHAT | {"user": "x" * (2 << 20)})
     assert status == 413 and "bytes is too large; the limit is 1049600" in response["error"]["message"]
 
 
-def test_a_path_or_method_that_does_not_exist_names_those_that_do() -> None:
-    status, response = post("embeddings", CHAT)
+async def test_a_path_or_method_that_does_not_exist_names_those_that_do() -> None:
+    status, response = await post("embeddings", CHAT)
     assert status == 404 and "/v1/chat/completions, /v1/completions" in response["error"]["message"]
-    assert post("models", {})[0] == 405
+    assert (await post("models", {}))[0] == 405
 
 
-def test_a_prompt_without_room_is_refused_in_openais_words() -> None:
-    status, response = post("chat/completions", {"messages": [{"role": "user", "content": "x" * 100}]})
+async def test_a_prompt_without_room_is_refused_in_openais_words() -> None:
+    status, response = await post("chat/completions", {"messages": [{"role": "user", "content": "x" * 100}]})
     assert status == 400 and response["error"]["code"] == "context_length_exceeded"
     assert "maximum context length is 64 tokens, and the prompt has 119" in response["error"]["message"]
 
 
-def test_answers_beyond_the_turns_of_an_episode_are_refused() -> None:
-    async def ask() -> None:
-        async with served() as side:
-            assert (await side.post("chat/completions", CHAT | {"n": 3}))[0] == 200
-            status, response = await side.post("chat/completions", CHAT | {"n": 2})
-            assert (status, response["error"]["code"]) == (400, "max_turns_exceeded")
-            assert (await side.post("chat/completions", CHAT))[0] == 200
-            assert len(side.prompts) == 4
-
-    asyncio.run(ask())
+async def test_answers_beyond_the_turns_of_an_episode_are_refused() -> None:
+    async with served() as side:
+        assert (await side.post("chat/completions", CHAT | {"n": 3}))[0] == 200
+        status, response = await side.post("chat/completions", CHAT | {"n": 2})
+        assert (status, response["error"]["code"]) == (400, "max_turns_exceeded")
+        assert (await side.post("chat/completions", CHAT))[0] == 200
+        assert len(side.prompts) == 4
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("at", ["sampling", "its end", "the second of two answers"])
-def test_an_answer_that_no_client_waits_for_does_not_count(at: str, stream: bool) -> None:
+async def test_an_answer_that_no_client_waits_for_does_not_count(at: str, stream: bool) -> None:
     """At its end, the client leaves while the event loop stands still, before any event reaches the endpoint."""
     recorded = list[str]()
     num_slow = 0
+    async with served() as side, aiohttp.ClientSession() as client:
+        generate = side.endpoint._generate
+        host, port = side.url.removeprefix("http://").removesuffix("/v1").split(":")
 
-    async def ask() -> None:
-        async with served() as side, aiohttp.ClientSession() as client:
-            generate = side.endpoint._generate
-            host, port = side.url.removeprefix("http://").removesuffix("/v1").split(":")
+        async def slow(wanted: Request) -> Reply:
+            nonlocal num_slow
+            text = TOKENIZER.decode(wanted.prompt)
+            num_slow += "slow" in text
+            assert wanted.is_recorded_later
+            if "slow" in text and at == "its end":
+                writer.transport.abort()
+            elif "slow" in text and num_slow == (2 if "two" in at else 1):
+                await asyncio.sleep(60)
+            return dataclasses.replace(await generate(wanted), record=lambda: recorded.append(text))
 
-            async def slow(wanted: Request) -> Reply:
-                nonlocal num_slow
-                text = TOKENIZER.decode(wanted.prompt)
-                num_slow += "slow" in text
-                assert wanted.is_recorded_later
-                if "slow" in text and at == "its end":
-                    writer.transport.abort()
-                elif "slow" in text and num_slow == (2 if "two" in at else 1):
-                    await asyncio.sleep(60)
-                return dataclasses.replace(await generate(wanted), record=lambda: recorded.append(text))
-
-            side.endpoint._generate = slow
-            body = {"messages": [{"role": "user", "content": "slow"}], "stream": stream, "n": 2 if "two" in at else 1}
-            if at == "its end":
-                _, writer = await asyncio.open_connection(host, int(port))
-                data, key = json.dumps(body), side.key["Authorization"]
-                head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: {key}\r\n"
-                writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n{data}".encode())
-                await writer.drain()
-            else:
-                with pytest.raises(TimeoutError):
-                    timeout = aiohttp.ClientTimeout(total=0.5)
-                    await client.post(f"{side.url}/chat/completions", json=body, headers=side.key, timeout=timeout)
-            for _ in range(4):  # as many as an episode may have
-                assert (await side.post("chat/completions", CHAT))[0] == 200
-            assert (await side.post("chat/completions", CHAT))[1]["error"]["code"] == "max_turns_exceeded"
-            assert num_slow == body["n"] and len(recorded) == 4 and not any("slow" in text for text in recorded)
-
-    asyncio.run(ask())
+        side.endpoint._generate = slow
+        body = {"messages": [{"role": "user", "content": "slow"}], "stream": stream, "n": 2 if "two" in at else 1}
+        if at == "its end":
+            _, writer = await asyncio.open_connection(host, int(port))
+            data, key = json.dumps(body), side.key["Authorization"]
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: {key}\r\n"
+            writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n{data}".encode())
+            await writer.drain()
+        else:
+            with pytest.raises(TimeoutError):
+                timeout = aiohttp.ClientTimeout(total=0.5)
+                await client.post(f"{side.url}/chat/completions", json=body, headers=side.key, timeout=timeout)
+        for _ in range(4):  # as many as an episode may have
+            assert (await side.post("chat/completions", CHAT))[0] == 200
+        assert (await side.post("chat/completions", CHAT))[1]["error"]["code"] == "max_turns_exceeded"
+        assert num_slow == body["n"] and len(recorded) == 4 and not any("slow" in text for text in recorded)
 
 
-def test_the_reward_is_posted_once() -> None:
-    async def ask() -> None:
-        async with served() as side:
-            assert (await side.post("reward", {"reward": {"right": 1.0}}))[0] == 200
-            assert (await side.post("reward", {"reward": {"right": 1.0}}))[0] == 200  # again, as an SDK may
-            assert (await side.post("reward", {"reward": 2.0}))[0] == 409
-            assert side.endpoint.reward == {"right": 1.0}
-
-    asyncio.run(ask())
+async def test_the_reward_is_posted_once() -> None:
+    async with served() as side:
+        assert (await side.post("reward", {"reward": {"right": 1.0}}))[0] == 200
+        assert (await side.post("reward", {"reward": {"right": 1.0}}))[0] == 200  # again, as an SDK may
+        assert (await side.post("reward", {"reward": 2.0}))[0] == 409
+        assert side.endpoint.reward == {"right": 1.0}
 
 
-def test_a_call_after_the_end_of_the_episode_reaches_nothing() -> None:
-    async def ask() -> None:
-        async with served() as side:
-            pass
-        async with aiohttp.ClientSession() as client:
-            with pytest.raises(aiohttp.ClientConnectionError):
-                await client.post(f"{side.url}/chat/completions", json=CHAT, headers=side.key)
-
-    asyncio.run(ask())
+async def test_a_call_after_the_end_of_the_episode_reaches_nothing() -> None:
+    async with served() as side:
+        pass
+    async with aiohttp.ClientSession() as client:
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await client.post(f"{side.url}/chat/completions", json=CHAT, headers=side.key)
 
 
-def test_a_call_of_an_episode_that_cannot_continue_says_so() -> None:
+async def test_a_call_of_an_episode_that_cannot_continue_says_so() -> None:
     async def over(wanted: Request) -> Reply:
         raise EnvError("the episode is over")
 
-    async def ask() -> None:
-        async with served() as side:
-            side.endpoint._generate = over
-            status, response = await side.post("chat/completions", CHAT | {"n": 2})
-            assert (status, response["error"]["message"]) == (503, "the episode is over")
-
-    asyncio.run(ask())
+    async with served() as side:
+        side.endpoint._generate = over
+        status, response = await side.post("chat/completions", CHAT | {"n": 2})
+        assert (status, response["error"]["message"]) == (503, "the episode is over")
 
 
-def test_sampling_of_the_request_is_ignored_with_one_warning_each(caplog: pytest.LogCaptureFixture) -> None:
+async def test_sampling_of_the_request_is_ignored_with_one_warning_each(caplog: pytest.LogCaptureFixture) -> None:
     request._warned.clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             settings = {"temperature": 0.0, "top_p": 1.0, "seed": 3, "user": "me", "logit_bias": None}
-            assert post("chat/completions", CHAT | settings)[0] == 200
+            assert (await post("chat/completions", CHAT | settings))[0] == 200
     warned = [record.args[0] for record in caplog.records if isinstance(record.args, tuple)]
     assert sorted(str(name) for name in warned) == ["seed", "temperature"]

@@ -10,10 +10,9 @@ import pyarrow.parquet
 import pytest
 
 from slipstream.envhub.catalogue import make_env
-from slipstream.envhub.env import Observation
 from tests.adapters.held import ALWAYS, acted
 from tests.envhub import test_env_contract as contract
-from tests.envhub.env_cases import Case
+from tests.envhub.env_cases import Case, said
 
 # As in 2023/validation/metadata.jsonl.
 NAMES = ("task_id", "Question", "Level", "Final answer", "file_name", "Annotator Metadata")
@@ -38,10 +37,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / QUESTIONS[1]["file_name"]).write_text("thing,count\na,40\nb,2\n")
     (tmp_path / QUESTIONS[2]["file_name"]).write_bytes(b"\xff\xfb" + bytes(5 << 20))
     return tmp_path
-
-
-def said(observation: Observation) -> str:
-    return observation.messages[-1].content
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

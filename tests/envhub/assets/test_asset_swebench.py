@@ -19,7 +19,7 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.assets.swebench_judge import PLUGIN
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
-from tests.adapters.held import ALWAYS, acted
+from tests.adapters.held import USUAL, acted
 from tests.envhub import test_env_contract as contract
 from tests.envhub.assets.swebench_files import (
     FAIL_TO_PASS,
@@ -30,13 +30,11 @@ from tests.envhub.assets.swebench_files import (
     write_environment,
     write_own,
 )
-from tests.envhub.env_cases import Case
+from tests.envhub.env_cases import Case, said
 
 CHECKS = [
-    *ALWAYS,
-    contract.test_step_after_the_end_is_an_error,
+    *USUAL,
     contract.test_a_random_policy_never_breaks_it_and_every_turn_says_what_it_earned,
-    contract.test_garbage_is_an_observation_and_leaves_the_state_alone,
     contract.test_a_state_has_one_key_however_long_ago_it_was_reached,
 ]
 SAMPLES = ("view src/fruit/scales.py", "bash git status", "edit run.sh 1\necho bye", "bash git stash -u")
@@ -93,10 +91,6 @@ def started(options: dict[str, Any]) -> Env:
     env = make_env("swebench", options)
     asyncio.run(env.reset(Task(env="swebench", split="train", index=0)))
     return env
-
-
-def said(observation: Observation) -> str:
-    return observation.messages[-1].content
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -12,17 +12,15 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.assets.textcraft import make_textcraft, read_book
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.task_seed import split_of
-from tests.adapters.held import ALWAYS, keeps
+from tests.adapters.held import USUAL, keeps
 from tests.envhub import test_env_contract as contract
 from tests.envhub.env_cases import Case
 
 CHECKS = [
-    *ALWAYS,
+    *USUAL,
     contract.test_the_expert_solves_its_tasks,
     contract.test_the_expert_copes_with_its_own_mistakes,
     contract.test_every_admissible_action_is_understood,
-    contract.test_garbage_is_an_observation_and_leaves_the_state_alone,
-    contract.test_step_after_the_end_is_an_error,
 ]
 WOODS = ("oak", "birch", "acacia", "spruce", "jungle", "dark_oak", "crimson", "warped", "cherry", "mangrove")
 

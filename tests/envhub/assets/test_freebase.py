@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-import threading
 import urllib.parse
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from slipstream.envhub.assets.freebase import Freebase, Variable, program_size
 from slipstream.envhub.env import EnvError
+from tests import http_stand_in
+from tests.http_stand_in import HttpStandIn, Reply
 
 MACS = Variable(
     tool="get_neighbors", arguments=("m.0zd6", "computer.computer.includes_models"), kind="computer.computer"
@@ -22,43 +22,24 @@ NUMBER = Variable(tool="count", arguments=("#2",), kind="type.int")
 FOUND = (MACS, DESIGNERS, BOTH, LATEST, NUMBER)
 
 
-class Asked:
+class Asked(HttpStandIn):
     def __init__(self) -> None:
         self.queries: list[str] = []
         self.content, self.status = b'{"results": {"bindings": []}}', 200
-        asked = self
+        super().__init__(self._reply)
+        self.freebase = Freebase(url=f"{self.url}/sparql", timeout_s=60)
 
-        class Endpoint(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                form = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-                assert self.headers["Accept"] == "application/sparql-results+json" == form["format"][0]
-                asked.queries.append(" ".join(form["query"][0].split()))
-                content = asked.reply(asked.queries[-1])
-                self.send_response(asked.status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.freebase = Freebase(url=f"http://127.0.0.1:{self.server.server_port}/sparql", timeout_s=60)
-
-    def reply(self, query: str) -> bytes:
-        return self.content
-
-    def end(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+    def _reply(self, request: http_stand_in.Asked) -> Reply:
+        form = urllib.parse.parse_qs(request.body.decode())
+        assert request.headers["Accept"] == "application/sparql-results+json" == form["format"][0]
+        self.queries.append(" ".join(form["query"][0].split()))
+        return self.status, {}, self.content
 
 
 @pytest.fixture
 def asked() -> Iterator[Asked]:
-    asked = Asked()
-    yield asked
-    asked.end()
+    with Asked() as asked:
+        yield asked
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from slipstream.envhub.dataset.checks import CHECKS, MAX_REPLY_CHARS
 from slipstream.envhub.env import EnvError
 from tests.adapters.held import acted
 from tests.envhub.dataset.test_dataset_env import as_jsonl
-from tests.envhub.env_hosts import wait_until
+from tests.waiting import wait_until
 
 PERSON = {
     "type": "object",
@@ -169,17 +169,14 @@ def test_a_catastrophic_answer_pattern_finds_nothing(tmp_path: Path) -> None:
     assert time.monotonic() - started < BOUND_S
 
 
-def test_comparisons_run_side_by_side_and_a_killed_server_is_replaced() -> None:
-    async def all_of(number: int) -> list[float]:
-        hostile = [CHECKS["math"].score(r"\boxed{9^{9^{9^{9}}}}", "5")]
-        right = [CHECKS["math"].score(rf"\boxed{{{each}}}", each) for each in range(number)]
-        return list(await asyncio.gather(*hostile, *right))
-
-    assert asyncio.run(all_of(3)) == [0, 1, 1, 1]
+async def test_comparisons_run_side_by_side_and_a_killed_server_is_replaced() -> None:
+    score = CHECKS["math"].score
+    right = [score(rf"\boxed{{{each}}}", each) for each in range(3)]
+    assert await asyncio.gather(score(r"\boxed{9^{9^{9^{9}}}}", "5"), *right) == [0, 1, 1, 1]
     assert check_client._server is not None
     check_client._server[0].send_signal(signal.SIGKILL)
     check_client._server[0].wait()
-    assert scored("math", "7", "7") == 1
+    assert await score("7", "7") == 1
 
 
 def test_the_answer_of_a_row_that_was_not_tried_fails_the_attempt_and_not_the_policy(tmp_path: Path) -> None:

@@ -134,18 +134,14 @@ def test_failures_in_a_row_slow_down_and_a_success_ends_that() -> None:
     assert pauses == sorted(pauses) and pauses[-1] == MAX_PAUSE_S
 
 
-def test_a_reply_that_is_marked_is_no_example_and_a_thought_is_no_part_of_an_answer(tmp_path: Path) -> None:
+async def test_a_reply_that_is_marked_is_no_example_and_a_thought_is_no_part_of_an_answer(tmp_path: Path) -> None:
     said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "no", "weight": 0}]
     more = [{"role": "user", "content": "r"}, {"role": "assistant", "content": "yes", "reasoning": "hm"}]
     path = str(written(tmp_path / "rows.jsonl", [{"messages": said + more, "answer": "yes"}]))
-
-    async def play() -> None:
-        env = make_env("dataset", {"train": path, "held_out": path, "conversation": "messages"})
-        await env.reset(Task(env="dataset", split="train", index=0))
-        with pytest.raises(NotImplementedError, match="message 2 after the opening is marked"):
-            env.expert()
-        assert (await env.step("no")).messages[0].content == "r"
-        assert env.expert() == "<think>\nhm\n</think>\n\nyes"
-        assert (await env.step("yes")).score == 1.0
-
-    asyncio.run(play())
+    env = make_env("dataset", {"train": path, "held_out": path, "conversation": "messages"})
+    await env.reset(Task(env="dataset", split="train", index=0))
+    with pytest.raises(NotImplementedError, match="message 2 after the opening is marked"):
+        env.expert()
+    assert (await env.step("no")).messages[0].content == "r"
+    assert env.expert() == "<think>\nhm\n</think>\n\nyes"
+    assert (await env.step("yes")).score == 1.0

@@ -20,9 +20,9 @@ from slipstream.common.records.trajectory import Task
 from slipstream.envhub.isolation.offspring import end_offspring_of
 from slipstream.envhub.isolation.own_thread import OwnThread
 from slipstream.tools.run.child import Child
-from tests.envhub.env_hosts import wait_until
 from tests.guess import GuessEnv
 from tests.processes import REPOSITORY, Process
+from tests.waiting import wait_until
 
 TASK = Task(env="daemons", split="train", index=0)
 DEADLINE_S = 60.0
@@ -100,15 +100,8 @@ def daemons(seconds: str, **options: bool) -> dict[str, MixtureEntry]:
     return {"daemons": MixtureEntry(name=f"{__name__}:DaemonsEnv", options={"seconds": seconds, **options})}
 
 
-def test_all_that_an_episode_has_started_ends_with_it_and_nothing_of_another() -> None:
+async def test_all_that_an_episode_has_started_ends_with_it_and_nothing_of_another() -> None:
     one, other = lengths()
-
-    async def plays_beside() -> None:
-        async with fresh_env(daemons(other), TASK, timeout_s=5.0) as env:
-            assert isinstance(env, DaemonsEnv)
-            await env.start()
-            await asyncio.create_task(plays(), context=Context())
-            assert len(running(other)) == 1 + len(WAYS)
 
     async def plays() -> None:
         async with fresh_env(daemons(one), TASK, timeout_s=5.0) as env:
@@ -117,20 +110,20 @@ def test_all_that_an_episode_has_started_ends_with_it_and_nothing_of_another() -
             wait_until(lambda: len(running(one)) == 1 + len(WAYS), "all of them run")
         wait_until(lambda: not running(one), "all of them are gone")
 
-    asyncio.run(plays_beside())
+    async with fresh_env(daemons(other), TASK, timeout_s=5.0) as beside:
+        assert isinstance(beside, DaemonsEnv)
+        await beside.start()
+        await asyncio.create_task(plays(), context=Context())
+        assert len(running(other)) == 1 + len(WAYS)
     wait_until(lambda: not running(other), "the other's are gone")
     assert {child.wait(DEADLINE_S) for child in _LEFT} == {-signal.SIGKILL}
 
 
-def test_what_an_environment_that_cannot_be_made_has_started_ends_too() -> None:
+async def test_what_an_environment_that_cannot_be_made_has_started_ends_too() -> None:
     one, _ = lengths()
-
-    async def fails() -> None:
-        with pytest.raises(EpisodeFailed, match="no such database"):
-            async with fresh_env(daemons(one, fails=True), TASK, timeout_s=5.0):
-                pass
-
-    asyncio.run(fails())
+    with pytest.raises(EpisodeFailed, match="no such database"):
+        async with fresh_env(daemons(one, fails=True), TASK, timeout_s=5.0):
+            pass
     wait_until(lambda: not running(one), "it is gone")
 
 
@@ -198,13 +191,12 @@ def restless(tmp_path: Path) -> Iterator[Restless]:
     (tmp_path / "go").unlink()  # a daemon that is left ends now
 
 
-def test_no_daemon_escapes_the_end_of_its_episode_by_forks_and_programs_without_a_pause(restless: Restless) -> None:
-    async def plays() -> None:
-        async with fresh_env(daemons("3600"), TASK, timeout_s=5.0):
-            restless.start()
-            wait_until(lambda: len(restless.alive()) == len(restless.names), "all of them run")
-
-    asyncio.run(plays())
+async def test_no_daemon_escapes_the_end_of_its_episode_by_forks_and_programs_without_a_pause(
+    restless: Restless,
+) -> None:
+    async with fresh_env(daemons("3600"), TASK, timeout_s=5.0):
+        restless.start()
+        wait_until(lambda: len(restless.alive()) == len(restless.names), "all of them run")
     assert restless.alive() == set()
 
 

@@ -19,8 +19,8 @@ from slipstream.envhub.env import EnvError
 from slipstream.envhub.isolation.file_tree import Node, Tree, TreeError, file, folder, pack, unpack
 from slipstream.envhub.isolation.sandbox import HOME, Finished, Place, require_sandbox, run_in_sandbox
 from slipstream.envhub.step_deadline import StepDeadline
-from tests.envhub.env_hosts import wait_until
 from tests.envhub.isolation.sandboxed import LIMITS, TREE, run, running
+from tests.waiting import wait_until
 
 
 def test_a_command_sees_the_tree_and_leaves_a_new_one() -> None:
@@ -149,7 +149,7 @@ STOPPING = {
 }
 
 
-def test_no_command_outlives_its_step_or_counts_as_an_environment_failure() -> None:
+async def test_no_command_outlives_its_step_or_counts_as_an_environment_failure() -> None:
     """Steps of 9 s, of which a command may take 6; the sandbox's own limit is longer."""
 
     async def played(stopping: str) -> Finished:
@@ -157,23 +157,16 @@ def test_no_command_outlives_its_step_or_counts_as_an_environment_failure() -> N
             with StepDeadline(9.0):
                 return await run_in_sandbox(f"echo hi > new; {stopping}", TREE, limits=LIMITS)
 
-    async def all_played() -> list[Finished]:
-        return await asyncio.gather(*map(played, STOPPING.values()))
-
-    for name, finished in zip(STOPPING, asyncio.run(all_played()), strict=True):
+    for name, finished in zip(STOPPING, await asyncio.gather(*map(played, STOPPING.values())), strict=True):
         if finished.tree is not None:
             assert "new" in finished.tree, name
         else:
             assert "[killed: it ran out of time]" in finished.output, name
 
 
-def test_a_sandbox_without_time_to_start_is_an_environment_failure() -> None:
-    async def played() -> None:
-        with StepDeadline(0.001):
-            await run_in_sandbox("true", TREE, limits=LIMITS)
-
-    with pytest.raises(EnvError, match="this machine is too busy"):
-        asyncio.run(played())
+async def test_a_sandbox_without_time_to_start_is_an_environment_failure() -> None:
+    with pytest.raises(EnvError, match="this machine is too busy"), StepDeadline(0.001):
+        await run_in_sandbox("true", TREE, limits=LIMITS)
 
 
 def test_a_command_has_no_capability_and_gets_none_from_a_setuid_program() -> None:
@@ -336,16 +329,12 @@ def test_a_sandbox_that_would_show_this_package_is_refused(monkeypatch: pytest.M
             require_sandbox()
 
 
-def test_processes_run_beside_a_command_under_the_same_numbers_until_one_ends_them() -> None:
+async def test_processes_run_beside_a_command_under_the_same_numbers_until_one_ends_them() -> None:
     seen = "for name in one two three; do grep -l ^$name /proc/[0-9]*/cmdline; done"
     end_two = "kill $(grep -l ^two /proc/[0-9]*/cmdline | cut -d/ -f3)"
     names = ["one", "two", "three"]
-
-    async def played() -> list[Finished]:
-        first = await run_in_sandbox(f"{seen}; {end_two}", TREE, limits=LIMITS, processes=names)
-        return [first, await run_in_sandbox(seen, TREE, limits=LIMITS, processes=first.processes)]
-
-    first, second = asyncio.run(played())
+    first = await run_in_sandbox(f"{seen}; {end_two}", TREE, limits=LIMITS, processes=names)
+    second = await run_in_sandbox(seen, TREE, limits=LIMITS, processes=first.processes)
     assert (first.processes, second.processes) == (("one", "", "three"), ("one", "", "three"))
     one, two, three = first.output.splitlines()
     assert len({one, two, three}) == 3 and second.output.splitlines() == [one, three]

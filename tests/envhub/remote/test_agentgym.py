@@ -11,7 +11,8 @@ import pytest
 from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
-from slipstream.envhub.env import Env, EnvError, Observation
+from slipstream.envhub.env import Env, EnvError
+from tests.envhub.env_cases import said
 from tests.envhub.env_hosts import stub_server
 
 TASK = Task(env="agentgym", split="train", index=1)
@@ -28,52 +29,42 @@ def counting(stub: str, server: str, **options: Any) -> Env:
     return make_env("agentgym", {"url": f"{stub}/{server}", "server": server, "train": [0, 3], **options})
 
 
-def said(observation: Observation) -> str:
-    return observation.messages[-1].content
-
-
 def tally(stub: str, server: str) -> Any:
     with urllib.request.urlopen(f"{stub}/{server}/tally", timeout=60) as reply:
         return json.load(reply)
 
 
 @pytest.mark.parametrize("server", FORMS)
-def test_an_episode_there_is_counted_down_to_the_end(stub: str, server: str) -> None:
-    async def play() -> None:
-        env = counting(stub, server, rules="Say the numbers.")
-        start = await env.reset(TASK)
-        assert start.messages[0] == Message("system", "Say the numbers.")
-        assert "count down from 3" in said(start) and start.rewards == {}
-        wrong = await env.step("99")
-        assert said(wrong).startswith("no") and (wrong.rewards, wrong.done) == ({"agentgym": 0.0}, False)
-        turns = [await env.step(str(number)) for number in (3, 2, 1)]
-        # The last step's reward is the score, and the turns add up to it.
-        assert [turn.rewards["agentgym"] for turn in turns] == [0.25, 0.0, 0.75]
-        assert [(turn.done, turn.score) for turn in turns] == [(False, 0.0), (False, 0.0), (True, 1.0)]
-        assert (turns[-1].terminated, turns[-1].truncated) == (server != "webarena", server == "webarena")
-        with pytest.raises(EnvError, match="is over; call reset first"):
-            await env.step("1")
-        await env.close()
-        with pytest.raises(EnvError, match="call reset first"):
-            await env.step("1")
-
-    asyncio.run(play())
+async def test_an_episode_there_is_counted_down_to_the_end(stub: str, server: str) -> None:
+    env = counting(stub, server, rules="Say the numbers.")
+    start = await env.reset(TASK)
+    assert start.messages[0] == Message("system", "Say the numbers.")
+    assert "count down from 3" in said(start) and start.rewards == {}
+    wrong = await env.step("99")
+    assert said(wrong).startswith("no") and (wrong.rewards, wrong.done) == ({"agentgym": 0.0}, False)
+    turns = [await env.step(str(number)) for number in (3, 2, 1)]
+    # The last step's reward is the score, and the turns add up to it.
+    assert [turn.rewards["agentgym"] for turn in turns] == [0.25, 0.0, 0.75]
+    assert [(turn.done, turn.score) for turn in turns] == [(False, 0.0), (False, 0.0), (True, 1.0)]
+    assert (turns[-1].terminated, turns[-1].truncated) == (server != "webarena", server == "webarena")
+    with pytest.raises(EnvError, match="is over; call reset first"):
+        await env.step("1")
+    await env.close()
+    with pytest.raises(EnvError, match="call reset first"):
+        await env.step("1")
 
 
-def test_further_fields_of_a_servers_reply_are_shown(stub: str) -> None:
-    async def play() -> None:
-        env = counting(stub, "alfworld")
-        assert said(await env.reset(TASK)) == "count down from 3\nYou can: look, wait"
-        assert env.admissible() == ["look", "wait"]
-        await env.step("3")
-        assert env.admissible() == ["look"]
-        await env.close()
-        env = counting(stub, "sciworld")
-        assert said(await env.reset(TASK)) == "Your task is to count.\ncount down from 3"
-        assert env.admissible() is None and env.state_key() == "" and env.replay_only
-        await env.close()
-
-    asyncio.run(play())
+async def test_further_fields_of_a_servers_reply_are_shown(stub: str) -> None:
+    env = counting(stub, "alfworld")
+    assert said(await env.reset(TASK)) == "count down from 3\nYou can: look, wait"
+    assert env.admissible() == ["look", "wait"]
+    await env.step("3")
+    assert env.admissible() == ["look"]
+    await env.close()
+    env = counting(stub, "sciworld")
+    assert said(await env.reset(TASK)) == "Your task is to count.\ncount down from 3"
+    assert env.admissible() is None and env.state_key() == "" and env.replay_only
+    await env.close()
 
 
 def test_splits_are_numbers_there(stub: str) -> None:
@@ -113,18 +104,15 @@ def test_an_environment_that_cannot_be_closed_is_used_again_and_others_are_close
         ("flood", "replied with more than 8388608 bytes"),
     ],
 )
-def test_what_goes_wrong_is_an_env_failure(stub: str, action: str, complaint: str) -> None:
-    async def play() -> None:
-        env = counting(stub, "textcraft")
-        await env.reset(TASK)
-        with pytest.raises(EnvError, match=complaint):
-            await env.step(action)
-        with pytest.raises(EnvError, match="call reset first"):
-            await env.step("3")
-        await env.reset(TASK)
-        await env.close()
-
-    asyncio.run(play())
+async def test_what_goes_wrong_is_an_env_failure(stub: str, action: str, complaint: str) -> None:
+    env = counting(stub, "textcraft")
+    await env.reset(TASK)
+    with pytest.raises(EnvError, match=complaint):
+        await env.step(action)
+    with pytest.raises(EnvError, match="call reset first"):
+        await env.step("3")
+    await env.reset(TASK)
+    await env.close()
 
 
 def test_a_server_of_another_kind_than_configured_is_an_environment_failure(stub: str) -> None:

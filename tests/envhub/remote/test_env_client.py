@@ -89,19 +89,14 @@ def test_a_remote_environment_behaves_like_a_local_one(host: EnvHost, case: Case
     asyncio.run(there.close())
 
 
-def test_the_columns_of_a_task_reach_the_actor(host: EnvHost, tmp_path: Path) -> None:
+async def test_the_columns_of_a_task_reach_the_actor(host: EnvHost, tmp_path: Path) -> None:
     """Parts of the reward are computed there."""
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "2 + 3?", "answer": 5, "notes": {"kind": ["sum"]}}\n')
     there = far(host.url, "dataset", train=str(path), held_out=str(path), check="number")
-
-    async def columns() -> Mapping[str, Any]:
-        try:
-            return (await there.reset(TASK)).columns
-        finally:
-            await there.close()
-
-    assert asyncio.run(columns()) == {"prompt": "2 + 3?", "answer": 5, "notes": {"kind": ["sum"]}, "prompts": "2 + 3?"}
+    columns = (await there.reset(TASK)).columns
+    assert columns == {"prompt": "2 + 3?", "answer": 5, "notes": {"kind": ["sum"]}, "prompts": "2 + 3?"}
+    await there.close()
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__.removeprefix("test_"))

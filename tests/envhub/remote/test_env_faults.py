@@ -15,8 +15,9 @@ from slipstream.envhub.env import Env, EnvError
 from slipstream.envhub.remote.env_client import EnvClient
 from tests.actors.episode.episodes import engine_of, rollout_of, saying
 from tests.common.text.small_tokenizer import shop_tokenizer
-from tests.envhub.env_hosts import TASK, UNRULY, EnvHost, env_host, far, play_and_close, wait_until
+from tests.envhub.env_hosts import TASK, UNRULY, EnvHost, env_host, far, play_and_close
 from tests.processes import Process
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -73,48 +74,42 @@ def test_malformed_lists_and_advice_are_failures(host: EnvHost) -> None:
         ("hang", "its process did not answer for 9 s, and could not be interrupted"),
     ],
 )
-def test_a_worker_that_crashes_or_hangs_costs_only_its_episodes(host: EnvHost, action: str, complaint: str) -> None:
+async def test_a_worker_that_crashes_or_hangs_costs_only_its_episodes(
+    host: EnvHost, action: str, complaint: str
+) -> None:
     one, neighbour, other = (far(host.url, UNRULY) for _ in range(3))
     lost_before = host.health()["workers_lost"]
     pids: dict[EnvClient, int] = {}
-
-    async def play() -> None:
-        pids.update({env: await pid_of(env) for env in (one, other, neighbour)})
-        assert pids[one] == pids[neighbour] != pids[other]  # shared out over two
-        with pytest.raises(EnvError, match=complaint):
-            await one.step(action)
-        with pytest.raises(EnvError, match="the environment is lost"):
-            await neighbour.step("hello")
-        assert (await other.step("hello")).messages[0].content == "hello"
-        assert await pid_of(one) != pids[one] and (await one.step("hello")).rewards == {"said": 1.0}
-        for env in pids:
-            await env.close()
-
-    asyncio.run(play())
+    pids.update({env: await pid_of(env) for env in (one, other, neighbour)})
+    assert pids[one] == pids[neighbour] != pids[other]  # shared out over two
+    with pytest.raises(EnvError, match=complaint):
+        await one.step(action)
+    with pytest.raises(EnvError, match="the environment is lost"):
+        await neighbour.step("hello")
+    assert (await other.step("hello")).messages[0].content == "hello"
+    assert await pid_of(one) != pids[one] and (await one.step("hello")).rewards == {"said": 1.0}
+    for env in pids:
+        await env.close()
     host.wait_until(lambda health: not psutil.pid_exists(pids[one]), "the end of the lost one")
     host.wait_until(lambda health: health["workers"] == 2, "the other worker")
     assert host.health()["workers_lost"] == lost_before + 1
 
 
 @pytest.mark.parametrize("ending", ["close", "crash"])
-def test_a_daemon_ends_with_its_episode_and_no_other(host: EnvHost, ending: str) -> None:
+async def test_a_daemon_ends_with_its_episode_and_no_other(host: EnvHost, ending: str) -> None:
     one, other = far(host.url, UNRULY), far(host.url, UNRULY)
-
-    async def play() -> None:
-        daemons = []
-        for env in (one, other):
-            await env.reset(TASK)
-            daemons.append(int((await env.step("daemon")).messages[0].content))
-        if ending == "crash":
-            with pytest.raises(EnvError):
-                await one.step("crash")
-        await one.close()
-        wait_until(lambda: not psutil.pid_exists(daemons[0]), "the daemon's end")
-        assert psutil.pid_exists(daemons[1])
-        await other.close()
-        wait_until(lambda: not psutil.pid_exists(daemons[1]), "the other daemon's end")
-
-    asyncio.run(play())
+    daemons = []
+    for env in (one, other):
+        await env.reset(TASK)
+        daemons.append(int((await env.step("daemon")).messages[0].content))
+    if ending == "crash":
+        with pytest.raises(EnvError):
+            await one.step("crash")
+    await one.close()
+    wait_until(lambda: not psutil.pid_exists(daemons[0]), "the daemon's end")
+    assert psutil.pid_exists(daemons[1])
+    await other.close()
+    wait_until(lambda: not psutil.pid_exists(daemons[1]), "the other daemon's end")
 
 
 def test_a_worker_that_is_killed_is_an_environment_failure_of_the_rollout(host: EnvHost) -> None:
@@ -130,28 +125,24 @@ def test_a_worker_that_is_killed_is_an_environment_failure_of_the_rollout(host: 
     play_and_close(env, play)
 
 
-def test_a_server_that_is_killed_is_an_environment_failure_and_a_new_one_is_found(tmp_path: Path) -> None:
+async def test_a_server_that_is_killed_is_an_environment_failure_and_a_new_one_is_found(tmp_path: Path) -> None:
     with env_host(tmp_path, "--names=grid", "--processes=1") as first:
         env, port = far(first.url, "grid"), first.port
-        asyncio.run(env.reset(TASK))
+        await env.reset(TASK)
         (worker,) = first.workers()
         first.process.kill()
         with pytest.raises(EnvError, match="is lost: it closed the connection"):
-            asyncio.run(env.step("up"))
+            await env.step("up")
         with pytest.raises(EnvError, match="call reset first"):
             env.state_key()
         wait_until(lambda: not worker.is_running(), "the end of the killed server's worker")
-
-        async def reset_while_it_is_away() -> None:
-            start = asyncio.create_task(env.reset(TASK))
-            await asyncio.sleep(0.5)
-            assert not start.done()
-            with env_host(tmp_path, "--names=grid", port=port):
-                await start
-                await env.step("up")
-                await env.close()
-
-        asyncio.run(reset_while_it_is_away())
+        start = asyncio.create_task(env.reset(TASK))
+        await asyncio.sleep(0.5)
+        assert not start.done()
+        with env_host(tmp_path, "--names=grid", port=port):
+            await start
+            await env.step("up")
+            await env.close()
 
 
 def test_a_stopped_server_that_answers_no_ping_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +163,7 @@ def test_a_stopped_server_that_answers_no_ping_is_lost(tmp_path: Path, monkeypat
         (signal.SIGSTOP, 4, 5.0),  # longer than the lease, which the player's pongs renew until it is stopped
     ],
 )
-def test_a_silent_client_frees_its_slot(
+async def test_a_silent_client_frees_its_slot(
     tmp_path: Path, number: signal.Signals, lease_s: float, before_s: float
 ) -> None:
     settings = ["--names=grid", "--max-episodes=1", "--processes=1"]
@@ -182,18 +173,14 @@ def test_a_silent_client_frees_its_slot(
         )
         wait_until(lambda: "playing" in player.said(), "the first player")
         env = far(host.url, "grid")
-
-        async def waits_for_the_slot() -> None:
-            start = asyncio.create_task(env.reset(TASK))
-            await asyncio.sleep(before_s)
-            assert not start.done() and host.health()["episodes"] == 1
-            player.send(number)
-            await start
-            assert host.health()["episodes"] == 1
-            await env.close()
-            assert host.health()["episodes"] == 0
-
-        asyncio.run(waits_for_the_slot())
+        start = asyncio.create_task(env.reset(TASK))
+        await asyncio.sleep(before_s)
+        assert not start.done() and host.health()["episodes"] == 1
+        player.send(number)
+        await start
+        assert host.health()["episodes"] == 1
+        await env.close()
+        assert host.health()["episodes"] == 0
         player.kill()
 
 

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,6 +16,7 @@ from slipstream.common.records.message import Message
 from slipstream.common.records.trajectory import Task
 from slipstream.envhub.catalogue import make_env
 from slipstream.envhub.env import Env, EnvError, Observation
+from tests.envhub.env_cases import said
 from tests.envhub.env_hosts import EnvHost, env_host, stub_server
 
 TASK = Task(env="openenv", split="train", index=1)
@@ -47,30 +47,23 @@ def counting(url: str, **options: Any) -> Env:
     return make_env("openenv", {"url": url, **shown, **options})
 
 
-def said(observation: Observation) -> str:
-    return observation.messages[-1].content
-
-
-def test_an_episode_there_is_counted_down_to_the_end(stub: str) -> None:
-    async def play() -> None:
-        env = counting(stub, rules="Say the numbers.")
-        start = await env.reset(TASK)
-        assert start.messages[0] == Message("system", "Say the numbers.")
-        first = int(said(start).removeprefix("count down from "))
-        wrong = await env.step("99")
-        assert (said(wrong), wrong.rewards, wrong.done) == ("no", {"openenv": 0.0}, False)
-        turns = [await env.step(str(number)) for number in range(first, 0, -1)]
-        assert [turn.rewards["openenv"] for turn in turns] == [pytest.approx(1 / first)] * first
-        assert [turn.score for turn in turns[:-1]] == [0.0] * (first - 1)
-        assert turns[-1].terminated and turns[-1].success and turns[-1].score == 1.0
-        with pytest.raises(EnvError, match="is over; call reset first"):
-            await env.step("1")
-        assert env.replay_only and env.state_key() == "" and env.admissible() == []
-        await env.close()
-        with pytest.raises(EnvError, match="call reset first"):
-            await env.step("1")
-
-    asyncio.run(play())
+async def test_an_episode_there_is_counted_down_to_the_end(stub: str) -> None:
+    env = counting(stub, rules="Say the numbers.")
+    start = await env.reset(TASK)
+    assert start.messages[0] == Message("system", "Say the numbers.")
+    first = int(said(start).removeprefix("count down from "))
+    wrong = await env.step("99")
+    assert (said(wrong), wrong.rewards, wrong.done) == ("no", {"openenv": 0.0}, False)
+    turns = [await env.step(str(number)) for number in range(first, 0, -1)]
+    assert [turn.rewards["openenv"] for turn in turns] == [pytest.approx(1 / first)] * first
+    assert [turn.score for turn in turns[:-1]] == [0.0] * (first - 1)
+    assert turns[-1].terminated and turns[-1].success and turns[-1].score == 1.0
+    with pytest.raises(EnvError, match="is over; call reset first"):
+        await env.step("1")
+    assert env.replay_only and env.state_key() == "" and env.admissible() == []
+    await env.close()
+    with pytest.raises(EnvError, match="call reset first"):
+        await env.step("1")
 
 
 def test_a_task_is_one_start_and_splits_are_different_ones(stub: str) -> None:
@@ -87,17 +80,14 @@ def test_a_task_is_one_start_and_splits_are_different_ones(stub: str) -> None:
         asyncio.run(starts("test"))
 
 
-def test_all_of_an_observation_is_shown_as_json_where_no_field_is_named(stub: str) -> None:
-    async def play() -> None:
-        env = counting(stub, observation_field="")
-        shown = json.loads(said(await env.reset(TASK)))
-        assert shown["tags"] == ["a", {"b": 1}] and shown["text"].startswith("count down")
-        await env.close()
-        env = counting(stub, observation_field="tags")
-        assert json.loads(said(await env.reset(TASK))) == ["a", {"b": 1}]
-        await env.close()
-
-    asyncio.run(play())
+async def test_all_of_an_observation_is_shown_as_json_where_no_field_is_named(stub: str) -> None:
+    env = counting(stub, observation_field="")
+    shown = json.loads(said(await env.reset(TASK)))
+    assert shown["tags"] == ["a", {"b": 1}] and shown["text"].startswith("count down")
+    await env.close()
+    env = counting(stub, observation_field="tags")
+    assert json.loads(said(await env.reset(TASK))) == ["a", {"b": 1}]
+    await env.close()
 
 
 @pytest.mark.parametrize(
@@ -108,18 +98,17 @@ def test_all_of_an_observation_is_shown_as_json_where_no_field_is_named(stub: st
         ({"action_field": "message"}, "4", r'Invalid message \[\{"type": "missing", "loc": \["words"'),
     ],
 )
-def test_what_goes_wrong_is_an_env_failure(stub: str, options: dict[str, str], action: str, complaint: str) -> None:
-    async def play() -> None:
-        env = counting(stub, **options)
-        await env.reset(TASK)
-        with pytest.raises(EnvError, match=complaint):
-            await env.step(action)
-        with pytest.raises(EnvError, match="call reset first"):
-            await env.step(action)
-        await env.reset(TASK)
-        await env.close()
-
-    asyncio.run(play())
+async def test_what_goes_wrong_is_an_env_failure(
+    stub: str, options: dict[str, str], action: str, complaint: str
+) -> None:
+    env = counting(stub, **options)
+    await env.reset(TASK)
+    with pytest.raises(EnvError, match=complaint):
+        await env.step(action)
+    with pytest.raises(EnvError, match="call reset first"):
+        await env.step(action)
+    await env.reset(TASK)
+    await env.close()
 
 
 def test_an_unknown_observation_field_is_reported_with_the_known_ones(stub: str) -> None:
@@ -129,18 +118,15 @@ def test_an_unknown_observation_field_is_reported_with_the_known_ones(stub: str)
     asyncio.run(env.close())
 
 
-def test_a_full_server_is_waited_for(stub: str) -> None:
-    async def play() -> None:
-        one, other = counting(stub), counting(stub)
-        await one.reset(TASK)
-        start = asyncio.create_task(other.reset(TASK))
-        await asyncio.sleep(1.0)
-        assert not start.done()
-        await one.close()
-        await start
-        await other.close()
-
-    asyncio.run(play())
+async def test_a_full_server_is_waited_for(stub: str) -> None:
+    one, other = counting(stub), counting(stub)
+    await one.reset(TASK)
+    start = asyncio.create_task(other.reset(TASK))
+    await asyncio.sleep(1.0)
+    assert not start.done()
+    await one.close()
+    await start
+    await other.close()
 
 
 async def told_by(host: EnvHost, env: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
@@ -205,20 +191,15 @@ def test_a_crash_is_an_error_and_the_next_reset_starts_again(host: EnvHost) -> N
     assert answers[4]["data"]["observation"]["text"] == "hello"
 
 
-def test_a_client_beyond_the_limit_gets_capacity_reached(host: EnvHost) -> None:
+async def test_a_client_beyond_the_limit_gets_capacity_reached(host: EnvHost) -> None:
     reset = {"type": "reset", "data": {}}
-
-    async def two() -> list[dict[str, Any]]:
-        async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/openenv/kg/ws") as first:
-            await first.send_str(json.dumps(reset))
-            await first.receive()
-            assert host.health()["episodes"] == 1
-            full = await told_by(host, "kg", reset)
-            await first.send_str(json.dumps({"type": "close"}))
-            assert (await first.receive()).type is aiohttp.WSMsgType.CLOSE
-            return full
-
-    (full,) = asyncio.run(two())
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/openenv/kg/ws") as first:
+        await first.send_str(json.dumps(reset))
+        await first.receive()
+        assert host.health()["episodes"] == 1
+        (full,) = await told_by(host, "kg", reset)
+        await first.send_str(json.dumps({"type": "close"}))
+        assert (await first.receive()).type is aiohttp.WSMsgType.CLOSE
     assert full["data"]["code"] == "CAPACITY_REACHED"
     host.wait_until(lambda health: health["episodes"] == 0, "the slot")
 
@@ -233,13 +214,8 @@ def test_the_schema_names_the_action_and_others_are_not_served(host: EnvHost) ->
     assert asyncio.run(asked("/openenv/household/schema"))[0] == 404
 
 
-def test_our_clients_of_their_protocols_play_our_server_too(host: EnvHost, tmp_path: Path) -> None:
-    async def play() -> Observation:
-        env = make_env("openenv", {"url": f"{host.url}/openenv/kg", "observation_field": "text"})
-        await env.reset(TASK)
-        try:
-            return await env.step("answer(#1)")
-        finally:
-            await env.close()
-
-    assert said(asyncio.run(play())) == "no variable #1"
+async def test_our_clients_of_their_protocols_play_our_server_too(host: EnvHost) -> None:
+    env = make_env("openenv", {"url": f"{host.url}/openenv/kg", "observation_field": "text"})
+    await env.reset(TASK)
+    assert said(await env.step("answer(#1)")) == "no variable #1"
+    await env.close()

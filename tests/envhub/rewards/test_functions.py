@@ -19,8 +19,8 @@ from slipstream.envhub.rewards.episode import Episode
 from slipstream.envhub.rewards.function import SILENT_EPISODES, workers_of
 from slipstream.envhub.rewards.part import parts_of
 from slipstream.tools.run.check_input import check_env
-from tests.envhub.env_hosts import wait_until
 from tests.envhub.rewards.test_rewards import episode_of, reward_of, turn_of
+from tests.waiting import wait_until
 
 OTHERS = "tests.envhub.rewards.others"
 SUM = {"solution": "$5$", "answer": 5}

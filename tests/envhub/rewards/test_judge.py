@@ -140,32 +140,26 @@ def test_a_request_that_is_refused_for_good_is_not_repeated(serve: Serve, status
     assert len(server.requests) == 1
 
 
-def test_equal_requests_are_asked_once_even_at_the_same_time(serve: Serve) -> None:
+async def test_equal_requests_are_asked_once_even_at_the_same_time(serve: Serve) -> None:
     server = serve(lambda request, number: GOOD)
     judge = judge_at(server.url, cache_size=1)
-
-    async def mark_all() -> list[Any]:
-        return await asyncio.gather(*(judge(episode_of(turn_of("same"))) for _ in range(20)))
-
-    assert asyncio.run(mark_all()) == [0.75] * 20 and len(server.requests) == 1
-    marked(judge, episode_of(turn_of("other")))
-    marked(judge, episode_of(turn_of("same")))
+    marks = await asyncio.gather(*(judge(episode_of(turn_of("same"))) for _ in range(20)))
+    assert marks == [0.75] * 20 and len(server.requests) == 1
+    await judge(episode_of(turn_of("other")))
+    await judge(episode_of(turn_of("same")))
     assert len(server.requests) == 3, "the cache has room for one"
 
 
-def test_no_more_requests_than_configured_are_open(serve: Serve) -> None:
+async def test_no_more_requests_than_configured_are_open(serve: Serve) -> None:
     def slow(request: dict[str, Any], number: int) -> Reply:
         time.sleep(0.25)
         return GOOD
 
     server = serve(slow)
     judge = judge_at(server.url, max_concurrent=2, deadline_s=2.5)
-
-    async def mark_all() -> list[Any]:
-        # Two at a time, they take 3 s: the wait for a place does not count.
-        return await asyncio.gather(*(judge(episode_of(turn_of(str(number)))) for number in range(24)))
-
-    assert asyncio.run(mark_all()) == [0.75] * 24
+    # Two at a time, they take 3 s: the wait for a place does not count.
+    marks = await asyncio.gather(*(judge(episode_of(turn_of(str(number)))) for number in range(24)))
+    assert marks == [0.75] * 24
     assert server.most_open == 2
 
 

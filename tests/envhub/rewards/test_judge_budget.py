@@ -21,9 +21,8 @@ __all__ = ["impatient"]  # fixtures
 
 @pytest.fixture
 def server() -> Iterator[ScriptedJudge]:
-    judge = ScriptedJudge(lambda request, number: completion("5"))  # 7 tokens each
-    yield judge
-    judge.close()
+    with ScriptedJudge(lambda request, number: completion("5")) as judge:  # 7 tokens each
+        yield judge
 
 
 def process(client: redis.Redis, run_id: str, server: ScriptedJudge, **settings: Any) -> Judge:
@@ -65,16 +64,12 @@ def test_processes_share_a_budget_and_a_new_one_has_no_budget_of_its_own(
     marks(process(redis_client, f"{run_id}-other", server, **settings), "e")  # another run has its own
 
 
-def test_requests_never_exceed_their_number(redis_client: redis.Redis, run_id: str, server: ScriptedJudge) -> None:
+async def test_requests_never_exceed_their_number(
+    redis_client: redis.Redis, run_id: str, server: ScriptedJudge
+) -> None:
     processes = [process(redis_client, run_id, server, max_requests=5) for _ in range(3)]
-
-    async def all_at_once() -> list[Any]:
-        asked = [
-            judge(episode_of(turn_of(f"{at} {number}"))) for at, judge in enumerate(processes) for number in range(4)
-        ]
-        return await asyncio.gather(*asked, return_exceptions=True)
-
-    found = asyncio.run(all_at_once())
+    asked = [judge(episode_of(turn_of(f"{at} {number}"))) for at, judge in enumerate(processes) for number in range(4)]
+    found = await asyncio.gather(*asked, return_exceptions=True)
     assert len(server.requests) == 5
     assert sum(isinstance(each, EnvError) for each in found) == 7
 

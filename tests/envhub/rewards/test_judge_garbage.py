@@ -100,9 +100,8 @@ def answers() -> Iterator[Answers]:
 
 @pytest.fixture(scope="module")
 def server(answers: Answers) -> Iterator[ScriptedJudge]:
-    judge = ScriptedJudge(answers.serve)
-    yield judge
-    judge.close()
+    with ScriptedJudge(answers.serve) as judge:
+        yield judge
 
 
 @pytest.fixture(autouse=True)
@@ -186,13 +185,11 @@ def test_an_impossible_usage_changes_no_account(redis_client: redis.Redis, run_i
         reply = {"choices": [{"message": {"content": COMPARE["episode"][0]}}], "usage": {"total_tokens": "USED"}}
         return 200, {}, json.dumps(reply).replace('"USED"', used).encode()
 
-    server, account = ScriptedJudge(serve), JudgeAccount(redis_client, run_id)
-    try:
+    account = JudgeAccount(redis_client, run_id)
+    with ScriptedJudge(serve) as server:
         settings = {"url": server.url, "model": "m", "rubric": RUBRIC, "max_total_tokens": 100}
         parts = parts_of("env.rewards", {"judge": settings})
         book_on(account.add, [parts])
         account.add("env.rewards.judge", 0, 90, 0.0)
         assert asyncio.run(marks_of(parts[0])) == [0.7]
-    finally:
-        server.close()
     assert account.add("env.rewards.judge", 0, 0, 0.0) == (3, 95, 0.0)

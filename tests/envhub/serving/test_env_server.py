@@ -83,7 +83,7 @@ def bombs() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("bomb", bombs().values(), ids=bombs().keys())
-def test_hostile_messages_are_refused_and_cost_the_server_no_memory(host: EnvHost, bomb: bytes) -> None:
+async def test_hostile_messages_are_refused_and_cost_the_server_no_memory(host: EnvHost, bomb: bytes) -> None:
     async def send() -> bytes | None:
         """The answer; None where the connection is closed instead."""
         async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/v1/episode") as connection:
@@ -94,26 +94,23 @@ def test_hostile_messages_are_refused_and_cost_the_server_no_memory(host: EnvHos
             return None
 
     before = host.most_held_bytes()
-    reply = asyncio.run(send())
+    reply = await send()
     assert reply is None or isinstance(decode_response(reply), ErrorResponse)
     assert host.most_held_bytes() - before < 128 << 20
     host.wait_until(lambda health: health["episodes"] == 0, "the slot")
     env = far(host.url, "grid")
-    asyncio.run(env.reset(TASK))
-    asyncio.run(env.close())
+    await env.reset(TASK)
+    await env.close()
 
 
-def test_a_client_that_sends_before_it_was_answered_is_disconnected(host: EnvHost) -> None:
-    async def chatter() -> aiohttp.WSMsgType:
-        async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/v1/episode") as connection:
-            for ask in (Open(env=UNRULY, options=msgspec.Raw(b"\x80")), Reset(task=TASK)):
-                await connection.send_bytes(encode_message(ask))
-                await connection.receive()
-            for _ in range(2):
-                await connection.send_bytes(encode_message(StepEnv(action="dawdle")))
-            return (await connection.receive()).type
-
-    assert asyncio.run(chatter()) is aiohttp.WSMsgType.CLOSE
+async def test_a_client_that_sends_before_it_was_answered_is_disconnected(host: EnvHost) -> None:
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/v1/episode") as connection:
+        for ask in (Open(env=UNRULY, options=msgspec.Raw(b"\x80")), Reset(task=TASK)):
+            await connection.send_bytes(encode_message(ask))
+            await connection.receive()
+        for _ in range(2):
+            await connection.send_bytes(encode_message(StepEnv(action="dawdle")))
+        assert (await connection.receive()).type is aiohttp.WSMsgType.CLOSE
     host.wait_until(lambda health: health["episodes"] == 0, "the slot")
 
 

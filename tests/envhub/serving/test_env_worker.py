@@ -11,7 +11,6 @@ from slipstream.envhub.remote.env_protocol import (
     Closed,
     EnvFailed,
     EnvRequest,
-    EnvResponse,
     InvalidRequest,
     NotSupported,
     Open,
@@ -29,28 +28,25 @@ from slipstream.envhub.serving.env_worker import Worker
 GRID = Open(env="grid", options=msgspec.Raw(msgspec.msgpack.encode({})))
 
 
-def test_a_request_after_the_end_of_an_episode_leaves_nothing_in_the_worker() -> None:
-    async def play() -> tuple[list[EnvResponse], int]:
-        ours, its = socket.socketpair()
-        requests, responses = await asyncio.open_connection(sock=its)
-        reader, writer = await asyncio.open_connection(sock=ours)
-        worker = Worker(requests, responses, step_timeout_s=20)
-        serving = asyncio.create_task(worker.serve())
-        start = Reset(task=Task(env="grid", split="train", index=0))
-        messages: list[EnvRequest] = [GRID, start, Close(), StepEnv(action="up"), Close()]
-        received = []
-        for call, message in enumerate(messages):
-            write_numbered(writer, WorkerRequest(call=call, episode=1, request=message))
-            response = await read_numbered(reader, msgspec.msgpack.Decoder(WorkerResponse))
-            assert response is not None
-            received.append(decode_response(bytes(response.response)))
-        kept = len(worker._episodes)
-        writer.close()
-        await serving
-        responses.close()
-        return received, kept
-
-    (opened, _, closed, *late), kept = asyncio.run(play())
+async def test_a_request_after_the_end_of_an_episode_leaves_nothing_in_the_worker() -> None:
+    ours, its = socket.socketpair()
+    requests, responses = await asyncio.open_connection(sock=its)
+    reader, writer = await asyncio.open_connection(sock=ours)
+    worker = Worker(requests, responses, step_timeout_s=20)
+    serving = asyncio.create_task(worker.serve())
+    start = Reset(task=Task(env="grid", split="train", index=0))
+    messages: list[EnvRequest] = [GRID, start, Close(), StepEnv(action="up"), Close()]
+    received = []
+    for call, message in enumerate(messages):
+        write_numbered(writer, WorkerRequest(call=call, episode=1, request=message))
+        response = await read_numbered(reader, msgspec.msgpack.Decoder(WorkerResponse))
+        assert response is not None
+        received.append(decode_response(bytes(response.response)))
+    kept = len(worker._episodes)
+    writer.close()
+    await serving
+    responses.close()
+    opened, _, closed, *late = received
     assert (opened, closed, kept) == (Opened(replay_only=False), Closed(), 0)
     assert late == [EnvFailed(why="no environment is open; send Open first")] * 2
 
