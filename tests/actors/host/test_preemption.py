@@ -168,7 +168,7 @@ def test_a_notice_asks_this_process_to_leave_and_a_failure_and_a_hint_do_not(
     asked = len(service.asked)
     wait_until(lambda: len(service.asked) > asked + 6, "more questions")
     assert not shutdown.requested.is_set()
-    service.answers |= interruption("terminate")
+    service.answers[ACTION] = interruption("terminate")[ACTION]  # the other question may be under way
     assert shutdown.requested.wait(DEADLINE_S)
     assert shutdown.exit_code == EXIT_PREEMPTED
     assert caplog.text.count("notices of the cloud do not arrive") == 1 and caplog.text.count("may soon interrupt") == 1
