@@ -31,7 +31,7 @@ async def until(holds: Callable[[], bool], what: str = "") -> None:
 
 @contextmanager
 def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """`work` goes on in a thread of its own, and ends when its event is set, behind this."""
+    """`work` continues in a thread of its own, and ends when its event is set, behind this."""
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,))
     thread.start()

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from slipstream.actors.engine.vllm_engine import VllmEngine
-from slipstream.actors.episode.episode_record import Allowance, EpisodeRecord
+from slipstream.actors.episode.episode_record import EpisodeRecord
 from slipstream.actors.episode.rollout import rollout
 from slipstream.actors.host.pin import Pin
 from slipstream.actors.host.poll_interval import PollInterval
