@@ -101,6 +101,7 @@ def test_the_services_of_compose_are_commands_of_ours_and_a_redis_that_evicts_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))  # `main` changes it
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)  # of a run of another test in this process
     services = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())["services"]
     assert services.keys() == {"redis", "learner", "actors"}
     for verb in ("learner", "actors"):
