@@ -161,16 +161,18 @@ class Written(NamedTuple):
     end: int  # in bytes
 
 
-def read_metrics(jsonl: Path) -> Iterator[dict[str, float]]:
+def read_metrics(jsonl: Path, *, not_finite: float | None = None) -> Iterator[dict[str, float]]:
     """The records of a metrics file from the first on, one at a time; none if there is no file.
+
+    What was not finite is left out, unless `not_finite` stands for it.
 
     Without the last line if it is incomplete: it is being written. Damaged lines are skipped, and their number is
     logged. Raises OSError.
     """
-    return (written.record for written in read_from(jsonl, 0))
+    return (written.record for written in read_from(jsonl, 0, not_finite=not_finite))
 
 
-def read_from(jsonl: Path, start: int) -> Iterator[Written]:
+def read_from(jsonl: Path, start: int, *, not_finite: float | None = None) -> Iterator[Written]:
     """Like `read_metrics`, from the byte `start` on, where a line begins."""
     num_damaged = 0
     if jsonl.exists():
@@ -178,7 +180,7 @@ def read_from(jsonl: Path, start: int) -> Iterator[Written]:
             file.seek(start)
             for line in file:
                 start += len(line)
-                if (record := _record(line)) is not None:
+                if (record := _record(line, not_finite)) is not None:
                     yield Written(record, start)
                 else:
                     num_damaged += line.endswith(b"\n")
@@ -194,12 +196,14 @@ def metrics_of_steps(jsonl: Path, first: int, last: int) -> dict[int, dict[str, 
         with jsonl.open("rb") as file:
             file.seek(middle)
             line = middle + len(file.readline())  # where the next one begins
-        found = next((each for each in read_from(jsonl, line) if "trained/reward" in each.record), None)
+        found = next(
+            (each for each in read_from(jsonl, line, not_finite=math.nan) if "trained/reward" in each.record), None
+        )
         if found and found.record["step"] < first:
             start = found.end
         else:
             stop = middle
-    steps = (each.record for each in read_from(jsonl, start) if "trained/reward" in each.record)
+    steps = (each.record for each in read_from(jsonl, start, not_finite=math.nan) if "trained/reward" in each.record)
     wanted = itertools.takewhile(lambda step: step["step"] <= last, steps)
     return {int(step["step"]): step for step in wanted if step["step"] >= first}
 
@@ -228,15 +232,16 @@ def newest_first(jsonl: Path) -> Iterator[Written]:
                 end -= len(line)
 
 
-def _record(line: bytes) -> dict[str, float] | None:
-    """The record of a whole line, without what was not finite; None if the line is damaged, or still being written."""
+def _record(line: bytes, not_finite: float | None = None) -> dict[str, float] | None:
+    """The record of a whole line, as in `read_metrics`; None if the line is damaged, or still being written."""
     try:
         record = json.loads(line, parse_int=_whole) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
         return None
-    return {name: value for name, value in record.items() if value is not None}
+    values = ((name, not_finite if value is None else value) for name, value in record.items())
+    return {name: value for name, value in values if value is not None}
 
 
 def _whole(text: str) -> int | float:

@@ -93,12 +93,11 @@ def add_outcome(done: Done, stage: Stage) -> None:
         done.tokens_trained = cost["tokens_trained"]
         done.tokens_played = done.tokens_trained + sum(cost["wasted_tokens"].values())
     else:
-        records = list(read_metrics(stage.run_dir.metrics))
+        records = list(read_metrics(stage.run_dir.metrics, not_finite=math.nan))
         done.tokens_trained = round(sum(record.get("fit/tokens", 0.0) for record in records))
         for name in ("loss", "accuracy"):
             if values := [record[key] for record in records if (key := f"fit/held_out_{name}") in record]:
-                first, last = (math.nan if value is None else value for value in (values[0], values[-1]))
-                done.note = f"held-out {name} {first:.2f} to {last:.2f}"
+                done.note = f"held-out {name} {values[0]:.2f} to {values[-1]:.2f}"
 
 
 def good_rounds(title: str, stages: Sequence[Stage], records: Records) -> list[str]:

@@ -33,7 +33,8 @@ def card_of(run_dir: RunDir) -> str:
     fit = run_dir.fit  # of `slipstream fit sft`, `dpo` and `reward`
     sections: Sequence[str]
     if fit.exists():
-        rows, sections, tags = _fit_rows(fit, list(read_metrics(run_dir.metrics))), FIT_SECTIONS, "slipstream"
+        records = list(read_metrics(run_dir.metrics, not_finite=math.nan))
+        rows, sections, tags = _fit_rows(fit, records), FIT_SECTIONS, "slipstream"
     else:
         rows, sections, tags = _rl_rows(read_run(run_dir), config), SECTIONS, "slipstream, reinforcement-learning"
     hub_id, base = base_model(config)
@@ -95,10 +96,9 @@ def _fit_rows(fit: Path, records: Sequence[Mapping[str, float]]) -> dict[str, st
     } | {text: MISSING if value is None else f"{value:.4f}" for text, value in values.items()}
 
 
-def _last(records: Sequence[Mapping[str, float | None]], name: str) -> float | None:
-    """The value of the newest record that has one; NaN for one that was not finite, which is null there."""
-    values = (record[name] for record in reversed(records) if name in record)
-    return next((math.nan if value is None else value for value in values), None)
+def _last(records: Sequence[Record], name: str) -> float | None:
+    """The value of the newest record that has one."""
+    return next((record[name] for record in reversed(records) if name in record), None)
 
 
 def _held_out(evaluations: Sequence[Record]) -> str:

@@ -16,11 +16,9 @@ from slipstream.common.transfer.chunks import Blob
 from slipstream.common.transfer.model_folder import ModelFile
 from slipstream.replay.fleet.fleet import Fleet, RunFacts, RunState
 from slipstream.replay.server.redis_server import Server
-from tests.actors.group.test_group import shutdown
 from tests.processes import GUESS, Process, Run
 from tests.replay.buffer.every_verb import FACTS
 
-__all__ = ["shutdown"]  # a fixture
 DEADLINE_S = 600.0
 
 

@@ -1,5 +1,6 @@
 """Each field of OpenAI's three requests is used, changes nothing, is ignored with a warning, or is refused."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,8 @@ from openai.types.responses import response_create_params
 
 from slipstream.envhub.agent import request
 from tests.actors.tool_parsing import LOOK
-from tests.envhub.agent.test_agent_endpoint import CHAT, SAMPLING, TEXT, post
+from tests.envhub.agent import test_agent_endpoint
+from tests.envhub.agent.test_agent_endpoint import CHAT, SAMPLING, TEXT
 
 USED, INERT, WARNED, REFUSED = "used", "inert", "warned", "refused"
 TOOLS = "used, with a warning, as these runs have no parser of calls"
@@ -73,6 +75,12 @@ FIELDS: dict[str, Fields] = {
     },
 }
 Posted = Callable[[str, dict[str, Any]], tuple[int, Any, list[str]]]
+
+
+def post(path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    return asyncio.run(test_agent_endpoint.post(path, body))
+
+
 CASES = [(path, field) for path, fields in FIELDS.items() for field in fields]
 
 

@@ -184,7 +184,7 @@ def agentbench_kg(folder: Path) -> Form:
             [*way[:-1], f"get_neighbors(m.{9 - n},made.by.it)", "answer(#0)" if n % 2 else "answer(#1)"]
             for n, way in enumerate(ways)
         ],
-        end=makers.end,
+        end=makers.close,
     )
 
 

@@ -33,7 +33,10 @@ class Asked(HttpStandIn):
         form = urllib.parse.parse_qs(request.body.decode())
         assert request.headers["Accept"] == "application/sparql-results+json" == form["format"][0]
         self.queries.append(" ".join(form["query"][0].split()))
-        return self.status, {}, self.content
+        return self.status, {}, self.reply(self.queries[-1])
+
+    def reply(self, query: str) -> bytes:
+        return self.content
 
 
 @pytest.fixture

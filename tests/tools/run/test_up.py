@@ -284,7 +284,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path, start: Sittings
 
 
 def everything_ends_soon(start: Sittings) -> None:
-    wait_until(lambda: not start.left(), "what outlived `up` to be gone", AT_ONCE_S)
+    wait_until(lambda: not start.left(), "what outlived `up` to be gone", timeout_s=AT_ONCE_S)
 
 
 def is_leased(up: Up) -> bool:

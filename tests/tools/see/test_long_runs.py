@@ -89,9 +89,9 @@ def make(tmp_path: Path, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPa
             raw.reading = reading
             return io.BufferedReader(raw) if mode == "rb" else io.BufferedRandom(raw)
 
-        def parsed(line: bytes) -> dict[str, float] | None:
+        def parsed(line: bytes, *not_finite: float | None) -> dict[str, float] | None:
             reading.num_records += 1
-            return parse(line)
+            return parse(line, *not_finite)
 
         monkeypatch.setattr(Path, "open", counted)
         monkeypatch.setattr(metrics, "_record", parsed)

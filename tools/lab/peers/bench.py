@@ -96,9 +96,10 @@ ARMS = {
     "trl beta2 0.999": Arm(kind="trl", settings=ALL_GROUPS, trl={"adam_beta2": 0.999}),
 }
 RATES = ("3e-6", "1e-5", "3e-5")
+OUR_BEST = ("default", "bfloat16", "two threads")
 SETS = {  # of arms, for --arms
     "equal": ("all groups", "synchronous", "by hand", "trl"),
-    "best": tuple(f"{arm}@{rate}" for arm in ("default", "two threads", "by hand dropping", "trl") for rate in RATES),
+    "best": tuple(f"{arm}@{rate}" for arm in (*OUR_BEST, "by hand dropping", "trl", "trl bfloat16") for rate in RATES),
     "factors": (
         *("synchronous", "lag 1", "all groups", "default", "synchronous dropping", "unmasked", "sequences", "clip 0.2"),
         *("trl", "trl sequences", "trl beta2 0.999"),
