@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import inspect
+import os
 import signal
 import sys
 import uuid
@@ -149,6 +150,16 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 def run_id() -> str:
     """A run name that no other test uses."""
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(autouse=True)
+def _no_password_is_left() -> Iterator[None]:
+    """The command line leaves the password of a run in its environment, for its children: not for the next test."""
+    before = os.environ.get(PASSWORD_VARIABLE)
+    yield
+    os.environ.pop(PASSWORD_VARIABLE, None)
+    if before is not None:
+        os.environ[PASSWORD_VARIABLE] = before
 
 
 @pytest.fixture
