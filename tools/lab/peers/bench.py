@@ -292,15 +292,15 @@ def table(cells: Sequence[Cell], arms: Sequence[str], *, goals: Sequence[float])
 
 
 def picture(cells: Sequence[Cell]) -> str:
-    """The success of each cell, every second minute."""
+    """The success of each cell, every minute."""
     lines = []
     for cell in cells:
         points = cell.result.points
-        minutes = range(0, int(points[-1].seconds) // 60 + 1, 2)
+        minutes = range(int(points[-1].seconds) // 60 + 1)
         found = np.interp(minutes, [point.seconds / 60 for point in points], [point.success for point in points])
         marks = [plot.Point(column=at, value=float(success), deviation=0.0) for at, success in enumerate(found)]
         lines.append(plot.Line(name=f"{cell.result.arm}, seed {cell.result.seed}", points=marks))
-    columns = [str(2 * at) for at in range(max(len(line.points) for line in lines))]
+    columns = [str(at) for at in range(max(len(line.points) for line in lines))]
     return plot.svg(lines, columns=columns, across="minutes", upwards="success of fresh episodes")
 
 
