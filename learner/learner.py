@@ -21,7 +21,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.imported import loaded
 from slipstream.common.process.long_work import LongWork
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.process.shutdown import Shutdown
@@ -55,6 +54,7 @@ from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
 from slipstream.learner.model.probe_score import check_export
 from slipstream.learner.objective.kl import k1
+from slipstream.learner.probation.bounds import check_bounds
 from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
@@ -100,7 +100,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callab
     """
     resolve_dtype(config.model, ranks.device)
     if config.objective.own_parts:  # on every rank, as each imports them from its own disk
-        loaded("slipstream.learner.probation.bounds:check_bounds")(
+        check_bounds(
             config.objective, max_lag=config.replay.max_lag, max_uses=config.replay.max_uses, device=ranks.device
         )
     torch.manual_seed(config.run.seed)
