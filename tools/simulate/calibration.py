@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.common.config.config import Config, load_config
+from slipstream.common.config.replay_config import ReplayConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.metrics import read_metrics
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Trajectory
+from slipstream.learner.batch.prefixes import lexicographic, shared_lengths
 from slipstream.replay.run.archive import Archive, ArchivedStep, ArchiveError
 from slipstream.tools.run.devices import visible_devices
 from slipstream.tools.see.run_files import ANY_TOKEN, MAX_GROUP_BYTES
@@ -55,6 +57,7 @@ class Calibration:
 
     config: Config  # that it had
     groups: Sequence[Sequence[Sequence[PlayedTurn]]]  # of episodes
+    member_tokens: tuple[float, float]  # that the learner computes of a group: of its first member, of each further one
     first_tokens: float  # what a turn takes until its first token, in iterations: its request's way, and the prefill
     token_time: TokenTime
     step_times: Sequence[StepTime]
@@ -67,6 +70,15 @@ class Calibration:
     steps_per_hour: float  # as recorded, for comparison
     tokens_per_s: float  # likewise: sampled ones of finished episodes
     lag: float  # likewise: mean lag of the oldest tokens, in optimizer steps
+
+    def batch_scale(self, replay: ReplayConfig) -> float:
+        """How much the learner computes for a batch of `replay`, beside a recorded one."""
+
+        def num_tokens(each: ReplayConfig) -> float:
+            first, further = self.member_tokens
+            return each.groups_per_step * (first + (each.group_size - 1) * further)
+
+        return num_tokens(replay) / num_tokens(self.config.replay)
 
 
 def calibrate(config: Config) -> Calibration:
@@ -102,6 +114,7 @@ def calibrate(config: Config) -> Calibration:
     return Calibration(
         config=recorded,
         groups=[[_played(trajectory) for trajectory in group] for group in groups],
+        member_tokens=member_tokens(groups),
         first_tokens=first_tokens,
         token_time=token_time,
         step_times=[_step_time(record, claim_s=claim_s, slowdown=together) for record in steps],
@@ -125,6 +138,22 @@ def _check_keys(steps: Sequence[Record], run_dir: RunDir) -> None:
                 f"{run_dir.metrics}: step {record['step']} has no number {', '.join(missing)}, which a simulation "
                 "needs; name another run"
             )
+
+
+def member_tokens(groups: Sequence[Sequence[Trajectory]]) -> tuple[float, float]:
+    """The mean tokens that the learner computes of the first member of a group, and of each further one.
+
+    The latter are those that it does not share with a sibling; of groups of one, only the prompt is known to be shared.
+    """
+    first, further = list[int](), list[int]()
+    for group in groups:
+        sequences = [trajectory.token_array() for trajectory in group]
+        ordered = [sequences[index] for index in lexicographic(sequences)]
+        first.append(len(ordered[0]))
+        further += [len(tokens) - shared for tokens, shared in zip(ordered, shared_lengths(ordered), strict=True)][1:]
+    if not further:
+        further = [trajectory.num_tokens - trajectory.turns[0].start for group in groups for trajectory in group]
+    return statistics.fmean(first), statistics.fmean(further)
 
 
 def speed_of(archived: Sequence[Trajectory], *, share: float, slowdown: float) -> tuple[float, TokenTime]:

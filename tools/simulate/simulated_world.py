@@ -115,8 +115,7 @@ class World:
     # The learner.
 
     def _learn(self) -> Process:
-        replay, recorded = self._replay, self._facts.config.replay
-        scale = replay.groups_per_step * replay.group_size / recorded.groups_per_step / recorded.group_size
+        replay, scale = self._replay, self._facts.batch_scale(self._replay)
         for step in range(self._last_step):
             if step == WARM_UP_STEPS:
                 self._tally, self._started_s = Tally(), self._env.now

@@ -12,10 +12,18 @@ import simpy
 
 from slipstream.common.config.config import Config
 from slipstream.common.process.config_error import ConfigError
-from slipstream.common.records.trajectory import Trajectory, Turn, VersionSpan
+from slipstream.common.records.trajectory import Trajectory, Turn, VersionSpan, pack_tokens
 from slipstream.replay.records.ticket import Lease
 from slipstream.tools.simulate import simulate
-from slipstream.tools.simulate.calibration import Calibration, PlayedTurn, StepTime, mean_loads, refresh_s, speed_of
+from slipstream.tools.simulate.calibration import (
+    Calibration,
+    PlayedTurn,
+    StepTime,
+    mean_loads,
+    member_tokens,
+    refresh_s,
+    speed_of,
+)
 from slipstream.tools.simulate.outcome import Outcome, requests_per_s
 from slipstream.tools.simulate.simulate import limit_of
 from slipstream.tools.simulate.simulate_options import SimulateOptions
@@ -36,6 +44,7 @@ NO_STEP = StepTime(of_batch_s=0.0, rest_s=0.0)
 FACTS = Calibration(
     config=settings(groups_per_step=1, group_size=1),
     groups=[[SECOND]],
+    member_tokens=(1.0, 1.0),
     first_tokens=0.0,
     token_time=TokenTime(fixed_s=0.1, per_request_s=0.0),
     step_times=[STEP],
@@ -140,6 +149,34 @@ def test_a_step_takes_as_much_longer_as_its_batch_is_larger() -> None:
     found = outcome(facts, groups_per_step=3, group_size=2, num_actors=3, learner_speed=2.0)
     assert found.steps_per_hour == pytest.approx(3600 / 5.0, rel=0.02)
     assert found.tokens_per_s == pytest.approx(6 * 10 / 5.0, rel=0.02)
+
+
+def test_members_that_share_a_prompt_cost_the_learner_what_is_their_own() -> None:
+    """Of groups of two, one that shares a prompt of 6 tokens: 10 for its first member, 4 for each further one.
+
+    In groups of four these are 22 tokens beside 14, not twice as many.
+    """
+    facts = dataclasses.replace(FACTS, config=settings(groups_per_step=1, group_size=2), member_tokens=(10.0, 4.0))
+    assert facts.batch_scale(settings(groups_per_step=3, group_size=4).replay) == pytest.approx(3 * 22 / 14)
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ([[[7, 7, 1, 2], [7, 7, 1, 3, 4], [7, 7, 5]]], (4.0, (2 + 1) / 2)),  # they share 3 and 2 tokens
+        ([[[7, 7, 1], [7, 7, 2]], [[8, 8, 1, 1, 1], [9, 9, 1]]], (4.0, (1 + 3) / 2)),
+        ([[[7, 7, 1, 2]], [[8, 8, 1]]], (3.5, 1.5)),  # groups of one: after the prompt of 2 tokens
+    ],
+)
+def test_the_learner_computes_what_siblings_share_once(
+    groups: list[list[list[int]]], expected: tuple[float, float]
+) -> None:
+    lease = Lease(ticket=ticket(0), fence=1, missing={0: 0}, partials={}, ttl_s=1.0)
+    played = [
+        [msgspec.structs.replace(attempt_at(lease, 0, run_id="run"), tokens=pack_tokens(tokens)) for tokens in group]
+        for group in groups
+    ]
+    assert member_tokens(played) == pytest.approx(expected)
 
 
 def test_a_learner_and_engines_without_gpus_share_the_cores_of_their_host() -> None:
