@@ -106,14 +106,19 @@ def take_snapshot(
     critic: Critic | None = None,
     *,
     progress: Progress,
-    stager: StateDictStager,
+    stager: StateDictStager | None = None,
 ) -> Snapshot:
-    """Copy this rank's shards to host memory, which `stager` uses again for the next copy."""
-    # Not PyTorch's DefaultStager around it: that of version 2.11 can stage only once.
-    state = stager.stage(_state(model, optimizer, critic), non_blocking=stager.pin_memory)
-    if stager.pin_memory:
-        torch.cuda.synchronize()
-    assert isinstance(state, dict)
+    """Copy this rank's shards to host memory; with `stager` into its own, which the next copy uses again."""
+    state = _state(model, optimizer, critic)
+    if stager is None:
+        state = {name: shard.detach().clone() for name, shard in state.items()}
+    else:
+        # Not PyTorch's DefaultStager around it: that of version 2.11 can stage only once.
+        staged = stager.stage(state, non_blocking=stager.pin_memory)
+        assert isinstance(staged, dict)
+        state = staged
+        if stager.pin_memory:
+            torch.cuda.synchronize()
     return Snapshot(state=state, schedule_step=schedule.last_epoch, progress=progress)
 
 

@@ -49,7 +49,8 @@ class CheckpointWriter:
         self._keep = keep
         self._group = dist.new_group(backend="gloo")
         on_gpu = ranks.device.type == "cuda"
-        self._stager = StateDictStager(pin_memory=on_gpu, share_memory=False)
+        # Pinned memory is slow to get, so it is kept; a CPU's learner needs its own for the next step.
+        self._stager = StateDictStager(pin_memory=True, share_memory=False) if on_gpu else None
         # A thread of its own begins on the first GPU, whatever GPU its rank has.
         use_device = partial(torch.cuda.set_device, ranks.device) if on_gpu else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=use_device)
@@ -100,7 +101,8 @@ class CheckpointWriter:
     def close(self) -> None:
         """Wait for the checkpoint in progress, whether it succeeds or not. Call it before `leave_ranks`."""
         self._thread.shutdown()
-        self._stager.close()  # type: ignore[no-untyped-call]
+        if self._stager is not None:
+            self._stager.close()  # type: ignore[no-untyped-call]
 
     def _write(self, snapshot: Snapshot, once_durable: Callable[[], None]) -> None:
         write(self._folder, snapshot, group=self._group, keep=self._keep, fence=self.fence)

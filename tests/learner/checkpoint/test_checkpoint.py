@@ -251,13 +251,14 @@ def raise_failure_in_time(writer: CheckpointWriter) -> None:
         time.sleep(0.01)
 
 
-def test_what_training_changes_after_the_copy_is_not_in_the_checkpoint(tmp_path: Path, make: Make) -> None:
+@pytest.mark.parametrize("stager", [None, StateDictStager()], ids=["on a CPU", "into memory of its own"])
+def test_what_training_changes_after_the_copy_is_not_in_the_checkpoint(
+    stager: StateDictStager | None, tmp_path: Path, make: Make
+) -> None:
     learner = make()
     learner.train(0)
     before = learner.weights()
-    snapshot = take_snapshot(
-        learner.model, learner.optimizer, learner.schedule, progress=progress_at(1), stager=StateDictStager()
-    )
+    snapshot = take_snapshot(learner.model, learner.optimizer, learner.schedule, progress=progress_at(1), stager=stager)
     expected = learner.train(1)
     assert not torch.equal(learner.weights()["model.norm.weight"], before["model.norm.weight"])
     assert dist.group.WORLD is not None
