@@ -275,10 +275,10 @@ setup-browser:
 test-browser: setup setup-browser
 	$(BIN)/pytest -v tests/browser
 
-test-adapters-%:
-	test -x build/adapters-$*/bin/python || $(PYTHON) -m venv build/adapters-$*
-	build/adapters-$*/bin/pip install $(PIP_FLAGS) -r requirements/adapters-$*.txt
-	PYTHONPATH=$(CURDIR)/src build/adapters-$*/bin/python -m pytest --noconftest tests/adapters/$(patsubst mcp%,mcp,$*)
+test-adapters-%: setup
+	$(call beside-ours,$*)
+	build/adapters-$*/bin/pip install $(PIP_FLAGS) --no-warn-conflicts -r requirements/adapters-$*.txt
+	build/adapters-$*/bin/python -m pytest tests/adapters/$(patsubst mcp%,mcp,$*)
 
 # Resolve the newest versions that the bounds in requirements/ allow, in a separate environment.
 HASHED := build/lock/bin/uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11

@@ -83,6 +83,7 @@ def run(config: Config, actor_hosts: int) -> int:
     """Start the learner and the actors, and supervise them until the learner is done; return the exit code."""
     config.run.root, config.weights.host = str(Path(config.run.root).resolve()), "auto"
     num_actors, config.actors.count = actor_hosts * max(config.actors.count, 1), 1
+    config.actors.join_timeout_s = 1e6  # the learner may have to wait for a node, and if it ends, this ends its actors
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), namespace=NAMESPACE, log_to_driver=False)
     shutdown = Shutdown()  # after ray.init, which installs its own handler of SIGTERM
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
