@@ -110,6 +110,13 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callab
     log.info("the model is loaded after %.1f s", time.monotonic() - began_at)
     optimizer = make_optimizer(model.causal_lm, config=config.optim)
     policy_steps = config.learner.steps - config.objective.critic_warmup_steps
+    if config.optim.warmup_steps >= policy_steps:
+        log.warning(
+            "`optim.warmup_steps` is %d, but the policy learns in %d steps: its learning rate never reaches "
+            "`optim.lr`; take fewer warm-up steps, or raise `learner.steps`",
+            config.optim.warmup_steps,
+            policy_steps,
+        )
     schedule = make_schedule(optimizer, config=config.optim, num_steps=policy_steps)
     critic = load_critic(config.objective, model, optim=config.optim, num_steps=config.learner.steps, ranks=ranks)
     progress = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
