@@ -5,14 +5,9 @@ from dataclasses import dataclass
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.learner.credit.gae import bi_level_gae, gae
+from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory, penalised_rewards, penalties_of_turns
 from slipstream.learner.credit.reinforce_pp import standardised_over_batch
-from slipstream.learner.credit.token_rewards import (
-    MeasuredTrajectory,
-    Numbers,
-    penalised_rewards,
-    penalised_turn_rewards,
-    tokens_of_turns,
-)
+from slipstream.learner.credit.token_rewards import Numbers, rewards_of_turns, tokens_of_turns
 from slipstream.learner.credit.vtrace import vtrace
 
 
@@ -46,7 +41,7 @@ def _estimate(episode: MeasuredTrajectory, objective: ObjectiveConfig) -> Advant
             advantages = gae(rewards, values=values, gamma=objective.gamma, lam=objective.gae_lambda)
         case "bi_level_gae":
             advantages = bi_level_gae(
-                penalised_turn_rewards(episode),
+                rewards_of_turns(episode.trajectory) - penalties_of_turns(episode),
                 values,
                 tokens_of_turns(episode.trajectory),
                 turn_gamma=objective.turn_gamma,

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.pack import Packed, TokenSequence, bins_of_rank, pack
-from slipstream.learner.credit.token_rewards import MeasuredTrajectory, Numbers
+from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
+from slipstream.learner.credit.token_rewards import Numbers
 from slipstream.learner.model.critic import Critic, ValueHead
 from slipstream.learner.model.packed_model import PackedModel
 from slipstream.learner.objective.kl import k1

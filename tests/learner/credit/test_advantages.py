@@ -13,7 +13,7 @@ from slipstream.learner.credit.grpo import (
     returns_differ,
     standardised_advantages,
 )
-from slipstream.learner.credit.reinforce_pp import batch_standardised_advantages
+from slipstream.learner.credit.reinforce_pp import standardised_over_batch
 from slipstream.learner.credit.token_rewards import returns_to_go
 
 RETURNS = st.lists(st.floats(-100, 100, allow_nan=False), min_size=2, max_size=16)
@@ -56,8 +56,8 @@ def test_returns_to_go_equal_the_discounted_sums(rewards: list[float], gamma: fl
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=30))
-def test_batch_standardised_advantages_have_no_mean_and_a_deviation_of_one(returns: list[float]) -> None:
-    found = batch_standardised_advantages(np.array(returns))
+def test_what_is_standardised_over_a_batch_has_no_mean_and_a_deviation_of_one(returns: list[float]) -> None:
+    found = np.concatenate(standardised_over_batch([np.array(returns[:1]), np.array(returns[1:])]))
     deviation = statistics.pstdev(returns)
     expected = [(value - statistics.fmean(returns)) / (deviation + 1e-6) for value in returns]
     assert found == pytest.approx(expected, abs=1e-6)
