@@ -41,7 +41,8 @@ def correction(
     token_mask      masks tokens whose ratio is out of bounds
     module:function what the user's function of current, behaviour, advantages and sequences returns
 
-    At zero lag (current = behaviour) every weight is 1.
+    At zero lag (current = behaviour) every weight is 1. Of a sequence with tokens that lag by more than `max_lag` steps
+    the rest is still trained; its statistics include those tokens, because the rest was sampled after them.
     """
     current = current_logprobs.detach()
     corrected = _configured(
@@ -53,7 +54,7 @@ def correction(
     )
     masked = corrected.masked
     if lags is not None:
-        masked = masked | too_old(lags, max_lag=max_lag)
+        masked = masked | (lags > max_lag)
     if objective.max_negative_kl:
         masked = masked | stale_negatives(
             current,
@@ -86,19 +87,6 @@ def _configured(
             )
             return of_shape(made, Correction, f"`objective.correction` {name!r}", like=current)
     return Correction(weights=torch.ones_like(lagged_ratio), masked=masked)
-
-
-def too_old(lags: Int[Tensor, " tokens"], *, max_lag: int) -> Bool[Tensor, " tokens"]:
-    """True on tokens that lag by more than `max_lag` optimizer steps: the hard limit `replay.max_lag`.
-
-        masked = lag > max_lag
-
-    The rest of their sequence is still trained. Statistics of the whole sequence, such as its mean ratio, include the
-    masked tokens, because the rest was sampled after them.
-
-    With 4, lags 0, 4, 5 and 30 give False, False, True, True.
-    """
-    return lags > max_lag
 
 
 def outside(lagged_ratio: Float[Tensor, " tokens"], *, low: float, high: float) -> Bool[Tensor, " tokens"]:

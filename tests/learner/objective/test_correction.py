@@ -10,13 +10,7 @@ from hypothesis import assume
 from torch import Tensor
 
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.learner.objective.correction import (
-    Correction,
-    correction,
-    outside,
-    stale_negatives,
-    too_old,
-)
+from slipstream.learner.objective.correction import Correction, correction, outside, stale_negatives
 from slipstream.learner.step.loss import policy_loss
 from tests.learner.policies import Tokens, any_batch, float64, gradient, loss_tokens, of_lengths
 
@@ -32,12 +26,6 @@ def corrected(tokens: Tokens, **changes: object) -> Correction:
         sequences=tokens.sequences,
         objective=objective,
     )
-
-
-def test_the_hard_cap_takes_out_the_tokens_that_are_older_and_no_others() -> None:
-    lags = torch.tensor([0, 4, 5, 30])
-    assert too_old(lags, max_lag=4).tolist() == [False, False, True, True]
-    assert too_old(lags, max_lag=0).tolist() == [False, True, True, True]
 
 
 @any_batch
