@@ -12,6 +12,7 @@ from torch import Tensor
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.imported import imported
+from slipstream.learner.objective.loss_tokens import LossTokens
 from slipstream.learner.objective.of_shape import of_shape
 from slipstream.learner.objective.ratio import Sequences, geometric_ratio, ratio
 
@@ -25,15 +26,10 @@ class Surrogate:
     held_back: Bool[Tensor, " tokens"]  # at a bound: without gradient, or (cispo) with a capped weight
 
 
-def surrogate(
-    current_logprobs: Float[Tensor, " tokens"],
-    *,
-    behaviour_logprobs: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
-    sequences: Sequences,
-    objective: ObjectiveConfig,
-) -> Surrogate:
-    """Compute the surrogate `objective.surrogate`: a built-in one, or the user's function of the same arguments."""
+def surrogate(tokens: LossTokens, *, objective: ObjectiveConfig) -> Surrogate:
+    """Compute the surrogate `objective.surrogate`: a built-in one, or what the user's function returns."""
+    current_logprobs, behaviour_logprobs = tokens.current_logprobs, tokens.behaviour_logprobs
+    advantages, sequences = tokens.advantages, tokens.sequences
     match objective.surrogate:
         case "ppo_clip" | "gspo":
             if objective.surrogate == "gspo":

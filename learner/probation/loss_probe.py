@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.learner.objective.loss_tokens import LossTokens
 from slipstream.learner.objective.ratio import Sequences
-from slipstream.learner.step.loss import LossTokens, policy_loss
+from slipstream.learner.step.loss import policy_loss
 
 # The largest weight that still counts as bounded: published recipes use 1.2 to 10, and 20 with a trust region.
 MAX_WEIGHT = 20.0

@@ -17,11 +17,12 @@ from slipstream.learner.model.critic import Critic, critic_loss
 from slipstream.learner.model.gradient import Update, apply_gradient, backward, gradient_norm
 from slipstream.learner.model.packed_model import PackedModel, expect_backward
 from slipstream.learner.objective.guard import Evidence, GuardDecision, decide
+from slipstream.learner.objective.loss_tokens import LossTokens
 from slipstream.learner.objective.normalisation import loss_divisor
 from slipstream.learner.objective.value_loss import ValueLoss, ValueMetrics
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
-from slipstream.learner.step.loss import LossTokens, PolicyLoss, policy_loss
+from slipstream.learner.step.loss import PolicyLoss, policy_loss
 from slipstream.learner.step.step_metrics import (
     MicroBatchSums,
     StepMetrics,

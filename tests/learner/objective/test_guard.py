@@ -176,8 +176,7 @@ def test_the_guards_weights_are_those_of_the_gradient(tokens: Tokens) -> None:
         for correction in ("none", "token_mask"):
             objective = ObjectiveConfig(surrogate=surrogate, correction=correction, dual_clip=3.0)
             current = tokens.current.clone().requires_grad_()
-            read = loss_tokens(current, tokens.behaviour, tokens.advantages, sequences=tokens.sequences)
-            loss = policy_loss(read, objective=objective)
+            loss = policy_loss(tokens.read(current), objective=objective)
             (slope,) = torch.autograd.grad(loss.loss_sum, current)
             weighed = tokens.advantages != 0
             weights = (slope[weighed] / tokens.advantages[weighed]).abs()

@@ -166,13 +166,7 @@ def test_at_zero_lag_every_surrogate_has_the_gradient_of_the_plain_policy_gradie
         objective = ObjectiveConfig(surrogate=name, dual_clip=3.0)
 
         def loss_of(at: Tensor, objective: ObjectiveConfig = objective) -> Tensor:
-            return surrogate(
-                at,
-                behaviour_logprobs=tokens.behaviour,
-                advantages=tokens.advantages,
-                sequences=tokens.sequences,
-                objective=objective,
-            ).losses
+            return surrogate(tokens.read(at), objective=objective).losses
 
         found = gradient(loss_of, tokens.behaviour)
         assert found == pytest.approx([-advantage for advantage in tokens.advantages.tolist()], abs=1e-12)

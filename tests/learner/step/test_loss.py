@@ -109,11 +109,10 @@ def test_the_divergence_from_the_reference_is_added_by_its_coefficient_for_token
     def added(at: Tensor) -> Tensor:
         """What a reference adds to the loss."""
         with_one, without = (
-            loss_tokens(at, tokens.behaviour, tokens.advantages, sequences=tokens.sequences, reference_logprobs=anchor)
+            policy_loss(tokens.read(at, reference_logprobs=anchor), objective=objective).loss_sum
             for anchor in (reference, None)
         )
-        losses = [policy_loss(each, objective=objective) for each in (with_one, without)]
-        return losses[0].loss_sum - losses[1].loss_sum
+        return with_one - without
 
     weights = [min(math.exp(float(c - b)), 5) for c, b in zip(tokens.current, tokens.behaviour, strict=True)]
     log_ratios = [float(r - c) for r, c in zip(reference, tokens.current, strict=True)]
@@ -161,8 +160,7 @@ def test_the_gradient_of_the_default_is_that_of_differences(tokens: Tokens) -> N
     assume(float((means - 0.1).abs().min()) > 1e-4)
 
     def loss_of(at: Tensor) -> Tensor:
-        read = loss_tokens(at, tokens.behaviour, tokens.advantages, sequences=tokens.sequences)
-        return policy_loss(read, objective=ObjectiveConfig()).loss_sum
+        return policy_loss(tokens.read(at), objective=ObjectiveConfig()).loss_sum
 
     assert gradient(loss_of, tokens.current) == pytest.approx(slopes(loss_of, tokens.current), rel=1e-5, abs=1e-6)
 
