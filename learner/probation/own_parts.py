@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -54,12 +55,15 @@ def check_own_parts(objective: ObjectiveConfig, *, max_lag: int, max_uses: int, 
 
 def _check_advantage(name: str) -> None:
     what, anything = f"`objective.advantage` {name!r}", False
+
+    def advantages(returns: list[float]) -> npt.NDArray[np.float64]:
+        return _called(what, "advantage", partial(own_advantages, name, returns))
+
     for returns in RETURNS:
-        found = _called(what, "advantage", partial(own_advantages, name, returns))
-        again = own_advantages(name, returns)
+        found, again = advantages(returns), advantages(returns)
         if not np.array_equal(found, again):
             raise ConfigError(f"{what} gave {found} and then {again} for {returns}; make it a function of the returns")
-        turned = own_advantages(name, [*returns[1:], returns[0]])
+        turned = advantages([*returns[1:], returns[0]])
         if not np.allclose(turned, np.roll(found, -1)):
             raise ConfigError(
                 f"{what} gives {found} for {returns}, and {turned} when the first return comes last; the order of "

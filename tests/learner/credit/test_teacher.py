@@ -170,9 +170,15 @@ def test_another_tokenizer_than_the_server_s_is_refused(server: Server) -> None:
         find_teacher(server.url, probe=encoder(byte_tokenizer(CHATML))(PROBE), max_tokens=64)
 
 
-def test_an_address_without_a_server_is_refused() -> None:
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "http://[::1/v1", "http://127.0.0.1:1/v1ä"])
+def test_an_address_without_a_server_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot be asked: .*start vLLM's server"):
-        find_teacher("http://127.0.0.1:1/v1", probe=[1], max_tokens=64)
+        find_teacher(url, probe=[1], max_tokens=64)
+
+
+def test_an_address_may_end_with_a_slash(server: Server) -> None:
+    found = find_teacher(f"{server.url}/", probe=server.encode(PROBE), max_tokens=64)
+    assert found == Teacher(url=server.url, model="large")
 
 
 @pytest.mark.parametrize(
