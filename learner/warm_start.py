@@ -1,6 +1,6 @@
 """The warm start: imitates expert episodes, so that some attempts succeed when reinforcement learning begins."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,15 +31,14 @@ def imitate(
     ranks: Ranks,
     seed: int,
     micro_batch_tokens: int,
-    on_step: Callable[[WarmStartStep], None],
-) -> int:
-    """Train the policy to imitate the expert; return the number of optimizer steps.
+) -> Iterator[WarmStartStep]:
+    """Train the policy to imitate the expert; yield each optimizer step once it is made.
 
         loss = -sum(logprob of each loss token at temperature 1) / number of loss tokens in the step, over all ranks
 
     Every rank passes all of the trajectories. They are visited once, in a seeded order, in steps of at most
-    `config.batch_tokens` tokens; `on_step` is called after each step. The optimizer is used only here:
-    reinforcement learning begins with a new one. Raises ValueError if there are no trajectories.
+    `config.batch_tokens` tokens. The optimizer is used only here: reinforcement learning begins with a new one. Raises
+    ValueError if there are no trajectories.
     """
     sequences = [part for trajectory in trajectories for part in sequences_of(trajectory, advantage=0.0)]
     batches = _batches(sequences, batch_tokens=config.batch_tokens, seed=seed)
@@ -60,8 +59,7 @@ def imitate(
                 divisor=num_loss_tokens,
             )
         apply_gradient(optimizer, schedule, max_grad_norm=optim.max_grad_norm)
-        on_step(WarmStartStep(step=step, num_steps=len(batches), loss=loss_sum / num_loss_tokens))
-    return len(batches)
+        yield WarmStartStep(step=step, num_steps=len(batches), loss=loss_sum / num_loss_tokens)
 
 
 def _batches(sequences: Sequence[TokenSequence], *, batch_tokens: int, seed: int) -> list[list[TokenSequence]]:

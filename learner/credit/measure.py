@@ -18,7 +18,6 @@ from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
 from slipstream.learner.credit.token_rewards import Numbers
 from slipstream.learner.model.critic import Critic, ValueHead
 from slipstream.learner.model.packed_model import PackedModel
-from slipstream.learner.objective.kl import k1
 from slipstream.learner.ranks.ranks import Ranks
 
 
@@ -116,8 +115,8 @@ def measured_trajectories(
     sampled = np.concatenate(behaviour).astype(np.float64)
     penalties = values = ratios = zeros
     if measured.reference_logprobs is not None:
-        divergence = k1(torch.from_numpy(measured.reference_logprobs), q_logprobs=torch.from_numpy(sampled))
-        penalties = objective.kl_coefficient * divergence.numpy()
+        # Schulman's k1, http://joschu.net/blog/kl-approx.html: an estimate of KL(behaviour || reference) in nats
+        penalties = objective.kl_coefficient * (sampled - measured.reference_logprobs)
     if measured.values is not None:
         values = measured.values
     if measured.current_logprobs is not None:

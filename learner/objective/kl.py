@@ -1,8 +1,4 @@
-"""Estimates of a KL divergence from sampled tokens: Schulman's k1 and k3, and a loss that keeps a policy near another.
-
-http://joschu.net/blog/kl-approx.html. With x sampled from q, both estimate KL(q || p) in nats without bias; k1 may be
-negative and has a higher variance.
-"""
+"""An estimate of a KL divergence from sampled tokens, and a loss that keeps a policy near another."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -13,18 +9,10 @@ from slipstream.learner.objective.ratio import ratio
 MAX_KL_WEIGHT = 5.0
 
 
-def k1(p_logprobs: Float[Tensor, " tokens"], *, q_logprobs: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
-    """Estimate KL(q || p) by the log-ratio.
-
-        k1 = -log(ratio),  ratio = p / q
-
-    A ratio of 2 gives -0.693, of 0.5 gives 0.693.
-    """
-    return q_logprobs - p_logprobs
-
-
 def k3(p_logprobs: Float[Tensor, " tokens"], *, q_logprobs: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
-    """Estimate KL(q || p) by a number that is never below 0.
+    """Estimate KL(q || p) in nats from samples of q, without bias, by a number that is never below 0.
+
+    Schulman's k3, http://joschu.net/blog/kl-approx.html:
 
         k3 = ratio - 1 - log(ratio),  ratio = p / q
 
