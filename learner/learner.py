@@ -33,7 +33,6 @@ from slipstream.learner.batch.pack import (
     bins_of_rank,
     count_loss_tokens,
     count_trajectories,
-    pack,
     sequences_of,
     with_lags,
 )
@@ -178,11 +177,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         rank=ranks.packing_rank,
         share_prefixes=all_share_prefixes(learner.model, learner.reference, critic.module if critic else None),
     )
-    members = [each.members for each in bins]
-    packs = [
-        pack([sequences[index] for index in each.members], share_prefixes=each.share_prefixes, context=ranks.context)
-        for each in bins
-    ]
+    packs = [each.pack(sequences, context=ranks.context) for each in bins]
     clock.lap("pack")
     part = StepBatch(
         micro_batches=packs,
@@ -192,7 +187,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     metrics = train_step(_step_models(learner), part, settings=_step_settings(learner), ranks=ranks, clock=clock)
     if config.replay.archive and ranks.counts:
         record_tokens(
-            learner.run_dir, batch, sequences, bins=members, trained=metrics.tokens, before=before, rank=ranks.rank
+            learner.run_dir, batch, sequences, bins=bins, trained=metrics.tokens, before=before, rank=ranks.rank
         )
         clock.lap("archive")
     if measured.reference_logprobs is not None:  # the divergence is in the reward, not in the loss

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
-from slipstream.learner.batch.pack import Packed, TokenSequence, bins_of_rank, pack
+from slipstream.learner.batch.pack import Packed, TokenSequence, bins_of_rank
 from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
 from slipstream.learner.credit.token_rewards import Numbers
 from slipstream.learner.model.critic import Critic, ValueHead
@@ -95,8 +95,7 @@ def of_each_token(
         rank=ranks.packing_rank,
         share_prefixes=share_prefixes,
     ):
-        members = [sequences[index] for index in each.members]
-        packed = pack(members, share_prefixes=each.share_prefixes, context=ranks.context).to(ranks.device)
+        packed = each.pack(sequences, context=ranks.context).to(ranks.device)
         places = [np.arange(starts[index], stops[index]) for index in each.members]
         where = torch.from_numpy(np.concatenate([np.arange(0), *places])).to(ranks.device)
         for result, query in zip(results, queries.values(), strict=True):
