@@ -15,7 +15,8 @@ from jaxtyping import Float
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Fork, Trajectory
 from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
-from slipstream.learner.credit.token_rewards import Numbers, tokens_of_turns
+from slipstream.learner.credit.token_credit import TokenCredit
+from slipstream.learner.credit.token_rewards import tokens_of_turns
 from slipstream.replay.records.ticket import Group
 
 
@@ -36,17 +37,9 @@ class TurnCredit:
     weights: Float[np.ndarray, " turns"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TreeCredit:
-    """What is trained of an attempt."""
-
-    advantages: Numbers
-    trained_from: int  # the token at which its own turns begin: those before are trained in a parent
-
-
 def tree(
     groups: Sequence[Group], episodes: Sequence[Sequence[MeasuredTrajectory]], objective: ObjectiveConfig
-) -> list[TreeCredit]:
+) -> list[TokenCredit]:
     """One advantage for each turn, compared at the node where its segment begins; its weight in the loss multiplies it.
 
     Penalties are subtracted from the returns. A token that several attempts share is trained in one of them. Weights
@@ -70,7 +63,7 @@ def tree(
     for trajectory, credit, each in zip(trajectories, credits, tokens, strict=True):
         of_sampled = np.repeat(scale * credit.weights * credit.advantages, each)
         first = int(np.flatnonzero(credit.weights)[0])
-        found.append(TreeCredit(advantages=of_sampled, trained_from=trajectory.turns[first].start))
+        found.append(TokenCredit(advantages=of_sampled, trained_from=trajectory.turns[first].start))
     return found
 
 

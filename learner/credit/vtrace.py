@@ -1,17 +1,9 @@
 """V-trace: targets and advantages for a critic, corrected for tokens that an older policy sampled."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from jaxtyping import Float
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VTrace:
-    """One number per sampled token."""
-
-    targets: Float[np.ndarray, " tokens"]  # of the critic
-    advantages: Float[np.ndarray, " tokens"]  # include the truncated ratio: the surrogate is -A * current
+from slipstream.learner.credit.token_credit import TokenCredit
 
 
 def vtrace(
@@ -20,8 +12,10 @@ def vtrace(
     values: Float[np.ndarray, " tokens"],
     lagged_ratio: Float[np.ndarray, " tokens"],
     gamma: float,
-) -> VTrace:
+) -> TokenCredit:
     """IMPALA's targets and advantages, https://arxiv.org/abs/1802.01561, over one trajectory that ended.
+
+    The advantages contain the truncated ratio: the surrogate is -A * current.
 
         rho[t] = min(ratio[t], 1),  ratio = current / behaviour
         delta[t] = rho[t] * (rewards[t] + gamma * values[t + 1] - values[t])
@@ -32,7 +26,7 @@ def vtrace(
 
     >>> values, ratios = np.array([0.5, 0.6]), np.array([0.5, 3.0])
     >>> found = vtrace(np.array([0.0, 1.0]), values=values, lagged_ratio=ratios, gamma=1.0)
-    >>> found.targets.round(3).tolist(), found.advantages.round(3).tolist()
+    >>> found.returns.round(3).tolist(), found.advantages.round(3).tolist()
     ([0.75, 1.0], [0.25, 0.4])
     """
     rho = np.minimum(lagged_ratio, 1.0)
@@ -43,4 +37,4 @@ def vtrace(
         advantages[token] = rho[token] * (rewards[token] + gamma * next_target - values[token])
         targets[token] = values[token] + delta + gamma * rho[token] * (next_target - next_value)
         next_value, next_target = values[token], targets[token]
-    return VTrace(targets=targets, advantages=advantages)
+    return TokenCredit(advantages=advantages, returns=targets)

@@ -95,7 +95,7 @@ class Run:
     def look(self) -> None:
         """Let ten seconds pass in the charts by the clock."""
         self.second += 10
-        self.record._watch._look(STARTED_S + self.second)
+        self.record.watch._look(STARTED_S + self.second)
 
     def drawn(self) -> dict[tuple[str, str], list[float]]:
         """The values of each line of each pinned chart, by chart and line."""
@@ -183,11 +183,11 @@ def test_the_diagnosis_is_a_text_that_changes_with_its_cause_and_a_lasting_fault
     run.step()
     run.look()
     run.look()
-    assert run.record.found and not run.record.found.is_fault
+    assert run.record.watch.found and not run.record.watch.found.is_fault
     for name in ("a", "b"):
         run.connections.fleet.leave(name)
     run.look()
-    assert run.record.found.cause == "no actor is alive" and not caplog.messages
+    assert run.record.watch.found.cause == "no actor is alive" and not caplog.messages
     for _ in range(9):
         run.look()
     assert [text for text in caplog.messages if text.startswith("FAULT: no actor is alive: none sends")] == [
