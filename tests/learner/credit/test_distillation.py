@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from slipstream.common.config.config import Config, load_config
 from slipstream.common.config.objective_config import ObjectiveConfig
@@ -13,6 +14,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import pack_logprobs
 from slipstream.learner.credit.measure import Measured
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
+from slipstream.learner.learner import Learner
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.objective.coherence import check_coherence
 from slipstream.learner.ranks.ranks import Ranks
@@ -25,6 +27,7 @@ from tests.learner.objective.test_objective_proof import MAX_WEIGHT, inert_chang
 from tests.tools.run.tiny_model import save_tiny_model
 
 DISTIL = ["objective.advantage=distillation", "objective.kl_place=reward", "objective.kl_coefficient=1"]
+FROM_A = [*DISTIL, "objective.reference_model=a"]
 
 
 def teacher_of(folder: Path, *, seed: int = 1, **changes: object) -> Path:
@@ -65,9 +68,7 @@ def test_a_policy_comes_nearer_to_a_larger_teacher(student: Path, teacher: Path,
     config = config_of(student, *DISTIL, f"objective.reference_model={teacher}")
     learner, player = load_player(config, tmp_path, ranks)
     before = [tensor.clone() for _, tensor in full_tensors(learner.reference)]  # type: ignore[arg-type]
-    metrics, _ = train(learner, player, steps=30)
-    divergence = [step.reference_kl for step in metrics]
-    assert np.mean(divergence[-5:]) < 0.8 * np.mean(divergence[:5])
+    comes_nearer(learner, player)
     after = [tensor for _, tensor in full_tensors(learner.reference)]  # type: ignore[arg-type]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True)), "the teacher never changes"
     assert not learner.run_dir.reference.exists(), "it is read from its own folder"
@@ -76,8 +77,11 @@ def test_a_policy_comes_nearer_to_a_larger_teacher(student: Path, teacher: Path,
 def test_a_teacher_in_the_loss_pulls_beside_rewards(student: Path, teacher: Path, tmp_path: Path, ranks: Ranks) -> None:
     overrides = ["objective.kl_coefficient=1", f"objective.reference_model={teacher}"]
     learner, player = load_player(config_of(student, *overrides), tmp_path, ranks)
-    metrics, _ = train(learner, player, steps=30)
-    divergence = [step.reference_kl for step in metrics]
+    comes_nearer(learner, player)
+
+
+def comes_nearer(learner: Learner, player: PreTrainedModel) -> None:
+    divergence = [step.reference_kl for step in train(learner, player, steps=30)[0]]
     assert np.mean(divergence[-5:]) < 0.8 * np.mean(divergence[:5])
 
 
@@ -127,12 +131,12 @@ def test_every_key_of_distillation_acts_and_no_token_weighs_without_a_bound() ->
     ("overrides", "why"),
     [
         (["objective.advantage=distillation"], "set objective.reference_model to the teacher's folder"),
-        ([*DISTIL, "objective.reference_model=a", "objective.kl_place=loss"], "kl_place=reward"),
-        ([*DISTIL, "objective.reference_model=a", "objective.reference_every=2"], "would replace"),
-        ([*DISTIL, "objective.reference_model=a", "objective.reward_model=b"], "learns from no reward"),
-        ([*DISTIL, "objective.reference_model=a", "objective.allocation=per_turn"], "no effect"),
-        ([*DISTIL, "objective.reference_model=a", "objective.gamma=0.9"], "no effect"),
-        ([*DISTIL, "objective.reference_model=a", "replay.keep_fraction=0.5"], "replay.keep_fraction.*learns nothing"),
+        ([*FROM_A, "objective.kl_place=loss"], "kl_place=reward"),
+        ([*FROM_A, "objective.reference_every=2"], "would replace"),
+        ([*FROM_A, "objective.reward_model=b"], "learns from no reward"),
+        ([*FROM_A, "objective.allocation=per_turn"], "no effect"),
+        ([*FROM_A, "objective.gamma=0.9"], "no effect"),
+        ([*FROM_A, "replay.keep_fraction=0.5"], "replay.keep_fraction.*learns nothing"),
         (["objective.reference_model=a"], "no effect with objective.kl_coefficient 0"),
     ],
 )

@@ -17,15 +17,7 @@ from tests.learner.even_game import load_player, save, train
 from tests.tools.run.tiny_model import save_tiny_model
 from tests.whole.test_damaged_run import DAMAGES
 
-KL = {
-    "in the loss": ["objective.kl_coefficient=0.1"],
-    "in the reward": [
-        "objective.kl_coefficient=0.1",
-        "objective.kl_place=reward",
-        "objective.advantage=reinforce_pp",
-        "objective.allocation=per_turn",
-    ],
-}
+IN_REWARD = ["objective.kl_place=reward", "objective.advantage=reinforce_pp", "objective.allocation=per_turn"]
 
 
 @pytest.fixture(scope="module")
@@ -35,20 +27,20 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config_of(folder: Path, place: str, *overrides: str) -> Config:
-    settings = ["optim.lr=3e-3", "learner.micro_batch_tokens=512", "learner.keep_checkpoints=1", *KL[place]]
-    return load_config(None, [f"model.path={folder}", *settings, *overrides])
+def config_of(folder: Path, *overrides: str) -> Config:
+    settings = ["optim.lr=3e-3", "learner.micro_batch_tokens=512", "learner.keep_checkpoints=1"]
+    return load_config(None, [f"model.path={folder}", "objective.kl_coefficient=0.1", *settings, *overrides])
 
 
 def kept(learner: Learner) -> list[str]:
     return sorted(path.name for path in learner.run_dir.reference.iterdir())
 
 
-@pytest.mark.parametrize("place", ["in the loss", "in the reward"])
+@pytest.mark.parametrize("place", [[], IN_REWARD], ids=["in the loss", "in the reward"])
 def test_a_reference_that_is_replaced_is_the_same_for_a_learner_that_was_stopped(
-    model_folder: Path, tmp_path: Path, ranks: Ranks, place: str
+    model_folder: Path, tmp_path: Path, ranks: Ranks, place: list[str]
 ) -> None:
-    config = config_of(model_folder, place, "objective.reference_every=2")
+    config = config_of(model_folder, "objective.reference_every=2", *place)
     learner, player = load_player(config, tmp_path, ranks)
     assert kept(learner) == ["step_000000"]
     metrics, _ = train(learner, player, steps=3)
@@ -69,9 +61,8 @@ def test_what_is_paid_in_the_reward_holds_the_policy_back(model_folder: Path, tm
     """From the same play, a policy that pays much for its divergence goes back where it came from."""
     moved = {}
     for coefficient in (0.001, 100.0):
-        folder = tmp_path / str(coefficient)
-        config = config_of(model_folder, "in the reward", f"objective.kl_coefficient={coefficient}")
-        learner, player = load_player(config, folder, ranks)
+        config = config_of(model_folder, f"objective.kl_coefficient={coefficient}", *IN_REWARD)
+        learner, player = load_player(config, tmp_path / str(coefficient), ranks)
         metrics, rewards = train(learner, player, steps=8)
         moved[coefficient] = (metrics[-1].reference_kl, rewards[-1])
     assert moved[100.0][0] < moved[0.001][0] / 2
@@ -79,7 +70,7 @@ def test_what_is_paid_in_the_reward_holds_the_policy_back(model_folder: Path, tm
 
 
 def test_a_half_written_reference_has_no_name(model_folder: Path, tmp_path: Path, ranks: Ranks) -> None:
-    config = config_of(model_folder, "in the loss")
+    config = config_of(model_folder)
     left = RunDir(tmp_path, config.run.name).reference / "step_000000.k1lled00.tmp"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
@@ -93,7 +84,7 @@ def test_a_half_written_reference_has_no_name(model_folder: Path, tmp_path: Path
 def test_a_damaged_reference_is_refused_by_the_name_of_its_file(
     model_folder: Path, tmp_path: Path, ranks: Ranks, damage: Callable[[Path], None]
 ) -> None:
-    config = config_of(model_folder, "in the loss")
+    config = config_of(model_folder)
     learner, player = load_player(config, tmp_path, ranks)
     train(learner, player, steps=1)
     save(learner)
