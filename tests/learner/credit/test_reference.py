@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from slipstream.common.config.config import Config, load_config
+from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.run_dir import RunDir
+from slipstream.learner.credit.reference import reference_at
 from slipstream.learner.learner import Learner
 from slipstream.learner.model.weight_shards import full_tensors
 from slipstream.learner.ranks.ranks import Ranks
@@ -78,6 +80,18 @@ def test_a_half_written_reference_has_no_name(model_folder: Path, tmp_path: Path
     assert kept(learner) == ["step_000000"]
     began = dict(full_tensors(learner.reference))
     assert all(torch.equal(began[name], tensor) for name, tensor in full_tensors(learner.model))
+
+
+def test_a_run_without_a_reference_has_none_and_cannot_begin_with_one_in_the_middle(
+    model_folder: Path, tmp_path: Path, ranks: Ranks
+) -> None:
+    config = config_of(model_folder)
+    learner, _ = load_player(config, tmp_path, ranks)
+    assert learner.reference.settings == learner.model.settings
+    other = RunDir(tmp_path, "other")
+    with pytest.raises(ConfigError, match="wrote no reference at step 0"):
+        reference_at(learner.model, config.objective, other, step=5, ranks=ranks)
+    assert reference_at(learner.model, ObjectiveConfig(), other, step=0, ranks=ranks) is None
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)

@@ -226,30 +226,6 @@ def test_a_slow_environment_leaves_the_learner_idle_and_episodes_long(run: Run) 
     assert seconds == pytest.approx([0.1, 9.0])
 
 
-def test_weights_that_do_not_arrive_raise_the_lag(run: Run) -> None:
-    for version in (20, 12, 4):
-        run.step(policy_version=version)
-    assert run.drawn()["lag/mean", "learner"] == [0.0, 8.0, 16.0]
-
-
-def test_a_collapse_shows_in_success_and_entropy(run: Run) -> None:
-    run.step(rewards=(1.0, 1.0))
-    run.entropy = 0.01
-    run.step(rewards=(0.0, 0.0))
-    drawn = run.drawn()
-    assert drawn["charts/success", "produced"] == [1.0, 0.0]
-    assert drawn["optim/entropy", "learner"] == pytest.approx([1.5, 0.01])
-
-
-def test_a_reward_that_length_hacks_rises_with_the_length_and_without_success(run: Run) -> None:
-    for num_sampled in (2, 20, 40):
-        run.step(rewards=(num_sampled / 100, num_sampled / 100), num_sampled=num_sampled)
-    drawn = run.drawn()
-    assert drawn["charts/reward", "produced"] == pytest.approx([0.02, 0.2, 0.4])
-    assert drawn["charts/tokens", "produced"] == [4.0, 22.0, 42.0]
-    assert drawn["charts/success", "produced"] == [0.0, 0.0, 0.0]
-
-
 def test_rewards_of_what_is_produced_trained_and_dropped_are_lines_of_one_chart(run: Run) -> None:
     run.step(rewards=(0.0, 1.0), dropped_returns=(0.25, 0.25, 0.75, 0.75))
     drawn = run.drawn()

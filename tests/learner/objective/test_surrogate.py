@@ -132,12 +132,6 @@ def test_the_truncated_gradient_is_minus_weight_times_advantage(tokens: Tokens) 
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_total_variation_trusts_a_rare_token_that_became_less_rare() -> None:
-    now, then = (0.1, 0.8, 0.8, 0.1, 0.1), (0.001, 0.5, 0.5, 0.5, 0.5)
-    trusted = within_total_variation(batch(now=now, then=then, advantages=(1, 1, -1, -1, 1)).read(), max_divergence=0.2)
-    assert trusted.tolist() == [True, False, True, False, True]
-
-
 @any_batch
 def test_total_variation_equals_a_derivation_by_cases(tokens: Tokens) -> None:
     trusted = within_total_variation(tokens.read(), max_divergence=0.2)

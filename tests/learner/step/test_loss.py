@@ -13,9 +13,9 @@ from slipstream.learner.step.loss import PolicyLoss, policy_loss
 from tests.learner.policies import Tokens, any_batch, float64, gradient, loss_tokens, of_lengths, slopes
 
 # Four tokens, each a sequence, of behaviour probability 0.1, whose ratios are now 0.4, 1.5, 1.5 and 6.
-CURRENT = [0.04, 0.15, 0.15, 0.6]
-BEHAVIOUR = [0.1, 0.1, 0.1, 0.1]
-ADVANTAGES = [1.0, 1.0, -1.0, 1.0]
+CURRENT = torch.tensor([0.04, 0.15, 0.15, 0.6])
+BEHAVIOUR = torch.tensor([0.1, 0.1, 0.1, 0.1])
+ADVANTAGES = torch.tensor([1.0, 1.0, -1.0, 1.0])
 
 
 def loss_and_gradient(
@@ -42,12 +42,7 @@ def loss_and_gradient(
 def test_four_tokens_have_these_losses_and_are_measured_before_any_cut(
     correction: str, total: float, slopes: list[float], num_masked: int
 ) -> None:
-    current, behaviour, advantages = (
-        torch.tensor(CURRENT).log(),
-        torch.tensor(BEHAVIOUR).log(),
-        torch.tensor(ADVANTAGES),
-    )
-    loss, gradient = loss_and_gradient(current, behaviour, advantages, correction=correction)
+    loss, gradient = loss_and_gradient(CURRENT.log(), BEHAVIOUR.log(), ADVANTAGES, correction=correction)
     assert float(loss.loss_sum) == pytest.approx(total, rel=1e-6)
     assert gradient.tolist() == pytest.approx(slopes, rel=1e-6)
     assert (float(loss.num_masked), float(loss.num_loss_tokens)) == (num_masked, 4)
@@ -60,13 +55,8 @@ def test_four_tokens_have_these_losses_and_are_measured_before_any_cut(
 
 
 def test_a_fallen_ratio_with_negative_advantage_counts_as_clipped_low() -> None:
-    loss, slope = loss_and_gradient(
-        torch.tensor([0.05]).log(),
-        torch.tensor([0.1]).log(),
-        torch.tensor([-2.0]),
-        correction="none",
-        max_negative_kl=0.0,
-    )
+    current, behaviour = torch.tensor([0.05]).log(), torch.tensor([0.1]).log()
+    loss, slope = loss_and_gradient(current, behaviour, torch.tensor([-2.0]), correction="none", max_negative_kl=0.0)
     assert float(loss.loss_sum) == pytest.approx(1.6)
     assert slope.tolist() == [0.0]
     assert float(loss.num_clipped_low) == 1
@@ -127,9 +117,8 @@ def test_losses_equal_a_derivation_by_cases(tokens: Tokens) -> None:
     clipped = masked = capped = by_sequence = 0.0
     for members in tokens.members:
         for index in members:
-            now, then, advantage = (
-                float(column[index]) for column in (tokens.current, tokens.behaviour, tokens.advantages)
-            )
+            columns = (tokens.current, tokens.behaviour, tokens.advantages)
+            now, then, advantage = (float(column[index]) for column in columns)
             ratio = math.exp(now) / math.exp(then)
             # PPO as OpenAI's Spinning Up writes it: an advantage is worth at most (1 + clip) of itself, a disadvantage
             # at least (1 - clip).

@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.common.config.config import load_config
 from slipstream.common.config.learner_config import OptimConfig
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.batch.pack import TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered
-from slipstream.learner.credit.reference import reference_at
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.weight_shards import full_tensors
@@ -24,8 +20,6 @@ from slipstream.learner.objective import guard
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics
-from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
-from tests.learner.devices import on_cpu
 from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
 OPTIM = OptimConfig(lr=1e-3, schedule="linear")
@@ -51,7 +45,6 @@ def step(
     objective: ObjectiveConfig,
     *,
     shift: float = 0.0,
-    max_tokens: int = 50,
     reference: PackedModel | None = None,
     change: Callable[[TokenSequence], TokenSequence] = lambda sequence: sequence,
 ) -> tuple[StepMetrics, dict[str, torch.Tensor], int]:
@@ -61,10 +54,9 @@ def step(
     schedule = make_schedule(optimizer, config=OPTIM, num_steps=10)
     sequences = [change(sequence) for sequence in sampled_by(model, shift=shift)]
     before = {name: tensor.clone() for name, tensor in full_tensors(model)}
-    packs = micro_batches(sequences, max_tokens=max_tokens, num_ranks=1, rank=0)
     settings = StepSettings(objective=objective, max_lag=4, max_grad_norm=1.0)
     batch = StepBatch(
-        micro_batches=packs,
+        micro_batches=micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0),
         num_loss_tokens=count_loss_tokens(sequences),
         num_trajectories=count_trajectories(sequences),
     )
@@ -118,31 +110,6 @@ def test_few_effective_samples_shrink_a_step(tiny: Path, ranks: Ranks, monkeypat
     "objective",
     [
         ObjectiveConfig(),
-        ObjectiveConfig(surrogate="gspo", clip_low=0.01, clip_high=0.01, normalisation="sequences", entropy_bonus=0.01),
-    ],
-    ids=["default", "gspo"],
-)
-def test_micro_batches_of_any_size_make_the_same_step(
-    tiny: Path, ranks: Ranks, device: torch.device, objective: ObjectiveConfig
-) -> None:
-    """Those of a GPU make that of the CPU."""
-    together, moved_together, _ = step(tiny, on_cpu(ranks), objective, shift=0.3)
-    apart, moved_apart, _ = step(tiny, ranks, objective, shift=0.3, max_tokens=20)
-    assert (together.num_micro_batches, apart.num_micro_batches) == (1, 3)
-    tolerance = 1e-5 if device.type == "cpu" else 1e-4
-    assert apart.loss == pytest.approx(together.loss, rel=tolerance)
-    assert apart.grad_norm == pytest.approx(together.grad_norm, rel=tolerance)
-    assert apart.masked_sequence_fraction == pytest.approx(together.masked_sequence_fraction)
-    # The first step of Adam divides each gradient by itself: where it is all but zero, rounding decides its sign.
-    for name, change in moved_together.items():
-        assert change.any()
-        assert float((moved_apart[name].cpu() - change).abs().mean()) < 1e-5, name
-
-
-@pytest.mark.parametrize(
-    "objective",
-    [
-        ObjectiveConfig(),
         ObjectiveConfig(normalisation="sequences"),
         ObjectiveConfig(surrogate="cispo", correction="none", normalisation="constant", normalisation_tokens=20),
         ObjectiveConfig(surrogate="gspo", clip_low=0.5, clip_high=0.5, correction="none", max_negative_kl=0.0),
@@ -169,28 +136,6 @@ def test_tokens_beyond_the_hard_cap_make_the_step_that_tokens_without_advantage_
         torch.testing.assert_close(moved_capped[name], change, rtol=1e-4, atol=1e-7)
 
 
-def test_by_sequences_a_trajectory_counts_once_however_often_its_history_is_rewritten(tiny: Path, ranks: Ranks) -> None:
-    """Branches in packs of their own, the first two of one trajectory: its mean is over the tokens of both."""
-    model = load_model(tiny, ranks=ranks, settings=FLOAT32)
-    optimizer = make_optimizer(model, config=OPTIM)
-    first, second, *others = sampled_by(model, shift=0.0)
-    sequences = numbered([[first, second], *([other] for other in others)])
-    metrics = train_step(
-        StepModels(policy=model, optimizer=optimizer, schedule=make_schedule(optimizer, config=OPTIM, num_steps=10)),
-        StepBatch(
-            micro_batches=micro_batches(sequences, max_tokens=20, num_ranks=1, rank=0),
-            num_loss_tokens=count_loss_tokens(sequences),
-            num_trajectories=count_trajectories(sequences),
-        ),
-        settings=StepSettings(objective=ObjectiveConfig(normalisation="sequences"), max_grad_norm=1.0),
-        ranks=ranks,
-    )
-    advantages = [float(-sequence.advantages[-1]) for sequence in sequences]
-    of_both = (17 * advantages[0] + 11 * advantages[1]) / 28
-    assert metrics.num_micro_batches == 3
-    assert metrics.loss == pytest.approx((of_both + advantages[2] + advantages[3]) / 3, rel=1e-4)
-
-
 def test_an_entropy_bonus_makes_the_policy_less_sure(tiny: Path, ranks: Ranks) -> None:
     plain, moved_plain, _ = step(tiny, ranks, ObjectiveConfig())
     bonus, moved_bonus, _ = step(tiny, ranks, ObjectiveConfig(entropy_bonus=10.0))
@@ -209,23 +154,3 @@ def test_the_reference_holds_back_a_step_that_moves_away_from_it(tiny: Path, ran
     assert held.reference_kl > 0.1
     assert held.loss == pytest.approx(alone.loss + 0.1 * held.reference_kl, rel=1e-4)
     assert all(parameter.grad is None for parameter in far.parameters())
-
-
-def test_the_reference_is_what_training_began_with_also_for_a_resumed_run(ranks: Ranks, tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path / "model")
-    merging_tokenizer(CHATML).save_pretrained(folder)
-    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, temperature=0.7))
-    config, run_dir = load_config(None, ["objective.kl_coefficient=0.1"]), RunDir(tmp_path, "run")
-    first = reference_at(model, config.objective, run_dir, step=0, ranks=ranks)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    resumed = reference_at(model, config.objective, run_dir, step=5, ranks=ranks)
-    assert first.settings == resumed.settings == model.settings
-    began, now = dict(full_tensors(first)), dict(full_tensors(model))
-    for name, tensor in full_tensors(resumed):
-        assert torch.equal(tensor, began[name])
-        assert not torch.equal(tensor, now[name])
-    with pytest.raises(ConfigError, match="wrote no reference at step 0"):
-        reference_at(model, config.objective, RunDir(tmp_path, "other"), step=5, ranks=ranks)
-    assert reference_at(model, ObjectiveConfig(), run_dir, step=0, ranks=ranks) is None
