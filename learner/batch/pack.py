@@ -346,8 +346,7 @@ def balanced_bins(lengths: Sequence[int], *, max_tokens: int, num_ranks: int) ->
 
     The longest sequence goes first, always into the emptiest bin, with as few bins as that allows. Bins are returned
     fullest first and dealt out to ranks in turn. So the ranks have similar loads in each round, where all wait for the
-    fullest bin. Two bins differ at most by the shortest sequence of the fuller one. With 256 sequences of log-normal
-    lengths (sigma 1 to 1.5, at most 8192) on 2 and 8 ranks, waiting took 0 to 2 % of the time, counted in tokens.
+    fullest bin. Two bins differ at most by the shortest sequence of the fuller one.
 
     >>> balanced_bins([4, 3, 3, 2], max_tokens=6, num_ranks=2)
     [[0, 3], [1, 2]]

@@ -6,7 +6,7 @@ import numpy as np
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
-from slipstream.learner.credit.token_rewards import Numbers, token_rewards, tokens_of_turns
+from slipstream.learner.credit.token_rewards import Numbers, last_token, per_turn, rewards_of_turns, tokens_of_turns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,9 +20,10 @@ class MeasuredTrajectory:
 
 
 def penalised_rewards(episode: MeasuredTrajectory, objective: ObjectiveConfig) -> Numbers:
-    """The reward of each sampled token, less its KL penalty."""
-    rewards: Numbers = token_rewards(episode.trajectory, objective=objective) - episode.penalties
-    return rewards
+    """The reward of each sampled token, by `objective.allocation`, less its KL penalty."""
+    allocate = per_turn if objective.allocation == "per_turn" else last_token
+    rewards: Numbers = allocate(rewards_of_turns(episode.trajectory), tokens_of_turns(episode.trajectory))
+    return rewards - episode.penalties
 
 
 def penalties_of_turns(episode: MeasuredTrajectory) -> Numbers:

@@ -10,16 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float, Int
 
-from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
 
 Numbers = Float[np.ndarray, " _tokens"]  # one for each sampled token of an episode, in order
-
-
-def token_rewards(trajectory: Trajectory, *, objective: ObjectiveConfig) -> Float[np.ndarray, " tokens"]:
-    """The reward of each sampled token, in order, by `objective.allocation`."""
-    allocate = per_turn if objective.allocation == "per_turn" else last_token
-    return allocate(rewards_of_turns(trajectory), tokens_of_turns(trajectory))
 
 
 def rewards_of_turns(trajectory: Trajectory) -> Float[np.ndarray, " turns"]:

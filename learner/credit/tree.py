@@ -178,9 +178,7 @@ def search_advantages(leaves: Sequence[Leaf], *, num_trees: int) -> list[TurnCre
     count as often as the search begins there, not as often as the policy reaches them. A policy with parameters of its
     own for each state gets a positive multiple of its gradient in each of them.
 
-    `tree_advantages` would replace a return by a mean with those of later attempts, which were played because of it. By
-    the test of a small policy, a rare success would count 20 to 33 % too little with mcts, 2 to 8 % too much with
-    dfsdt, and 2 to 4 % too much with tree_of_thoughts.
+    `tree_advantages` would replace a return by a mean with those of later attempts, which were played because of it.
 
     Two forks begin after the first turn of the first attempt. The second of them is compared with 1 and 0:
 

@@ -37,14 +37,8 @@ def reference_divergence(
 
     Why it is exact: the divergence is the mean of log(current / reference) over samples of the current policy, so its
     gradient is the mean of log(current / reference) * gradient of log(current). The weight turns a mean over samples of
-    behaviour into one over samples of current. The paper gets the same gradient by also differentiating its weight:
-
-        gradient of (current / behaviour * k3) = current / behaviour * (k3 + 1 - reference / current)
-                                               = current / behaviour * log(current / reference)
-
-    Here the result is computed directly, because float32 loses it in the sum if reference / current is large. With a
-    constant weight, k2 = log(current / reference)^2 / 2 has this gradient too; k3 then has that of the reverse
-    divergence.
+    behaviour into one over samples of current. The paper gets the same gradient by also differentiating its weight;
+    here the result is computed directly, because float32 loses it in the sum if reference / current is large.
 
     A token above the bound keeps its gradient, with a weight of 5. The masks of
     `slipstream.learner.objective.correction` do not apply here: the divergence brings back a policy that went too far.
