@@ -28,14 +28,7 @@ from slipstream.common.records.trajectory import InvalidTrajectory
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.learner.batch.batch import Batch
-from slipstream.learner.batch.pack import (
-    TokenSequence,
-    bins_of_rank,
-    count_loss_tokens,
-    count_trajectories,
-    sequences_of,
-    with_lags,
-)
+from slipstream.learner.batch.pack import TokenSequence, bins_of_rank, count_loss_tokens, sequences_of, with_lags
 from slipstream.learner.checkpoint import checkpoint
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
@@ -179,11 +172,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     )
     packs = [each.pack(sequences, context=ranks.context) for each in bins]
     clock.lap("pack")
-    part = StepBatch(
-        micro_batches=packs,
-        num_loss_tokens=count_loss_tokens(sequences),
-        num_trajectories=count_trajectories(sequences),
-    )
+    part = StepBatch.of(sequences, packs)
     metrics = train_step(_step_models(learner), part, settings=_step_settings(learner), ranks=ranks, clock=clock)
     if config.replay.archive and ranks.counts:
         record_tokens(

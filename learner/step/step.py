@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.learner.batch.pack import Packed
+from slipstream.learner.batch.pack import Packed, TokenSequence, count_loss_tokens, count_trajectories
 from slipstream.learner.model.critic import Critic, critic_loss
 from slipstream.learner.model.gradient import Update, apply_gradient, backward, gradient_norm
 from slipstream.learner.model.packed_model import PackedModel, expect_backward
@@ -69,6 +69,15 @@ class StepBatch:
     micro_batches: Sequence[Packed]
     num_loss_tokens: int
     num_trajectories: int
+
+    @classmethod
+    def of(cls, sequences: Sequence[TokenSequence], micro_batches: Sequence[Packed]) -> "StepBatch":
+        """This rank's `micro_batches` of a whole batch of `sequences`."""
+        return cls(
+            micro_batches=micro_batches,
+            num_loss_tokens=count_loss_tokens(sequences),
+            num_trajectories=count_trajectories(sequences),
+        )
 
     def __post_init__(self) -> None:
         if self.num_loss_tokens < 1:

@@ -85,9 +85,9 @@ def test_a_half_written_reference_has_no_name(model_folder: Path, tmp_path: Path
 def test_a_run_without_a_reference_has_none_and_cannot_begin_with_one_in_the_middle(
     model_folder: Path, tmp_path: Path, ranks: Ranks
 ) -> None:
-    config = config_of(model_folder)
+    config = config_of(model_folder, "sampling.temperature=0.7")
     learner, _ = load_player(config, tmp_path, ranks)
-    assert learner.reference.settings == learner.model.settings
+    assert learner.reference.settings.temperature == learner.model.settings.temperature == 0.7
     other = RunDir(tmp_path, "other")
     with pytest.raises(ConfigError, match="wrote no reference at step 0"):
         reference_at(learner.model, config.objective, other, step=5, ranks=ranks)

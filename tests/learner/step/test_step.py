@@ -12,7 +12,7 @@ import torch
 
 from slipstream.common.config.learner_config import OptimConfig
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.learner.batch.pack import TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered
+from slipstream.learner.batch.pack import TokenSequence, micro_batches, numbered
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.weight_shards import full_tensors
@@ -55,11 +55,7 @@ def step(
     sequences = [change(sequence) for sequence in sampled_by(model, shift=shift)]
     before = {name: tensor.clone() for name, tensor in full_tensors(model)}
     settings = StepSettings(objective=objective, max_lag=4, max_grad_norm=1.0)
-    batch = StepBatch(
-        micro_batches=micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0),
-        num_loss_tokens=count_loss_tokens(sequences),
-        num_trajectories=count_trajectories(sequences),
-    )
+    batch = StepBatch.of(sequences, micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0))
     models = StepModels(policy=model, optimizer=optimizer, schedule=schedule, reference=reference)
     metrics = train_step(models, batch, settings=settings, ranks=ranks)
     moved = {name: tensor - before[name] for name, tensor in full_tensors(model)}

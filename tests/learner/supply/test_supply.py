@@ -69,8 +69,7 @@ class Scene:
         return work(self.buffer, returns=returns)
 
     def batch(self, supply: Supply, step: int = 1, version: int = 0) -> Batch:
-        batch = supply.next_batch(ahead_of(step, version), self.shutdown)
-        return batch
+        return supply.next_batch(ahead_of(step, version), self.shutdown)
 
     def dries(self, supply: Supply, step: int = 1, version: int = 0, match: str | None = None) -> None:
         with pytest.raises(SupplyDried, match=match):
