@@ -35,7 +35,7 @@ def config_of(folder: Path, *overrides: str) -> Config:
 
 
 def kept(learner: Learner) -> list[str]:
-    return sorted(path.name for path in learner.run_dir.reference.iterdir())
+    return sorted(path.name for path in learner.run_dir.reference.iterdir() if "copy" not in path.name)
 
 
 @pytest.mark.parametrize("place", [[], IN_REWARD], ids=["in the loss", "in the reward"])
@@ -45,12 +45,14 @@ def test_a_reference_that_is_replaced_is_the_same_for_a_learner_that_was_stopped
     config = config_of(model_folder, "objective.reference_every=2", *place)
     learner, player = load_player(config, tmp_path, ranks)
     assert kept(learner) == ["step_000000"]
+    (learner.run_dir.reference / "step_000000 copy 2").mkdir()  # the user's, as a file manager makes it
     metrics, _ = train(learner, player, steps=3)
     assert kept(learner) == ["step_000000", "step_000002"]
     assert [abs(step.reference_kl) < 1e-5 for step in metrics] == [True, False, True]  # new at steps 0 and 2
     save(learner)
     train(learner, player, steps=2)
     assert kept(learner) == ["step_000002", "step_000004"]  # the checkpoint of step 3 asks for the first of these
+    assert (learner.run_dir.reference / "step_000000 copy 2").is_dir()
     resumed, player = load_player(config, tmp_path, ranks)
     assert resumed.progress.step == 3
     train(resumed, player, steps=2)
