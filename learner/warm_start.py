@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slipstream.common.config.learner_config import OptimConfig, WarmStartConfig
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.pack import TokenSequence, count_loss_tokens, sequences_of
 from slipstream.learner.model.gradient import apply_gradient, backward_over
@@ -38,12 +39,15 @@ def imitate(
 
     Every rank passes all of the trajectories. They are visited once, in a seeded order, in steps of at most
     `config.batch_tokens` tokens. The optimizer is used only here: reinforcement learning begins with a new one. Raises
-    ValueError if there are no trajectories.
+    ConfigError if there are no trajectories.
     """
     sequences = [part for trajectory in trajectories for part in sequences_of(trajectory, advantage=0.0)]
     batches = _batches(sequences, batch_tokens=config.batch_tokens, seed=seed)
     if not batches:
-        raise ValueError("there are no episodes to imitate; set `warm_start.episodes` to 0 to skip the warm start")
+        raise ConfigError(
+            f"`warm_start.episodes` is {config.episodes}, but the run's demonstrations have no episode; remove their "
+            "file, and the next start generates it again, or set it to 0 to skip the warm start"
+        )
     optim = OptimConfig(lr=config.lr, schedule="linear")
     optimizer = make_optimizer(model, config=optim)
     schedule = make_schedule(optimizer, config=optim, num_steps=len(batches))
