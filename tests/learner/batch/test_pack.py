@@ -1,7 +1,6 @@
 import dataclasses
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +11,6 @@ from slipstream.common.records.trajectory import Trajectory, VersionSpan
 from slipstream.learner.batch.pack import (
     TokenSequence,
     balanced_bins,
-    count_loss_tokens,
     count_trajectories,
     micro_batches,
     numbered,
@@ -117,14 +115,6 @@ def test_bins_hold_each_sequence_once_and_are_full_alike(lengths: list[int], max
     assert len(bins) % num_ranks == 0 and (len(bins) - num_ranks) * room < sum(lengths)
     assert len(bins) == num_ranks or sum(lengths) > room * num_ranks
     assert bins == balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks)
-
-
-def test_the_ranks_shares_make_up_the_batch() -> None:
-    sequences: list[TokenSequence] = [random_sequence(4 + seed, seed=seed) for seed in range(9)]
-    shares = [micro_batches(sequences, max_tokens=20, num_ranks=3, rank=rank) for rank in range(3)]
-    tokens = torch.cat([packed.tokens for share in shares for packed in share])
-    assert sorted(tokens.tolist()) == sorted(np.concatenate([part.tokens for part in sequences]).tolist())
-    assert sum(int(packed.loss_mask.sum()) for share in shares for packed in share) == count_loss_tokens(sequences)
 
 
 def kept_branches() -> Trajectory:

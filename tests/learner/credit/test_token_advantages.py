@@ -131,14 +131,6 @@ def test_the_divergence_is_taken_off_each_tokens_reward() -> None:
     assert second.returns.tolist() == [0] * 5
 
 
-def test_siblings_are_compared_by_what_the_divergence_leaves_of_their_returns() -> None:
-    measured = Measured(reference_logprobs=np.array([-2.0, -1, -1, -1, -1, -1]))  # the first's divergence is 1
-    group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.6))
-    first, second = credited(group, measured=measured, advantage="leave_one_out", **IN_REWARD)
-    assert sampled(first.advantages, first) == pytest.approx([0.3] * 3)
-    assert sampled(second.advantages, second) == pytest.approx([-0.3] * 3)
-
-
 def test_turns_pay_for_their_own_tokens_in_the_bi_level_estimate() -> None:
     measured = Measured(values=np.zeros(6), reference_logprobs=REFERENCE)
     first, _ = credited(WON_AND_LOST, measured=measured, advantage="bi_level_gae", critic="own", **IN_REWARD)

@@ -62,16 +62,6 @@ def test_a_fallen_ratio_with_negative_advantage_counts_as_clipped_low() -> None:
     assert float(loss.num_clipped_low) == 1
 
 
-def test_by_default_a_sequence_that_the_policy_has_left_behind_does_not_train_negatives() -> None:
-    # Ratios 0.8 and 0.9: 0.164 nats a token from behaviour, above the default of 0.1.
-    behaviour = torch.full((4,), -2.0)
-    current = behaviour + torch.tensor([0.8, 0.9, 0.8, 0.9]).log()
-    loss, slope = loss_and_gradient(current, behaviour, torch.tensor([-1.0, -1.0, 1.0, 1.0]), (2, 2))
-    assert slope.tolist() == pytest.approx([0, 0, -0.8, -0.9])
-    assert (float(loss.num_masked), float(loss.num_masked_sequences)) == (2, 1)
-    assert float(loss.num_loss_tokens) == 4
-
-
 def test_a_sequence_that_keeps_a_token_is_not_counted_as_masked() -> None:
     behaviour = torch.full((4,), -2.0)
     current = behaviour + torch.tensor([0.4, 1.0, 0.4, 6.0]).log()

@@ -500,15 +500,6 @@ def test_a_resumed_supply_continues_with_the_tasks_that_were_not_opened_yet(scen
     assert earlier + later == [task_index(position, 50, 0) for position in range(8)]
 
 
-@pytest.mark.parametrize("advantage", ["reinforce_pp", "gae"])
-def test_equal_returns_teach_where_the_batch_or_a_critic_is_compared_with(scene: Scene, advantage: str) -> None:
-    supply = scene.admitted(f"objective.advantage={advantage}")
-    scene.work(lambda group_id: (1.0, 1.0))
-    batch = scene.batch(supply)
-    assert ids(batch.groups) == [0, 1]
-    assert batch.num_dropped == {} == scene.ledger.dropped
-
-
 def test_of_a_steps_candidates_those_whose_returns_differ_most_are_kept(scene: Scene) -> None:
     supply = scene.admitted("replay.keep_fraction=0.5", "objective.advantage=gae", "learner.steps=2")
     assert scene.ledger.queued == 8  # four candidates for each of two steps
