@@ -22,8 +22,9 @@ class MeasuredTrajectory:
 def penalised_rewards(episode: MeasuredTrajectory, objective: ObjectiveConfig) -> Numbers:
     """The reward of each sampled token, by `objective.allocation`, less its KL penalty."""
     allocate = per_turn if objective.allocation == "per_turn" else last_token
-    rewards: Numbers = allocate(rewards_of_turns(episode.trajectory), tokens_of_turns(episode.trajectory))
-    return rewards - episode.penalties
+    whole = allocate(rewards_of_turns(episode.trajectory), tokens_of_turns(episode.trajectory))
+    rewards: Numbers = whole - episode.penalties
+    return rewards
 
 
 def penalties_of_turns(episode: MeasuredTrajectory) -> Numbers:
