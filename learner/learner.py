@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from jaxtyping import Float64
-from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.config.config import Config
@@ -30,15 +28,7 @@ from slipstream.common.records.trajectory import InvalidTrajectory
 from slipstream.common.text.codec import encoder
 from slipstream.common.text.tokenizer import load_tokenizer
 from slipstream.learner.batch.batch import Batch
-from slipstream.learner.batch.pack import (
-    TokenSequence,
-    bins_of_rank,
-    count_loss_tokens,
-    count_trajectories,
-    pack,
-    sequences_of,
-    with_lags,
-)
+from slipstream.learner.batch.pack import TokenSequence, bins_of_rank, count_loss_tokens, sequences_of, with_lags
 from slipstream.learner.checkpoint import checkpoint
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.checkpoint.checkpoint_writer import CheckpointWriter
@@ -53,14 +43,13 @@ from slipstream.learner.model.flops import Flops, flops_of
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import ModelSettings, PackedModel, load_kind
 from slipstream.learner.model.probe_score import check_export
-from slipstream.learner.objective.kl import k1
 from slipstream.learner.probation.bounds import check_bounds
 from slipstream.learner.ranks.ranks import Ranks, resolve_dtype
 from slipstream.learner.step.clock import Clock
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.learner.step.token_recorder import record_tokens
-from slipstream.learner.warm_start import WarmStartStep, imitate
+from slipstream.learner.warm_start import imitate
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +99,13 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks, *, check: Callab
     log.info("the model is loaded after %.1f s", time.monotonic() - began_at)
     optimizer = make_optimizer(model.causal_lm, config=config.optim)
     policy_steps = config.learner.steps - config.objective.critic_warmup_steps
+    if config.optim.warmup_steps >= policy_steps:
+        log.warning(
+            "`optim.warmup_steps` is %d, but the policy learns in %d steps: its learning rate never reaches "
+            "`optim.lr`; take fewer warm-up steps, or raise `learner.steps`",
+            config.optim.warmup_steps,
+            policy_steps,
+        )
     schedule = make_schedule(optimizer, config=config.optim, num_steps=policy_steps)
     critic = load_critic(config.objective, model, optim=config.optim, num_steps=config.learner.steps, ranks=ranks)
     progress = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
@@ -161,7 +157,9 @@ def scored(learner: Learner, batch: Batch) -> Batch:
 def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     """Make one optimizer step on `batch`; time "measure", "pack" and the parts of `train_step`."""
     config, ranks, before, critic = learner.config, learner.ranks, learner.progress, learner.critic
-    measured = _measure(learner, batch)
+    trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+    bare = [sequence for trajectory in trajectories for sequence in sequences_of(trajectory, advantage=0.0)]
+    measured = _measure(learner, bare)
     clock.lap("measure")
     sequences = sequences_with_advantages(batch.groups, objective=config.objective, measured=measured)
     sequences = with_lags(sequences, before.lags)
@@ -172,26 +170,18 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         rank=ranks.packing_rank,
         share_prefixes=all_share_prefixes(learner.model, learner.reference, critic.module if critic else None),
     )
-    members = [each.members for each in bins]
-    packs = [
-        pack([sequences[index] for index in each.members], share_prefixes=each.share_prefixes, context=ranks.context)
-        for each in bins
-    ]
+    packs = [each.pack(sequences, context=ranks.context) for each in bins]
     clock.lap("pack")
-    part = StepBatch(
-        micro_batches=packs,
-        num_loss_tokens=count_loss_tokens(sequences),
-        num_trajectories=count_trajectories(sequences),
-    )
+    part = StepBatch.of(sequences, packs)
     metrics = train_step(_step_models(learner), part, settings=_step_settings(learner), ranks=ranks, clock=clock)
     if config.replay.archive and ranks.counts:
         record_tokens(
-            learner.run_dir, batch, sequences, bins=members, trained=metrics.tokens, before=before, rank=ranks.rank
+            learner.run_dir, batch, sequences, bins=bins, trained=metrics.tokens, before=before, rank=ranks.rank
         )
         clock.lap("archive")
     if measured.reference_logprobs is not None:  # the divergence is in the reward, not in the loss
-        divergence = k1(torch.from_numpy(measured.reference_logprobs), q_logprobs=_behaviour_logprobs(batch))
-        metrics = dataclasses.replace(metrics, reference_kl=float(divergence.mean()))
+        sampled = np.concatenate([sequence.behaviour_logprobs[sequence.loss_mask] for sequence in bare])
+        metrics = dataclasses.replace(metrics, reference_kl=float((sampled - measured.reference_logprobs).mean()))
     if critic is not None and not metrics.skipped:
         critic.scale = critic.scale.after(_returns(sequences))
     learner.progress = msgspec.structs.replace(
@@ -199,8 +189,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         step=before.step + 1,
         policy_version=before.policy_version + 1,
         next_group_id=batch.next_group_id,
-        tokens_trained=before.tokens_trained
-        + sum(t.num_own_tokens for group in batch.groups for t in group.trajectories),
+        tokens_trained=before.tokens_trained + sum(trajectory.num_own_tokens for trajectory in trajectories),
     )
     every = config.objective.reference_every
     if every and reference_step(before.step + 1, every=every) == before.step + 1:
@@ -236,27 +225,20 @@ def _take_reference(learner: Learner) -> None:
     )
 
 
-def _measure(learner: Learner, batch: Batch) -> Measured:
-    """Measure what the objective needs to compute the advantages of the batch."""
-    config = learner.config
-    bare = [
-        sequence
-        for group in batch.groups
-        for trajectory in group.trajectories
-        for sequence in sequences_of(trajectory, advantage=0.0)
-    ]
+def _measure(learner: Learner, sequences: Sequence[TokenSequence]) -> Measured:
+    """Measure what the objective needs to compute the advantages of a batch."""
     measured = measure(
-        bare,
+        sequences,
         model=learner.model,
         critic=learner.critic,
         reference=learner.reference,
         ranks=learner.ranks,
-        objective=config.objective,
-        micro_batch_tokens=config.learner.micro_batch_tokens,
+        objective=learner.config.objective,
+        micro_batch_tokens=learner.config.learner.micro_batch_tokens,
     )
     if learner.teacher is None:
         return measured
-    return dataclasses.replace(measured, reference_logprobs=_asked_of(learner.teacher, bare, learner.ranks))
+    return dataclasses.replace(measured, reference_logprobs=_asked_of(learner.teacher, sequences, learner.ranks))
 
 
 def _asked_of(teacher: Teacher, sequences: Sequence[TokenSequence], ranks: Ranks) -> npt.NDArray[np.float64]:
@@ -266,13 +248,6 @@ def _asked_of(teacher: Teacher, sequences: Sequence[TokenSequence], ranks: Ranks
         found.copy_(torch.from_numpy(teacher.logprobs(sequences)))
     dist.broadcast(found, src=0)
     return found.cpu().numpy()
-
-
-def _behaviour_logprobs(batch: Batch) -> Float64[Tensor, " tokens"]:
-    """Of each sampled token of each attempt, as `_measure` orders them."""
-    trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
-    found = [trajectory.behaviour_logprob_array()[trajectory.loss_mask_array()] for trajectory in trajectories]
-    return torch.from_numpy(np.concatenate(found)).double()
 
 
 def _returns(sequences: Sequence[TokenSequence]) -> npt.NDArray[np.float64]:
@@ -304,10 +279,6 @@ def export(learner: Learner) -> None:
     check_export(learner.model, learner.run_dir.trained_model, ranks=learner.ranks)
 
 
-class _Stopped(Exception):
-    """A stop was requested during imitation."""
-
-
 def imitate_expert(learner: Learner, demonstrations: Path, shutdown: Shutdown) -> int | None:
     """Imitate the expert; return the number of optimizer steps, or None if a stop was requested before the last."""
     config = learner.config
@@ -317,31 +288,25 @@ def imitate_expert(learner: Learner, demonstrations: Path, shutdown: Shutdown) -
         raise ConfigError(
             f"{demonstrations} is damaged: {error}; remove it, and the next start generates it again"
         ) from error
-
     work: LongWork | None = None
-
-    def report(step: WarmStartStep) -> None:
-        nonlocal work
-        work = work or LongWork("warm start, steps", step.num_steps)
+    num_steps = 0
+    for step in imitate(
+        learner.model,
+        episodes,
+        config=config.warm_start,
+        ranks=learner.ranks,
+        seed=config.run.seed,
+        micro_batch_tokens=config.learner.micro_batch_tokens,
+    ):
+        num_steps = step.num_steps
+        work = work or LongWork("warm start, steps", num_steps)
         work.at(step.step, more=f"{step.loss:.3f} nats per token")
-        if step.step in (1, step.num_steps):
-            log.info("warm start step %d of %d: %.3f nats per token", step.step, step.num_steps, step.loss)
+        if step.step in (1, num_steps):
+            log.info("warm start step %d of %d: %.3f nats per token", step.step, num_steps, step.loss)
         if stop_requested(shutdown, learner.ranks):
-            raise _Stopped
-
-    try:
-        return imitate(
-            learner.model,
-            episodes,
-            config=config.warm_start,
-            ranks=learner.ranks,
-            seed=config.run.seed,
-            micro_batch_tokens=config.learner.micro_batch_tokens,
-            on_step=report,
-        )
-    except _Stopped:
-        log.info("stopping during imitation, as requested")
-        return None
+            log.info("stopping during imitation, as requested")
+            return None
+    return num_steps
 
 
 def stop_requested(shutdown: Shutdown, ranks: Ranks) -> bool:

@@ -1,11 +1,12 @@
 """The warm start: imitates expert episodes, so that some attempts succeed when reinforcement learning begins."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from slipstream.common.config.learner_config import OptimConfig, WarmStartConfig
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.pack import TokenSequence, count_loss_tokens, sequences_of
 from slipstream.learner.model.gradient import apply_gradient, backward_over
@@ -31,20 +32,22 @@ def imitate(
     ranks: Ranks,
     seed: int,
     micro_batch_tokens: int,
-    on_step: Callable[[WarmStartStep], None],
-) -> int:
-    """Train the policy to imitate the expert; return the number of optimizer steps.
+) -> Iterator[WarmStartStep]:
+    """Train the policy to imitate the expert; yield each optimizer step once it is made.
 
         loss = -sum(logprob of each loss token at temperature 1) / number of loss tokens in the step, over all ranks
 
     Every rank passes all of the trajectories. They are visited once, in a seeded order, in steps of at most
-    `config.batch_tokens` tokens; `on_step` is called after each step. The optimizer is used only here:
-    reinforcement learning begins with a new one. Raises ValueError if there are no trajectories.
+    `config.batch_tokens` tokens. The optimizer is used only here: reinforcement learning begins with a new one. Raises
+    ConfigError if there are no trajectories.
     """
     sequences = [part for trajectory in trajectories for part in sequences_of(trajectory, advantage=0.0)]
     batches = _batches(sequences, batch_tokens=config.batch_tokens, seed=seed)
     if not batches:
-        raise ValueError("there are no episodes to imitate; set `warm_start.episodes` to 0 to skip the warm start")
+        raise ConfigError(
+            f"`warm_start.episodes` is {config.episodes}, but the run's demonstrations have no episode; remove their "
+            "file, and the next start generates it again, or set it to 0 to skip the warm start"
+        )
     optim = OptimConfig(lr=config.lr, schedule="linear")
     optimizer = make_optimizer(model, config=optim)
     schedule = make_schedule(optimizer, config=optim, num_steps=len(batches))
@@ -60,8 +63,7 @@ def imitate(
                 divisor=num_loss_tokens,
             )
         apply_gradient(optimizer, schedule, max_grad_norm=optim.max_grad_norm)
-        on_step(WarmStartStep(step=step, num_steps=len(batches), loss=loss_sum / num_loss_tokens))
-    return len(batches)
+        yield WarmStartStep(step=step, num_steps=len(batches), loss=loss_sum / num_loss_tokens)
 
 
 def _batches(sequences: Sequence[TokenSequence], *, batch_tokens: int, seed: int) -> list[list[TokenSequence]]:

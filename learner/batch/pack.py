@@ -252,7 +252,7 @@ def pack(sequences: Sequence[TokenSequence], *, share_prefixes: bool = False, co
         if any(shared):
             prefixes = prefixes_of([sequence.num_tokens for sequence in ordered], shared)
     per_token = {
-        item.name: _joined([getattr(sequence, item.name) for sequence in ordered])
+        item.name: torch.from_numpy(np.concatenate([getattr(sequence, item.name) for sequence in ordered]))
         for item in dataclasses.fields(TokenSequence)
         if item.name not in _NOT_PACKED and getattr(ordered[0], item.name) is not None
     }
@@ -296,6 +296,10 @@ class Bin:
     members: Sequence[int]  # indices into the batch, in the order of the pack
     share_prefixes: bool
 
+    def pack(self, batch: Sequence[TokenSequence], *, context: Context | None = None) -> Packed:
+        """Its members of `batch`, concatenated."""
+        return pack([batch[index] for index in self.members], share_prefixes=self.share_prefixes, context=context)
+
 
 def micro_batches(
     sequences: Sequence[TokenSequence],
@@ -308,10 +312,7 @@ def micro_batches(
 ) -> list[Packed]:
     """This rank's packs of `sequences`: see `bins_of_rank`. Every rank passes all sequences, in the same order."""
     bins = bins_of_rank(sequences, max_tokens=max_tokens, num_ranks=num_ranks, rank=rank, share_prefixes=share_prefixes)
-    return [
-        pack([sequences[index] for index in each.members], share_prefixes=each.share_prefixes, context=context)
-        for each in bins
-    ]
+    return [each.pack(sequences, context=context) for each in bins]
 
 
 def bins_of_rank(
@@ -345,8 +346,7 @@ def balanced_bins(lengths: Sequence[int], *, max_tokens: int, num_ranks: int) ->
 
     The longest sequence goes first, always into the emptiest bin, with as few bins as that allows. Bins are returned
     fullest first and dealt out to ranks in turn. So the ranks have similar loads in each round, where all wait for the
-    fullest bin. Two bins differ at most by the shortest sequence of the fuller one. With 256 sequences of log-normal
-    lengths (sigma 1 to 1.5, at most 8192) on 2 and 8 ranks, waiting took 0 to 2 % of the time, counted in tokens.
+    fullest bin. Two bins differ at most by the shortest sequence of the fuller one.
 
     >>> balanced_bins([4, 3, 3, 2], max_tokens=6, num_ranks=2)
     [[0, 3], [1, 2]]
@@ -374,10 +374,6 @@ def _filled(lengths: Sequence[int], *, max_tokens: int, num_bins: int) -> list[l
     return bins
 
 
-def _joined(arrays: Sequence[npt.NDArray[np.generic]]) -> Tensor:
-    return torch.from_numpy(np.concatenate(arrays))
-
-
 def _kept_ids(sequences: Sequence[TokenSequence]) -> dict[str, Any]:
     """The kept ids of all loss tokens, padded to equal width, and which tokens have some."""
     sets = joined([each.kept or no_sets(int(each.loss_mask.sum())) for each in sequences])
@@ -402,15 +398,11 @@ def _temperature(sequences: Sequence[TokenSequence]) -> Tensor | float | None:
     return torch.tensor([sequence.temperature for sequence in trained]).repeat_interleave(counts)
 
 
-_NOTHING = TokenSequence(
-    tokens=np.zeros(1, dtype=np.int32),
-    loss_mask=np.zeros(1, dtype=np.bool_),
-    behaviour_logprobs=np.zeros(1, dtype=np.float32),
-    advantages=np.zeros(1, dtype=np.float32),
+_NOTHING = dataclasses.replace(
+    TokenSequence.bare([0], [False]),
     old_values=np.zeros(1, dtype=np.float32),
     returns=np.zeros(1, dtype=np.float32),
     lags=np.zeros(1, dtype=np.int32),
-    kept=None,
 )
 # Fields that are not one number per token, or that a pack does not need.
 _NOT_PACKED = ("kept", "policy_versions", "temperature", "trajectory", "trajectory_tokens")

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from slipstream.learner.credit.token_rewards import MeasuredTrajectory, Numbers
+from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
+from slipstream.learner.credit.token_rewards import Numbers
 
 
 def distillation(episodes: Sequence[MeasuredTrajectory]) -> list[Numbers]:

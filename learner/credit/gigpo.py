@@ -10,14 +10,8 @@ from jaxtyping import Float
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.credit.grpo import centred_advantages, is_any, standardised_advantages
-from slipstream.learner.credit.token_rewards import (
-    MeasuredTrajectory,
-    Numbers,
-    penalties_of_turns,
-    returns_to_go,
-    rewards_of_turns,
-    tokens_of_turns,
-)
+from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory, penalties_of_turns
+from slipstream.learner.credit.token_rewards import Numbers, returns_to_go, rewards_of_turns, tokens_of_turns
 
 COMPARED = {"gigpo": standardised_advantages, "gigpo_centred": centred_advantages}
 

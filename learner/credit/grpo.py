@@ -1,6 +1,7 @@
 """GRPO and its relatives: an attempt is compared with its siblings, the other attempts at the same task.
 
-All arithmetic is float64 on the host. Functions that compare returns give one number for each attempt.
+All arithmetic is float64 on the host. Functions that compare returns give one number for each attempt, in their order;
+they raise ValueError for fewer than two members, and for a return that is not finite.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,20 +15,15 @@ from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.config_error import ConfigError
 from slipstream.common.process.imported import imported
 from slipstream.common.records.trajectory import Trajectory
-from slipstream.learner.credit.token_rewards import (
-    MeasuredTrajectory,
-    Numbers,
-    returns_to_go,
-    rewards_of_turns,
-    tokens_of_turns,
-)
+from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
+from slipstream.learner.credit.token_rewards import Numbers, returns_to_go, rewards_of_turns, tokens_of_turns
 
 # A smaller difference between returns is a rounding error of summed rewards.
 RETURN_RESOLUTION = 1e-6
 
 
 def centred_advantages(returns: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Each member's return minus the mean of its group, in the unit of the reward, in the order of `returns`.
+    """Each member's return minus the mean of its group, in the unit of the reward.
 
     Dr. GRPO, https://arxiv.org/abs/2503.20783: dividing by the standard deviation would give groups with almost only
     successes or failures more weight than those in between.
@@ -36,8 +32,6 @@ def centred_advantages(returns: Sequence[float]) -> npt.NDArray[np.float64]:
 
     >>> centred_advantages([1.0, 0.0, 0.0, 1.0]).tolist()
     [0.5, -0.5, -0.5, 0.5]
-
-    Raises ValueError for fewer than two members, and for a return that is not finite.
     """
     group = _group(returns)
     advantages: npt.NDArray[np.float64] = group - group.mean()
@@ -55,8 +49,6 @@ def standardised_advantages(returns: Sequence[float]) -> npt.NDArray[np.float64]
 
     >>> standardised_advantages([1.0, 0.0, 0.0, 1.0]).round(3).tolist()
     [0.866, -0.866, -0.866, 0.866]
-
-    Raises ValueError for fewer than two members, and for a return that is not finite.
     """
     group = _group(returns)
     advantages: npt.NDArray[np.float64] = (group - group.mean()) / (group.std(ddof=1) + RETURN_RESOLUTION)
@@ -72,12 +64,9 @@ def leave_one_out_advantages(returns: Sequence[float]) -> npt.NDArray[np.float64
 
     >>> leave_one_out_advantages([3.0, 0.0, 0.0, 1.0]).round(3).tolist()
     [2.667, -1.333, -1.333, 0.0]
-
-    Raises ValueError for fewer than two members, and for a return that is not finite.
     """
     group = _group(returns)
-    others_mean = (group.sum() - group) / (group.size - 1)
-    advantages: npt.NDArray[np.float64] = group - others_mean
+    advantages: npt.NDArray[np.float64] = group - (group.sum() - group) / (group.size - 1)
     return advantages
 
 
@@ -149,9 +138,7 @@ def is_any(advantages: npt.NDArray[np.float64]) -> bool:
 
 
 def own_advantages(name: str, returns: Sequence[float]) -> npt.NDArray[np.float64]:
-    """The advantages of a group by the user's function `name`. Raises ConfigError for a result of another shape, or
-    that is not finite.
-    """
+    """The advantages by the user's function `name`. Raises ConfigError unless it gives one finite number a return."""
     found = imported("objective.advantage", name, Callable)(returns)
     try:
         advantages = np.asarray(found, dtype=np.float64)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
-from slipstream.learner.batch.pack import Packed, TokenSequence, bins_of_rank, pack
-from slipstream.learner.credit.token_rewards import MeasuredTrajectory, Numbers
+from slipstream.learner.batch.pack import Packed, TokenSequence, bins_of_rank
+from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
+from slipstream.learner.credit.token_rewards import Numbers
 from slipstream.learner.model.critic import Critic, ValueHead
 from slipstream.learner.model.packed_model import PackedModel
-from slipstream.learner.objective.kl import k1
 from slipstream.learner.ranks.ranks import Ranks
 
 
@@ -95,8 +95,7 @@ def of_each_token(
         rank=ranks.packing_rank,
         share_prefixes=share_prefixes,
     ):
-        members = [sequences[index] for index in each.members]
-        packed = pack(members, share_prefixes=each.share_prefixes, context=ranks.context).to(ranks.device)
+        packed = each.pack(sequences, context=ranks.context).to(ranks.device)
         places = [np.arange(starts[index], stops[index]) for index in each.members]
         where = torch.from_numpy(np.concatenate([np.arange(0), *places])).to(ranks.device)
         for result, query in zip(results, queries.values(), strict=True):
@@ -115,8 +114,8 @@ def measured_trajectories(
     sampled = np.concatenate(behaviour).astype(np.float64)
     penalties = values = ratios = zeros
     if measured.reference_logprobs is not None:
-        divergence = k1(torch.from_numpy(measured.reference_logprobs), q_logprobs=torch.from_numpy(sampled))
-        penalties = objective.kl_coefficient * divergence.numpy()
+        # Schulman's k1, http://joschu.net/blog/kl-approx.html: an estimate of KL(behaviour || reference) in nats
+        penalties = objective.kl_coefficient * (sampled - measured.reference_logprobs)
     if measured.values is not None:
         values = measured.values
     if measured.current_logprobs is not None:

@@ -115,6 +115,6 @@ def _remove_older(run_dir: RunDir, *, every: int) -> None:
     """Remove references that no finished checkpoint needs. One that is still being written is of a later step."""
     steps = [step_of(path) for path in finished_checkpoints(run_dir.checkpoints)]
     oldest = min((reference_step(step, every=every) for step in steps), default=0)
-    for path in run_dir.reference.glob("step_*[0-9]"):
-        if step_of(path) < oldest:
+    for path in run_dir.reference.glob("step_*"):
+        if path.name.removeprefix("step_").isdecimal() and step_of(path) < oldest:  # others are no references of ours
             shutil.rmtree(path)

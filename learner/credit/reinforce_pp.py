@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.learner.credit.grpo import RETURN_RESOLUTION
-from slipstream.learner.credit.token_rewards import MeasuredTrajectory, Numbers, penalised_rewards, returns_to_go
+from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory, penalised_rewards
+from slipstream.learner.credit.token_rewards import Numbers, returns_to_go
 
 
 def reinforce_pp(episodes: Sequence[MeasuredTrajectory], objective: ObjectiveConfig) -> list[Numbers]:
@@ -17,12 +17,6 @@ def reinforce_pp(episodes: Sequence[MeasuredTrajectory], objective: ObjectiveCon
 
 
 def standardised_over_batch(numbers: Sequence[Numbers]) -> list[Numbers]:
-    """Standardise over the tokens of all episodes together."""
-    stops = np.cumsum([len(each) for each in numbers])[:-1]
-    return np.split(batch_standardised_advantages(np.concatenate(numbers)), stops)
-
-
-def batch_standardised_advantages(numbers: Float[np.ndarray, " tokens"]) -> Float[np.ndarray, " tokens"]:
     """Each token's number minus the mean over all tokens of the batch, in standard deviations; no unit.
 
     REINFORCE++, https://arxiv.org/abs/2501.03262, applies it to returns-to-go: the batch is the baseline, so attempts
@@ -30,9 +24,10 @@ def batch_standardised_advantages(numbers: Float[np.ndarray, " tokens"]) -> Floa
 
         advantage[t] = (X[t] - mean(X)) / (std(X) + 1e-6)    over every loss token of the batch
 
-    >>> batch_standardised_advantages(np.array([3.0, 3.0, 0.0, 0.0])).round(3).tolist()
-    [1.0, 1.0, -1.0, -1.0]
+    >>> [each.round(3).tolist() for each in standardised_over_batch([np.array([3.0, 3.0]), np.array([0.0, 0.0])])]
+    [[1.0, 1.0], [-1.0, -1.0]]
     """
-    numbers = numbers - numbers[:1]  # as in `_group`
-    advantages: Numbers = (numbers - numbers.mean()) / (numbers.std() + RETURN_RESOLUTION)
-    return advantages
+    whole = np.concatenate(numbers)
+    whole = whole - whole[:1]  # as in `_group` of GRPO
+    stops = np.cumsum([len(each) for each in numbers])[:-1]
+    return np.split((whole - whole.mean()) / (whole.std() + RETURN_RESOLUTION), stops)

@@ -100,6 +100,7 @@ def find_teacher(url: str, *, probe: Sequence[int], max_tokens: int) -> Teacher:
 
     `probe` are the policy's tokens of PROBE, `max_tokens` the context of an episode.
     """
+    url = url.rstrip("/")
     try:
         models = _once(f"{url}/models", None, kind=_Models, num_tokens=0)
         if len(models.data) != 1:
@@ -108,7 +109,7 @@ def find_teacher(url: str, *, probe: Sequence[int], max_tokens: int) -> Teacher:
                 f"`objective.reference_model` {url} must serve one model, got {names}; serve the teacher alone"
             )
         (card,) = models.data
-        root = url.rstrip("/").removesuffix("/v1")
+        root = url.removesuffix("/v1")
         body = {"model": card.id, "prompt": PROBE, "add_special_tokens": False}
         theirs = _once(f"{root}/tokenize", body, kind=_Tokens, num_tokens=len(probe)).tokens
     except (_Passing, TeacherAway) as error:
@@ -126,7 +127,7 @@ def find_teacher(url: str, *, probe: Sequence[int], max_tokens: int) -> Teacher:
             f"`objective.reference_model` {url} must have a context above `model.max_tokens` = {max_tokens}, got "
             f"{card.max_model_len}; start it with a larger --max-model-len"
         )
-    return Teacher(url=url.rstrip("/"), model=card.id)
+    return Teacher(url=url, model=card.id)
 
 
 def _asked(url: str, body: object, *, kind: type[T], num_tokens: int) -> T:
@@ -146,11 +147,11 @@ def _asked(url: str, body: object, *, kind: type[T], num_tokens: int) -> T:
 def _once(url: str, body: object, *, kind: type[T], num_tokens: int) -> T:
     """The answer of one attempt. Raises _Passing, and TeacherAway if another one would not help."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
     limit = MAX_BYTES_OF_TOKEN * num_tokens + MAX_BYTES_BESIDE
     try:
+        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
         status, reply = answer_to(request, timeout_s=TIMEOUT_S, max_bytes=limit)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no URL at all
         raise _Passing(f"{type(error).__name__}: {error}") from None
     if status in (408, 409, 429) or status >= 500:
         raise _Passing(f"status {status}: {reply[:300]!r}")

@@ -8,8 +8,10 @@ from slipstream.learner.credit import gigpo, grpo
 from slipstream.learner.credit.actor_critic import actor_critic
 from slipstream.learner.credit.distillation import distillation
 from slipstream.learner.credit.measure import Measured, measured_trajectories
+from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
 from slipstream.learner.credit.reinforce_pp import reinforce_pp
-from slipstream.learner.credit.token_rewards import MeasuredTrajectory, Numbers, over_all_tokens
+from slipstream.learner.credit.token_credit import TokenCredit
+from slipstream.learner.credit.token_rewards import Numbers, over_all_tokens
 from slipstream.learner.credit.tree import tree
 from slipstream.replay.records.ticket import Group
 
@@ -27,19 +29,18 @@ def sequences_with_advantages(
     members = _members(groups, episodes)
     match objective.compares:
         case "siblings":
-            return _sequences(episodes, [each for group in members for each in grpo.grpo(group, objective)])
+            found = _without_critic([each for group in members for each in grpo.grpo(group, objective)])
         case "states":
-            return _sequences(episodes, [each for group in members for each in gigpo.gigpo(group, objective)])
+            found = _without_critic([each for group in members for each in gigpo.gigpo(group, objective)])
         case "forks":
-            credits = tree(groups, members, objective)
-            starts = [credit.trained_from for credit in credits]
-            return _sequences(episodes, [credit.advantages for credit in credits], starts)
+            found = tree(groups, members, objective)
         case "batch":
-            return _sequences(episodes, reinforce_pp(episodes, objective))
+            found = _without_critic(reinforce_pp(episodes, objective))
         case "teacher":
-            return _sequences(episodes, distillation(episodes))
+            found = _without_critic(distillation(episodes))
         case _:
-            return _with_values(episodes, objective)
+            found = actor_critic(episodes, objective)
+    return numbered(_sequences(episode, credit) for episode, credit in zip(episodes, found, strict=True))
 
 
 def compares_returns(objective: ObjectiveConfig) -> bool:
@@ -57,28 +58,19 @@ def teaches(group: Group, *, objective: ObjectiveConfig) -> bool:
     return grpo.teaches(group.trajectories, objective)
 
 
-def _sequences(
-    episodes: Sequence[MeasuredTrajectory], advantages: Sequence[Numbers], starts: Sequence[int] = ()
-) -> list[TokenSequence]:
-    """The sequences of `episodes`, of which the tokens before `starts` are not trained."""
-    return numbered(
-        sequences_of(
-            episode.trajectory, advantage=over_all_tokens(episode.trajectory, of_sampled), trained_from=trained_from
-        )
-        for episode, of_sampled, trained_from in zip(episodes, advantages, starts or [0] * len(episodes), strict=True)
-    )
+def _without_critic(advantages: Sequence[Numbers]) -> list[TokenCredit]:
+    return [TokenCredit(advantages=of_episode) for of_episode in advantages]
 
 
-def _with_values(episodes: Sequence[MeasuredTrajectory], objective: ObjectiveConfig) -> list[TokenSequence]:
-    """The sequences of `episodes`, with the critic's values and targets."""
-    return numbered(
-        sequences_of(
-            episode.trajectory,
-            advantage=over_all_tokens(episode.trajectory, estimate.advantages),
-            old_values=over_all_tokens(episode.trajectory, episode.values),
-            returns=over_all_tokens(episode.trajectory, estimate.returns),
-        )
-        for episode, estimate in zip(episodes, actor_critic(episodes, objective), strict=True)
+def _sequences(episode: MeasuredTrajectory, credit: TokenCredit) -> list[TokenSequence]:
+    """The sequences of an episode; with a critic also with its values and targets."""
+    trajectory, returns = episode.trajectory, credit.returns
+    return sequences_of(
+        trajectory,
+        advantage=over_all_tokens(trajectory, credit.advantages),
+        old_values=None if returns is None else over_all_tokens(trajectory, episode.values),
+        returns=None if returns is None else over_all_tokens(trajectory, returns),
+        trained_from=credit.trained_from,
     )
 
 

@@ -1,26 +1,18 @@
-"""The reward of each sampled token of a trajectory, by `objective.allocation`, and what else is measured of it.
+"""The reward of each sampled token of a trajectory, by `objective.allocation`.
 
 Every allocation conserves the return: the rewards of the tokens add up to those of the turns. Only sampled tokens are
 counted, turn after turn; tokens of the environment are not. All arithmetic is float64 on the host.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float, Int
 
-from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Trajectory
 
 Numbers = Float[np.ndarray, " _tokens"]  # one for each sampled token of an episode, in order
-
-
-def token_rewards(trajectory: Trajectory, *, objective: ObjectiveConfig) -> Float[np.ndarray, " tokens"]:
-    """The reward of each sampled token, in order, by `objective.allocation`."""
-    allocate = per_turn if objective.allocation == "per_turn" else last_token
-    return allocate(rewards_of_turns(trajectory), tokens_of_turns(trajectory))
 
 
 def rewards_of_turns(trajectory: Trajectory) -> Float[np.ndarray, " turns"]:
@@ -79,32 +71,3 @@ def returns_to_go(rewards: Float[np.ndarray, " steps"], *, gamma: float) -> Floa
         following = rewards[step] + gamma * following
         returns[step] = following
     return returns
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MeasuredTrajectory:
-    """A trajectory, with numbers for each of its sampled tokens in order; 0 if the objective does not need them."""
-
-    trajectory: Trajectory
-    penalties: Numbers  # KL penalty, subtracted from the token's reward
-    values: Numbers  # of the critic
-    lagged_ratios: Numbers  # current / behaviour
-
-
-def penalised_rewards(episode: MeasuredTrajectory, objective: ObjectiveConfig) -> Numbers:
-    """The reward of each sampled token, less its KL penalty."""
-    rewards: Numbers = token_rewards(episode.trajectory, objective=objective) - episode.penalties
-    return rewards
-
-
-def penalised_turn_rewards(episode: MeasuredTrajectory) -> Numbers:
-    """The reward of each turn, less the KL penalties of its tokens."""
-    rewards: Numbers = rewards_of_turns(episode.trajectory) - penalties_of_turns(episode)
-    return rewards
-
-
-def penalties_of_turns(episode: MeasuredTrajectory) -> Numbers:
-    """The KL penalty of each turn: the sum over its tokens."""
-    turn_tokens = tokens_of_turns(episode.trajectory)
-    penalties: Numbers = np.add.reduceat(episode.penalties, np.cumsum(turn_tokens) - turn_tokens)
-    return penalties

@@ -14,7 +14,9 @@ from jaxtyping import Float
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.records.trajectory import Fork, Trajectory
-from slipstream.learner.credit.token_rewards import MeasuredTrajectory, Numbers, tokens_of_turns
+from slipstream.learner.credit.measured_trajectory import MeasuredTrajectory
+from slipstream.learner.credit.token_credit import TokenCredit
+from slipstream.learner.credit.token_rewards import tokens_of_turns
 from slipstream.replay.records.ticket import Group
 
 
@@ -35,17 +37,9 @@ class TurnCredit:
     weights: Float[np.ndarray, " turns"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TreeCredit:
-    """What is trained of an attempt."""
-
-    advantages: Numbers
-    trained_from: int  # the token at which its own turns begin: those before are trained in a parent
-
-
 def tree(
     groups: Sequence[Group], episodes: Sequence[Sequence[MeasuredTrajectory]], objective: ObjectiveConfig
-) -> list[TreeCredit]:
+) -> list[TokenCredit]:
     """One advantage for each turn, compared at the node where its segment begins; its weight in the loss multiplies it.
 
     Penalties are subtracted from the returns. A token that several attempts share is trained in one of them. Weights
@@ -69,7 +63,7 @@ def tree(
     for trajectory, credit, each in zip(trajectories, credits, tokens, strict=True):
         of_sampled = np.repeat(scale * credit.weights * credit.advantages, each)
         first = int(np.flatnonzero(credit.weights)[0])
-        found.append(TreeCredit(advantages=of_sampled, trained_from=trajectory.turns[first].start))
+        found.append(TokenCredit(advantages=of_sampled, trained_from=trajectory.turns[first].start))
     return found
 
 
@@ -184,9 +178,7 @@ def search_advantages(leaves: Sequence[Leaf], *, num_trees: int) -> list[TurnCre
     count as often as the search begins there, not as often as the policy reaches them. A policy with parameters of its
     own for each state gets a positive multiple of its gradient in each of them.
 
-    `tree_advantages` would replace a return by a mean with those of later attempts, which were played because of it. By
-    the test of a small policy, a rare success would count 20 to 33 % too little with mcts, 2 to 8 % too much with
-    dfsdt, and 2 to 4 % too much with tree_of_thoughts.
+    `tree_advantages` would replace a return by a mean with those of later attempts, which were played because of it.
 
     Two forks begin after the first turn of the first attempt. The second of them is compared with 1 and 0:
 

@@ -96,7 +96,7 @@ class Lead:
 
     def found(self) -> Diagnosis | None:
         """The state of the run at a look of a few seconds ago; None before the first."""
-        return self._record.found
+        return self._record.watch.found
 
     @property
     def shards(self) -> list[LearnerBuffer]:

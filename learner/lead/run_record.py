@@ -44,7 +44,7 @@ from slipstream.learner.step.step_metrics import StepMetrics
 from slipstream.learner.supply.refusals import Refusals
 from slipstream.replay.fleet.fleet import Census, Member
 from slipstream.replay.records.ledger import Ledger
-from slipstream.replay.run.diagnosis import NUM_STEPS, Diagnosis
+from slipstream.replay.run.diagnosis import NUM_STEPS
 
 SAMPLES_EVERY = 10  # steps
 READING_SHARE = 0.005  # of the time, at most, is spent on reading the fleet, however large it is
@@ -94,7 +94,7 @@ class RunRecord:
         self._last_full_step = config.last_full_step
         self._decode = decode
         self._newest: tuple[Mapping[str, float], ...] = ()  # records of steps; replaced, as the watch reads it
-        self._watch = FleetWatch(
+        self.watch = FleetWatch(
             connections,
             config,
             run_dir.tensorboard,
@@ -215,13 +215,8 @@ class RunRecord:
             save_highest_version(policy_version, self._run_dir.highest_version)
 
     def close(self) -> None:
-        self._watch.close()
+        self.watch.close()
         self._writer.close()
-
-    @property
-    def found(self) -> Diagnosis | None:
-        """The state of the run at the last look of a few seconds ago; None before the first."""
-        return self._watch.found
 
     def _fleet(self) -> Census:
         """The processes of the run; of a large fleet they are those of a few seconds ago."""

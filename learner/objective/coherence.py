@@ -10,7 +10,7 @@ import dataclasses
 
 from slipstream.common.config.config import Config
 from slipstream.common.config.objective_config import ADVANTAGES, ObjectiveConfig
-from slipstream.common.process.config_error import ConfigError
+from slipstream.common.process.config_error import ConfigError, require
 
 # GSPO's ratio is a mean over a whole sequence, so usual clips are a few 1e-4; for single tokens they are around 0.2.
 MAX_SEQUENCE_CLIP = 0.05
@@ -191,25 +191,20 @@ def _check_teacher_url(config: Config) -> None:
         return
     if objective.kl_place != "reward":
         refuse("kl_place", objective.kl_place, "a teacher behind a URL is asked before the step", "choose reward")
-    for name, value, only in (
-        ("temperature", sampling.temperature, 1.0),
-        ("top_p", sampling.top_p, 1.0),
-        ("top_k", sampling.top_k, 0),
+    for key, value, only in (
+        ("sampling.temperature", sampling.temperature, 1),
+        ("sampling.top_p", sampling.top_p, 1),
+        ("sampling.top_k", sampling.top_k, 0),
+        ("sampling.max_thought_tokens", sampling.max_thought_tokens, 0),  # a server knows no mark that was not sampled
+        ("env.enforce_admissible", config.env.enforce_admissible, False),
     ):
-        if value != only:
-            raise ConfigError(
-                f"`sampling.{name}` must be {only:g} with a URL as `objective.reference_model`, got {value:g}: a "
-                f"server gives log-probabilities of the whole distribution; set it to {only:g}, or use a folder"
-            )
-    if sampling.max_thought_tokens:
-        raise ConfigError(
-            "`sampling.max_thought_tokens` must be 0 with a URL as `objective.reference_model`, got "
-            f"{sampling.max_thought_tokens}: a server knows no mark that was not sampled; use a folder"
-        )
-    if config.env.enforce_admissible:
-        raise ConfigError(
-            "`env.enforce_admissible` must be false with a URL as `objective.reference_model`: a server gives "
-            "log-probabilities of the whole distribution; use a folder"
+        shown = str(only).lower()
+        require(
+            value == only,
+            key,
+            f"{shown} with a URL as `objective.reference_model`",
+            value,
+            f"a server gives log-probabilities of the whole distribution; set it to {shown}, or use a folder",
         )
 
 

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.imported import imported
+from slipstream.learner.objective.loss_tokens import LossTokens
 from slipstream.learner.objective.of_shape import of_shape
-from slipstream.learner.objective.ratio import Sequences, ratio
+from slipstream.learner.objective.ratio import ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,56 +26,27 @@ class Correction:
     masked: Bool[Tensor, " tokens"]
 
 
-def correction(
-    current_logprobs: Float[Tensor, " tokens"],
-    *,
-    behaviour_logprobs: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
-    lags: Int[Tensor, " tokens"] | None = None,
-    max_lag: int = 0,
-    sequences: Sequences,
-    objective: ObjectiveConfig,
-) -> Correction:
+def correction(tokens: LossTokens, *, max_lag: int = 0, objective: ObjectiveConfig) -> Correction:
     """Apply `objective.correction`; also mask tokens that are too old and, if configured, stale negatives.
 
     none            no weights
     token_mask      masks tokens whose ratio is out of bounds
     module:function what the user's function of current, behaviour, advantages and sequences returns
 
-    At zero lag (current = behaviour) every weight is 1.
+    At zero lag (current = behaviour) every weight is 1. Of a sequence with tokens that lag by more than `max_lag` steps
+    the rest is still trained; its statistics include those tokens, because the rest was sampled after them.
     """
-    current = current_logprobs.detach()
-    corrected = _configured(
-        current,
-        behaviour_logprobs=behaviour_logprobs,
-        advantages=advantages,
-        sequences=sequences,
-        objective=objective,
-    )
-    masked = corrected.masked
-    if lags is not None:
-        masked = masked | too_old(lags, max_lag=max_lag)
+    corrected = _configured(tokens, objective)
+    masked = corrected.masked | (tokens.lags > max_lag)
     if objective.max_negative_kl:
-        masked = masked | stale_negatives(
-            current,
-            behaviour_logprobs=behaviour_logprobs,
-            advantages=advantages,
-            sequences=sequences,
-            max_kl=objective.max_negative_kl,
-        )
+        masked = masked | stale_negatives(tokens, max_kl=objective.max_negative_kl)
     return replace(corrected, weights=torch.where(masked, 0.0, corrected.weights), masked=masked)
 
 
-def _configured(
-    current: Tensor,
-    *,
-    behaviour_logprobs: Tensor,
-    advantages: Tensor,
-    sequences: Sequences,
-    objective: ObjectiveConfig,
-) -> Correction:
+def _configured(tokens: LossTokens, objective: ObjectiveConfig) -> Correction:
     """`objective.correction` alone."""
-    lagged_ratio = ratio(current, other_logprobs=behaviour_logprobs)
+    current = tokens.current_logprobs.detach()
+    lagged_ratio = ratio(current, other_logprobs=tokens.behaviour_logprobs)
     match objective.correction:
         case "none":
             masked = torch.zeros_like(lagged_ratio, dtype=torch.bool)
@@ -82,23 +54,13 @@ def _configured(
             masked = outside(lagged_ratio, low=objective.mask_low, high=objective.mask_high)
         case name:
             made = imported("objective.correction", name, Callable)(
-                current, behaviour_logprobs=behaviour_logprobs, advantages=advantages, sequences=sequences
+                current,
+                behaviour_logprobs=tokens.behaviour_logprobs,
+                advantages=tokens.advantages,
+                sequences=tokens.sequences,
             )
             return of_shape(made, Correction, f"`objective.correction` {name!r}", like=current)
     return Correction(weights=torch.ones_like(lagged_ratio), masked=masked)
-
-
-def too_old(lags: Int[Tensor, " tokens"], *, max_lag: int) -> Bool[Tensor, " tokens"]:
-    """True on tokens that lag by more than `max_lag` optimizer steps: the hard limit `replay.max_lag`.
-
-        masked = lag > max_lag
-
-    The rest of their sequence is still trained. Statistics of the whole sequence, such as its mean ratio, include the
-    masked tokens, because the rest was sampled after them.
-
-    With 4, lags 0, 4, 5 and 30 give False, False, True, True.
-    """
-    return lags > max_lag
 
 
 def outside(lagged_ratio: Float[Tensor, " tokens"], *, low: float, high: float) -> Bool[Tensor, " tokens"]:
@@ -111,14 +73,7 @@ def outside(lagged_ratio: Float[Tensor, " tokens"], *, low: float, high: float) 
     return (lagged_ratio < low) | (lagged_ratio > high)
 
 
-def stale_negatives(
-    current_logprobs: Float[Tensor, " tokens"],
-    *,
-    behaviour_logprobs: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
-    sequences: Sequences,
-    max_kl: float,
-) -> Bool[Tensor, " tokens"]:
+def stale_negatives(tokens: LossTokens, *, max_kl: float) -> Bool[Tensor, " tokens"]:
     """DeepSeek-V3.2's off-policy sequence mask, https://arxiv.org/abs/2512.02556 (eq. 9).
 
         masked = A < 0 and mean over the sequence of (behaviour - current) > max_kl
@@ -129,5 +84,5 @@ def stale_negatives(
     With 0.1 nats and A = -1: two tokens of ratios 0.8 and 0.9 give a mean of 0.164 and are masked, 0.8 and 1.2 give
     0.0204 and are not; with A = 1 neither is.
     """
-    kl = sequences.means(behaviour_logprobs - current_logprobs.detach())
-    return (advantages < 0) & (kl > max_kl)
+    kl = tokens.sequences.means(tokens.behaviour_logprobs - tokens.current_logprobs.detach())
+    return (tokens.advantages < 0) & (kl > max_kl)

@@ -1,8 +1,4 @@
-"""Estimates of a KL divergence from sampled tokens: Schulman's k1 and k3, and a loss that keeps a policy near another.
-
-http://joschu.net/blog/kl-approx.html. With x sampled from q, both estimate KL(q || p) in nats without bias; k1 may be
-negative and has a higher variance.
-"""
+"""An estimate of a KL divergence from sampled tokens, and a loss that keeps a policy near another."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -13,18 +9,10 @@ from slipstream.learner.objective.ratio import ratio
 MAX_KL_WEIGHT = 5.0
 
 
-def k1(p_logprobs: Float[Tensor, " tokens"], *, q_logprobs: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
-    """Estimate KL(q || p) by the log-ratio.
-
-        k1 = -log(ratio),  ratio = p / q
-
-    A ratio of 2 gives -0.693, of 0.5 gives 0.693.
-    """
-    return q_logprobs - p_logprobs
-
-
 def k3(p_logprobs: Float[Tensor, " tokens"], *, q_logprobs: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
-    """Estimate KL(q || p) by a number that is never below 0.
+    """Estimate KL(q || p) in nats from samples of q, without bias, by a number that is never below 0.
+
+    Schulman's k3, http://joschu.net/blog/kl-approx.html:
 
         k3 = ratio - 1 - log(ratio),  ratio = p / q
 
@@ -49,14 +37,8 @@ def reference_divergence(
 
     Why it is exact: the divergence is the mean of log(current / reference) over samples of the current policy, so its
     gradient is the mean of log(current / reference) * gradient of log(current). The weight turns a mean over samples of
-    behaviour into one over samples of current. The paper gets the same gradient by also differentiating its weight:
-
-        gradient of (current / behaviour * k3) = current / behaviour * (k3 + 1 - reference / current)
-                                               = current / behaviour * log(current / reference)
-
-    Here the result is computed directly, because float32 loses it in the sum if reference / current is large. With a
-    constant weight, k2 = log(current / reference)^2 / 2 has this gradient too; k3 then has that of the reverse
-    divergence.
+    behaviour into one over samples of current. The paper gets the same gradient by also differentiating its weight;
+    here the result is computed directly, because float32 loses it in the sum if reference / current is large.
 
     A token above the bound keeps its gradient, with a weight of 5. The masks of
     `slipstream.learner.objective.correction` do not apply here: the divergence brings back a policy that went too far.

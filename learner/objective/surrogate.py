@@ -12,8 +12,9 @@ from torch import Tensor
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.common.process.imported import imported
+from slipstream.learner.objective.loss_tokens import LossTokens
 from slipstream.learner.objective.of_shape import of_shape
-from slipstream.learner.objective.ratio import Sequences, geometric_ratio, ratio
+from slipstream.learner.objective.ratio import geometric_ratio, ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,56 +26,34 @@ class Surrogate:
     held_back: Bool[Tensor, " tokens"]  # at a bound: without gradient, or (cispo) with a capped weight
 
 
-def surrogate(
-    current_logprobs: Float[Tensor, " tokens"],
-    *,
-    behaviour_logprobs: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
-    sequences: Sequences,
-    objective: ObjectiveConfig,
-) -> Surrogate:
-    """Compute the surrogate `objective.surrogate`: a built-in one, or the user's function of the same arguments."""
+def surrogate(tokens: LossTokens, *, objective: ObjectiveConfig) -> Surrogate:
+    """Compute the surrogate `objective.surrogate`: a built-in one, or what the user's function returns."""
+    current = tokens.current_logprobs
     match objective.surrogate:
         case "ppo_clip" | "gspo":
-            if objective.surrogate == "gspo":
-                policy_ratio = gspo_ratio(current_logprobs, behaviour_logprobs=behaviour_logprobs, sequences=sequences)
-            else:
-                policy_ratio = ratio(current_logprobs, other_logprobs=behaviour_logprobs)
+            is_gspo = objective.surrogate == "gspo"
             return clipped(
-                policy_ratio,
-                advantages=advantages,
+                gspo_ratio(tokens) if is_gspo else ratio(current, other_logprobs=tokens.behaviour_logprobs),
+                advantages=tokens.advantages,
                 clip_low=objective.clip_low,
                 clip_high=objective.clip_high,
                 dual_clip=objective.dual_clip,
             )
         case "cispo":
-            return truncated_gradient(
-                current_logprobs,
-                behaviour_logprobs=behaviour_logprobs,
-                advantages=advantages,
-                ratio_high=objective.ratio_high,
-            )
+            return truncated_gradient(tokens, ratio_high=objective.ratio_high)
         case "policy_gradient":
-            return policy_gradient(current_logprobs, advantages=advantages)
+            return policy_gradient(tokens)
         case "dppo_tv":
-            trusted = within_total_variation(
-                current_logprobs,
-                behaviour_logprobs=behaviour_logprobs,
-                advantages=advantages,
-                max_divergence=objective.max_total_variation,
-            )
-            return trust_region(
-                current_logprobs,
-                behaviour_logprobs=behaviour_logprobs,
-                advantages=advantages,
-                trusted=trusted,
-                ratio_high=objective.ratio_high,
-            )
+            trusted = within_total_variation(tokens, max_divergence=objective.max_total_variation)
+            return trust_region(tokens, trusted=trusted, ratio_high=objective.ratio_high)
         case name:
             made = imported("objective.surrogate", name, Callable)(
-                current_logprobs, behaviour_logprobs=behaviour_logprobs, advantages=advantages, sequences=sequences
+                current,
+                behaviour_logprobs=tokens.behaviour_logprobs,
+                advantages=tokens.advantages,
+                sequences=tokens.sequences,
             )
-            return of_shape(made, Surrogate, f"`objective.surrogate` {name!r}", like=current_logprobs)
+            return of_shape(made, Surrogate, f"`objective.surrogate` {name!r}", like=current)
 
 
 def clipped(
@@ -108,9 +87,7 @@ def clipped(
     return Surrogate(losses=losses, weights=weights, held_back=held_back)
 
 
-def gspo_ratio(
-    current_logprobs: Float[Tensor, " tokens"], *, behaviour_logprobs: Float[Tensor, " tokens"], sequences: Sequences
-) -> Float[Tensor, " tokens"]:
+def gspo_ratio(tokens: LossTokens) -> Float[Tensor, " tokens"]:
     """GSPO's ratio, https://arxiv.org/abs/2507.18071: one for all tokens of a sequence, in its token form (eq. 14).
 
         s = exp(mean over the sequence of (current - behaviour))
@@ -118,17 +95,12 @@ def gspo_ratio(
 
     Two tokens of ratios 4 and 1 both get 2, and a gradient of 2 to the log-probability of each.
     """
-    whole = geometric_ratio(current_logprobs.detach(), other_logprobs=behaviour_logprobs, sequences=sequences)
-    return whole * torch.exp(current_logprobs - current_logprobs.detach())
+    current = tokens.current_logprobs
+    whole = geometric_ratio(current.detach(), other_logprobs=tokens.behaviour_logprobs, sequences=tokens.sequences)
+    return whole * torch.exp(current - current.detach())
 
 
-def truncated_gradient(
-    current_logprobs: Float[Tensor, " tokens"],
-    *,
-    behaviour_logprobs: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
-    ratio_high: float,
-) -> Surrogate:
+def truncated_gradient(tokens: LossTokens, *, ratio_high: float) -> Surrogate:
     """The policy gradient, each token weighted by its capped ratio; every token keeps a gradient.
 
         loss = -no_gradient(min(ratio, ratio_high)) * A * current
@@ -138,47 +110,40 @@ def truncated_gradient(
 
     A ratio of 8, a cap of 5, A = 2 and a log-probability of -0.5 give 5, and a gradient of -10.
     """
-    whole = ratio(current_logprobs.detach(), other_logprobs=behaviour_logprobs)
+    whole = _ratio_without_gradient(tokens)
     weights = whole.clamp(max=ratio_high)
-    return Surrogate(losses=-weights * advantages * current_logprobs, weights=weights, held_back=weights != whole)
+    losses = -weights * tokens.advantages * tokens.current_logprobs
+    return Surrogate(losses=losses, weights=weights, held_back=weights != whole)
 
 
-def policy_gradient(current_logprobs: Float[Tensor, " tokens"], *, advantages: Float[Tensor, " tokens"]) -> Surrogate:
+def policy_gradient(tokens: LossTokens) -> Surrogate:
     """The policy gradient, https://doi.org/10.1007/BF00992696, for advantages that contain the ratio: V-trace's.
 
         loss = -A * current
 
     A = 2 and a log-probability of -0.5 give 1, and a gradient of -2.
     """
-    held_back = torch.zeros_like(advantages, dtype=torch.bool)
-    return Surrogate(losses=-advantages * current_logprobs, weights=torch.ones_like(advantages), held_back=held_back)
+    advantages = tokens.advantages
+    return Surrogate(
+        losses=-advantages * tokens.current_logprobs,
+        weights=torch.ones_like(advantages),
+        held_back=torch.zeros_like(advantages, dtype=torch.bool),
+    )
 
 
-def trust_region(
-    current_logprobs: Float[Tensor, " tokens"],
-    *,
-    behaviour_logprobs: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
-    trusted: Bool[Tensor, " tokens"],
-    ratio_high: float,
-) -> Surrogate:
+def trust_region(tokens: LossTokens, *, trusted: Bool[Tensor, " tokens"], ratio_high: float) -> Surrogate:
     """DPPO, https://arxiv.org/abs/2602.04879: the policy gradient of the tokens inside the trust region.
 
         loss = -no_gradient(min(ratio, ratio_high)) * A * current    where trusted, else 0
 
     A trusted token of ratio 2, A = 1 and log-probability -0.5 gives 1, and a gradient of -2.
     """
-    weights = ratio(current_logprobs.detach(), other_logprobs=behaviour_logprobs).clamp(max=ratio_high) * trusted
-    return Surrogate(losses=-weights * advantages * current_logprobs, weights=weights, held_back=~trusted)
+    weights = _ratio_without_gradient(tokens).clamp(max=ratio_high) * trusted
+    losses = -weights * tokens.advantages * tokens.current_logprobs
+    return Surrogate(losses=losses, weights=weights, held_back=~trusted)
 
 
-def within_total_variation(
-    current_logprobs: Float[Tensor, " tokens"],
-    *,
-    behaviour_logprobs: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
-    max_divergence: float,
-) -> Bool[Tensor, " tokens"]:
+def within_total_variation(tokens: LossTokens, *, max_divergence: float) -> Bool[Tensor, " tokens"]:
     """True where the token's probability has not moved too far in the direction that the advantage pushes.
 
         trusted = p - q <= max_divergence     for A > 0, with p = exp(current), q = exp(behaviour)
@@ -186,5 +151,9 @@ def within_total_variation(
 
     With 0.2: from 0.001 to 0.1 is trusted, despite a ratio of 100; from 0.5 to 0.8 is not if A > 0, and is if A < 0.
     """
-    moved = (current_logprobs.exp() - behaviour_logprobs.exp()).detach()
-    return torch.where(advantages > 0, moved <= max_divergence, moved >= -max_divergence)
+    moved = (tokens.current_logprobs.exp() - tokens.behaviour_logprobs.exp()).detach()
+    return torch.where(tokens.advantages > 0, moved <= max_divergence, moved >= -max_divergence)
+
+
+def _ratio_without_gradient(tokens: LossTokens) -> Tensor:
+    return ratio(tokens.current_logprobs.detach(), other_logprobs=tokens.behaviour_logprobs)

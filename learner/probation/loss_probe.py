@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from slipstream.common.config.objective_config import ObjectiveConfig
+from slipstream.learner.objective.loss_tokens import LossTokens
 from slipstream.learner.objective.ratio import Sequences
-from slipstream.learner.step.loss import LossTokens, policy_loss
+from slipstream.learner.step.loss import policy_loss
 
 # The largest weight that still counts as bounded: published recipes use 1.2 to 10, and 20 with a trust region.
 MAX_WEIGHT = 20.0
 # Ratios from 6e-7 to 2e8. One is just above MAX_WEIGHT, so that any cap above it is detected.
 _LOG_RATIOS = math.log(1.001 * MAX_WEIGHT) + math.log(10) * torch.arange(-30, 29, dtype=torch.float64) / 4
+_RATIOS = (0.3, 0.7, 0.9, 1.0, 1.1, 1.5, 4.0)
 _LEVELS = (-0.01, -1.0, -6.0)  # log-probabilities of current: some parts compare probabilities, not ratios
 _NUM_NEIGHBOURS, _SAME = 5, 2  # what a token's neighbour may be; the third has the token's own ratio
 _LONG = 1000  # the length of long sequences
@@ -95,7 +97,7 @@ def still_pushes(objective: ObjectiveConfig, *, signs: Sequence[float]) -> bool:
     return False
 
 
-def _with(objective: ObjectiveConfig, values: Mapping[str, float]) -> ObjectiveConfig:
+def _with(objective: ObjectiveConfig, values: Mapping[str, float | str]) -> ObjectiveConfig:
     changed = copy.copy(objective)  # not `replace`, which would check that the values fit together
     for name, value in values.items():
         setattr(changed, name, value)
@@ -107,20 +109,7 @@ def _log_ratios_at(bound: float) -> Tensor:
 
     601 ratios between 1/20 and 20 are for bounds on probabilities, which act at no particular ratio.
     """
-    ratios = [
-        0.3,
-        0.7,
-        0.9,
-        1.0,
-        1.1,
-        1.5,
-        4.0,
-        bound,
-        1 + bound,
-        1 - bound,
-        math.exp(-bound),
-        math.exp(min(bound, 20)),
-    ]
+    ratios = [*_RATIOS, bound, 1 + bound, 1 - bound, math.exp(-bound), math.exp(min(bound, 20))]
     few = torch.tensor([ratio for ratio in ratios if 0 < ratio < math.inf], dtype=torch.float64).log()
     return torch.cat([few, torch.linspace(-3, 3, 601, dtype=torch.float64)])
 
@@ -155,8 +144,7 @@ def _tried(log_ratios: Tensor, *, length: int = 2) -> _Tried:
 
 def _gradient(objective: ObjectiveConfig, tried: _Tried, *, sign: float) -> Tensor:
     """The gradient of the loss by the log-probability of each first token; every advantage is `sign`."""
-    part = _with(objective, {"entropy_bonus": 0.0})
-    part.normalisation = "tokens"
+    part = _with(objective, {"entropy_bonus": 0.0, "normalisation": "tokens"})
     current = tried.current.clone().requires_grad_()
     num = len(current) // tried.length
     tokens = LossTokens(

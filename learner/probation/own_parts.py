@@ -7,11 +7,11 @@ weights of tokens.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from slipstream.common.process.config_error import ConfigError
 from slipstream.learner.credit.grpo import own_advantages
 from slipstream.learner.objective.coherence import COLLAPSING_LAG, refuse
 from slipstream.learner.objective.correction import correction
+from slipstream.learner.objective.loss_tokens import LossTokens
 from slipstream.learner.objective.ratio import MAX_LOG_RATIO, Sequences
 from slipstream.learner.objective.surrogate import Surrogate, surrogate
 from slipstream.learner.probation.loss_probe import ignores_lag, still_pushes
@@ -40,18 +41,6 @@ ADVANTAGES = (1.0, -0.5, 2.0)  # of each sequence
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Tokens:
-    current: Tensor
-    behaviour: Tensor
-    advantages: Tensor
-    sequences: Sequences
-
-    @property
-    def log_ratios(self) -> Tensor:
-        return (self.current - self.behaviour).detach()
-
-
 def check_own_parts(objective: ObjectiveConfig, *, max_lag: int, max_uses: int, device: torch.device) -> None:
     """Raise ConfigError unless every part of the user's keeps the contract of docs/extend.md."""
     if "advantage" in objective.own_parts:
@@ -66,12 +55,15 @@ def check_own_parts(objective: ObjectiveConfig, *, max_lag: int, max_uses: int, 
 
 def _check_advantage(name: str) -> None:
     what, anything = f"`objective.advantage` {name!r}", False
+
+    def advantages(returns: list[float]) -> npt.NDArray[np.float64]:
+        return _called(what, "advantage", partial(own_advantages, name, returns))
+
     for returns in RETURNS:
-        found = _called(what, "advantage", partial(own_advantages, name, returns))
-        again = own_advantages(name, returns)
+        found, again = advantages(returns), advantages(returns)
         if not np.array_equal(found, again):
             raise ConfigError(f"{what} gave {found} and then {again} for {returns}; make it a function of the returns")
-        turned = own_advantages(name, [*returns[1:], returns[0]])
+        turned = advantages([*returns[1:], returns[0]])
         if not np.allclose(turned, np.roll(found, -1)):
             raise ConfigError(
                 f"{what} gives {found} for {returns}, and {turned} when the first return comes last; the order of "
@@ -92,23 +84,23 @@ def _check_surrogate(objective: ObjectiveConfig, device: torch.device) -> None:
         gradient = _gradient(what, tokens, part)
         is_moved = is_moved or bool(gradient.any())
         stated = -part.weights * tokens.advantages
-        is_clamped = bool((tokens.log_ratios.abs() > MAX_LOG_RATIO).any())  # by `ratio`, which has no gradient there
+        is_clamped = bool((_log_ratios(tokens).abs() > MAX_LOG_RATIO).any())  # by `ratio`, which has no gradient there
         if not is_clamped and not torch.allclose(gradient, stated, rtol=1e-3, atol=1e-4):
             worst = int((gradient - stated).abs().argmax())
             raise ConfigError(
                 f"{what} returns weights that are not those of its losses, and the guard would judge by them; for "
-                f"log-ratio {tokens.log_ratios[worst]:.3g} and advantage {tokens.advantages[worst]:g}, -weight * "
+                f"log-ratio {_log_ratios(tokens)[worst]:.3g} and advantage {tokens.advantages[worst]:g}, -weight * "
                 f"advantage is {stated[worst]:.4g}, and the gradient {gradient[worst]:.4g}"
             )
     if not is_moved:
         raise ConfigError(f"{what} gives no token a gradient; nothing would be learned")
 
 
-def _gradient(what: str, tokens: _Tokens, part: Surrogate) -> Tensor:
+def _gradient(what: str, tokens: LossTokens, part: Surrogate) -> Tensor:
     """The gradient of the losses by the log-probabilities. Raises ConfigError if they have no gradient."""
     gradient = None
     if part.losses.requires_grad:
-        (gradient,) = torch.autograd.grad(part.losses.sum(), tokens.current, allow_unused=True)
+        (gradient,) = torch.autograd.grad(part.losses.sum(), tokens.current_logprobs, allow_unused=True)
     if gradient is None:
         raise ConfigError(
             f"{what} returns losses without a gradient to current_logprobs; do not detach them, and compute them "
@@ -158,12 +150,13 @@ def _check_lag(objective: ObjectiveConfig, *, max_lag: int, max_uses: int) -> No
             )
 
 
-def _answers(key: str, objective: ObjectiveConfig, device: torch.device) -> Iterator[tuple[_Tokens, Any]]:
+def _answers(key: str, objective: ObjectiveConfig, device: torch.device) -> Iterator[tuple[LossTokens, Any]]:
     """What the part returns for batches of each kind, after the checks that surrogate and correction share."""
     what = f"`objective.{key}` {objective.own_parts[key]!r}"
+    compute: Callable[..., Any] = surrogate if key == "surrogate" else correction
 
-    def answer(tokens: _Tokens) -> Any:
-        return _called(what, key, lambda: _answer(key, objective, tokens))
+    def answer(tokens: LossTokens) -> Any:
+        return _called(what, key, partial(compute, tokens, objective=objective))
 
     answer(_tokens((), device))  # a micro-batch may have no loss tokens
     for log_ratios in (EQUAL, NEAR, FAR):
@@ -192,24 +185,6 @@ def _check_repeats(what: str, name: str, found: Tensor, *, again: Tensor, alone:
         )
 
 
-def _answer(key: str, objective: ObjectiveConfig, tokens: _Tokens) -> Any:
-    if key == "surrogate":
-        return surrogate(
-            tokens.current,
-            behaviour_logprobs=tokens.behaviour,
-            advantages=tokens.advantages,
-            sequences=tokens.sequences,
-            objective=objective,
-        )
-    return correction(
-        tokens.current,
-        behaviour_logprobs=tokens.behaviour,
-        advantages=tokens.advantages,
-        sequences=tokens.sequences,
-        objective=objective,
-    )
-
-
 def _called(what: str, key: str, call: Callable[[], Answer]) -> Answer:
     """The result of `call`. Raises ConfigError for whatever the user's function raises."""
     try:
@@ -223,25 +198,31 @@ def _called(what: str, key: str, call: Callable[[], Answer]) -> Answer:
         ) from error
 
 
-def _tokens(log_ratios: Sequence[Sequence[float]], device: torch.device) -> _Tokens:
+def _tokens(log_ratios: Sequence[Sequence[float]], device: torch.device) -> LossTokens:
     lengths = torch.tensor([len(each) for each in log_ratios], dtype=torch.long, device=device)
     flat = torch.tensor([each for sequence in log_ratios for each in sequence], dtype=torch.float32, device=device)
     numbers = torch.arange(len(lengths), device=device)
     ids = numbers.repeat_interleave(lengths)
     behaviour = -0.5 - flat.clamp(min=0)
-    return _Tokens(
-        current=(behaviour + flat).requires_grad_(),
-        behaviour=behaviour,
+    return LossTokens(
+        current_logprobs=(behaviour + flat).requires_grad_(),
+        behaviour_logprobs=behaviour,
         advantages=torch.tensor(ADVANTAGES, device=device)[ids],
+        entropies=torch.zeros_like(behaviour),
+        lags=torch.zeros_like(ids),
         sequences=Sequences(ids=ids, num=len(lengths), trajectories=numbers, trajectory_tokens=lengths),
     )
 
 
-def _check_finite(what: str, name: str, values: Tensor, tokens: _Tokens) -> None:
+def _log_ratios(tokens: LossTokens) -> Tensor:
+    return (tokens.current_logprobs - tokens.behaviour_logprobs).detach()
+
+
+def _check_finite(what: str, name: str, values: Tensor, tokens: LossTokens) -> None:
     bad = (~torch.isfinite(values)).nonzero()
     if len(bad):
         where = int(bad[0])
         raise ConfigError(
-            f"{what} returns {values[where]:g} in {name} for log-ratio {tokens.log_ratios[where]:.3g} and advantage "
+            f"{what} returns {values[where]:g} in {name} for log-ratio {_log_ratios(tokens)[where]:.3g} and advantage "
             f"{tokens.advantages[where]:g}; slipstream.learner.objective.ratio.ratio stays finite"
         )

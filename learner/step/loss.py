@@ -11,15 +11,16 @@ are divided once, by counts of the whole batch over all ranks (see `slipstream.l
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from slipstream.common.config.objective_config import ObjectiveConfig
 from slipstream.learner.objective.correction import Correction, correction
 from slipstream.learner.objective.kl import k3, reference_divergence
 from slipstream.learner.objective.lag import by_lag
+from slipstream.learner.objective.loss_tokens import LossTokens
 from slipstream.learner.objective.normalisation import token_weights
-from slipstream.learner.objective.ratio import MAX_LOG_RATIO, Sequences, ratio
+from slipstream.learner.objective.ratio import MAX_LOG_RATIO, ratio
 from slipstream.learner.objective.surrogate import Surrogate, surrogate
 from slipstream.replay.records.token_record import CLIPPED, LEFT_OUT, TRAINED
 
@@ -56,19 +57,6 @@ class PolicyLoss:
     fates: UInt8[Tensor, " tokens"]  # see `slipstream.replay.records.token_record`
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossTokens:
-    """What the loss reads: one number for each loss token of a pack. Current and entropies have gradients."""
-
-    current_logprobs: Float[Tensor, " tokens"]
-    behaviour_logprobs: Float[Tensor, " tokens"]
-    reference_logprobs: Float[Tensor, " tokens"] | None = None  # with them, the loss has a KL divergence
-    advantages: Float[Tensor, " tokens"]
-    entropies: Float[Tensor, " tokens"]
-    lags: Int[Tensor, " tokens"]
-    sequences: Sequences
-
-
 def policy_loss(tokens: LossTokens, *, max_lag: int = 0, objective: ObjectiveConfig) -> PolicyLoss:
     """Compute the loss that `objective` configures; tokens that lag by more than `max_lag` steps are masked.
 
@@ -76,30 +64,15 @@ def policy_loss(tokens: LossTokens, *, max_lag: int = 0, objective: ObjectiveCon
 
     At zero lag (current = behaviour) every correction gives the same loss and the same gradient.
     """
-    current, sequences = tokens.current_logprobs, tokens.sequences
-    corrected = correction(
-        current,
-        behaviour_logprobs=tokens.behaviour_logprobs,
-        advantages=tokens.advantages,
-        lags=tokens.lags,
-        max_lag=max_lag,
-        sequences=sequences,
-        objective=objective,
-    )
-    part = surrogate(
-        current,
-        behaviour_logprobs=tokens.behaviour_logprobs,
-        advantages=tokens.advantages,
-        sequences=sequences,
-        objective=objective,
-    )
+    corrected = correction(tokens, max_lag=max_lag, objective=objective)
+    part = surrogate(tokens, objective=objective)
     reference_kl = _reference_kl(tokens)
     losses = corrected.weights * part.losses
     if tokens.reference_logprobs is not None:
         losses = losses + objective.kl_coefficient * reference_kl
     if objective.entropy_bonus:
         losses = losses - objective.entropy_bonus * tokens.entropies
-    norm_weights = token_weights(current, sequences=sequences, objective=objective)
+    norm_weights = token_weights(tokens.current_logprobs, sequences=tokens.sequences, objective=objective)
     return PolicyLoss(
         loss_sum=(norm_weights * losses).sum(),
         reference_kl_sum=reference_kl.detach().sum(),

@@ -12,16 +12,17 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.learner.batch.pack import Packed
+from slipstream.learner.batch.pack import Packed, TokenSequence, count_loss_tokens, count_trajectories
 from slipstream.learner.model.critic import Critic, critic_loss
 from slipstream.learner.model.gradient import Update, apply_gradient, backward, gradient_norm
 from slipstream.learner.model.packed_model import PackedModel, expect_backward
-from slipstream.learner.objective.guard import Evidence, GuardDecision, decide
+from slipstream.learner.objective.guard import decide
+from slipstream.learner.objective.loss_tokens import LossTokens
 from slipstream.learner.objective.normalisation import loss_divisor
 from slipstream.learner.objective.value_loss import ValueLoss, ValueMetrics
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.clock import Clock
-from slipstream.learner.step.loss import LossTokens, PolicyLoss, policy_loss
+from slipstream.learner.step.loss import PolicyLoss, policy_loss
 from slipstream.learner.step.step_metrics import (
     MicroBatchSums,
     StepMetrics,
@@ -69,6 +70,15 @@ class StepBatch:
     num_loss_tokens: int
     num_trajectories: int
 
+    @classmethod
+    def of(cls, sequences: Sequence[TokenSequence], micro_batches: Sequence[Packed]) -> "StepBatch":
+        """This rank's `micro_batches` of a whole batch of `sequences`."""
+        return cls(
+            micro_batches=micro_batches,
+            num_loss_tokens=count_loss_tokens(sequences),
+            num_trajectories=count_trajectories(sequences),
+        )
+
     def __post_init__(self) -> None:
         if self.num_loss_tokens < 1:
             raise ValueError(
@@ -97,7 +107,9 @@ def train_step(
     measured = measured_over_ranks(found, ranks=ranks)
     sums = trajectory_sums_over_ranks(found, num_trajectories=batch.num_trajectories, ranks=ranks)
     evidence = evidence_from(sums, measured)
-    decision = _guard_decision(evidence, objective=settings.objective, ranks=ranks)
+    decision = decide(evidence, objective=settings.objective)
+    if decision.reason and ranks.rank == 0:
+        log.warning("guard: learning rate of this step scaled by %.3g: %s", decision.scale, decision.reason)
     update, values = _updated(models, found, settings=settings, scale=decision.scale, ranks=ranks)
     clock.lap("optimizer")
     return step_metrics_of(
@@ -175,13 +187,6 @@ def _announced(micro_batches: Sequence[Packed], models: StepModels) -> Iterator[
         if models.critic is not None and isinstance(models.critic.module, PackedModel):
             expect_backward(models.critic.module, last=last)
         yield packed
-
-
-def _guard_decision(evidence: Evidence, *, objective: ObjectiveConfig, ranks: Ranks) -> GuardDecision:
-    decision = decide(evidence, objective=objective)
-    if decision.reason and ranks.rank == 0:
-        log.warning("guard: learning rate of this step scaled by %.3g: %s", decision.scale, decision.reason)
-    return decision
 
 
 def _forward(

@@ -8,7 +8,7 @@ import numpy as np
 from slipstream.common.process.run_dir import RunDir
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.batch import Batch
-from slipstream.learner.batch.pack import TokenSequence
+from slipstream.learner.batch.pack import Bin, TokenSequence
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.step.step_metrics import TrainedTokens
 from slipstream.replay.records.token_record import SequenceTokens, StepTokens, write_tokens
@@ -23,22 +23,22 @@ def record_tokens(
     batch: Batch,
     sequences: Sequence[TokenSequence],
     *,
-    bins: Sequence[Sequence[int]],
+    bins: Sequence[Bin],
     trained: Sequence[TrainedTokens],
     before: Progress,
     rank: int,
 ) -> None:
     """Write this rank's tokens of the step that followed `before`: whole sequences, up to MAX_TOKENS.
 
-    `bins` are the indices into `sequences` of each of its micro-batches, and `trained` what the loss made of them. A
-    disk without room costs the record, not the run.
+    `bins` are its micro-batches of `sequences`, and `trained` what the loss made of them. A disk without room costs the
+    record, not the run.
     """
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     firsts, room, found = _first_tokens(sequences, trajectories), MAX_TOKENS, list[SequenceTokens]()
-    for members, tokens in zip(bins, trained, strict=True):
+    for each, tokens in zip(bins, trained, strict=True):
         ratios, fates = tokens.ratios.cpu().numpy(), tokens.fates.cpu().numpy()
         start = 0
-        for index in members:
+        for index in each.members:
             sequence = sequences[index]
             advantages = sequence.advantages[sequence.loss_mask].astype(np.float16)
             part = slice(start, start + len(advantages))

@@ -97,8 +97,6 @@ def merged(batches: Sequence[Batch]) -> Batch:
 
     Without groups if one of them has none: its shard is solved.
     """
-    if len(batches) == 1:
-        return batches[0]
     dropped: Counter[str] = Counter()
     for batch in batches:
         dropped.update(batch.num_dropped)

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from slipstream.envhub.env import Env, EnvError, Observation
     from slipstream.envhub.rewards.episode import Episode
     from slipstream.learner.objective.correction import Correction
+    from slipstream.learner.objective.loss_tokens import LossTokens
     from slipstream.learner.objective.ratio import ratio
     from slipstream.learner.objective.surrogate import Surrogate
-    from slipstream.learner.step.loss import LossTokens, policy_loss
+    from slipstream.learner.step.loss import policy_loss
     from slipstream.tools.cli.python_api import train
 
 __all__ = [
@@ -51,7 +52,7 @@ _PLACES = {
     "Env": "slipstream.envhub.env",
     "EnvError": "slipstream.envhub.env",
     "Episode": "slipstream.envhub.rewards.episode",
-    "LossTokens": "slipstream.learner.step.loss",
+    "LossTokens": "slipstream.learner.objective.loss_tokens",
     "Message": "slipstream.common.records.message",
     "Observation": "slipstream.envhub.env",
     "ParsedAction": "slipstream.common.text.action_format",

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from slipstream.learner.objective.loss_tokens import LossTokens
 from slipstream.learner.objective.ratio import Sequences
-from slipstream.learner.step.loss import LossTokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,6 @@ class Tokens:
     current: Tensor
     behaviour: Tensor
     advantages: Tensor
-    entropies: Tensor
     sequences: Sequences
 
     @property
@@ -27,6 +26,11 @@ class Tokens:
         """The tokens of each sequence that has any."""
         ids = self.sequences.ids.tolist()
         return [[i for i, other in enumerate(ids) if other == each] for each in sorted(set(ids))]
+
+    def read(self, current: Tensor | None = None, **others: Tensor | None) -> LossTokens:
+        """What the loss reads, perhaps with other log-probabilities of the current policy."""
+        current = self.current if current is None else current
+        return loss_tokens(current, self.behaviour, self.advantages, sequences=self.sequences, **others)
 
 
 _LOGPROB = st.floats(-6, -1e-3)
@@ -47,7 +51,6 @@ def batches(draw: st.DrawFn) -> Tokens:
         advantages=column(
             st.floats(-3, 3).map(lambda a: a if abs(a) > 1e-100 else 0.0)
         ),  # else weights lose their digits
-        entropies=column(st.floats(0, 3)),
         sequences=of_lengths(*lengths),
     )
 

@@ -18,15 +18,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, Starcoder2Con
 
 from slipstream.common.config.learner_config import OptimConfig
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.learner.batch.pack import (
-    Packed,
-    TokenSequence,
-    count_loss_tokens,
-    count_trajectories,
-    micro_batches,
-    numbered,
-    pack,
-)
+from slipstream.learner.batch.pack import Packed, TokenSequence, micro_batches, numbered, pack
 from slipstream.learner.model.context_attention import attention
 from slipstream.learner.model.kernel import PACKED_ATTENTION
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
@@ -115,14 +107,9 @@ def train(path: Path, way: str, normalisation: str, dtype: str, *, ranks: Ranks)
     measured = []
     for step, lengths in enumerate(STEPS):
         sequences = batch_of(step, lengths)
-        packs = cut(sequences, way, ranks=ranks)
         metrics = train_step(
             StepModels(policy=model, optimizer=optimizer, schedule=schedule),
-            StepBatch(
-                micro_batches=packs,
-                num_loss_tokens=count_loss_tokens(sequences),
-                num_trajectories=count_trajectories(sequences),
-            ),
+            StepBatch.of(sequences, cut(sequences, way, ranks=ranks)),
             settings=StepSettings(
                 objective=dataclasses.replace(OBJECTIVE, normalisation=normalisation), max_grad_norm=math.inf
             ),
@@ -144,19 +131,12 @@ def cut(sequences: list[TokenSequence], way: str, *, ranks: Ranks) -> list[Packe
     num_ranks, rank = ranks.num_packing, ranks.packing_rank
     way = way.removesuffix(", together")
     if max_tokens := WAYS[way]:
-        shared = way == "shared prefixes"
+        sizes = {"max_tokens": max_tokens, "share_prefixes": way == "shared prefixes"}
         shares = [
-            micro_batches(
-                sequences,
-                max_tokens=max_tokens,
-                num_ranks=num_ranks,
-                rank=each,
-                share_prefixes=shared,
-                context=ranks.context,
-            )
+            micro_batches(sequences, num_ranks=num_ranks, rank=each, context=ranks.context, **sizes)
             for each in range(num_ranks)
         ]
-        if shared and len(sequences) == len(STEPS[0]):
+        if sizes["share_prefixes"] and len(sequences) == len(STEPS[0]):
             assert any(packed.prefixes for share in shares for packed in share)
         return shares[rank]
     num_rounds = -(-len(sequences) // num_ranks)

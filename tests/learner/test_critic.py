@@ -82,6 +82,16 @@ def test_in_the_critics_warm_up_the_policy_stays(tiny: Path, tmp_path: Path, ran
     assert not are_equal(policy_of(learner), policy)
 
 
+@pytest.mark.parametrize(("warmup_steps", "is_said"), [(2, False), (3, True)])
+def test_a_learning_rate_whose_warm_up_never_ends_is_said_at_the_start(
+    tiny: Path, tmp_path: Path, ranks: Ranks, caplog: pytest.LogCaptureFixture, warmup_steps: int, is_said: bool
+) -> None:
+    steps = ["learner.steps=5", "objective.critic_warmup_steps=2", f"optim.warmup_steps={warmup_steps}"]
+    load_player(config_of(tiny, "own", *steps), tmp_path, ranks)
+    expected = "`optim.warmup_steps` is 3, but the policy learns in 3 steps: its learning rate never reaches `optim.lr`"
+    assert any(message.startswith(expected) for message in caplog.messages) == is_said
+
+
 @pytest.mark.parametrize("critic", ["own", "shared"])
 def test_a_resumed_learner_reaches_the_same_bits(tiny: Path, tmp_path: Path, ranks: Ranks, critic: str) -> None:
     config = config_of(tiny, critic, "optim.schedule=linear", "objective.critic_warmup_steps=1")

@@ -147,7 +147,7 @@ def one_step(
     optimizer.zero_grad()
     metrics = train_step(
         StepModels(policy=model, optimizer=optimizer, schedule=schedule),
-        StepBatch(micro_batches=batches, num_loss_tokens=num_loss_tokens, num_trajectories=len(sequences)),
+        StepBatch.of(sequences, batches),
         settings=StepSettings(objective=ObjectiveConfig(), max_lag=20, max_grad_norm=0.5),
         ranks=ranks,
     )

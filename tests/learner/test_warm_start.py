@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from slipstream.common.config.learner_config import WarmStartConfig
+from slipstream.common.process.config_error import ConfigError
 from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.pack import pack, sequences_of
 from slipstream.learner.model.packed_model import PackedModel, load_model
@@ -22,17 +23,9 @@ def expert_episode(task: int) -> Trajectory:
 def imitate_and_watch(
     model: PackedModel, ranks: Ranks, config: WarmStartConfig, *, repeats: int = 1
 ) -> list[WarmStartStep]:
-    steps: list[WarmStartStep] = []
-    num_steps = imitate(
-        model,
-        [expert_episode(task) for task in range(16)] * repeats,
-        config=config,
-        ranks=ranks,
-        seed=0,
-        micro_batch_tokens=32,
-        on_step=steps.append,
-    )
-    assert [step.step for step in steps] == list(range(1, num_steps + 1))
+    episodes = [expert_episode(task) for task in range(16)] * repeats
+    steps = list(imitate(model, episodes, config=config, ranks=ranks, seed=0, micro_batch_tokens=32))
+    assert [(step.step, step.num_steps) for step in steps] == [(each, len(steps)) for each in range(1, len(steps) + 1)]
     return steps
 
 
@@ -73,5 +66,5 @@ def test_the_first_loss_is_the_mean_over_loss_tokens_at_temperature_1(tmp_path: 
 
 def test_nothing_to_imitate_is_refused(tmp_path: Path, ranks: Ranks) -> None:
     model = load_model(save_tiny_model(tmp_path), ranks=ranks, settings=FLOAT32)
-    with pytest.raises(ValueError, match="no episodes to imitate"):
-        imitate(model, [], config=WarmStartConfig(), ranks=ranks, seed=0, micro_batch_tokens=32, on_step=print)
+    with pytest.raises(ConfigError, match=r"`warm_start.episodes` is 4, but the run's demonstrations have no episode"):
+        next(imitate(model, [], config=WarmStartConfig(episodes=4), ranks=ranks, seed=0, micro_batch_tokens=32))

@@ -113,9 +113,8 @@ def test_the_members_of_a_bin_are_in_the_order_of_its_pack() -> None:
     for share_prefixes in (False, True):
         for rank in range(2):
             for each in bins_of_rank(batch, max_tokens=120, num_ranks=2, rank=rank, share_prefixes=share_prefixes):
-                members = [batch[index] for index in each.members]
-                packed = pack(members, share_prefixes=each.share_prefixes)
-                assert packed.tokens.tolist() == np.concatenate([member.tokens for member in members]).tolist()
+                expected = np.concatenate([batch[index].tokens for index in each.members])
+                assert each.pack(batch).tokens.tolist() == expected.tolist()
                 assert each.share_prefixes == share_prefixes
 
 

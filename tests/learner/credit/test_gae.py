@@ -68,7 +68,7 @@ def test_vtrace_equals_the_papers_sum(steps: list[tuple[float, float, float]], g
             target += gamma**away * traces * min(float(ratios[token]), 1.0) * deltas[token]
             traces *= min(float(ratios[token]), 1.0)
         targets.append(target)
-    assert found.targets == pytest.approx(targets, abs=1e-9)
+    assert found.returns == pytest.approx(targets, abs=1e-9)
     for token, after in enumerate([*targets[1:], 0.0]):
         expected = min(float(ratios[token]), 1.0) * (rewards[token] + gamma * after - values[token])
         assert found.advantages[token] == pytest.approx(expected, abs=1e-9)

@@ -13,7 +13,6 @@ from slipstream.common.records.trajectory import Trajectory
 from slipstream.learner.batch.pack import TokenSequence
 from slipstream.learner.credit.measure import Measured
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
-from slipstream.learner.credit.token_rewards import token_rewards
 from slipstream.replay.records.ticket import Group
 from tests.learner import even_game
 from tests.learner.even_game import recorded
@@ -58,8 +57,7 @@ def advantages(groups: list[Group], **changes: Any) -> list[list[float]]:
 )
 def test_group_relative_advantages_go_to_every_token_of_the_trajectory(name: str, won: float, lost: float) -> None:
     found = advantages([WON_AND_LOST], advantage=name)
-    assert found[0] == pytest.approx([won] * 3, rel=1e-5)
-    assert found[1] == pytest.approx([lost] * 3, rel=1e-5)
+    assert found == [pytest.approx([won] * 3, rel=1e-5), pytest.approx([lost] * 3, rel=1e-5)]
 
 
 def test_reinforce_pp_compares_each_tokens_return_to_go_with_the_whole_batch() -> None:
@@ -79,18 +77,6 @@ def test_gamma_discounts_by_sampled_tokens_and_not_by_those_of_the_environment()
     mean = 1.75 / 6  # of 0.25, 0.5, 1 and three zeros
     above = [value - mean for value in (0.25, 0.5, 1)]
     assert [value / found[0][0] for value in found[0]] == pytest.approx([value / above[0] for value in above], rel=1e-4)
-
-
-@pytest.mark.parametrize(("allocation", "expected"), [("last_token", [0, 0, 3]), ("per_turn", [0, 1, 2])])
-def test_rewards_go_to_the_tokens_that_the_allocation_names(allocation: str, expected: list[float]) -> None:
-    objective = ObjectiveConfig(allocation=allocation)
-    assert token_rewards(two_turns(1.0, 2.0), objective=objective).tolist() == pytest.approx(expected)
-
-
-def test_tokens_that_were_not_sampled_have_no_advantage_of_their_own() -> None:
-    first, _ = credited(WON_AND_LOST, advantage="reinforce_pp")
-    assert first.advantages[~first.loss_mask].tolist() == [0, 0]
-    assert first.advantages.dtype == np.float32
 
 
 VALUES = np.array([0.5, 0.25, 0.75, 0.0, 0.0, 0.0])  # of the sampled tokens of two trajectories
@@ -145,14 +131,6 @@ def test_the_divergence_is_taken_off_each_tokens_reward() -> None:
     assert second.returns.tolist() == [0] * 5
 
 
-def test_siblings_are_compared_by_what_the_divergence_leaves_of_their_returns() -> None:
-    measured = Measured(reference_logprobs=np.array([-2.0, -1, -1, -1, -1, -1]))  # the first's divergence is 1
-    group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.6))
-    first, second = credited(group, measured=measured, advantage="leave_one_out", **IN_REWARD)
-    assert sampled(first.advantages, first) == pytest.approx([0.3] * 3)
-    assert sampled(second.advantages, second) == pytest.approx([-0.3] * 3)
-
-
 def test_turns_pay_for_their_own_tokens_in_the_bi_level_estimate() -> None:
     measured = Measured(values=np.zeros(6), reference_logprobs=REFERENCE)
     first, _ = credited(WON_AND_LOST, measured=measured, advantage="bi_level_gae", critic="own", **IN_REWARD)
@@ -164,36 +142,16 @@ def test_gigpo_adds_what_turns_from_the_same_state_earned_to_what_the_episode_di
     # Returns to go by turn at gamma 1/2: (1/2, 1), (0, 0), (1/2, 1). Episodes: 1, 0, 1, with a mean of 2/3. In "start"
     # are 1/2, 0, 1/2 and 1, with a mean of 1/2; in "end" are 1 and 0.
     found = advantages([group], advantage="gigpo_centred", gamma=0.5)
-    assert found[0] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 1 / 2], rel=1e-5)
-    assert found[1] == pytest.approx([-2 / 3 - 1 / 2, -2 / 3 - 1 / 2, -2 / 3 - 1 / 2], rel=1e-5)
-    assert found[2] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 1 / 2], rel=1e-5)
-
-
-def test_gigpo_divides_both_by_their_own_deviation() -> None:
-    found = advantages(
-        [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0, states=("start", "cul-de-sac")))],
-        advantage="gigpo",
-        gamma=0.5,
-    )
-    # Two values are always 1/sqrt(2) deviations away from their mean: the episodes', and those of "start".
-    assert found[0] == pytest.approx([math.sqrt(2), math.sqrt(2), math.sqrt(1 / 2)], rel=1e-5)
-    assert found[1] == pytest.approx([-math.sqrt(2), -math.sqrt(2), -math.sqrt(1 / 2)], rel=1e-5)
-
-
-def test_without_states_gigpo_is_grpo() -> None:
-    known = [group_of(two_turns(0.0, 1.0), two_turns(0.5, 0.0))]
-    unknown = [group_of(two_turns(0.0, 1.0, states=("", "")), two_turns(0.5, 0.0, states=("", "")))]
-    grpo = advantages(known, advantage="group_standardised")
-    assert advantages(unknown, advantage="gigpo", gamma=0.5) == grpo
-    assert advantages(known, advantage="gigpo", gamma=0.5) != grpo
+    assert found[0] == found[2] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 1 / 2], rel=1e-5)
+    assert found[1] == pytest.approx([-2 / 3 - 1 / 2] * 3, rel=1e-5)
 
 
 def test_groups_are_strangers_to_each_others_states() -> None:
     first, second = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0)), group_of(two_turns(1.0, 1.0), two_turns(0, 5))
-    together = advantages([first, second], advantage="gigpo", gamma=0.9)
-    assert together == advantages([first], advantage="gigpo", gamma=0.9) + advantages(
-        [second], advantage="gigpo", gamma=0.9
+    together, *alone = (
+        advantages(groups, advantage="gigpo", gamma=0.9) for groups in ([first, second], [first], [second])
     )
+    assert together == alone[0] + alone[1]
 
 
 def test_a_group_teaches_where_something_in_it_has_an_advantage() -> None:
@@ -218,11 +176,10 @@ def test_a_divergence_in_the_reward_does_not_make_a_group_of_equal_returns_teach
 
 def with_divergence(group: Group, advantage: str, beta: float, divergences: list[float]) -> list[list[float]]:
     """Of the loss tokens of each member, whose divergence is all in its first token."""
-    objective = ObjectiveConfig(advantage=advantage, kl_coefficient=beta, kl_place="reward", gamma=0.5)
     reference = np.concatenate([[-1.0 - nats, -1.0, -1.0] for nats in divergences])
     measured = Measured(reference_logprobs=reference, current_logprobs=np.full(len(reference), -1.0))
-    found = sequences_with_advantages([group], objective=objective, measured=measured)
-    return [sequence.advantages[sequence.loss_mask].tolist() for sequence in found]
+    in_reward = {"kl_coefficient": beta, "kl_place": "reward"}
+    return advantages([group], advantage=advantage, measured=measured, gamma=0.5, **in_reward)
 
 
 @pytest.mark.parametrize(

@@ -14,20 +14,8 @@ from slipstream.replay.records.ledger import ledger_of
 from tests.replay.buffer.every_verb import MEMBER
 
 REPOSITORY = Path(__file__).parents[3]
-GROUPS = (
-    "produced",
-    "trained",
-    "eval",
-    "lag",
-    "mismatch",
-    "replay",
-    "fleet",
-    "learner",
-    "optim",
-    "perf",
-    "time",
-    "fit",
-)
+GROUPS = ["produced", "trained", "eval", "lag", "mismatch", "replay", "fleet"]
+GROUPS += ["learner", "optim", "perf", "time", "fit"]
 
 
 def emitted() -> set[str]:
@@ -64,6 +52,7 @@ def explained() -> dict[str, list[str]]:
     named = [(name.strip(), row[1:]) for row in rows for name in row[0].split(",")]
     found = {re.sub(r"<\w+>", "<>", name.strip("*`")): [name, *rest] for name, rest in named}
     assert len(found) == len(named)
+    assert [name for name, row in found.items() if len(row) != 3 or not row[1].strip()] == [], "not explained"
     return found
 
 
@@ -73,11 +62,6 @@ def test_every_metric_is_explained_and_what_is_explained_is_there() -> None:
 
 def test_every_name_is_in_one_of_the_twelve_groups() -> None:
     assert {name.split("/")[0] for name in emitted()} == set(GROUPS)
-
-
-def test_every_metric_has_a_meaning() -> None:
-    for name, row in explained().items():
-        assert len(row) == 3 and row[1].strip(), f"{name} is not explained"
 
 
 def test_the_first_chart_has_the_success_of_all_finished_episodes_beside_that_of_held_out_tasks() -> None:

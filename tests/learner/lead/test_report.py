@@ -34,13 +34,8 @@ OLD = LagMetrics(fraction=0.25, ratio_mean=1.5, effective_sample_size=0.8, clip_
 WHOLE = Evidence(weight_mean=1.0, token_ess=1.0, trajectory_ess=1.0)
 STEP = StepMetrics(
     **{field.name: OF_TYPE.get(field.type) for field in dataclasses.fields(StepMetrics) if field.name != "tokens"}
-    | {
-        "num_computed_tokens": 6,
-        "num_pairs": 17,
-        "by_lag": {"5_8": OLD},
-        "evidence": WHOLE,
-        "trajectory_ratios": [1.0, 1.25],
-    }
+    | {"num_computed_tokens": 6, "num_pairs": 17, "by_lag": {"5_8": OLD}}
+    | {"evidence": WHOLE, "trajectory_ratios": [1.0, 1.25]}
 )
 BEFORE = Progress(step=7, policy_version=7, highest_published=7, next_group_id=0, tokens_trained=0)
 TIMES_S = {"wait": 3.0, "forward": 0.5, "backward": 0.25, "checkpoint": 0.25}
@@ -125,9 +120,8 @@ def test_what_a_resumed_learner_skipped_is_no_lag() -> None:
 
 def test_each_bucket_of_token_lag_has_metrics_and_only_those_with_tokens() -> None:
     means = report(batch_of(made(0, rewards={"task": 1.0}))).means()
-    assert {name: value for name, value in means.items() if name.startswith("lag/tokens_at")} == {
-        "lag/tokens_at_5_8": 0.25
-    }
+    assert [name for name in means if name.startswith("lag/tokens_at")] == ["lag/tokens_at_5_8"]
+    assert means["lag/tokens_at_5_8"] == 0.25
     assert means["mismatch/ratio_mean_at_lag_5_8"] == 1.5
     assert means["mismatch/effective_sample_size_at_lag_5_8"] == 0.8
     assert (means["optim/clip_fraction_at_lag_5_8"], means["optim/masked_fraction_at_lag_5_8"]) == (0.1, 1.0)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -10,13 +9,7 @@ from hypothesis import assume
 from torch import Tensor
 
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.learner.objective.correction import (
-    Correction,
-    correction,
-    outside,
-    stale_negatives,
-    too_old,
-)
+from slipstream.learner.objective.correction import Correction, correction, outside, stale_negatives
 from slipstream.learner.step.loss import policy_loss
 from tests.learner.policies import Tokens, any_batch, float64, gradient, loss_tokens, of_lengths
 
@@ -24,20 +17,7 @@ CORRECTIONS = ("none", "token_mask")
 
 
 def corrected(tokens: Tokens, **changes: object) -> Correction:
-    objective = ObjectiveConfig(**({"max_negative_kl": 0.0} | changes))
-    return correction(
-        tokens.current,
-        behaviour_logprobs=tokens.behaviour,
-        advantages=tokens.advantages,
-        sequences=tokens.sequences,
-        objective=objective,
-    )
-
-
-def test_the_hard_cap_takes_out_the_tokens_that_are_older_and_no_others() -> None:
-    lags = torch.tensor([0, 4, 5, 30])
-    assert too_old(lags, max_lag=4).tolist() == [False, False, True, True]
-    assert too_old(lags, max_lag=0).tolist() == [False, True, True, True]
+    return correction(tokens.read(), objective=ObjectiveConfig(**({"max_negative_kl": 0.0} | changes)))
 
 
 @any_batch
@@ -46,31 +26,18 @@ def test_the_hard_cap_adds_its_tokens_to_those_a_correction_leaves_out_and_chang
     old = lags > 2
     for name in CORRECTIONS:
         objective = ObjectiveConfig(correction=name, max_negative_kl=0.1)
-        at_lags = partial(
-            correction,
-            tokens.current,
-            behaviour_logprobs=tokens.behaviour,
-            advantages=tokens.advantages,
-            sequences=tokens.sequences,
-            objective=objective,
-        )
-        without, capped = at_lags(), at_lags(lags=lags, max_lag=2)
+        without = correction(tokens.read(), objective=objective)
+        capped = correction(tokens.read(lags=lags), max_lag=2, objective=objective)
         assert torch.equal(capped.masked, without.masked | old)
         assert torch.equal(capped.weights, torch.where(old, 0.0, without.weights))
 
 
 def test_the_parts_agree_with_the_numbers_in_their_docstrings() -> None:
     assert outside(float64(0.4, 0.5, 1, 5, 6), low=0.5, high=5.0).tolist() == [True, False, False, False, True]
-    behaviour, advantages = torch.zeros(4, dtype=torch.float64), float64(-1, -1, -1, -1)
-    pairs = {"sequences": of_lengths(2, 2), "max_kl": 0.1}
-    ratios = float64(0.8, 0.9, 0.8, 1.2)
-    assert stale_negatives(ratios.log(), behaviour_logprobs=behaviour, advantages=advantages, **pairs).tolist() == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert not stale_negatives(ratios.log(), behaviour_logprobs=behaviour, advantages=-advantages, **pairs).any()
+    current, behaviour, negative = float64(0.8, 0.9, 0.8, 1.2).log(), float64(0, 0, 0, 0), float64(-1, -1, -1, -1)
+    for advantages, expected in ((negative, [True, True, False, False]), (-negative, [False] * 4)):
+        tokens = loss_tokens(current, behaviour, advantages, sequences=of_lengths(2, 2))
+        assert stale_negatives(tokens, max_kl=0.1).tolist() == expected
 
 
 def test_stale_negatives_are_masked_with_every_correction() -> None:
@@ -78,7 +45,6 @@ def test_stale_negatives_are_masked_with_every_correction() -> None:
         current=float64(0.08, 0.09, 0.08, 0.09).log(),
         behaviour=float64(0.1, 0.1, 0.1, 0.1).log(),
         advantages=float64(1, 1, -1, -1),
-        entropies=float64(0, 0, 0, 0),
         sequences=of_lengths(2, 2),
     )
     for name in CORRECTIONS:
@@ -90,13 +56,7 @@ def test_stale_negatives_are_masked_with_every_correction() -> None:
 @any_batch
 def test_corrections_equal_a_derivation_by_cases(tokens: Tokens) -> None:
     found = {name: corrected(tokens, correction=name) for name in CORRECTIONS}
-    stale = stale_negatives(
-        tokens.current,
-        behaviour_logprobs=tokens.behaviour,
-        advantages=tokens.advantages,
-        sequences=tokens.sequences,
-        max_kl=0.1,
-    )
+    stale = stale_negatives(tokens.read(), max_kl=0.1)
     for members in tokens.members:
         now = [math.exp(tokens.current[i]) for i in members]
         then = [math.exp(tokens.behaviour[i]) for i in members]
@@ -113,8 +73,7 @@ def loss_and_gradient(tokens: Tokens, **changes: object) -> tuple[float, list[fl
     objective = ObjectiveConfig(**changes)
 
     def loss_of(at: Tensor) -> Tensor:
-        read = loss_tokens(at, tokens.behaviour, tokens.advantages, sequences=tokens.sequences)
-        return policy_loss(read, objective=objective).loss_sum
+        return policy_loss(tokens.read(at), objective=objective).loss_sum
 
     return float(loss_of(tokens.current)), gradient(loss_of, tokens.current)
 

@@ -37,10 +37,9 @@ def test_a_healthy_step_is_made_whole() -> None:
         assert (decision.scale, decision.reason) == (1.0, "")
 
 
-@pytest.mark.parametrize("of", ["tokens", "trajectories"])
-def test_few_effective_samples_of_either_sort_shrink_the_step_by_the_square_root(of: str) -> None:
-    few = {"tokens": changed(token_ess=0.075), "trajectories": changed(trajectory_ess=0.075)}[of]
-    decision = decide(few, objective=OBJECTIVE)
+@pytest.mark.parametrize(("of", "ess"), [("tokens", "token_ess"), ("trajectories", "trajectory_ess")])
+def test_few_effective_samples_of_either_sort_shrink_the_step_by_the_square_root(of: str, ess: str) -> None:
+    decision = decide(changed(**{ess: 0.075}), objective=OBJECTIVE)
     assert decision.scale == pytest.approx(0.5)
     assert decision.reason == f"the effective sample size is 0.075 of the {of}, below 0.3 (objective.guard)"
 
@@ -66,16 +65,8 @@ def test_the_trajectories_sample_size_agrees_with_the_numbers_in_its_docstring()
         assert trajectory_ess(sums, num_tokens=torch.full((4000,), float(num_tokens))) == pytest.approx(0.998, abs=5e-4)
     for num_tokens, expected in ((25, 0.78), (100, 0.37), (400, 0.05)):  # 0.1 nats a token that all tokens share
         sums = 0.1 * num_tokens * torch.randn(4000)
-        assert trajectory_ess(sums, num_tokens=torch.full((4000,), float(num_tokens))) == pytest.approx(
-            expected, abs=0.02
-        )
-
-
-def test_trajectories_of_any_length_that_differ_by_noise_alone_are_all_worth_something() -> None:
-    torch.manual_seed(0)
-    num_tokens = torch.exp(5 + 1.5 * torch.randn(512)).clamp(10, 20000)
-    sums = 0.3 * num_tokens.sqrt() * torch.randn(512) - 0.045 * num_tokens  # ratios scatter by 30 %
-    assert trajectory_ess(sums, num_tokens=num_tokens) > 0.9
+        found = trajectory_ess(sums, num_tokens=torch.full((4000,), float(num_tokens)))
+        assert found == pytest.approx(expected, abs=0.02)
 
 
 def test_of_all_that_went_wrong_at_most_what_one_trajectory_is_worth_is_left() -> None:
@@ -176,8 +167,7 @@ def test_the_guards_weights_are_those_of_the_gradient(tokens: Tokens) -> None:
         for correction in ("none", "token_mask"):
             objective = ObjectiveConfig(surrogate=surrogate, correction=correction, dual_clip=3.0)
             current = tokens.current.clone().requires_grad_()
-            read = loss_tokens(current, tokens.behaviour, tokens.advantages, sequences=tokens.sequences)
-            loss = policy_loss(read, objective=objective)
+            loss = policy_loss(tokens.read(current), objective=objective)
             (slope,) = torch.autograd.grad(loss.loss_sum, current)
             weighed = tokens.advantages != 0
             weights = (slope[weighed] / tokens.advantages[weighed]).abs()

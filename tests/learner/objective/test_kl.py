@@ -5,22 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.learner.objective.kl import MAX_KL_WEIGHT, k1, k3, reference_divergence
+from slipstream.learner.objective.kl import MAX_KL_WEIGHT, k3, reference_divergence
 from tests.learner.policies import Tokens, any_batch, float64
 
 
 @any_batch
-def test_the_estimates_equal_a_derivation_from_probabilities(tokens: Tokens) -> None:
-    for now, then, one, three in zip(
-        tokens.current.exp().tolist(),
-        tokens.behaviour.exp().tolist(),
-        k1(tokens.current, q_logprobs=tokens.behaviour),
-        k3(tokens.current, q_logprobs=tokens.behaviour),
-        strict=True,
-    ):
-        assert float(one) == pytest.approx(math.log(then / now), abs=1e-9)
-        assert float(three) == pytest.approx(now / then - 1 - math.log(now / then), rel=1e-9, abs=1e-9)
-        assert float(three) >= -1e-12
+def test_the_estimate_equals_a_derivation_from_probabilities(tokens: Tokens) -> None:
+    probabilities = zip(tokens.current.exp().tolist(), tokens.behaviour.exp().tolist(), strict=True)
+    expected = [now / then - 1 - math.log(now / then) for now, then in probabilities]
+    found = k3(tokens.current, q_logprobs=tokens.behaviour).tolist()
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-9) and min(found) >= -1e-12
 
 
 WORDS = st.lists(
@@ -50,15 +44,6 @@ def test_the_loss_has_the_value_and_the_gradient_of_the_divergence_for_any_sampl
     torch.testing.assert_close(exact, true, rtol=0, atol=1e-9)
     differentiated = (current - sampler).exp() * k3(reference, q_logprobs=current)  # the paper's form, by autograd
     torch.testing.assert_close(exact, expected(differentiated, sampler.exp(), logits), rtol=0, atol=1e-9)
-
-
-def test_the_loss_agrees_with_the_numbers_in_its_docstring() -> None:
-    current = float64(0.4).log().requires_grad_()
-    (value,) = reference_divergence(
-        current, behaviour_logprobs=float64(0.2).log(), reference_logprobs=float64(0.1).log()
-    )
-    assert float(value.detach()) == pytest.approx(2 * (0.25 - 1 + math.log(4)))
-    assert float(torch.autograd.grad(value, current)[0]) == pytest.approx(2 * math.log(4))
 
 
 def test_the_weight_is_bounded_and_a_far_reference_costs_no_digits() -> None:

@@ -53,11 +53,8 @@ def test_the_numbers_of_a_bucket_equal_a_count_token_by_token(tokens: Tokens) ->
 
 def with_an_old_first_turn(trajectory: Trajectory) -> Trajectory:
     """Its first turn by version 5, of the checkpoint that a learner came back from as version 10; its last by 12."""
-    versions = (5, 12)
-    spans = [
-        VersionSpan(start=start, stop=stop, policy_version=version)
-        for (start, stop), version in zip(TURNS, versions, strict=True)
-    ]
+    turns = zip(TURNS, (5, 12), strict=True)
+    spans = [VersionSpan(start=start, stop=stop, policy_version=version) for (start, stop), version in turns]
     return msgspec.structs.replace(trajectory, version_spans=spans)
 
 
@@ -65,19 +62,9 @@ def step_at(
     max_lag: int, folder: Path, ranks: Ranks, *settings: str
 ) -> tuple[StepMetrics, dict[str, Tensor], dict[str, Tensor]]:
     """A step of the learner at version 12, two after 5: its metrics, and the policy and the critic after it."""
-    config = load_config(
-        None,
-        [
-            f"model.path={folder / 'model'}",
-            f"replay.max_lag={max_lag}",
-            "replay.target_lag=0",
-            "optim.lr=3e-3",
-            "objective.critic=own",
-            "objective.allocation=per_turn",
-            "learner.micro_batch_tokens=512",
-            *settings,
-        ],
-    )
+    sizes = [f"model.path={folder / 'model'}", f"replay.max_lag={max_lag}", "replay.target_lag=0", "optim.lr=3e-3"]
+    sizes += ["learner.micro_batch_tokens=512", "objective.critic=own", "objective.allocation=per_turn"]
+    config = load_config(None, [*sizes, *settings])
     learner, player = load_player(config, folder / f"at_{max_lag}", ranks)
     learner.progress = msgspec.structs.replace(learner.progress, policy_version=5).resumed_as(10)
     learner.progress = msgspec.structs.replace(learner.progress, policy_version=12)

@@ -26,30 +26,19 @@ from slipstream.learner.credit.measure import Measured
 from slipstream.learner.credit.token_advantages import sequences_with_advantages, teaches
 from slipstream.learner.objective.guard import Evidence, decide
 from slipstream.learner.objective.normalisation import loss_divisor
-from slipstream.learner.objective.ratio import Sequences
 from slipstream.learner.probation.loss_probe import MAX_WEIGHT
 from slipstream.learner.step.loss import policy_loss
 from slipstream.replay.records.ticket import Group
 from tests.learner.even_game import group_of, recorded
 from tests.learner.objective.objectives import check_objective
-from tests.learner.policies import loss_tokens
+from tests.learner.policies import loss_tokens, of_lengths
 from tests.replay.records.attempts import turn
 from tests.typecheck import unchecked
 
 PRESETS = sorted((Path(__file__).parents[3] / "conf" / "objective").glob("*.yaml"))
 # What advantages and their divisor are made with; all else is the loss's and the guard's.
-OF_WEIGHING = (
-    "advantage",
-    "allocation",
-    "gamma",
-    "gae_lambda",
-    "turn_gamma",
-    "critic",
-    "kl_coefficient",
-    "kl_place",
-    "normalisation",
-    "normalisation_tokens",
-)
+OF_WEIGHING = ["advantage", "allocation", "gamma", "gae_lambda", "turn_gamma", "critic"]
+OF_WEIGHING += ["kl_coefficient", "kl_place", "normalisation", "normalisation_tokens"]
 # What these do is no matter of one batch; each has tests of its own.
 ELSEWHERE = {
     "critic": "test_critic",
@@ -67,12 +56,7 @@ WORDS = {
     "kl_place": ("loss", "reward"),
     "normalisation": ("tokens", "sequences", "constant"),
 }
-SWITCHED_ON = {
-    "dual_clip": 3.0,
-    "max_negative_kl": 0.05,
-    "kl_coefficient": 0.05,
-    "entropy_bonus": 0.01,
-}
+SWITCHED_ON = {"dual_clip": 3.0, "max_negative_kl": 0.05, "kl_coefficient": 0.05, "entropy_bonus": 0.01}
 NUMBERS = [item.name for item in dataclasses.fields(ObjectiveConfig) if item.name not in {**ELSEWHERE, **WORDS}]
 SURENESS = ((0.02, 2.0), (3.0, 9.0))  # nats below a probability of 1: some bounds are of probabilities
 NUM_GROUPS, NUM_MEMBERS, TURN_TOKENS = 160, 4, 4
@@ -137,10 +121,9 @@ def changes(objective: ObjectiveConfig) -> Iterator[tuple[str, str | float]]:
 
 def computes(objective: ObjectiveConfig, name: str, word: str) -> bool:
     """Whether the code could run it: advantages with a critic need its values, and others have none."""
-    critics = {name: word} if name == "advantage" else {}
-    return valid(objective, name, word) and all(
-        (ADVANTAGES[advantage] == "critic") == (objective.critic != "none") for advantage in critics.values()
-    )
+    if name == "advantage" and (ADVANTAGES[word] == "critic") != (objective.critic != "none"):
+        return False
+    return valid(objective, name, word)
 
 
 def valid(objective: ObjectiveConfig, name: str, value: object) -> bool:
@@ -180,7 +163,8 @@ def random_configs(num: int) -> Iterator[Config]:
         values["kl_coefficient"] = float(rng.choice([0.0, 0.02]))
         if values["kl_coefficient"] == 0:
             values["kl_place"] = "loss"
-        values |= {"ratio_high": float(rng.choice([2.0, 5.0, 20.0]))} if words["surrogate"] == "cispo" else {}
+        if words["surrogate"] == "cispo":
+            values["ratio_high"] = float(rng.choice([2.0, 5.0, 20.0]))
         if words["surrogate"] not in ("ppo_clip", "gspo"):
             values["dual_clip"] = 0.0
         try:
@@ -213,24 +197,12 @@ def batch() -> tuple[list[Group], list[dict[str, npt.NDArray[np.float64]]]]:
             10 ** rng.uniform(-1, 0.6) * noise[0],
             rng.uniform(-0.2, 0.3) + 0.02 * noise[0],
             rng.uniform(0.5, 2) + 0.02 * noise[0],
-            next_to_nothing(rng) + 1e-6 * noise[0],
+            rng.choice([-1, 1]) * 10 ** rng.uniform(-4, -3) + 1e-6 * noise[0],  # as a whole sequence's ratio is clipped
             1.5 * (noise[0] - noise[0].mean()) + rng.uniform(-0.15, 0.01),
         ][number % 5]
-        current = behaviour + off
-        numbers.append(
-            {
-                "behaviour": behaviour,
-                "current": current,
-                "values": noise[2],
-                "reference": behaviour + 0.3 * noise[1],
-            }
-        )
+        of_policies = {"behaviour": behaviour, "current": behaviour + off, "reference": behaviour + 0.3 * noise[1]}
+        numbers.append(of_policies | {"values": noise[2]})
     return groups, numbers
-
-
-def next_to_nothing(rng: np.random.Generator) -> float:
-    """What clips of a whole sequence's ratio are made for."""
-    return float(rng.choice([-1, 1]) * 10 ** rng.uniform(-4, -3))
 
 
 def attempt(rng: np.random.Generator, *, alike: bool) -> Trajectory:
@@ -310,8 +282,8 @@ def guard_scales(objective: ObjectiveConfig) -> Tensor:
 def largest_weight(objective: ObjectiveConfig) -> float:
     """The largest |gradient| / |advantage| over random sequences, whose ratios go from 1e-6 to 1e8."""
     draw = torch.Generator().manual_seed(0)
-    lengths = torch.randint(1, 6, (20_000,), generator=draw)
-    ids = torch.arange(len(lengths)).repeat_interleave(lengths)
+    sequences = of_lengths(*torch.randint(1, 6, (20_000,), generator=draw).tolist())
+    ids = sequences.ids
 
     def uniform(low: float, high: float, size: int) -> Tensor:
         return low + (high - low) * torch.rand(size, generator=draw, dtype=torch.float64)
@@ -323,20 +295,8 @@ def largest_weight(objective: ObjectiveConfig) -> float:
     largest = 0.0
     for sign in (1.0, -1.0):
         leaf = current.clone().requires_grad_()
-        tokens = loss_tokens(
-            leaf,
-            current - lagged,
-            torch.full_like(current, sign),
-            sequences=Sequences(
-                ids=ids, num=len(lengths), trajectories=torch.arange(len(lengths)), trajectory_tokens=lengths
-            ),
-        )
-        loss = policy_loss(
-            tokens,
-            objective=dataclasses.replace(
-                objective, normalisation="tokens", normalisation_tokens=512, entropy_bonus=0.0
-            ),
-        )
-        (gradient,) = torch.autograd.grad(loss.loss_sum, leaf)
+        tokens = loss_tokens(leaf, current - lagged, torch.full_like(current, sign), sequences=sequences)
+        alone = dataclasses.replace(objective, normalisation="tokens", normalisation_tokens=512, entropy_bonus=0.0)
+        (gradient,) = torch.autograd.grad(policy_loss(tokens, objective=alone).loss_sum, leaf)
         largest = max(largest, float(gradient.abs().max()))
     return largest

@@ -7,7 +7,7 @@ from hypothesis import assume
 from torch import Tensor
 
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.learner.objective.ratio import ratio
+from slipstream.learner.objective.ratio import Sequences, ratio
 from slipstream.learner.objective.surrogate import (
     Surrogate,
     clipped,
@@ -21,6 +21,19 @@ from slipstream.learner.objective.surrogate import (
 from tests.learner.policies import Tokens, any_batch, float64, gradient, of_lengths, slopes
 
 CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
+
+
+def batch(
+    *,
+    now: tuple[float, ...],
+    then: tuple[float, ...],
+    advantages: tuple[float, ...],
+    sequences: Sequences | None = None,
+) -> Tokens:
+    """Tokens of these probabilities under the current policy and under behaviour."""
+    current, behaviour = float64(*now).log(), float64(*then).log()
+    sequences = sequences or of_lengths(len(now))
+    return Tokens(current=current, behaviour=behaviour, advantages=float64(*advantages), sequences=sequences)
 
 
 def losses(found: Surrogate) -> list[float]:
@@ -68,10 +81,9 @@ def test_ppos_gradient_is_that_of_differences_and_nothing_where_it_holds_back(to
 
 
 def test_gspo_gives_all_tokens_of_a_sequence_the_geometric_mean_of_their_ratios() -> None:
-    current, behaviour, sequences = float64(0.8, 0.1, 0.3).log(), float64(0.2, 0.1, 0.1).log(), of_lengths(2, 1)
-    assert gspo_ratio(current, behaviour_logprobs=behaviour, sequences=sequences).tolist() == pytest.approx([2, 2, 3])
-    found = gradient(lambda at: gspo_ratio(at, behaviour_logprobs=behaviour, sequences=sequences), current)
-    assert found == pytest.approx([2, 2, 3])
+    tokens = batch(now=(0.8, 0.1, 0.3), then=(0.2, 0.1, 0.1), advantages=(1, 1, 1), sequences=of_lengths(2, 1))
+    assert gspo_ratio(tokens.read()).tolist() == pytest.approx([2, 2, 3])
+    assert gradient(lambda at: gspo_ratio(tokens.read(at)), tokens.current) == pytest.approx([2, 2, 3])
 
 
 @any_batch
@@ -91,57 +103,36 @@ def test_gspos_mean_over_a_sequence_has_the_gradient_of_the_papers_sequence_loss
         return total
 
     def ours(current: Tensor) -> Tensor:
-        ratios = gspo_ratio(current, behaviour_logprobs=tokens.behaviour, sequences=tokens.sequences)
-        each = clipped(ratios, advantages=of_sequence, **clips, dual_clip=0.0).losses
+        each = clipped(gspo_ratio(tokens.read(current)), advantages=of_sequence, **clips, dual_clip=0.0).losses
         return each / tokens.sequences.sums(each.new_ones(len(each))) / num_sequences
 
-    wholes = gspo_ratio(tokens.current, behaviour_logprobs=tokens.behaviour, sequences=tokens.sequences)
+    wholes = gspo_ratio(tokens.read())
     assume(all(float((wholes - kink).abs().min()) > 1e-5 for kink in (1 - 3e-4, 1 + 4e-4)))
     assert float(ours(tokens.current).sum()) == pytest.approx(float(paper(tokens.current).sum()), rel=1e-9, abs=1e-12)
     assert gradient(ours, tokens.current) == pytest.approx(slopes(paper, tokens.current), rel=1e-5, abs=1e-6)
 
 
 def test_cispo_caps_the_weight_and_keeps_the_gradient_of_every_token() -> None:
-    current, behaviour = float64(0.8, 0.1, 0.3).log(), float64(0.1, 0.2, 0.3).log()
-    found = truncated_gradient(current, behaviour_logprobs=behaviour, advantages=float64(2, 2, -1), ratio_high=5.0)
+    tokens = batch(now=(0.8, 0.1, 0.3), then=(0.1, 0.2, 0.3), advantages=(2, 2, -1))
+    found = truncated_gradient(tokens.read(), ratio_high=5.0)
     # Ratios 8, 0.5 and 1 weigh 5, 0.5 and 1.
     assert losses(found) == pytest.approx([-10 * math.log(0.8), -math.log(0.1), math.log(0.3)])
     assert found.held_back.tolist() == [True, False, False]
-    slope = gradient(
-        lambda at: (
-            truncated_gradient(at, behaviour_logprobs=behaviour, advantages=float64(2, 2, -1), ratio_high=5.0).losses
-        ),
-        current,
-    )
-    assert slope == pytest.approx([-10, -1, 1])
 
 
 @any_batch
 def test_the_truncated_gradient_is_minus_weight_times_advantage(tokens: Tokens) -> None:
-    def loss_of(at: Tensor) -> Tensor:
-        return truncated_gradient(
-            at, behaviour_logprobs=tokens.behaviour, advantages=tokens.advantages, ratio_high=5.0
-        ).losses
-
     expected = [
         -min(math.exp(now) / math.exp(then), 5.0) * advantage
         for now, then, advantage in zip(tokens.current, tokens.behaviour, tokens.advantages.tolist(), strict=True)
     ]
-    assert gradient(loss_of, tokens.current) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-def test_total_variation_trusts_a_rare_token_that_became_less_rare() -> None:
-    current, behaviour = float64(0.1, 0.8, 0.8, 0.1, 0.1).log(), float64(0.001, 0.5, 0.5, 0.5, 0.5).log()
-    advantages = float64(1, 1, -1, -1, 1)
-    trusted = within_total_variation(current, behaviour_logprobs=behaviour, advantages=advantages, max_divergence=0.2)
-    assert trusted.tolist() == [True, False, True, False, True]
+    found = gradient(lambda at: truncated_gradient(tokens.read(at), ratio_high=5.0).losses, tokens.current)
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 @any_batch
 def test_total_variation_equals_a_derivation_by_cases(tokens: Tokens) -> None:
-    trusted = within_total_variation(
-        tokens.current, behaviour_logprobs=tokens.behaviour, advantages=tokens.advantages, max_divergence=0.2
-    )
+    trusted = within_total_variation(tokens.read(), max_divergence=0.2)
     for index, advantage in enumerate(tokens.advantages.tolist()):
         now, then = math.exp(tokens.current[index]), math.exp(tokens.behaviour[index])
         onwards = now - then if advantage > 0 else then - now  # in the direction that the advantage pushes
@@ -149,15 +140,14 @@ def test_total_variation_equals_a_derivation_by_cases(tokens: Tokens) -> None:
 
 
 def test_a_token_outside_the_trust_region_has_neither_loss_nor_gradient() -> None:
-    behaviour, trusted = float64(0.1, 0.1).log(), float64(1, 0).bool()
+    tokens = batch(now=(0.8, 0.2), then=(0.1, 0.1), advantages=(1, 1))
 
     def found(at: Tensor) -> Surrogate:
-        return trust_region(at, behaviour_logprobs=behaviour, advantages=float64(1, 1), trusted=trusted, ratio_high=5.0)
+        return trust_region(tokens.read(at), trusted=float64(1, 0).bool(), ratio_high=5.0)
 
-    current = float64(0.8, 0.2).log()
-    assert losses(found(current)) == pytest.approx([-5 * math.log(0.8), 0])
-    assert gradient(lambda at: found(at).losses, current) == pytest.approx([-5, 0])
-    assert found(current).held_back.tolist() == [False, True]
+    assert losses(found(tokens.current)) == pytest.approx([-5 * math.log(0.8), 0])
+    assert gradient(lambda at: found(at).losses, tokens.current) == pytest.approx([-5, 0])
+    assert found(tokens.current).held_back.tolist() == [False, True]
 
 
 @any_batch
@@ -166,22 +156,15 @@ def test_at_zero_lag_every_surrogate_has_the_gradient_of_the_plain_policy_gradie
         objective = ObjectiveConfig(surrogate=name, dual_clip=3.0)
 
         def loss_of(at: Tensor, objective: ObjectiveConfig = objective) -> Tensor:
-            return surrogate(
-                at,
-                behaviour_logprobs=tokens.behaviour,
-                advantages=tokens.advantages,
-                sequences=tokens.sequences,
-                objective=objective,
-            ).losses
+            return surrogate(tokens.read(at), objective=objective).losses
 
         found = gradient(loss_of, tokens.behaviour)
         assert found == pytest.approx([-advantage for advantage in tokens.advantages.tolist()], abs=1e-12)
 
 
 def test_the_policy_gradient_knows_no_ratio() -> None:
-    logprobs = float64(-0.5, -2.0).requires_grad_()
-    found = policy_gradient(logprobs, advantages=float64(2, -1))
-    found.losses.sum().backward()
-    assert losses(found) == [1.0, -2.0]
-    assert logprobs.grad is not None and logprobs.grad.tolist() == [-2.0, 1.0]
+    tokens = batch(now=(0.6, 0.1), then=(0.2, 0.9), advantages=(2, -1))
+    found = policy_gradient(tokens.read())
+    assert losses(found) == pytest.approx([-2 * math.log(0.6), math.log(0.1)])
+    assert gradient(lambda at: policy_gradient(tokens.read(at)).losses, tokens.current) == [-2.0, 1.0]
     assert not found.held_back.any()

@@ -3,20 +3,15 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from slipstream.common.config.config import load_config
 from slipstream.common.config.learner_config import OptimConfig
 from slipstream.common.config.objective_config import ObjectiveConfig
-from slipstream.common.process.config_error import ConfigError
-from slipstream.common.process.run_dir import RunDir
-from slipstream.learner.batch.pack import TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered
-from slipstream.learner.credit.reference import reference_at
+from slipstream.learner.batch.pack import TokenSequence, micro_batches, numbered
 from slipstream.learner.model.optimizer import make_optimizer, make_schedule
 from slipstream.learner.model.packed_model import PackedModel, load_model
 from slipstream.learner.model.weight_shards import full_tensors
@@ -24,8 +19,6 @@ from slipstream.learner.objective import guard
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.step import StepBatch, StepModels, StepSettings, train_step
 from slipstream.learner.step.step_metrics import StepMetrics
-from tests.common.text.small_tokenizer import CHATML, merging_tokenizer
-from tests.learner.devices import on_cpu
 from tests.tools.run.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
 OPTIM = OptimConfig(lr=1e-3, schedule="linear")
@@ -51,23 +44,16 @@ def step(
     objective: ObjectiveConfig,
     *,
     shift: float = 0.0,
-    max_tokens: int = 50,
     reference: PackedModel | None = None,
-    change: Callable[[TokenSequence], TokenSequence] = lambda sequence: sequence,
 ) -> tuple[StepMetrics, dict[str, torch.Tensor], int]:
     """The metrics, how far each weight moved, and where the schedule stands."""
     model = load_model(folder, ranks=ranks, settings=FLOAT32)
     optimizer = make_optimizer(model, config=OPTIM)
     schedule = make_schedule(optimizer, config=OPTIM, num_steps=10)
-    sequences = [change(sequence) for sequence in sampled_by(model, shift=shift)]
+    sequences = sampled_by(model, shift=shift)
     before = {name: tensor.clone() for name, tensor in full_tensors(model)}
-    packs = micro_batches(sequences, max_tokens=max_tokens, num_ranks=1, rank=0)
-    settings = StepSettings(objective=objective, max_lag=4, max_grad_norm=1.0)
-    batch = StepBatch(
-        micro_batches=packs,
-        num_loss_tokens=count_loss_tokens(sequences),
-        num_trajectories=count_trajectories(sequences),
-    )
+    settings = StepSettings(objective=objective, max_grad_norm=1.0)
+    batch = StepBatch.of(sequences, micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0))
     models = StepModels(policy=model, optimizer=optimizer, schedule=schedule, reference=reference)
     metrics = train_step(models, batch, settings=settings, ranks=ranks)
     moved = {name: tensor - before[name] for name, tensor in full_tensors(model)}
@@ -94,13 +80,6 @@ def test_an_exploded_mean_weight_changes_nothing(tiny: Path, ranks: Ranks, caplo
     assert said.startswith("guard: learning rate of this step scaled by 0: the mean weight in the gradient is ")
 
 
-def test_tokens_that_are_masked_do_not_shrink_the_step(tiny: Path, ranks: Ranks) -> None:
-    metrics, moved, _ = step(tiny, ranks, ObjectiveConfig(), shift=2.0)
-    assert metrics.ratio_mean > 2  # half of the ratios are e^2, and masked
-    assert (metrics.guard_scale, metrics.skipped, metrics.masked_fraction) == (1.0, False, pytest.approx(0.5, abs=0.1))
-    assert any(bool(change.abs().max() > 0) for change in moved.values())
-
-
 def test_few_effective_samples_shrink_a_step(tiny: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, moved_whole, _ = step(tiny, ranks, ObjectiveConfig(guard=False), shift=1.0)
     monkeypatch.setattr(guard, "MIN_ESS", 0.99)
@@ -114,61 +93,6 @@ def test_few_effective_samples_shrink_a_step(tiny: Path, ranks: Ranks, monkeypat
         torch.testing.assert_close(moved_shrunk[name], change * shrunk.guard_scale, rtol=1e-3, atol=2e-8)
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [
-        ObjectiveConfig(),
-        ObjectiveConfig(surrogate="gspo", clip_low=0.01, clip_high=0.01, normalisation="sequences", entropy_bonus=0.01),
-    ],
-    ids=["default", "gspo"],
-)
-def test_micro_batches_of_any_size_make_the_same_step(
-    tiny: Path, ranks: Ranks, device: torch.device, objective: ObjectiveConfig
-) -> None:
-    """Those of a GPU make that of the CPU."""
-    together, moved_together, _ = step(tiny, on_cpu(ranks), objective, shift=0.3)
-    apart, moved_apart, _ = step(tiny, ranks, objective, shift=0.3, max_tokens=20)
-    assert (together.num_micro_batches, apart.num_micro_batches) == (1, 3)
-    tolerance = 1e-5 if device.type == "cpu" else 1e-4
-    assert apart.loss == pytest.approx(together.loss, rel=tolerance)
-    assert apart.grad_norm == pytest.approx(together.grad_norm, rel=tolerance)
-    assert apart.masked_sequence_fraction == pytest.approx(together.masked_sequence_fraction)
-    # The first step of Adam divides each gradient by itself: where it is all but zero, rounding decides its sign.
-    for name, change in moved_together.items():
-        assert change.any()
-        assert float((moved_apart[name].cpu() - change).abs().mean()) < 1e-5, name
-
-
-@pytest.mark.parametrize(
-    "objective",
-    [
-        ObjectiveConfig(),
-        ObjectiveConfig(normalisation="sequences"),
-        ObjectiveConfig(surrogate="cispo", correction="none", normalisation="constant", normalisation_tokens=20),
-        ObjectiveConfig(surrogate="gspo", clip_low=0.5, clip_high=0.5, correction="none", max_negative_kl=0.0),
-    ],
-    ids=["default", "sequences", "cispo", "gspo"],
-)
-def test_tokens_beyond_the_hard_cap_make_the_step_that_tokens_without_advantage_make(
-    tiny: Path, ranks: Ranks, objective: ObjectiveConfig
-) -> None:
-    def aged(sequence: TokenSequence) -> TokenSequence:
-        return dataclasses.replace(sequence, lags=np.arange(sequence.num_tokens, dtype=np.int32) // 2)
-
-    def without_advantage(sequence: TokenSequence) -> TokenSequence:
-        old = np.arange(sequence.num_tokens) >= 10
-        return dataclasses.replace(sequence, advantages=np.where(old, 0, sequence.advantages).astype(np.float32))
-
-    capped, moved_capped, _ = step(tiny, ranks, objective, shift=0.3, change=aged)
-    expected, moved_expected, _ = step(tiny, ranks, objective, shift=0.3, change=without_advantage)
-    assert capped.by_lag["5_8"].masked_fraction == 1.0 and capped.by_lag["9_16"].fraction > 0
-    assert capped.loss == pytest.approx(expected.loss, rel=1e-6)
-    assert capped.grad_norm == pytest.approx(expected.grad_norm, rel=1e-6) and expected.grad_norm > 0
-    assert capped.num_loss_tokens == expected.num_loss_tokens
-    for name, change in moved_expected.items():
-        torch.testing.assert_close(moved_capped[name], change, rtol=1e-4, atol=1e-7)
-
-
 def test_by_sequences_a_trajectory_counts_once_however_often_its_history_is_rewritten(tiny: Path, ranks: Ranks) -> None:
     """Branches in packs of their own, the first two of one trajectory: its mean is over the tokens of both."""
     model = load_model(tiny, ranks=ranks, settings=FLOAT32)
@@ -177,11 +101,7 @@ def test_by_sequences_a_trajectory_counts_once_however_often_its_history_is_rewr
     sequences = numbered([[first, second], *([other] for other in others)])
     metrics = train_step(
         StepModels(policy=model, optimizer=optimizer, schedule=make_schedule(optimizer, config=OPTIM, num_steps=10)),
-        StepBatch(
-            micro_batches=micro_batches(sequences, max_tokens=20, num_ranks=1, rank=0),
-            num_loss_tokens=count_loss_tokens(sequences),
-            num_trajectories=count_trajectories(sequences),
-        ),
+        StepBatch.of(sequences, micro_batches(sequences, max_tokens=20, num_ranks=1, rank=0)),
         settings=StepSettings(objective=ObjectiveConfig(normalisation="sequences"), max_grad_norm=1.0),
         ranks=ranks,
     )
@@ -209,23 +129,3 @@ def test_the_reference_holds_back_a_step_that_moves_away_from_it(tiny: Path, ran
     assert held.reference_kl > 0.1
     assert held.loss == pytest.approx(alone.loss + 0.1 * held.reference_kl, rel=1e-4)
     assert all(parameter.grad is None for parameter in far.parameters())
-
-
-def test_the_reference_is_what_training_began_with_also_for_a_resumed_run(ranks: Ranks, tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path / "model")
-    merging_tokenizer(CHATML).save_pretrained(folder)
-    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, temperature=0.7))
-    config, run_dir = load_config(None, ["objective.kl_coefficient=0.1"]), RunDir(tmp_path, "run")
-    first = reference_at(model, config.objective, run_dir, step=0, ranks=ranks)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    resumed = reference_at(model, config.objective, run_dir, step=5, ranks=ranks)
-    assert first.settings == resumed.settings == model.settings
-    began, now = dict(full_tensors(first)), dict(full_tensors(model))
-    for name, tensor in full_tensors(resumed):
-        assert torch.equal(tensor, began[name])
-        assert not torch.equal(tensor, now[name])
-    with pytest.raises(ConfigError, match="wrote no reference at step 0"):
-        reference_at(model, config.objective, RunDir(tmp_path, "other"), step=5, ranks=ranks)
-    assert reference_at(model, ObjectiveConfig(), run_dir, step=0, ranks=ranks) is None

@@ -9,6 +9,7 @@ import torch
 from slipstream.common.config.config import load_config
 from slipstream.common.process.run_dir import RunDir
 from slipstream.learner.batch.batch import Batch
+from slipstream.learner.batch.pack import Bin
 from slipstream.learner.checkpoint.checkpoint import Progress
 from slipstream.learner.credit.token_advantages import sequences_with_advantages
 from slipstream.learner.learner import train_on
@@ -72,13 +73,14 @@ def test_ranks_record_their_tokens_up_to_a_bound(tmp_path: Path, ranks: Ranks, m
     before = Progress(step=6, policy_version=9, highest_published=9, next_group_id=0, tokens_trained=0)
     monkeypatch.setattr("slipstream.learner.step.token_recorder.MAX_TOKENS", NUM_SAMPLED * 2 + 1)
     run_dir = RunDir(tmp_path, "ranks")
-    for rank, bins in ((0, [[2], [0, 1]]), (1, [[3]])):
+    for rank, members in ((0, [[2], [0, 1]]), (1, [[3]])):
+        bins = [Bin(members=each, share_prefixes=False) for each in members]
         trained = [
             TrainedTokens(
-                ratios=torch.tensor([[1.0 + index] * NUM_SAMPLED for index in members]).flatten().half(),
-                fates=torch.zeros(NUM_SAMPLED * len(members), dtype=torch.uint8),
+                ratios=torch.tensor([[1.0 + index] * NUM_SAMPLED for index in each]).flatten().half(),
+                fates=torch.zeros(NUM_SAMPLED * len(each), dtype=torch.uint8),
             )
-            for members in bins
+            for each in members
         ]
         record_tokens(run_dir, batch, sequences, bins=bins, trained=trained, before=before, rank=rank)
     recorded = read_tokens(run_dir.tokens, step=7, policy_version=9)

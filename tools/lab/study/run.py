@@ -125,15 +125,15 @@ def warm_start(config: Config, *, ranks: Ranks) -> Path:
     if not run_dir.trained_model.exists():
         prepare(config)
         learner = load_learner(config, run_dir, ranks)
-        imitate(
+        for _ in imitate(
             learner.model,
             list(frame_file.read(run_dir.demonstrations, vocab_size=learner.model.vocab_size)),
             config=config.warm_start,
             ranks=ranks,
             seed=config.run.seed,
             micro_batch_tokens=config.learner.micro_batch_tokens,
-            on_step=lambda step: None,
-        )
+        ):
+            pass
         half = run_dir.path / "trained_model.tmp"
         save_hf(learner.model, half, ranks=ranks)
         half.rename(run_dir.trained_model)
